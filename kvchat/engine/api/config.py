@@ -1,0 +1,50 @@
+"""What an engine is built from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    Args:
+        device: auto, cpu, cuda or mps.
+        dtype: auto (as the checkpoint says), float32, bfloat16 or float16.
+        cache_format: storage format of KV; `exact` keeps it in the model's dtype.
+        block_size: tokens per block.
+        device_bytes: limit of the device pool over all groups; None: chosen from the memory that is free.
+        disk_bytes: limit of the blocks on disk; None: no limit of its own.
+        cache_dir: directory of the disk tier; None: no disk tier.
+        max_batch_tokens: most tokens computed in one step, prefill chunks and decode together.
+        max_context: shorter context than the model's own; None: the model's.
+        seed: seed of the sampling of requests that bring none.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    cache_format: str = "exact"
+    block_size: int = 64
+    device_bytes: int | None = None
+    disk_bytes: int | None = None
+    cache_dir: Path | None = None
+    max_batch_tokens: int = 512
+    max_context: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What a loaded engine is, for those who talk to it. `fingerprint` is hex."""
+
+    model: str
+    model_dir: str
+    fingerprint: str
+    dtype: str
+    device: str
+    block_size: int
+    max_context: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    num_layers: int
+    disk_enabled: bool

@@ -1,0 +1,86 @@
+"""What the engine tells about a request. Immutable values that cross the thread boundary."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvchat.engine.api.ids import BranchId, RequestId
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """The model ended its turn, or a stop string or stop token came."""
+    LENGTH = "length"
+    """max_tokens or the context is used up."""
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of one request; cached + computed = prompt."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Where the cached tokens of a request came from, in tokens; sums to `Usage.cached_tokens`."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.device + self.host + self.disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Seconds since the request was submitted, and the decode rate.
+
+    `ttft_s` is the time to the first token; None where no token came.
+    """
+
+    queued_s: float = 0.0
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    decode_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillProgress:
+    """The request entered the engine, or another chunk of its prompt is computed."""
+
+    request_id: RequestId
+    branch: BranchId
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    loaded: Loaded = field(default_factory=Loaded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEmitted:
+    request_id: RequestId
+    branch: BranchId
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFinished:
+    """The last event of a request. `error` is a message to show where `reason` is ERROR."""
+
+    request_id: RequestId
+    branch: BranchId
+    reason: FinishReason
+    usage: Usage = field(default_factory=Usage)
+    loaded: Loaded = field(default_factory=Loaded)
+    timings: Timings = field(default_factory=Timings)
+    error: str | None = None
+
+
+Event = PrefillProgress | TokenEmitted | RequestFinished

@@ -1,0 +1,36 @@
+"""What is asked of the engine, and the seam through which stop strings reach it."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.sampling_params import SamplingParams
+
+
+class StopMatcher(Protocol):
+    """Watches one answer's tokens for a stop string; the engine has no tokenizer of its own."""
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next token and return whether the answer ends with it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One answer to compute.
+
+    Args:
+        token_ids: the whole prompt, from the first token of the conversation.
+        sampling: how to choose tokens.
+        owner: whose blocks these are, for display and fairness (a session's id).
+        priority: smaller runs first; the session on screen has 0.
+        branch: a live branch to continue; its tokens must begin `token_ids`. None: find what is cached.
+        stop: matcher of stop strings.
+    """
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    owner: str = ""
+    priority: int = 0
+    branch: BranchId | None = None
+    stop: StopMatcher | None = None

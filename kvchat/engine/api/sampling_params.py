@@ -1,0 +1,46 @@
+"""How the next token of one request is chosen."""
+
+from dataclasses import dataclass
+from math import isfinite
+
+from kvchat.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling of one request.
+
+    Args:
+        max_tokens: most tokens to generate, >= 1; None: as many as the context still holds.
+        temperature: 0 is greedy; otherwise logits are divided by it.
+        top_k: keep the k most probable tokens; None keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches it, in (0, 1].
+        seed: seed of this request's own generator; None draws one.
+        stop_token_ids: token ids that end the answer, besides the model's own end-of-turn ids.
+        ignore_eos: go on past the model's end-of-turn ids.
+
+    Raises:
+        InvalidRequest: a value is out of its range.
+    """
+
+    max_tokens: int | None = 256
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if not isfinite(self.temperature) or self.temperature < 0:
+            raise InvalidRequest(f"temperature must be 0 or more, not {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise InvalidRequest(f"top_k must be at least 1, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise InvalidRequest(f"top_p must be above 0 and at most 1, not {self.top_p}")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0

@@ -1,0 +1,95 @@
+"""The state of the cache at one moment, from the pools' own accounting. Immutable and JSON-serialisable."""
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from kvchat.engine.api.ids import BranchId, GroupId
+
+
+class Tier(StrEnum):
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierUsage:
+    """Bytes of one tier. used: held by a branch; cached: kept for reuse, may be evicted; total: None = no limit."""
+
+    tier: Tier
+    used_bytes: int
+    cached_bytes: int
+    total_bytes: int | None
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupUsage:
+    """Blocks of one group in the device pool; free + cached + used = total."""
+
+    group: GroupId
+    kind: str
+    """`full` or `sliding`."""
+    window: int | None
+    layers: tuple[int, ...]
+    block_bytes: int
+    total_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    shared_blocks: int
+    """Used blocks that more than one branch holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerUsage:
+    """One layer's part of its group's pool, in bytes; free = total - cached - used."""
+
+    layer: int
+    group: GroupId
+    kind: str
+    window: int | None
+    used_bytes: int
+    shared_bytes: int
+    cached_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchUsage:
+    """What one live branch holds on the device."""
+
+    branch: BranchId
+    owner: str
+    num_tokens: int
+    running: bool
+    own_bytes: int
+    shared_bytes: int
+    blocks_per_group: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSnapshot:
+    model: str
+    fingerprint: str
+    block_size: int
+    max_context: int
+    tiers: tuple[TierUsage, ...]
+    groups: tuple[GroupUsage, ...]
+    layers: tuple[LayerUsage, ...]
+    branches: tuple[BranchUsage, ...]
+    num_running: int
+    num_waiting: int
+    reused_tokens: int
+    """Prompt tokens that were found instead of computed, since the engine started."""
+    computed_tokens: int
+    """Prompt tokens that were computed, since the engine started."""
+    room_tokens: int
+    """Tokens one more branch can hold before a cached block must be evicted."""
+
+    def tier(self, tier: Tier) -> TierUsage:
+        return next(usage for usage in self.tiers if usage.tier is tier)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))

@@ -1,0 +1,118 @@
+"""Everything that a person, a file or a machine can cause to go wrong.
+
+    KvchatError                       1   runtime failure
+    ├── UsageError                    2   contradictory or impossible arguments
+    │   ├── SessionExists             2   `--new` with a name that is taken
+    │   ├── NoTerminal                2   the interface needs a terminal
+    │   └── InvalidRequest            2   a request the engine cannot take (empty prompt, unknown token id)
+    ├── ConfigError                   3   a configuration file or variable that cannot be read
+    ├── ModelError                    4
+    │   ├── ModelNotFound             4   no such directory, hub id or file
+    │   ├── ModelUnreadable           4   found, but damaged or in a format that is never opened
+    │   └── UnsupportedModel          4   loads, but its attention cannot be hooked exactly
+    ├── SessionError                  5
+    │   ├── SessionNotFound           5
+    │   └── SessionAmbiguous          5   a prefix that names several
+    ├── CapacityError                 6
+    │   ├── ContextOverflow           6   longer than the model's context
+    │   ├── PoolExhausted             6   needs more blocks than the pool has
+    │   └── OutOfMemory               6
+    ├── CacheError                    7
+    │   ├── BlockMissing              7   announced by the index, gone from the tier
+    │   └── BlockDamaged              7   checksum, shape or fingerprint disagree
+    ├── StorageError                  1   disk full, read-only directory, locked database
+    └── EngineFailed                  1   the engine thread stopped; sessions are safe
+
+`exit_code` is the status with which the command line ends. Messages say what to do. Bugs of kvchat itself are
+`assert`s, not members of this tree.
+"""
+
+
+class KvchatError(Exception):
+    """Base of every error that is shown to a person as one message without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(KvchatError):
+    exit_code = 2
+
+
+class SessionExists(UsageError):
+    pass
+
+
+class NoTerminal(UsageError):
+    pass
+
+
+class InvalidRequest(UsageError):
+    pass
+
+
+class ConfigError(KvchatError):
+    exit_code = 3
+
+
+class ModelError(KvchatError):
+    exit_code = 4
+
+
+class ModelNotFound(ModelError):
+    pass
+
+
+class ModelUnreadable(ModelError):
+    pass
+
+
+class UnsupportedModel(ModelError):
+    pass
+
+
+class SessionError(KvchatError):
+    exit_code = 5
+
+
+class SessionNotFound(SessionError):
+    pass
+
+
+class SessionAmbiguous(SessionError):
+    pass
+
+
+class CapacityError(KvchatError):
+    exit_code = 6
+
+
+class ContextOverflow(CapacityError):
+    pass
+
+
+class PoolExhausted(CapacityError):
+    pass
+
+
+class OutOfMemory(CapacityError):
+    pass
+
+
+class CacheError(KvchatError):
+    exit_code = 7
+
+
+class BlockMissing(CacheError):
+    pass
+
+
+class BlockDamaged(CacheError):
+    pass
+
+
+class StorageError(KvchatError):
+    pass
+
+
+class EngineFailed(KvchatError):
+    pass

@@ -1,0 +1,84 @@
+"""A conversation as a tree of turns. Values only; the store keeps them, chat grows them."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+from kvchat.engine.api.events import Loaded, Timings, Usage
+
+SessionId = NewType("SessionId", str)
+TurnId = NewType("TurnId", str)
+BranchName = NewType("BranchName", str)
+
+MAIN = BranchName("main")
+
+
+class Role(StrEnum):
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+class Finish(StrEnum):
+    """How a turn ended. PARTIAL is an answer that is being written, or was when the process died."""
+
+    COMPLETE = "complete"
+    LENGTH = "length"
+    INTERRUPTED = "interrupted"
+    ERROR = "error"
+    PARTIAL = "partial"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One message.
+
+    `token_ids` are exactly the ids this turn adds to the conversation. A user turn's ids are the template's glue
+    behind the turn before it (for the first one, everything before it, the system prompt included), the message,
+    and the opening of the answer. An answer's ids are those that were sampled, its end-of-turn id included.
+    Concatenated from the root they are what the model saw. None: the text was imported without ids.
+    """
+
+    id: TurnId
+    session_id: SessionId
+    parent_id: TurnId | None
+    role: Role
+    text: str
+    reasoning: str = ""
+    token_ids: tuple[int, ...] | None
+    finish: Finish
+    created_at: float
+    model: str = ""
+    fingerprint: str = ""
+    usage: Usage = field(default_factory=Usage)
+    loaded: Loaded = field(default_factory=Loaded)
+    timings: Timings = field(default_factory=Timings)
+    exact: bool = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the answer can be continued: it stopped before the model ended it."""
+        return self.role is Role.ASSISTANT and self.finish is not Finish.COMPLETE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A named leaf of a session's tree."""
+
+    session_id: SessionId
+    name: BranchName
+    leaf_id: TurnId | None
+    updated_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A conversation. `model` is the name it was started with; `system` its system prompt."""
+
+    id: SessionId
+    title: str
+    system: str
+    model: str
+    created_at: float
+    updated_at: float
+    active_branch: BranchName = MAIN
+    pinned: bool = False
