@@ -1,0 +1,86 @@
+# One command each; every target sets up what it needs in .venv.
+#
+#   make chat        open the chat on the starter model (without a terminal: a short scripted conversation)
+#   make test        lint, types and tests
+#   make test-slow   the tests that take minutes
+#   make lint        lint and types only
+#   make bench       measurements on this machine; SCENARIO="resume fork" picks some
+#   make starter     train the starter model from nothing and evaluate it
+#   make clean       remove what these commands made
+#
+# PYTHON=python3.12 chooses the interpreter the environment is made from, VENV=DIR where it lies.
+
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV ?= .venv
+SCENARIO ?=
+
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.kvchat-runtime
+DEV := $(VENV)/.kvchat-dev
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help chat demo test test-slow lint format bench starter clean
+
+help:
+	@sed -n '/^#   make/s/^#   //p' Makefile
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "kvchat needs Python 3.11 or newer, and there is no '$(PYTHON)' here." \
+	  "Install it, or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvchat needs Python 3.11 or newer;" \
+	  "$(PYTHON) is $$($(PYTHON) -V 2>&1). Name a newer one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) -V)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment." \
+	  "Install its venv and pip packages (on Debian: apt install python3-venv)." >&2; exit 1; }
+
+# The stamps are older than pyproject.toml when the requirements changed. Developers get the extra in the same
+# environment, so a fresh DEV serves as RUNTIME too.
+$(RUNTIME): pyproject.toml | $(BIN)/python
+	@[ $(DEV) -nt pyproject.toml ] || { echo "installing kvchat into $(VENV); the first time takes some minutes"; \
+	  $(PIP) install --quiet --editable .; }
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	@echo "installing kvchat and its development tools into $(VENV); the first time takes some minutes"
+	@$(PIP) install --quiet --editable '.[dev]'
+	@touch $@
+
+chat: $(RUNTIME)
+	@if [ -t 0 ] && [ -t 1 ] && [ -t 2 ]; then exec $(BIN)/kvchat; else exec $(MAKE) --no-print-directory demo; fi
+
+# The answers go to standard output, what they cost to standard error.
+demo: $(RUNTIME)
+	@home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && export KVCHAT_HOME="$$home" && \
+	  say() { echo "you:    $$1"; shift; printf 'kvchat: '; $(BIN)/kvchat ask "$$@"; echo; } && \
+	  say "Hello! My name is Ana." --new demo "Hello! My name is Ana." && \
+	  say "What is a KV cache?" -s demo "What is a KV cache?" && \
+	  say "What is my name?" -s demo "What is my name?" && \
+	  $(BIN)/kvchat sessions list && $(BIN)/kvchat cache status
+
+test: lint
+	@$(BIN)/python -m pytest
+
+test-slow: $(DEV)
+	@$(BIN)/python -m pytest -m slow
+
+lint: $(DEV)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+
+format: $(DEV)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(RUNTIME)
+	@$(BIN)/python -m benchmarks $(SCENARIO)
+
+starter: $(RUNTIME)
+	@$(BIN)/python -m kvchat.starter.train
+	@$(BIN)/python -m kvchat.starter.evaluate
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find kvchat tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

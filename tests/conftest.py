@@ -1,0 +1,40 @@
+"""What every test gets: a kvchat home of its own, no network, and a reason where a device is missing.
+
+Imports no torch, so that `pure` tests also run where there is none.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Examples may load a model or touch a disk under load; a deadline would only measure the machine.
+settings.register_profile("kvchat", deadline=None, print_blob=True)
+settings.load_profile("kvchat")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _away_from_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Point kvchat at a throw-away home and model loading at local files, here and in child processes."""
+    home = tmp_path_factory.mktemp("kvchat-home")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("KVCHAT_")]:
+            patch.delenv(name)
+        patch.setenv("KVCHAT_HOME", str(home))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield home
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    wanted = [item for item in items if item.get_closest_marker("gpu")]
+    if wanted and not _has_cuda():
+        for item in wanted:
+            item.add_marker(pytest.mark.skip(reason="this machine has no CUDA device"))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,343 @@
+"""The shape of the source tree: floors, cycles, what runs without torch, sizes, and what never appears.
+
+Each rule is a function from parsed modules to a list of offences, so that it is tested twice: the tree has
+none, and a deliberate break has one.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.pure
+
+ROOT = Path(__file__).parent.parent
+MAX_FILE_LINES = 450
+MAX_FUNCTION_LINES = 70
+
+# Module prefix -> floor. The longest matching prefix counts; imports go down, or stay inside one package.
+FLOORS = {
+    "kvchat.errors": 0,
+    "kvchat.config": 0,
+    "kvchat.engine.api": 0,
+    "kvchat.engine.batch": 0,
+    "kvchat.engine.kernels": 0,
+    "kvchat.session.tree": 0,
+    "kvchat.starter": 0,
+    "kvchat.session": 1,
+    "kvchat.engine.cache": 1,
+    "kvchat.engine.cache.manager": 2,
+    "kvchat.engine.memory": 2,
+    "kvchat.engine.attention": 2,
+    "kvchat.engine.scheduler": 3,
+    "kvchat.engine.models": 3,
+    "kvchat.engine.runner": 3,
+    "kvchat.engine.sampler": 3,
+    "kvchat.engine": 4,
+    "kvchat.chat": 5,
+    "kvchat.ui": 6,
+    "kvchat.cli": 7,
+    "kvchat.__main__": 8,
+    "kvchat": 9,
+}
+
+# What floor 0 itself stands on; everybody may raise these errors and hold these values.
+FOUNDATIONS = ("kvchat.errors", "kvchat.engine.api")
+
+# Packages inside which modules of one floor may import each other.
+PACKAGES = (
+    "kvchat.engine.api",
+    "kvchat.engine.kernels",
+    "kvchat.engine.cache",
+    "kvchat.engine.memory",
+    "kvchat.engine.attention",
+    "kvchat.engine.models",
+    "kvchat.engine",
+    "kvchat.session",
+    "kvchat.starter",
+    "kvchat.ui",
+    "kvchat.cli",
+)
+
+# These import where torch and transformers cannot be imported at all.
+WITHOUT_TORCH = (
+    "kvchat.config",
+    "kvchat.errors",
+    "kvchat.chat",
+    "kvchat.session",
+    "kvchat.ui",
+    "kvchat.cli",
+    "kvchat.engine.api",
+    "kvchat.engine.cache",
+    "kvchat.engine.batch",
+    "kvchat.engine.scheduler",
+    "kvchat.engine.worker",
+    "kvchat.engine.memory.disk_store",
+)
+
+# `__init__` files that may hold code: the public face, and the dispatch of one kernel.
+TALKING_INITS = ("kvchat.engine", "kvchat.engine.kernels.")
+
+BLOCKER = """
+import importlib, sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ImportError(name + " must not be imported here")
+
+sys.meta_path.insert(0, NoTorch())
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        print(f"{name}: {error}")
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """One parsed source file. `is_package`: it is an `__init__`."""
+
+    name: str
+    text: str
+    tree: ast.Module
+    is_package: bool = False
+
+
+def parse(name: str, text: str) -> Module:
+    is_package = name.endswith(".__init__")
+    return Module(name=name.removesuffix(".__init__"), text=text, tree=ast.parse(text), is_package=is_package)
+
+
+def source_modules() -> list[Module]:
+    """Return every module of the kvchat package."""
+    paths = sorted((ROOT / "kvchat").rglob("*.py"))
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    return [parse(name, path.read_text()) for name, path in zip(names, paths, strict=True)]
+
+
+def own_imports(module: Module, known: set[str]) -> set[str]:
+    """Return the kvchat modules that `module` imports anywhere in its text, lazily or for types included."""
+    return {target for node in ast.walk(module.tree) for target in _targets(node, known)}
+
+
+def _targets(node: ast.AST, known: set[str]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name in known)
+    elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            target = inner if inner in known else node.module
+            if target in known:
+                yield target
+
+
+def floor_of(name: str) -> int:
+    prefix = name
+    while prefix not in FLOORS:
+        prefix = prefix.rpartition(".")[0]
+    return FLOORS[prefix]
+
+
+def is_below(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def package_of(name: str) -> str:
+    """Return the innermost package inside which `name` may import its own floor."""
+    return next((package for package in PACKAGES if is_below(name, (package,))), name)
+
+
+def upward_imports(modules: Iterable[Module]) -> list[str]:
+    modules = list(modules)
+    known = {module.name for module in modules}
+    offences = []
+    for module in modules:
+        floor = floor_of(module.name)
+        for target in sorted(own_imports(module, known) - {module.name}):
+            if floor_of(target) > floor:
+                offences.append(f"{module.name} (floor {floor}) imports {target} (floor {floor_of(target)})")
+            elif floor_of(target) == floor and not _may_import_sideways(module.name, target):
+                offences.append(f"{module.name} imports {target}: one floor, two packages")
+    return offences
+
+
+def _may_import_sideways(name: str, target: str) -> bool:
+    return package_of(name) == package_of(target) or is_below(target, FOUNDATIONS)
+
+
+def import_cycles(modules: Iterable[Module]) -> list[str]:
+    """Return one line per cycle of imports, found by depth-first search."""
+    modules = list(modules)
+    known = {module.name for module in modules}
+    edges = {module.name: sorted(own_imports(module, known) - {module.name}) for module in modules}
+    done: set[str] = set()
+    cycles: list[str] = []
+
+    def visit(name: str, trail: list[str]) -> None:
+        if name in trail:
+            cycles.append(" -> ".join([*trail[trail.index(name) :], name]))
+        elif name not in done:
+            for target in edges[name]:
+                visit(target, [*trail, name])
+            done.add(name)
+
+    for name in edges:
+        visit(name, [])
+    return cycles
+
+
+def talking_inits(modules: Iterable[Module]) -> list[str]:
+    return [
+        f"{module.name}/__init__.py is not empty"
+        for module in modules
+        if module.is_package and module.text.strip() and not _may_talk(module.name)
+    ]
+
+
+def _may_talk(name: str) -> bool:
+    return any(
+        name == allowed or (allowed.endswith(".") and name.startswith(allowed)) for allowed in TALKING_INITS
+    )
+
+
+def too_long(modules: Iterable[Module]) -> list[str]:
+    offences = []
+    for module in modules:
+        lines = module.text.count("\n")
+        if lines > MAX_FILE_LINES:
+            offences.append(f"{module.name} has {lines} lines")
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = (node.end_lineno or node.lineno) - node.lineno + 1
+                if size > MAX_FUNCTION_LINES:
+                    offences.append(f"{module.name}.{node.name} has {size} lines")
+    return offences
+
+
+def forbidden(modules: Iterable[Module]) -> list[str]:
+    """Return where code is read from data, remote code is trusted, or a file is a drawer for everything."""
+    offences = []
+    for module in modules:
+        if module.name.rpartition(".")[2] in ("utils", "util", "helpers", "misc", "common"):
+            offences.append(f"{module.name}: a file is a noun of the word table")
+        offences += [f"{module.name}:{line}: {what}" for line, what in _forbidden_in(module.tree)]
+    return offences
+
+
+def _forbidden_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = (
+                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            )
+            roots = {name.partition(".")[0] for name in names}
+            for root in sorted(
+                roots & {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+            ):
+                yield node.lineno, f"imports {root}"
+        elif isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
+                yield node.value.lineno, "trusts remote code"
+        elif isinstance(node, ast.Attribute) and node.attr == "load" and ast.unparse(node.value) == "torch":
+            yield node.lineno, "torch.load unpickles"
+
+
+def imports_torch(names: Iterable[str]) -> str:
+    """Import modules in a process in which torch and transformers cannot be, and return what that says."""
+    command = [sys.executable, "-c", BLOCKER, *names]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+
+
+def test_imports_go_down_the_floors_or_stay_inside_one_package() -> None:
+    assert upward_imports(source_modules()) == []
+
+
+def test_there_is_no_cycle_of_imports() -> None:
+    assert import_cycles(source_modules()) == []
+
+
+def test_bookkeeping_sessions_chat_and_interface_import_where_torch_is_absent() -> None:
+    names = [module.name for module in source_modules() if is_below(module.name, WITHOUT_TORCH)]
+    assert len(names) > 20
+    assert imports_torch(names) == ""
+
+
+def test_package_inits_are_empty_except_the_public_face_and_the_kernels() -> None:
+    assert talking_inits(source_modules()) == []
+
+
+def test_files_and_functions_stay_short() -> None:
+    assert too_long(source_modules()) == []
+
+
+def test_nothing_unpickles_trusts_remote_code_or_is_a_drawer_for_everything() -> None:
+    assert forbidden(source_modules()) == []
+
+
+# Each rule, seen to fail.
+
+
+def test_an_import_of_a_higher_floor_is_found() -> None:
+    store = parse("kvchat.session.store", "def f():\n    from kvchat.cli import main\n")
+    assert upward_imports([store, parse("kvchat.cli.main", "")]) == [
+        "kvchat.session.store (floor 1) imports kvchat.cli.main (floor 7)"
+    ]
+
+
+def test_an_import_of_another_package_on_the_same_floor_is_found() -> None:
+    store = parse("kvchat.session.store", "import kvchat.engine.cache.block")
+    assert upward_imports([store, parse("kvchat.engine.cache.block", "")]) == [
+        "kvchat.session.store imports kvchat.engine.cache.block: one floor, two packages"
+    ]
+
+
+def test_a_cycle_is_found() -> None:
+    block = parse("kvchat.engine.cache.block", "from kvchat.engine.cache.spec import Spec")
+    spec = parse("kvchat.engine.cache.spec", "def f():\n    import kvchat.engine.cache.block")
+    cycle = "kvchat.engine.cache.block -> kvchat.engine.cache.spec -> kvchat.engine.cache.block"
+    assert import_cycles([block, spec]) == [cycle]
+
+
+def test_an_import_of_torch_is_found() -> None:
+    assert "torch must not be imported here" in imports_torch(["kvchat.errors", "torch"])
+    assert "transformers must not be imported here" in imports_torch(["transformers"])
+
+
+def test_code_in_an_init_is_found() -> None:
+    inits = [
+        parse("kvchat.session.__init__", "from kvchat.session.store import SessionStore\n"),
+        parse("kvchat.engine.kernels.__init__", "x = 1\n"),
+        parse("kvchat.engine.__init__", "x = 1\n"),
+        parse("kvchat.engine.kernels.rope.__init__", "x = 1\n"),
+    ]
+    assert talking_inits(inits) == [
+        "kvchat.session/__init__.py is not empty",
+        "kvchat.engine.kernels/__init__.py is not empty",
+    ]
+
+
+def test_a_long_file_and_a_long_function_are_found() -> None:
+    body = "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES
+    assert too_long([parse("kvchat.chat", body)]) == ["kvchat.chat.f has 71 lines"]
+    assert too_long([parse("kvchat.chat", "x = 1\n" * 451)]) == ["kvchat.chat has 451 lines"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("kvchat.session.utils", ""),
+        ("kvchat.chat", "import pickle"),
+        ("kvchat.chat", "from cloudpickle import dumps"),
+        ("kvchat.chat", "load(name, trust_remote_code=True)"),
+        ("kvchat.chat", "load(name, trust_remote_code=settings.trust)"),
+        ("kvchat.chat", "import torch\nweights = torch.load(path)"),
+    ],
+)
+def test_forbidden_names_are_found(name: str, text: str) -> None:
+    assert len(forbidden([parse(name, text)])) == 1
