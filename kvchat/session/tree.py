@@ -32,10 +32,10 @@ class Finish(StrEnum):
 class Turn:
     """One message.
 
-    `token_ids` are exactly the ids this turn adds to the conversation. A user turn's ids are the template's glue
-    behind the turn before it (for the first one, everything before it, the system prompt included), the message,
-    and the opening of the answer. An answer's ids are those that were sampled, its end-of-turn id included.
-    Concatenated from the root they are what the model saw. None: the text was imported without ids.
+    `token_ids` are exactly the ids this turn adds to the conversation. A user turn's ids are the template's
+    glue behind the turn before it (for the first one, everything before it, the system prompt included), the
+    message, and the opening of the answer. An answer's ids are those that were sampled, its end-of-turn id
+    included. Concatenated from the root they are what the model saw. None: the text was imported without ids.
     """
 
     id: TurnId

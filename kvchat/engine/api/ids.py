@@ -36,7 +36,8 @@ def root_key(fingerprint: bytes, namespace: str = "") -> BlockKey:
 def block_key(parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
     """Return the key of the block that holds `token_ids` behind `parent`.
 
-    `token_ids` has block_size entries for a full block and fewer for a tail; the length is part of the digest.
+    `token_ids` has block_size entries for a full block and fewer for a tail; the length is part of the
+    digest.
     """
     ids = u32le(token_ids)
     length = len(token_ids).to_bytes(4, "little")
@@ -55,7 +56,7 @@ def chain_keys(root: BlockKey, token_ids: Sequence[int], block_size: int) -> lis
 
 
 def u32le(token_ids: Sequence[int]) -> bytes:
-    """Return token ids as little-endian unsigned 32-bit integers, the form in which they are hashed and stored."""
+    """Return token ids as little-endian unsigned 32-bit integers, as they are hashed and stored."""
     ids = array("I", token_ids)
     assert ids.itemsize == 4
     if _BIG_ENDIAN:

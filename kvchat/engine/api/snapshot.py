@@ -15,7 +15,10 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierUsage:
-    """Bytes of one tier. used: held by a branch; cached: kept for reuse, may be evicted; total: None = no limit."""
+    """Bytes of one tier.
+
+    used: held by a branch; cached: kept for reuse, may be evicted; total: None = no limit.
+    """
 
     tier: Tier
     used_bytes: int
