@@ -1,5 +1,6 @@
 """A conversation as a tree of turns. Values only; the store keeps them, chat grows them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
@@ -53,6 +54,9 @@ class Turn:
     loaded: Loaded = field(default_factory=Loaded)
     timings: Timings = field(default_factory=Timings)
     exact: bool = True
+    tokenizer: str = ""
+    starts_over: bool = False
+    damaged: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -82,3 +86,21 @@ class Session:
     updated_at: float
     active_branch: BranchName = MAIN
     pinned: bool = False
+
+
+def live_part(path: Sequence[Turn]) -> Sequence[Turn]:
+    """Return the turns of a path (root to leaf) whose ids the model sees: from the last one that starts over."""
+    for at in range(len(path) - 1, -1, -1):
+        if path[at].starts_over:
+            return path[at:]
+    return path
+
+
+def path_token_ids(path: Sequence[Turn]) -> tuple[int, ...] | None:
+    """Return what the model has seen of a path (root to leaf); None where a turn's ids are missing or damaged."""
+    ids: list[int] = []
+    for turn in live_part(path):
+        if turn.token_ids is None or turn.damaged:
+            return None
+        ids.extend(turn.token_ids)
+    return tuple(ids)
