@@ -1,0 +1,277 @@
+"""Settings, read once into frozen values.
+
+Each of these overrules the ones after it:
+
+    flags > KVCHAT_* > ./.kvchat.toml > the user's config.toml > the system's config.toml > defaults
+
+A project file comes with a folder that somebody else may have written, so it may choose a model and how to
+talk to it, and nothing that costs disk space, opens a path or reaches further.
+"""
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.errors import ConfigError, InvalidRequest, KvchatError, StorageError, UsageError
+from kvchat.quantities import integer, number, one_of, or_none, parse_size, path, positive, text, yes_or_no
+
+PROJECT_FILE = ".kvchat.toml"
+STARTER = "starter"
+DEFAULT_MAX_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """Where kvchat keeps what. Nothing here has been created; see `make_private`."""
+
+    config_file: Path
+    data_dir: Path
+    """Conversations: cannot be computed again."""
+    cache_dir: Path
+    """KV blocks: may be deleted at any time."""
+    state_dir: Path
+    """Log and input history."""
+    runtime_dir: Path
+
+    @property
+    def sessions_db(self) -> Path:
+        return self.data_dir / "sessions.db"
+
+    @property
+    def log_file(self) -> Path:
+        return self.state_dir / "kvchat.log"
+
+    @property
+    def history_file(self) -> Path:
+        return self.state_dir / "history"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Display:
+    """How things are shown. `color`: None decides by terminal and NO_COLOR."""
+
+    color: bool | None = None
+    stats: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that can be set, after all layers."""
+
+    paths: Paths
+    model: str = STARTER
+    system: str = ""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    display: Display = field(default_factory=Display)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One setting: how its value is read, its KVCHAT_* name, and whether a project file may set it."""
+
+    read: Callable[[Any], object]
+    variable: str
+    in_project: bool = False
+
+
+def read_settings(
+    flags: Mapping[str, object] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    config_file: Path | None = None,
+) -> Settings:
+    """Return the settings of this run.
+
+    Args:
+        flags: dotted names of `KEYS` to values; they overrule everything.
+        environ: the environment; the process's own unless given.
+        cwd: where a project file is looked for.
+        config_file: read instead of the user's file; must exist.
+
+    Raises:
+        ConfigError: a file or variable cannot be read, or names or sets something that is not there.
+        UsageError: a flag's value is out of its range.
+    """
+    environ = os.environ if environ is None else environ
+    chosen = config_file or (Path(environ["KVCHAT_CONFIG"]) if environ.get("KVCHAT_CONFIG") else None)
+    paths, system_file = _places(environ)
+    if chosen is not None and not chosen.is_file():
+        raise ConfigError(f"there is no configuration file {chosen}")
+    values: dict[str, object] = {}
+    if system_file is not None:
+        values |= _from_file(system_file)
+    values |= _from_file(chosen or paths.config_file)
+    values |= _from_file((cwd or Path.cwd()) / PROJECT_FILE, is_project=True)
+    values |= _from_environment(environ)
+    values |= _checked("", flags or {}, UsageError)
+    return _assemble(values, paths, chosen)
+
+
+def make_private(directory: Path) -> Path:
+    """Create a directory that only its owner can enter, and what is missing above it, and return it.
+
+    Raises:
+        StorageError: it cannot be created.
+    """
+    try:
+        if not directory.parent.exists():
+            make_private(directory.parent)  # mkdir(parents=True) would leave these open to others
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise StorageError(f"cannot create {directory}: {reason}. Choose another with KVCHAT_HOME") from error
+    return directory
+
+
+KEYS: Mapping[str, Key] = {
+    "model": Key(read=text, variable="KVCHAT_MODEL", in_project=True),
+    "system": Key(read=text, variable="KVCHAT_SYSTEM", in_project=True),
+    "sampling.max_tokens": Key(read=or_none(integer), variable="KVCHAT_MAX_TOKENS", in_project=True),
+    "sampling.temperature": Key(read=number, variable="KVCHAT_TEMPERATURE", in_project=True),
+    "sampling.top_p": Key(read=number, variable="KVCHAT_TOP_P", in_project=True),
+    "sampling.top_k": Key(read=or_none(integer), variable="KVCHAT_TOP_K", in_project=True),
+    "sampling.seed": Key(read=or_none(integer), variable="KVCHAT_SEED", in_project=True),
+    "display.color": Key(read=yes_or_no, variable="KVCHAT_COLOR", in_project=True),
+    "display.stats": Key(read=yes_or_no, variable="KVCHAT_STATS", in_project=True),
+    "engine.device": Key(read=one_of("auto", "cpu", "cuda", "mps"), variable="KVCHAT_DEVICE"),
+    "engine.dtype": Key(read=one_of("auto", "float32", "bfloat16", "float16"), variable="KVCHAT_DTYPE"),
+    "engine.block_size": Key(read=positive, variable="KVCHAT_BLOCK_SIZE"),
+    "engine.device_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DEVICE_BYTES"),
+    "engine.disk_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DISK_BYTES"),
+    "engine.max_batch_tokens": Key(read=positive, variable="KVCHAT_MAX_BATCH_TOKENS"),
+    "engine.max_context": Key(read=or_none(positive), variable="KVCHAT_MAX_CONTEXT"),
+    "paths.data_dir": Key(read=path, variable="KVCHAT_DATA_DIR"),
+    "paths.cache_dir": Key(read=path, variable="KVCHAT_CACHE_DIR"),
+}
+
+# Read before everything else, so they are no keys of a file.
+_PLACES = ("KVCHAT_HOME", "KVCHAT_CONFIG")
+
+
+def _places(environ: Mapping[str, str]) -> tuple[Paths, Path | None]:
+    """Return the standard places and the system's file; beside a KVCHAT_HOME no system file counts."""
+    home = environ.get("KVCHAT_HOME")
+    if home:
+        root = path(home)
+        names = ("data", "cache", "state", "run")
+        data_dir, cache_dir, state_dir, runtime_dir = (root / name for name in names)
+        config_file, system_file = root / "config.toml", None
+    else:
+        from platformdirs import PlatformDirs
+
+        dirs = PlatformDirs("kvchat", appauthor=False)
+        data_dir, cache_dir, state_dir = dirs.user_data_path, dirs.user_cache_path, dirs.user_state_path
+        runtime_root = environ.get("XDG_RUNTIME_DIR")
+        runtime_dir = Path(runtime_root) / "kvchat" if runtime_root else state_dir / "run"
+        config_file = dirs.user_config_path / "config.toml"
+        system_file = dirs.site_config_path / "config.toml"
+    paths = Paths(
+        config_file=config_file,
+        data_dir=data_dir,
+        cache_dir=cache_dir,
+        state_dir=state_dir,
+        runtime_dir=runtime_dir,
+    )
+    return paths, system_file
+
+
+def _from_file(file: Path, *, is_project: bool = False) -> dict[str, object]:
+    """Return the settings of one file, {} where there is none."""
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
+    values = _flatten(document)
+    for name in values:
+        if name not in KEYS:
+            raise ConfigError(f"{file}: there is no setting '{name}'{did_you_mean(name, KEYS)}")
+        if is_project and not KEYS[name].in_project:
+            raise ConfigError(
+                f"{file} sets '{name}', which a project file may not; it may choose model, system, sampling"
+                f" and display. Set it in your own configuration file or with {KEYS[name].variable}"
+            )
+    return _checked(f"{file}: ", values, ConfigError)
+
+
+def _flatten(document: Mapping[str, object]) -> dict[str, object]:
+    """Return `{"sampling.seed": 1}` for `{"sampling": {"seed": 1}}`; deeper tables stay as they are."""
+    flat: dict[str, object] = {}
+    for name, value in document.items():
+        if isinstance(value, dict) and name not in KEYS:
+            flat |= {f"{name}.{inner}": inner_value for inner, inner_value in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    names = {key.variable: name for name, key in KEYS.items()}
+    values: dict[str, object] = {}
+    if environ.get("NO_COLOR"):
+        values["display.color"] = False
+    for variable, value in environ.items():
+        if not variable.startswith("KVCHAT_") or variable in _PLACES:
+            continue
+        if variable not in names:
+            hint = did_you_mean(variable, [*names, *_PLACES])
+            raise ConfigError(f"there is no setting {variable} to read from the environment{hint}")
+        values |= _checked(f"{variable}: ", {names[variable]: value}, ConfigError)
+    return values
+
+
+def _checked(origin: str, values: Mapping[str, object], refusal: type[KvchatError]) -> dict[str, object]:
+    """Return `values` as their keys read them; what is wrong is refused in the name of its origin."""
+    read = {}
+    for name, value in values.items():
+        try:
+            read[name] = KEYS[name].read(value)
+        except ValueError as error:
+            raise refusal(f"{origin}{name.rpartition('.')[2]} {error}") from error
+    try:
+        SamplingParams(**_section("sampling", read))
+    except InvalidRequest as error:
+        raise refusal(f"{origin}{error}") from error
+    return read
+
+
+def _section(name: str, values: Mapping[str, object]) -> dict[str, Any]:
+    prefix = name + "."
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+
+def _assemble(values: Mapping[str, object], paths: Paths, chosen: Path | None) -> Settings:
+    directories = _section("paths", values)
+    paths = Paths(
+        config_file=chosen or paths.config_file,
+        data_dir=directories.get("data_dir", paths.data_dir),
+        cache_dir=directories.get("cache_dir", paths.cache_dir),
+        state_dir=paths.state_dir,
+        runtime_dir=paths.runtime_dir,
+    )
+    return Settings(
+        paths=paths,
+        model=str(values.get("model", STARTER)),
+        system=str(values.get("system", "")),
+        sampling=SamplingParams(**({"max_tokens": DEFAULT_MAX_TOKENS} | _section("sampling", values))),
+        display=Display(**_section("display", values)),
+        engine=EngineConfig(**_section("engine", values), cache_dir=paths.cache_dir),
+    )
+
+
+def did_you_mean(word: str, known: Mapping[str, Key] | list[str]) -> str:
+    """Return `; did you mean 'model'?`, or nothing where no known word is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""

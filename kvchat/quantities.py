@@ -1,0 +1,105 @@
+"""Values as people write them, in files, variables and flags: text, numbers, sizes, paths.
+
+Every reader returns the value or raises ValueError with what it must be.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from string import ascii_letters
+from typing import Any
+
+
+def parse_size(value: object) -> int:
+    """Return the number of bytes that `value` says: an integer, or text such as 512MiB, 2 GB or 1.5GiB.
+
+    Raises:
+        ValueError: it says none.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        amount, unit = float(value), ""
+    elif isinstance(value, str):
+        amount, unit = _split_unit(value)
+    else:
+        raise ValueError("must be a number of bytes, for example 2GiB")
+    size = amount * _UNITS[unit.lower()]
+    if not 0 < size < 2**63:
+        raise ValueError("must be more than 0 bytes and less than 8 EiB")
+    return int(size)
+
+
+def _split_unit(written: str) -> tuple[float, str]:
+    digits = written.strip().rstrip(ascii_letters)
+    unit = written.strip()[len(digits) :]
+    try:
+        amount = float(digits)
+    except ValueError:
+        amount = -1.0
+    if amount < 0 or unit.lower() not in _UNITS:
+        raise ValueError(f"must be a size such as 2GiB or 512MiB, not {written!r}")
+    return amount, unit
+
+
+_UNITS = {"": 1, "b": 1} | {
+    prefix + ending: base ** (power + 1)
+    for power, prefix in enumerate("kmgt")
+    for ending, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+
+
+def text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be text")
+    return value
+
+
+_WORDS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+
+
+def yes_or_no(value: object) -> bool:
+    known = value if isinstance(value, bool) else _WORDS.get(str(value).lower())
+    if known is None:
+        raise ValueError("must be true or false")
+    return known
+
+
+def integer(value: object) -> int:
+    if isinstance(value, str):
+        value = int(value) if value.strip().removeprefix("-").isdecimal() else value
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"must be a whole number, not {value!r}")
+    return value
+
+
+def number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("must be a number")
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"must be a number, not {value!r}") from None
+
+
+def positive(value: object) -> int:
+    count = integer(value)
+    if count < 1:
+        raise ValueError("must be 1 or more")
+    return count
+
+
+def path(value: object) -> Path:
+    return Path(text(os.fspath(value) if isinstance(value, Path) else value)).expanduser().absolute()
+
+
+def or_none(read: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Let the word `none` lift a limit."""
+    return lambda value: None if value == "none" else read(value)
+
+
+def one_of(*words: str) -> Callable[[Any], object]:
+    def read(value: object) -> object:
+        if value not in words:
+            raise ValueError(f"must be one of {', '.join(words)}, not {value!r}")
+        return value
+
+    return read

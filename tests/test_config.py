@@ -1,0 +1,180 @@
+"""Layers of settings: who overrules whom, and what is refused with which words."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from kvchat.config import Settings, make_private, read_settings
+from kvchat.errors import ConfigError, StorageError, UsageError
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    home.mkdir()
+    return home
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    cwd = tmp_path / "project"
+    cwd.mkdir()
+    return cwd
+
+
+def read(home: Path, cwd: Path, environ: dict[str, str] | None = None, **flags: object) -> Settings:
+    dotted = {name.replace("__", "."): value for name, value in flags.items()}
+    return read_settings(dotted, environ={"KVCHAT_HOME": str(home)} | (environ or {}), cwd=cwd)
+
+
+def test_without_any_layer_the_starter_model_answers_greedily(home: Path, cwd: Path) -> None:
+    settings = read(home, cwd)
+    assert settings.model == "starter"
+    assert settings.sampling.is_greedy
+    assert settings.sampling.max_tokens == 1024
+
+
+def test_flags_overrule_the_environment_the_project_the_user(home: Path, cwd: Path) -> None:
+    (home / "config.toml").write_text('model = "user"\nsystem = "user"\n[sampling]\nseed = 1\ntop_k = 1\n')
+    (cwd / ".kvchat.toml").write_text('model = "project"\nsystem = "project"\n[sampling]\nseed = 2\n')
+    settings = read(
+        home,
+        cwd,
+        {"KVCHAT_MODEL": "environment", "KVCHAT_SYSTEM": "environment"},
+        model="flag",
+        sampling__top_p=0.5,
+    )
+    assert settings.model == "flag"
+    assert settings.system == "environment"
+    assert (settings.sampling.seed, settings.sampling.top_k, settings.sampling.top_p) == (2, 1, 0.5)
+
+
+def test_an_unknown_key_is_refused_with_file_key_and_the_nearest_one(home: Path, cwd: Path) -> None:
+    (home / "config.toml").write_text("[sampling]\ntemprature = 1\n")
+    with pytest.raises(
+        ConfigError, match=r"config\.toml.*sampling\.temprature.*did you mean 'sampling.temperature'"
+    ):
+        read(home, cwd)
+
+
+@pytest.mark.parametrize(
+    "line", ['paths.data_dir = "/tmp"', "engine.disk_bytes = 1", 'engine.device = "cpu"']
+)
+def test_a_project_file_sets_neither_paths_nor_budgets_nor_devices(home: Path, cwd: Path, line: str) -> None:
+    (cwd / ".kvchat.toml").write_text(line)
+    with pytest.raises(ConfigError, match="a project file may not"):
+        read(home, cwd)
+    (cwd / ".kvchat.toml").unlink()
+    (home / "config.toml").write_text(line)
+    read(home, cwd)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("model = ", "not valid TOML"),
+        ("model = 3", "model must be text"),
+        ("[sampling]\ntemperature = -1", "temperature must be 0 or more"),
+        ("[sampling]\nseed = 1.5", "seed must be a whole number"),
+        ('[engine]\ndevice = "gpu"', "device must be one of auto, cpu, cuda, mps"),
+        ('[engine]\ndisk_bytes = "many"', "disk_bytes must be a size such as 2GiB"),
+        ("[engine]\nblock_size = 0", "block_size must be 1 or more"),
+        ("[engine.deep]\nblock_size = 64", "there is no setting 'engine.deep'"),
+        ("[display]\ncolor = 2", "color must be true or false"),
+        ("model.name = 1", "model"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_its_name(
+    home: Path, cwd: Path, text: str, complaint: str
+) -> None:
+    (home / "config.toml").write_text(text)
+    with pytest.raises(ConfigError, match=complaint) as refusal:
+        read(home, cwd)
+    assert str(home / "config.toml") in str(refusal.value)
+    assert refusal.value.exit_code == 3
+
+
+def test_a_file_that_is_no_text_is_refused(home: Path, cwd: Path) -> None:
+    (home / "config.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read(home, cwd)
+
+
+def test_variables_are_read_like_files_and_refused_by_name(home: Path, cwd: Path) -> None:
+    variables = {
+        "KVCHAT_KV_DISK_BYTES": "2GiB",
+        "KVCHAT_TOP_K": "40",
+        "KVCHAT_STATS": "no",
+        "KVCHAT_DTYPE": "float32",
+    }
+    settings = read(home, cwd, variables)
+    assert settings.engine.disk_bytes == 2 * 1024**3
+    assert (settings.sampling.top_k, settings.display.stats, settings.engine.dtype) == (40, False, "float32")
+    with pytest.raises(ConfigError, match="KVCHAT_SEED: seed must be a whole number"):
+        read(home, cwd, {"KVCHAT_SEED": "x"})
+    with pytest.raises(ConfigError, match=r"KVCHAT_MODLE.*did you mean 'KVCHAT_MODEL'"):
+        read(home, cwd, {"KVCHAT_MODLE": "x"})
+
+
+def test_a_bad_flag_is_a_usage_error(home: Path, cwd: Path) -> None:
+    with pytest.raises(UsageError, match="top_p must be above 0"):
+        read(home, cwd, sampling__top_p=2.0)
+
+
+def test_the_word_none_lifts_a_limit(home: Path, cwd: Path) -> None:
+    assert read(home, cwd, sampling__max_tokens="none").sampling.max_tokens is None
+
+
+def test_no_color_counts_unless_overruled(home: Path, cwd: Path) -> None:
+    assert read(home, cwd).display.color is None
+    assert read(home, cwd, {"NO_COLOR": "1"}).display.color is False
+    assert read(home, cwd, {"NO_COLOR": "1", "KVCHAT_COLOR": "1"}).display.color is True
+
+
+def test_a_home_holds_everything(home: Path, cwd: Path) -> None:
+    paths = read(home, cwd).paths
+    for path in (paths.sessions_db, paths.cache_dir, paths.log_file, paths.config_file, paths.runtime_dir):
+        assert path.is_relative_to(home)
+
+
+def test_without_a_home_the_xdg_directories_are_used(
+    tmp_path: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CONFIG", "DATA", "CACHE", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    paths = read_settings(environ={}, cwd=cwd).paths
+    assert paths.config_file == tmp_path / "CONFIG" / "kvchat" / "config.toml"
+    assert paths.data_dir == tmp_path / "DATA" / "kvchat"
+    assert paths.cache_dir == tmp_path / "CACHE" / "kvchat"
+    assert paths.state_dir == tmp_path / "STATE" / "kvchat"
+
+
+def test_directories_can_be_moved_and_the_engine_caches_where_the_paths_say(home: Path, cwd: Path) -> None:
+    settings = read(home, cwd, {"KVCHAT_DATA_DIR": "~/words"}, paths__cache_dir=cwd / "blocks")
+    assert settings.paths.data_dir == Path("~/words").expanduser()
+    assert settings.paths.cache_dir == settings.engine.cache_dir == cwd / "blocks"
+
+
+def test_a_named_configuration_file_replaces_the_users_and_must_exist(home: Path, cwd: Path) -> None:
+    (home / "config.toml").write_text('model = "user"')
+    other = home / "other.toml"
+    other.write_text('system = "other"')
+    settings = read(home, cwd, {"KVCHAT_CONFIG": str(other)})
+    assert (settings.model, settings.system) == ("starter", "other")
+    with pytest.raises(ConfigError, match="there is no configuration file"):
+        read(home, cwd, {"KVCHAT_CONFIG": str(home / "none.toml")})
+
+
+def test_directories_are_made_for_their_owner_alone(tmp_path: Path) -> None:
+    made = make_private(tmp_path / "a" / "b")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (made, made.parent)] == [0o700, 0o700]
+    make_private(made)
+
+
+def test_a_directory_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot create"):
+        make_private(tmp_path / "file" / "inside")
