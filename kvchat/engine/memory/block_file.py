@@ -1,0 +1,327 @@
+"""One block of one group as one safetensors file: how it is written, what is checked before it is believed.
+
+Layout of a file:
+
+    [0, 8)            length of the header, u64 little-endian
+    [8, 8 + header)   JSON: `__metadata__` with the block's identity and checksum, then one entry per region;
+                      padded with spaces so that the payload starts at a multiple of 8
+    [8 + header, end) payload: the regions in the order of the layout, without gaps
+
+The header is a function of what the reader already knows (fingerprint, key, parent, token ids, layout) and of
+the checksum. So a reader never parses it: it builds the header it expects and compares bytes, and a file that
+claims anything else, however large or hostile, is damaged. Only `parse_header`, which finds files again when
+the index is lost, reads JSON, and bounds its length first.
+"""
+
+import json
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from math import prod
+from pathlib import Path
+
+import xxhash
+
+from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, from_u32le, u32le
+from kvchat.errors import BlockDamaged, BlockMissing
+
+FORMAT = "kvchat.block.v1"
+SUFFIX = ".safetensors"
+TEMPORARY_SUFFIX = ".tmp"
+MAX_HEADER_BYTES = 4 << 20
+"""Far above any real header: 64 token ids take 0.5 KB, each region about 100 bytes."""
+
+_LENGTH = struct.Struct("<Q")
+_NO_CHECKSUM = "0" * 32
+_OPENING = f'{{"__metadata__":{{"format":"{FORMAT}","xxh3":"'
+_CHECKSUM_START = _LENGTH.size + len(_OPENING)
+_CHECKSUM_END = _CHECKSUM_START + len(_NO_CHECKSUM)
+_DTYPE_BYTES = {
+    "F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+_temporary_names = count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """One tensor inside a block's run of bytes, such as `layers.3.k` `[H_kv, P, D]`.
+
+    `dtype` is the name that safetensors uses: F32, BF16, F16, U8.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * _DTYPE_BYTES[self.dtype]
+
+
+Layout = tuple[Region, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockHeader:
+    """What a block is. Fewer than block_size token ids make it a tail.
+
+    A tail's payload has a full block's size; whoever hands it over clears the slots that hold no token.
+    """
+
+    key: BlockKey
+    parent: BlockKey
+    group: GroupId
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileIdentity:
+    """Everything a block's file must agree with, besides its payload."""
+
+    fingerprint: bytes
+    block_size: int
+    layout: Layout
+    header: BlockHeader
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(region.nbytes for region in self.layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundBlock:
+    """What a file says about itself, its key recomputed, its payload not yet verified."""
+
+    fingerprint: bytes
+    header: BlockHeader
+    block_size: int
+    num_bytes: int
+    modified_s: float
+
+
+def file_name(key: bytes, group: int) -> str:
+    return f"{key.hex()}.{group}{SUFFIX}"
+
+
+def block_path(blocks_dir: Path, fingerprint: bytes, key: bytes, group: int) -> Path:
+    """Return a block's place: `<fingerprint>/<first two digits of the key>/<key>.<group>.safetensors`."""
+    name = file_name(key, group)
+    # One string, not four joins: matching a long prompt looks at hundreds of files.
+    return Path(f"{blocks_dir}/{fingerprint.hex()}/{name[:2]}/{name}")
+
+
+def write_file(path: Path, identity: FileIdentity, payload: memoryview) -> int:
+    """Write one block durably: temporary name, fsync, rename, fsync of the directory.
+
+    Effect: blocks until the bytes are on the medium. After an error no temporary file is left.
+
+    Returns: the file's length in bytes.
+    Raises: OSError: disk full, read-only, no permission.
+    """
+    blank = _render_blank(identity)
+    head = _with_checksum(blank, payload)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_temporary_names)}{TEMPORARY_SUFFIX}")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            _write_all(descriptor, head)
+            _write_all(descriptor, payload)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+    return len(head) + len(payload)
+
+
+def read_file(path: Path, identity: FileIdentity, out: memoryview) -> None:
+    """Fill `out` with the payload of a block and verify all of the file. Not mapped: a truncated map kills.
+
+    Raises:
+        BlockMissing: there is no such file.
+        BlockDamaged: any byte of it is not what the block must be; `out` is then worthless.
+    """
+    blank = _render_blank(identity)
+    head = bytearray(len(blank))
+    try:
+        # O_NONBLOCK: a named pipe put in a block's place must not hang the engine.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise BlockMissing(f"The block file {path} is gone; its tokens are computed again.") from error
+    except OSError as error:
+        raise BlockDamaged(f"The block file {path} cannot be opened: {error.strerror}.") from error
+    try:
+        _check_size(descriptor, len(head) + len(out), path)
+        _read_all(descriptor, head, 0)
+        _read_all(descriptor, out, len(head))
+    except OSError as error:
+        raise BlockDamaged(f"The block file {path} cannot be read: {error.strerror}.") from error
+    finally:
+        os.close(descriptor)
+    if head != _with_checksum(blank, out):
+        raise BlockDamaged(f"The block file {path} is damaged: {_what_differs(bytes(head), blank)}.")
+
+
+def parse_header(path: Path) -> FoundBlock:
+    """Read what a file says it is. The payload is not read; `read_file` verifies it before use.
+
+    Raises: BlockDamaged: no block file of this format, or its name is not its key.
+    """
+    try:
+        with open(path, "rb", opener=_open_nofollow) as file:
+            status = os.fstat(file.fileno())
+            num_head_bytes = _LENGTH.unpack(file.read(8))[0]
+            if num_head_bytes > min(MAX_HEADER_BYTES, status.st_size):
+                raise ValueError("its header is too long")
+            entries = json.loads(file.read(num_head_bytes))
+        found = _found(entries, status)
+        end = max(entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__")
+        if 8 + num_head_bytes + end != status.st_size:
+            raise ValueError("its length is wrong")
+        if path.name != file_name(found.header.key, found.header.group):
+            raise ValueError("its name is not its key")
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        struct.error,
+    ) as error:
+        raise BlockDamaged(f"The block file {path} is damaged: {error}.") from error
+    return found
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_private_directories(path: Path) -> None:
+    """Create a directory and its missing parents, for this user only, and make their names durable."""
+    if path.is_dir():
+        return
+    make_private_directories(path.parent)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return
+    sync_directory(path.parent)
+
+
+def _render_blank(identity: FileIdentity) -> bytes:
+    """Return the file's bytes before the payload, with a blank checksum."""
+    header = identity.header
+    says = {
+        "fingerprint": identity.fingerprint.hex(),
+        "key": header.key.hex(),
+        "parent": header.parent.hex(),
+        "group": str(header.group),
+        "block_size": str(identity.block_size),
+        "token_ids": u32le(header.token_ids).hex(),
+    }
+    text = _OPENING + _NO_CHECKSUM + '",' + _compact(says)[1:] + _render_regions(identity.layout) + "}"
+    text += " " * (-len(text) % 8)
+    return _LENGTH.pack(len(text)) + text.encode()
+
+
+@lru_cache(maxsize=64)
+def _render_regions(layout: Layout) -> str:
+    rendered = ""
+    start = 0
+    for region in layout:
+        end = start + region.nbytes
+        entry = {"dtype": region.dtype, "shape": region.shape, "data_offsets": [start, end]}
+        rendered += f",{json.dumps(region.name)}:{_compact(entry)}"
+        start = end
+    return rendered
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _with_checksum(blank: bytes, payload: memoryview) -> bytes:
+    """Return the header with XXH3-128 over itself, its checksum blank, and the payload."""
+    digest = xxhash.xxh3_128(blank)
+    digest.update(payload)
+    return blank[:_CHECKSUM_START] + digest.hexdigest().encode() + blank[_CHECKSUM_END:]
+
+
+def _what_differs(head: bytes, blank: bytes) -> str:
+    if head[:_CHECKSUM_START] == blank[:_CHECKSUM_START] and head[_CHECKSUM_END:] == blank[_CHECKSUM_END:]:
+        return "its checksum disagrees with its bytes"
+    return "it is not the block that its name says, or was written for another model, format or block size"
+
+
+def _check_size(descriptor: int, num_bytes: int, path: Path) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise BlockDamaged(f"{path} is not a regular file.")
+    if status.st_size != num_bytes:
+        raise BlockDamaged(f"The block file {path} is damaged: {status.st_size} bytes, not {num_bytes}.")
+
+
+def _read_all(descriptor: int, out: bytearray | memoryview, offset: int) -> None:
+    view = memoryview(out)
+    while len(view):
+        num_read = os.preadv(descriptor, [view], offset)
+        if num_read == 0:
+            raise OSError(0, "it ended early")
+        view = view[num_read:]
+        offset += num_read
+
+
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[os.write(descriptor, view) :]
+
+
+def _open_nofollow(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _found(entries: dict[str, dict[str, str]], status: os.stat_result) -> FoundBlock:
+    says = entries["__metadata__"]
+    if says["format"] != FORMAT:
+        raise ValueError(f"its format is {says['format']!r}")
+    key, parent, fingerprint = (_digest(says[name]) for name in ("key", "parent", "fingerprint"))
+    token_ids = from_u32le(bytes.fromhex(says["token_ids"]))
+    block_size = int(says["block_size"])
+    if key != block_key(BlockKey(parent), token_ids) or not 0 < len(token_ids) <= block_size:
+        raise ValueError("its key is not that of its token ids")
+    header = BlockHeader(
+        key=BlockKey(key),
+        parent=BlockKey(parent),
+        group=GroupId(int(says["group"])),
+        token_ids=tuple(token_ids),
+    )
+    return FoundBlock(
+        fingerprint=fingerprint,
+        header=header,
+        block_size=block_size,
+        num_bytes=status.st_size,
+        modified_s=status.st_mtime,
+    )
+
+
+def _digest(text: str) -> bytes:
+    digest = bytes.fromhex(text)
+    if len(digest) != KEY_BYTES:
+        raise ValueError("a digest has the wrong length")
+    return digest

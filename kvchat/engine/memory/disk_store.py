@@ -1,0 +1,196 @@
+"""The disk tier of one model: blocks and tails by key, written once, verified whenever they are read."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
+from kvchat.engine.memory.block_directory import BlockDirectory
+from kvchat.engine.memory.block_file import BlockHeader, FileIdentity, Layout, Region, read_file
+from kvchat.engine.memory.block_index import DiskUsage
+from kvchat.errors import BlockDamaged, BlockMissing, StorageError
+
+__all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "StoredBlock"]
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBlock:
+    """A block or tail on disk, and the groups that have its bytes."""
+
+    key: BlockKey
+    token_ids: tuple[int, ...]
+    groups: frozenset[GroupId]
+
+
+class DiskStore:
+    """Blocks of one fingerprint in a cache directory, which other fingerprints and processes may share.
+
+    May be called from several threads. Answers about what is there are hints, since another process may
+    remove a block at any time; `read` alone gives bytes, and only bytes it has verified.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path,
+        *,
+        fingerprint: bytes,
+        layouts: Mapping[GroupId, Layout],
+        block_size: int,
+        limit_bytes: int | None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Open the store, remove what a crash left behind, and make it fit its limit.
+
+        Args:
+            layouts: for each group the tensors of one block, in the order of their bytes.
+            limit_bytes: most bytes of all fingerprints' files together; None: no limit.
+
+        Raises: StorageError: the directory cannot be created or written.
+        """
+        assert len(fingerprint) == KEY_BYTES
+        self.limit_bytes = limit_bytes
+        self._fingerprint = fingerprint
+        self._layouts = dict(layouts)
+        self._block_size = block_size
+        self._clock = clock
+        self._touched: dict[BlockKey, float] = {}
+        self._touched_lock = Lock()
+        self._directory = BlockDirectory(cache_dir)
+        self._index = self._directory.index
+        self._enforce_limit()
+
+    def has(self, key: BlockKey, group: GroupId) -> bool:
+        """Whether a block is there. Pure; one look-up in the index and one at the file."""
+        return self._index.contains(self._fingerprint, key, group) and self._path(key, group).exists()
+
+    def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> list[bool]:
+        """For each key, whether its block is there. Pure; one query for a whole chain."""
+        indexed = self._index.contained(self._fingerprint, keys, group)
+        return [key in indexed and self._path(key, group).exists() for key in keys]
+
+    def children(self, parent: BlockKey) -> tuple[StoredBlock, ...]:
+        """Return the blocks and tails directly behind a parent, their keys recomputed. Pure."""
+        return tuple(
+            StoredBlock(key=block.key, token_ids=block.token_ids, groups=block.groups)
+            for block in self._index.children(self._fingerprint, parent)
+            if block.key == block_key(parent, block.token_ids)
+        )
+
+    def read(
+        self,
+        key: BlockKey,
+        group: GroupId,
+        *,
+        parent: BlockKey,
+        token_ids: Sequence[int],
+        out: bytearray | memoryview | None = None,
+    ) -> memoryview:
+        """Return the verified payload of a block, in `out` if given. Blocks until it is read.
+
+        Args:
+            token_ids: all ids of the stored block, also where only some of them are wanted.
+            out: writable, contiguous, of the payload's size; worthless after an error.
+
+        Raises:
+            BlockMissing: there is no such file; its row is gone now.
+            BlockDamaged: a byte of the file is not what it must be; it was set aside and its row is gone.
+        """
+        header = BlockHeader(key=key, parent=parent, group=group, token_ids=tuple(token_ids))
+        identity = self._identity(header)
+        payload = memoryview(bytearray(identity.payload_bytes) if out is None else out).cast("B")
+        assert len(payload) == identity.payload_bytes
+        path = self._path(key, group)
+        try:
+            read_file(path, identity, payload)
+        except (BlockMissing, BlockDamaged) as error:
+            if isinstance(error, BlockDamaged):
+                self._directory.set_aside(path)
+            with suppress(StorageError):  # the row stays and misses again
+                self._index.drop([(self._fingerprint, key, group)])
+            raise
+        return payload
+
+    def write(self, header: BlockHeader, payload: Buffer) -> bool:
+        """Write a block durably unless it is there; blocks until it is on the medium and the limit holds.
+
+        Returns: False if the block was there; it keeps its bytes.
+        Raises: StorageError: disk full or not writable; nothing of the block is left.
+        """
+        identity = self._identity(header)
+        data = memoryview(payload).cast("B")
+        assert len(data) == identity.payload_bytes
+        if self._index.take_lost():
+            self._directory.rebuild()
+        self._flush_touched()
+        if self._is_there(header):
+            return False
+        self._directory.write(identity, data, self._clock())
+        self._enforce_limit()
+        return True
+
+    def remove(self, key: BlockKey, group: GroupId) -> None:
+        """Remove one group's file of a block; nothing happens if it is not there."""
+        self._directory.remove(self._fingerprint, key, [group])
+
+    def remove_keys(self, keys: Iterable[BlockKey]) -> None:
+        """Remove blocks with all their groups."""
+        for key in keys:
+            self._directory.remove(self._fingerprint, key, self._layouts)
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Note that blocks were used now. Cheap: reaches the index with the next write or at close."""
+        now_s = self._clock()
+        with self._touched_lock:
+            self._touched.update(dict.fromkeys(keys, now_s))
+
+    def usage(self) -> DiskUsage:
+        """Return what this fingerprint has on disk. O(1), from the index's own totals."""
+        return self._index.usage(self._fingerprint)
+
+    def total_usage(self) -> DiskUsage:
+        """Return what all fingerprints have on disk, which is what the limit speaks of."""
+        return self._index.usage()
+
+    def rebuild(self) -> None:
+        """Make the index agree with the files."""
+        self._directory.rebuild()
+
+    def close(self) -> None:
+        with suppress(StorageError):  # only the order of eviction suffers
+            self._flush_touched()
+        self._directory.close()
+
+    def _is_there(self, header: BlockHeader) -> bool:
+        path = self._path(header.key, header.group)
+        if not path.exists():
+            return False
+        if self._index.contains(self._fingerprint, header.key, header.group):
+            return True
+        return self._directory.adopt(self._fingerprint, path)
+
+    def _identity(self, header: BlockHeader) -> FileIdentity:
+        assert header.key == block_key(header.parent, header.token_ids)
+        assert 0 < len(header.token_ids) <= self._block_size
+        return FileIdentity(
+            fingerprint=self._fingerprint,
+            block_size=self._block_size,
+            layout=self._layouts[header.group],
+            header=header,
+        )
+
+    def _path(self, key: BlockKey, group: GroupId) -> Path:
+        return self._directory.path(self._fingerprint, key, group)
+
+    def _enforce_limit(self) -> None:
+        if self.limit_bytes is not None:
+            self._directory.enforce(self.limit_bytes)
+
+    def _flush_touched(self) -> None:
+        with self._touched_lock:
+            touched, self._touched = self._touched, {}
+        self._index.touch(self._fingerprint, touched)
