@@ -6,7 +6,6 @@ token ids and text reach the database before they are yielded.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 from kvchat.engine.api.config import EngineInfo
@@ -14,24 +13,9 @@ from kvchat.engine.api.events import Event, Loaded
 from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.errors import KvchatError
+from kvchat.engine.api.status import EnginePhase as EnginePhase
+from kvchat.engine.api.status import EngineStatus as EngineStatus
 from kvchat.session.tree import Turn
-
-
-class EnginePhase(StrEnum):
-    LOADING = "loading"
-    READY = "ready"
-    FAILED = "failed"
-    CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStatus:
-    """Where the engine stands; `detail` is a line for people; `error` is set when the phase is FAILED."""
-
-    phase: EnginePhase
-    detail: str = ""
-    error: KvchatError | None = None
 
 
 class RequestHandle(Protocol):
