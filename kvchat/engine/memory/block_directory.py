@@ -56,6 +56,7 @@ class BlockDirectory:
 
         Effect: also removes temporary files of processes that are gone, and sets aside what is no block.
         """
+        self.index.check()
         known = self.index.names()
         seen: set[BlockName] = set()
         with storage_errors(self.blocks_dir):

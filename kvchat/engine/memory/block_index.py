@@ -7,6 +7,7 @@ again, nothing else; a file that SQLite cannot read is replaced by an empty one.
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -16,16 +17,24 @@ from kvchat.engine.api.ids import BlockKey, GroupId, from_u32le, u32le
 from kvchat.engine.memory.block_file import BlockHeader, FoundBlock
 from kvchat.errors import StorageError
 
-SCHEMA_VERSION = 1
 BlockName = tuple[bytes, BlockKey, GroupId]
 """Fingerprint, key and group: what names one file."""
 
 _BUSY_TIMEOUT_S = 5.0
+_SQLITE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter: a damaged name in a message
+_DAMAGE_CODES = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_ERROR,  # no such table or column
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+)
 _KEYS_PER_QUERY = 900  # SQLite's oldest limit on variables is 999
 
+# The checks are for `integrity_check`, which finds rows that a damaged disk has changed.
 # Triggers keep the totals, so that a limit can be enforced after every write without counting rows.
-_SCHEMA = """
-CREATE TABLE blocks (
+_SCHEMA = (
+    """CREATE TABLE blocks (
     fingerprint BLOB NOT NULL,
     key BLOB NOT NULL,
     grp INTEGER NOT NULL,
@@ -35,26 +44,36 @@ CREATE TABLE blocks (
     token_ids BLOB NOT NULL,
     bytes INTEGER NOT NULL,
     last_used REAL NOT NULL,
-    PRIMARY KEY (fingerprint, key, grp)
-) WITHOUT ROWID;
-CREATE INDEX blocks_by_parent ON blocks (fingerprint, parent);
-CREATE INDEX blocks_by_age ON blocks (last_used);
-CREATE TABLE totals (
+    PRIMARY KEY (fingerprint, key, grp),
+    CHECK (typeof(fingerprint) = 'blob' AND length(fingerprint) = 32),
+    CHECK (typeof(key) = 'blob' AND length(key) = 32),
+    CHECK (typeof(parent) = 'blob' AND length(parent) = 32),
+    CHECK (typeof(token_ids) = 'blob' AND length(token_ids) = 4 * num_tokens AND num_tokens <= block_size),
+    CHECK (typeof(grp) = 'integer' AND typeof(bytes) = 'integer' AND typeof(last_used) = 'real')
+) WITHOUT ROWID""",
+    "CREATE INDEX blocks_by_parent ON blocks (fingerprint, parent)",
+    "CREATE INDEX blocks_by_age ON blocks (last_used)",
+    """CREATE TABLE totals (
     fingerprint BLOB PRIMARY KEY,
     num_blocks INTEGER NOT NULL,
     num_tails INTEGER NOT NULL,
     bytes INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TRIGGER count_added AFTER INSERT ON blocks BEGIN
+) WITHOUT ROWID""",
+    """CREATE TRIGGER count_added AFTER INSERT ON blocks BEGIN
     INSERT INTO totals SELECT new.fingerprint, 0, 0, 0
         WHERE NOT EXISTS (SELECT 1 FROM totals WHERE fingerprint = new.fingerprint);
     UPDATE totals SET num_blocks = num_blocks + 1, bytes = bytes + new.bytes,
         num_tails = num_tails + (new.num_tokens < new.block_size) WHERE fingerprint = new.fingerprint;
-END;
-CREATE TRIGGER count_removed AFTER DELETE ON blocks BEGIN
+END""",
+    """CREATE TRIGGER count_removed AFTER DELETE ON blocks BEGIN
     UPDATE totals SET num_blocks = num_blocks - 1, bytes = bytes - old.bytes,
         num_tails = num_tails - (old.num_tokens < old.block_size) WHERE fingerprint = old.fingerprint;
-END;
+END""",
+)
+
+_COUNT_ANEW = """
+INSERT INTO totals SELECT fingerprint, count(*), sum(num_tokens < block_size), sum(bytes)
+FROM blocks GROUP BY fingerprint
 """
 
 
@@ -132,6 +151,19 @@ class BlockIndex:
         """Return the name of every row."""
         return set(self._read("SELECT fingerprint, key, grp FROM blocks"))
 
+    def check(self) -> None:
+        """Look at every row, begin again if one is damaged, and count the totals anew."""
+        with self._lock:
+            try:
+                is_sound = self._connection.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
+                with self._transaction():
+                    self._connection.execute("DELETE FROM totals")
+                    self._connection.execute(_COUNT_ANEW)
+            except _SQLITE_ERRORS as error:
+                is_sound = not _is_damage(error)
+            if not is_sound:
+                self._renew()
+
     def oldest_leaves(self, limit: int) -> list[IndexedBlock]:
         """Return blocks that no block on disk has as its parent, longest unused first."""
         is_leaf = """NOT EXISTS (SELECT 1 FROM blocks AS child
@@ -189,7 +221,7 @@ class BlockIndex:
                 fingerprint=fingerprint,
                 key=BlockKey(key),
                 parent=BlockKey(parent),
-                token_ids=tuple(from_u32le(token_ids[: len(token_ids) // 4 * 4])),
+                token_ids=tuple(from_u32le(token_ids)),
                 block_size=block_size,
                 groups=frozenset(GroupId(int(group)) for group in groups.split(",")),
                 num_bytes=num_bytes,
@@ -201,7 +233,7 @@ class BlockIndex:
         with self._lock:
             try:
                 return self._connection.execute(query, values).fetchall()
-            except sqlite3.DatabaseError as error:
+            except _SQLITE_ERRORS as error:
                 if _is_damage(error):
                     self._renew()
                 return []
@@ -212,16 +244,21 @@ class BlockIndex:
         with self._lock:
             try:
                 self._write_once(statement, rows)
-            except sqlite3.DatabaseError as error:
+            except _SQLITE_ERRORS as error:
                 if not _is_damage(error):
                     raise StorageError(f"The cache index {self._path} cannot be written: {error}.") from error
                 self._renew()
                 self._write_once(statement, rows)
 
     def _write_once(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        with self._transaction():
+            self._connection.executemany(statement, rows)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            self._connection.executemany(statement, rows)
+            yield
             self._connection.execute("COMMIT")
         finally:
             if self._connection.in_transaction:
@@ -238,12 +275,12 @@ class BlockIndex:
         try:
             try:
                 return self._connect()
-            except sqlite3.DatabaseError as error:
+            except _SQLITE_ERRORS as error:
                 if not _is_damage(error):
                     raise
             self._unlink()
             return self._connect()
-        except (sqlite3.DatabaseError, OSError) as error:
+        except (*_SQLITE_ERRORS, OSError) as error:
             raise StorageError(f"The cache index {self._path} cannot be opened: {error}.") from error
 
     def _connect(self) -> sqlite3.Connection:
@@ -255,19 +292,21 @@ class BlockIndex:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
-            self._migrate(connection)
+            if not _has_our_tables(connection):
+                self._create_tables(connection)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _migrate(self, connection: sqlite3.Connection) -> None:
-        if _version(connection) == SCHEMA_VERSION:
-            return
+    def _create_tables(self, connection: sqlite3.Connection) -> None:
         connection.execute("BEGIN EXCLUSIVE")
         try:
-            if _version(connection) != SCHEMA_VERSION:
-                _recreate_tables(connection)
+            if not _has_our_tables(connection):
+                for table in ("blocks", "totals"):
+                    connection.execute(f"DROP TABLE IF EXISTS {table}")
+                for statement in _SCHEMA:
+                    connection.execute(statement)
         finally:
             connection.execute("COMMIT")
 
@@ -276,26 +315,16 @@ class BlockIndex:
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)
 
 
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
+def _is_damage(error: sqlite3.DatabaseError | UnicodeDecodeError) -> bool:
     """Whether a new file helps: malformed, no database or other tables; not locked, full or unreadable."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+    return code in _DAMAGE_CODES
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _recreate_tables(connection: sqlite3.Connection) -> None:
-    for table in ("blocks", "totals"):
-        connection.execute(f"DROP TABLE IF EXISTS {table}")
-    statement = ""
-    for line in _SCHEMA.splitlines():  # executescript would commit the transaction
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            connection.execute(statement)
-            statement = ""
-    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+def _has_our_tables(connection: sqlite3.Connection) -> bool:
+    """Whether the tables are exactly those of this version, neither older, newer nor damaged."""
+    rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+    return {statement for (statement,) in rows} == set(_SCHEMA)
 
 
 def _row(block: FoundBlock) -> tuple[object, ...]:

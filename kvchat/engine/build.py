@@ -1,0 +1,151 @@
+"""Config → engine: load the model, see what its layers keep, size the pools, put the parts together."""
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.attention.paged import PagedAttention
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.sizing import pool_blocks
+from kvchat.engine.cache.spec import Group, group_layers
+from kvchat.engine.engine import EngineParts
+from kvchat.engine.memory.block_writer import BlockWriter
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.saver import Saver
+from kvchat.engine.models.fingerprint import fingerprint
+from kvchat.engine.models.hook import attach
+from kvchat.engine.models.load import LoadedModel, choose_device, load_model
+from kvchat.engine.models.probe import probe_specs
+from kvchat.engine.runner import Runner
+from kvchat.engine.sampler import Sampler
+from kvchat.engine.scheduler import Scheduler
+from kvchat.errors import ConfigError
+
+WRITE_QUEUE_BYTES = 64 * 2**20
+MEMORY_SHARE = 4
+"""Without a limit the device pool takes at most this part of the memory that is free."""
+DEFAULT_CONTEXTS = 8
+"""Without a limit the device pool holds this many conversations of full length, memory permitting."""
+
+log = logging.getLogger(__name__)
+
+
+def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EngineParts:
+    """Load the model in `model_dir`, called `model`, and build everything an engine consists of.
+
+    Raises:
+        ConfigError: a setting is out of its range.
+        ModelError: not found, unreadable or not to be served exactly.
+        CapacityError: weights or cache do not fit.
+        StorageError: the disk tier cannot be opened.
+    """
+    _check(config)
+    device = choose_device(config.device)
+    loaded = load_model(model_dir, config.dtype, device)
+    groups = group_layers(probe_specs(loaded.module))
+    info = _info(model, model_dir, config, loaded, device)
+    num_blocks = pool_blocks(
+        groups,
+        _device_bytes(config, groups, info.max_context, device),
+        context_len=info.max_context,
+        chunk_len=config.max_batch_tokens,
+        block_size=config.block_size,
+    )
+    pool = DevicePool(groups, num_blocks, config.block_size, device)
+    log.info("device pool: %s blocks of %d tokens, %d bytes", num_blocks, config.block_size, pool.num_bytes)
+    store = _open_store(config, pool, bytes.fromhex(info.fingerprint))
+    mover = Mover(pool, store)
+    manager = CacheManager(
+        groups,
+        num_blocks,
+        block_size=config.block_size,
+        fingerprint=bytes.fromhex(info.fingerprint),
+        slow=mover,
+    )
+    attention = PagedAttention(pool)
+    attach(loaded.module, attention)
+    return EngineParts(
+        info=info,
+        manager=manager,
+        scheduler=Scheduler(manager, config.max_batch_tokens),
+        runner=Runner(loaded.module, groups, attention, config.block_size),
+        sampler=Sampler(config.seed),
+        mover=mover,
+        saver=_saver(pool, store, manager),
+        store=store,
+    )
+
+
+def _check(config: EngineConfig) -> None:
+    if config.cache_format != "exact":
+        raise ConfigError(f"cache format '{config.cache_format}' is unknown; use exact")
+    if config.block_size < 1:
+        raise ConfigError(f"block_size must be at least 1, not {config.block_size}")
+    if config.max_batch_tokens < 1:
+        raise ConfigError(f"max_batch_tokens must be at least 1, not {config.max_batch_tokens}")
+
+
+def _info(
+    name: str, model_dir: Path, config: EngineConfig, loaded: LoadedModel, device: torch.device
+) -> EngineInfo:
+    max_context = min(loaded.max_context, config.max_context or loaded.max_context)
+    digest_cache = config.cache_dir / "weights.json" if config.cache_dir else None
+    digest = fingerprint(
+        model_dir,
+        dtype=loaded.dtype,
+        cache_format=config.cache_format,
+        block_size=config.block_size,
+        cache_file=digest_cache,
+    )
+    return EngineInfo(
+        model=name,
+        model_dir=str(model_dir),
+        fingerprint=digest.hex(),
+        dtype=loaded.dtype,
+        device=str(device),
+        block_size=config.block_size,
+        max_context=max_context,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
+        num_layers=loaded.num_layers,
+        disk_enabled=config.cache_dir is not None,
+    )
+
+
+def _device_bytes(
+    config: EngineConfig, groups: tuple[Group, ...], max_context: int, device: torch.device
+) -> int:
+    """Return the limit of the device pool in bytes."""
+    if config.device_bytes is not None:
+        return config.device_bytes
+    token_bytes = sum(group.block_bytes(1) for group in groups)
+    return min(_free_bytes(device) // MEMORY_SHARE, DEFAULT_CONTEXTS * max_context * token_bytes)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _open_store(config: EngineConfig, pool: DevicePool, digest: bytes) -> DiskStore | None:
+    if config.cache_dir is None:
+        return None
+    return DiskStore(
+        config.cache_dir,
+        fingerprint=digest,
+        layouts=pool.layouts(),
+        block_size=config.block_size,
+        limit_bytes=config.disk_bytes,
+    )
+
+
+def _saver(pool: DevicePool, store: DiskStore | None, manager: CacheManager) -> Saver | None:
+    if store is None:
+        return None
+    return Saver(pool, store, BlockWriter(store, max_bytes=WRITE_QUEUE_BYTES), manager.is_resident)

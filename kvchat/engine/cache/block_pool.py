@@ -1,0 +1,111 @@
+"""The blocks of one group: which are free, cached or used, and by how many holders."""
+
+from collections.abc import Callable
+
+from kvchat.engine.api.ids import BlockId, BlockKey
+from kvchat.engine.cache.eviction import LeastRecentlyUsed
+
+
+class BlockPool:
+    """Integer bookkeeping of a fixed number of blocks; no bytes.
+
+    A block is free (no holder, no key), cached (no holder, named by a key, may be evicted) or used (held by
+    tables or pins; may be named too). free + cached + used = total.
+    """
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[BlockKey], None]) -> None:
+        """Args:
+        num_blocks: size of the pool, > 0.
+        on_evict: told the key of each block that is evicted.
+        """
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self._on_evict = on_evict
+        self._free = [BlockId(index) for index in reversed(range(num_blocks))]
+        self._cached = LeastRecentlyUsed()
+        self._counts = [0] * num_blocks
+        self._keys: list[BlockKey | None] = [None] * num_blocks
+        self.num_shared = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free - self.num_cached
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` can hand out: free ones, then cached ones."""
+        return self.num_free + self.num_cached
+
+    def count(self, block: BlockId) -> int:
+        return self._counts[block]
+
+    def key(self, block: BlockId) -> BlockKey | None:
+        return self._keys[block]
+
+    def allocate(self) -> BlockId:
+        """Return a block with one holder and no key, evicting a cached one if none is free."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            block = self._cached.victim()
+            key = self._keys[block]
+            assert key is not None
+            self._keys[block] = None
+            self._on_evict(key)
+        self._counts[block] = 1
+        return block
+
+    def share(self, block: BlockId) -> None:
+        """Add a holder to a used or cached block."""
+        if self._counts[block] == 0:
+            self._cached.remove(block)
+        self._counts[block] += 1
+        if self._counts[block] == 2:
+            self.num_shared += 1
+
+    def release(self, block: BlockId) -> None:
+        """Take a holder away; without holders a named block is cached and another one free."""
+        assert self._counts[block] > 0
+        self._counts[block] -= 1
+        if self._counts[block] == 1:
+            self.num_shared -= 1
+        if self._counts[block] == 0:
+            if self._keys[block] is None:
+                self._free.append(block)
+            else:
+                self._cached.add(block)
+
+    def name(self, block: BlockId, key: BlockKey) -> None:
+        """Give a used block its key; from now on its bytes do not change."""
+        assert self._counts[block] > 0
+        assert self._keys[block] is None
+        self._keys[block] = key
+
+    def forget(self, block: BlockId) -> None:
+        """Take a block's key away, because its bytes are no longer trusted."""
+        assert self._keys[block] is not None
+        self._keys[block] = None
+        if self._counts[block] == 0:
+            self._cached.remove(block)
+            self._free.append(block)
+
+    def check_integrity(self, holders: list[int]) -> None:
+        """Assert that counts equal `holders` (index: block id) and that every block has exactly one state."""
+        assert self._counts == holders
+        free = set(self._free)
+        assert len(free) == len(self._free)
+        for index, count in enumerate(holders):
+            block = BlockId(index)
+            states = (block in free, block in self._cached, count > 0)
+            assert sum(states) == 1, f"block {block} is in {sum(states)} states"
+            assert (self._keys[block] is None) or not states[0]
+            assert (self._keys[block] is not None) or not states[1]
+        assert self.num_shared == sum(count > 1 for count in holders)

@@ -1,0 +1,30 @@
+"""A live branch: token ids, how many of them are computed, and one block table per group."""
+
+from dataclasses import dataclass, field
+
+from kvchat.engine.api.ids import BlockId, BlockKey, BranchId
+
+BlockTable = list[BlockId | None]
+"""Logical block number → block id; None is a hole: the block has left the window."""
+
+
+@dataclass(slots=True)
+class Branch:
+    """Bookkeeping of one sequence.
+
+    `token_ids[:computed_len]` have their KV in the tables' blocks. `keys` name the full blocks among them,
+    and so does `len(keys) * block_size <= computed_len`. `saved_tail` is the key under which the tail was
+    last saved.
+    """
+
+    id: BranchId
+    owner: str
+    token_ids: list[int]
+    tables: list[BlockTable]
+    computed_len: int = 0
+    keys: list[BlockKey] = field(default_factory=list)
+    saved_tail: BlockKey | None = None
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.token_ids) - self.computed_len

@@ -1,0 +1,419 @@
+"""Blocks of all branches in all groups: matching, allocation, sharing, copy-on-write, publishing.
+
+The manager is integer bookkeeping. It returns moves (copy these slots, load that block) and remembers table
+changes and blocks to save; others move the bytes. Moves must be executed in the order in which they were
+returned, before the next step writes.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import count
+
+from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key, root_key
+from kvchat.engine.cache.block_pool import BlockPool
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.match import PrefixMatch, PrefixMatcher
+from kvchat.engine.cache.plan import Copy, Load, Move, Save, TableChange
+from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
+from kvchat.engine.cache.spec import Group
+from kvchat.engine.cache.tiers import NoTier, SlowTier
+
+
+class CacheManager:
+    """Owns the block tables of every live branch and the index of named blocks."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        num_blocks: dict[GroupId, int],
+        *,
+        block_size: int,
+        fingerprint: bytes,
+        slow: SlowTier | None = None,
+    ) -> None:
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.root = root_key(fingerprint)
+        self.index = PrefixIndex()
+        self.pools = {
+            group.id: BlockPool(num_blocks[group.id], partial(self._evicted, group.id)) for group in groups
+        }
+        self.branches: dict[BranchId, Branch] = {}
+        self._ids = count(1)
+        self._tails: dict[BlockKey, dict[BranchId, Branch]] = {}
+        self._pins: list[tuple[GroupId, BlockId]] = []
+        self._changes: list[TableChange] = []
+        self._dropped: list[BranchId] = []
+        self._saves: list[Save] = []
+        self._matcher = PrefixMatcher(self.groups, block_size, self.index, slow or NoTier(), self._live_tails)
+
+    # Branches
+
+    def open(self, owner: str, token_ids: Iterable[int]) -> Branch:
+        """Return a new live branch that holds no block yet."""
+        branch = Branch(
+            id=BranchId(next(self._ids)),
+            owner=owner,
+            token_ids=list(token_ids),
+            tables=[[] for _ in self.groups],
+        )
+        self.branches[branch.id] = branch
+        return branch
+
+    def fork(self, branch: Branch) -> Branch:
+        """Return a new branch on the same blocks, the tail included. Moves no byte."""
+        child = self.open(branch.owner, branch.token_ids)
+        child.computed_len = branch.computed_len
+        child.keys = list(branch.keys)
+        child.tables = [list(table) for table in branch.tables]
+        for group, table in zip(self.groups, child.tables, strict=True):
+            for block in table:
+                if block is not None:
+                    self.pools[group.id].share(block)
+            self._table_changed(child, group, 0)
+        self._watch_tail(child)
+        return child
+
+    def release(self, branch: Branch) -> None:
+        """Let go of a branch. Its blocks stay cached, its tail as a copy source."""
+        self.reset(branch)
+        del self.branches[branch.id]
+        self._dropped.append(branch.id)
+
+    def reset(self, branch: Branch) -> None:
+        """Let go of a branch's blocks; its token ids stay, and it can be admitted again."""
+        self._unwatch_tail(branch)
+        self._name_tail(branch)
+        for group, table in zip(self.groups, branch.tables, strict=True):
+            for block in reversed(table):
+                if block is not None:
+                    self.pools[group.id].release(block)
+            table.clear()
+        branch.computed_len = 0
+        branch.keys.clear()
+
+    # Blocks of a branch
+
+    def match(self, branch: Branch) -> PrefixMatch:
+        """Return what of an empty branch's tokens can be reused. Pure."""
+        return self._matcher.match(self.root, branch.token_ids)
+
+    def admit(self, branch: Branch, match: PrefixMatch) -> tuple[Move, ...] | None:
+        """Take the matched blocks into an empty branch's tables.
+
+        Returns:
+            The copies and loads that fill them, or None if there is no room; then nothing has changed. After
+            loads, `confirm` or `reset` must follow.
+        """
+        assert branch.computed_len == 0
+        assert not any(branch.tables)
+        resident = {group.id: self._resident(group, match) for group in self.groups}
+        pinned = self._pin(resident, match)
+        if any(
+            sum(block is None for block in blocks) + (match.partial is not None)
+            > self.pools[group].num_available
+            for group, blocks in resident.items()
+        ):
+            for group_id, block in pinned:
+                self.pools[group_id].release(block)
+            return None
+        if match.partial:
+            self._pins += [(group, block) for group, block in match.partial.blocks.items()]
+        moves: list[Move] = []
+        for group, table in zip(self.groups, branch.tables, strict=True):
+            moves += self._fill_table(group, table, resident[group.id], match)
+            self._table_changed(branch, group, 0)
+        branch.keys = list(match.keys)
+        branch.computed_len = match.length
+        self._watch_tail(branch)
+        return tuple(moves)
+
+    def confirm(self, branch: Branch) -> None:
+        """Name the full blocks that `admit` had loaded: their bytes are there and verified."""
+        for number, key in enumerate(branch.keys):
+            for group, table in zip(self.groups, branch.tables, strict=True):
+                block = table[number] if number < len(table) else None
+                if block is not None and self.pools[group.id].key(block) is None:
+                    self._publish(branch, group, number, key)
+
+    def extend(self, branch: Branch, num_tokens: int) -> tuple[Move, ...] | None:
+        """Make the slots of the next `num_tokens` tokens writable.
+
+        Returns:
+            The copies a shared tail needs before it is written, or None if there is no room; then nothing has
+            changed.
+        """
+        if any(
+            self._num_missing(branch, group, num_tokens) > self.pools[group.id].num_available
+            for group in self.groups
+        ):
+            return None
+        moves: list[Move] = []
+        for group, table in zip(self.groups, branch.tables, strict=True):
+            moves += self._own_tail(branch, group, table)
+            start = len(table)
+            end = self._num_blocks(branch.computed_len + num_tokens)
+            table += [self.pools[group.id].allocate() for _ in range(start, end)]
+            if end > start:
+                self._table_changed(branch, group, start)
+        return tuple(moves)
+
+    def commit(self, branch: Branch, num_tokens: int) -> None:
+        """Record that the next `num_tokens` tokens have been written: name full blocks, drop what left a
+        window.
+        """
+        branch.computed_len += num_tokens
+        first, last = len(branch.keys), branch.computed_len // self.block_size
+        if last > first:
+            self._unwatch_tail(branch)
+        for number in range(first, last):
+            key = block_key(self._parent(branch), self._block_ids(branch, number))
+            branch.keys.append(key)
+            for group in self.groups:
+                self._publish(branch, group, number, key, save=True)
+        if last > first:
+            branch.saved_tail = None
+        self._watch_tail(branch)
+        for group, table in zip(self.groups, branch.tables, strict=True):
+            self._leave_window(group, table, branch.computed_len)
+
+    # What others carry out
+
+    def finish_moves(self) -> None:
+        """Unpin the sources of moves that have been executed."""
+        for group, block in self._pins:
+            self.pools[group].release(block)
+        self._pins.clear()
+
+    def take_changes(self) -> tuple[tuple[TableChange, ...], tuple[BranchId, ...]]:
+        """Return the table changes and the released branches since the last call."""
+        changes, dropped = tuple(self._changes), tuple(self._dropped)
+        self._changes.clear()
+        self._dropped.clear()
+        return changes, dropped
+
+    def take_saves(self) -> tuple[Save, ...]:
+        """Return the blocks that were named since the last call, in order."""
+        saves = tuple(self._saves)
+        self._saves.clear()
+        return saves
+
+    def tail_saves(self, branch: Branch) -> tuple[Save, ...]:
+        """Return what must be written so that the branch's tail is stored; nothing if it is. Pure."""
+        number, num_tokens = divmod(branch.computed_len, self.block_size)
+        if not num_tokens:
+            return ()
+        ids = self._block_ids(branch, number)
+        parent = self._parent(branch)
+        key = block_key(parent, ids)
+        if key == branch.saved_tail:
+            return ()
+        return tuple(
+            Save(group.id, key, parent, ids, block, branch.saved_tail)
+            for group in self.groups
+            if (block := branch.tables[group.id][number]) is not None
+        )
+
+    def block_saves(self, branch: Branch) -> tuple[Save, ...]:
+        """Return every full block that the branch holds, for a store that may lack some of them. Pure."""
+        return tuple(
+            Save(group.id, key, self._parent_of(branch, number), self._block_ids(branch, number), block)
+            for group in self.groups
+            for number, key in enumerate(branch.keys)
+            if (block := branch.tables[group.id][number]) is not None
+        )
+
+    def is_resident(self, save: Save) -> bool:
+        """Whether the block to be saved still has its name. Pure."""
+        return self.pools[save.group].key(save.block) == save.key
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError on any broken invariant."""
+        for group in self.groups:
+            holders = [0] * self.pools[group.id].num_blocks
+            for branch in self.branches.values():
+                for block in branch.tables[group.id]:
+                    if block is not None:
+                        holders[block] += 1
+            for group_id, block in self._pins:
+                if group_id == group.id:
+                    holders[block] += 1
+            self.pools[group.id].check_integrity(holders)
+        self._check_index()
+        for branch in self.branches.values():
+            self._check_branch(branch)
+
+    # Parts of the above
+
+    def _resident(self, group: Group, match: PrefixMatch) -> list[BlockId | None]:
+        """Return the device blocks of the matched blocks that `group` needs, None where it must load."""
+        first = group.spec.first_visible(match.length) // self.block_size
+        return [self.index.block(key, group.id) for key in match.keys[first:]]
+
+    def _pin(
+        self, resident: dict[GroupId, list[BlockId | None]], match: PrefixMatch
+    ) -> list[tuple[GroupId, BlockId]]:
+        """Hold every matched device block, so that allocating cannot evict what is about to be used."""
+        pinned = [
+            (group, block) for group, blocks in resident.items() for block in blocks if block is not None
+        ]
+        if match.partial:
+            pinned += match.partial.blocks.items()
+        for group, block in pinned:
+            self.pools[group].share(block)
+        return pinned
+
+    def _fill_table(
+        self, group: Group, table: list[BlockId | None], resident: list[BlockId | None], match: PrefixMatch
+    ) -> Iterable[Move]:
+        pool = self.pools[group.id]
+        first = len(match.keys) - len(resident)
+        table += [None] * first
+        for number, block in enumerate(resident, start=first):
+            if block is None:
+                block = pool.allocate()
+                yield self._load(group, match, number, block)
+            table.append(block)
+        if match.partial:
+            target = pool.allocate()
+            table.append(target)
+            source = match.partial.blocks.get(group.id)
+            if source is not None:
+                yield Copy(group.id, source, target, match.partial.num_tokens)
+            else:
+                assert match.partial.key is not None
+                parent = match.keys[-1] if match.keys else self.root
+                yield Load(group.id, match.partial.key, parent, match.partial.token_ids, target)
+
+    def _load(self, group: Group, match: PrefixMatch, number: int, target: BlockId) -> Load:
+        parent = match.keys[number - 1] if number else self.root
+        return Load(group.id, match.keys[number], parent, match.block_ids[number], target)
+
+    def _own_tail(self, branch: Branch, group: Group, table: list[BlockId | None]) -> Iterable[Move]:
+        """Copy the tail before the first write if another table holds it too."""
+        number, num_tokens = divmod(branch.computed_len, self.block_size)
+        pool = self.pools[group.id]
+        if not num_tokens:
+            return
+        shared = table[number]
+        assert shared is not None
+        if pool.count(shared) == 1:
+            return
+        own = table[number] = pool.allocate()
+        self._pins.append((group.id, shared))
+        self._changes.append(TableChange(branch.id, group.id, number, (own,)))
+        yield Copy(group.id, shared, own, num_tokens)
+
+    def _num_missing(self, branch: Branch, group: Group, num_tokens: int) -> int:
+        table = branch.tables[group.id]
+        missing = self._num_blocks(branch.computed_len + num_tokens) - len(table)
+        if branch.computed_len % self.block_size:
+            tail = table[branch.computed_len // self.block_size]
+            assert tail is not None
+            missing += self.pools[group.id].count(tail) > 1
+        return missing
+
+    def _publish(self, branch: Branch, group: Group, number: int, key: BlockKey, save: bool = False) -> None:
+        """Name a full block, or give it up for the block that already has the name."""
+        table = branch.tables[group.id]
+        block = table[number]
+        if block is None:
+            return
+        pool = self.pools[group.id]
+        known = self.index.block(key, group.id)
+        if known is not None:
+            pool.share(known)
+            pool.release(block)
+            table[number] = known
+            self._changes.append(TableChange(branch.id, group.id, number, (known,)))
+            return
+        parent = self._parent_of(branch, number)
+        ids = self._block_ids(branch, number)
+        pool.name(block, key)
+        self.index.add(IndexNode(key, parent, ids), group.id, block)
+        if save:
+            self._saves.append(Save(group.id, key, parent, ids, block, branch.saved_tail))
+
+    def _name_tail(self, branch: Branch) -> None:
+        number, num_tokens = divmod(branch.computed_len, self.block_size)
+        if not num_tokens:
+            return
+        ids = self._block_ids(branch, number)
+        key = block_key(self._parent(branch), ids)
+        for group, table in zip(self.groups, branch.tables, strict=True):
+            block = table[number]
+            if block is None or self.pools[group.id].count(block) > 1:
+                continue
+            if self.index.block(key, group.id) is None:
+                self.pools[group.id].name(block, key)
+                self.index.add(IndexNode(key, self._parent(branch), ids), group.id, block)
+
+    def _leave_window(self, group: Group, table: list[BlockId | None], position: int) -> None:
+        end = min(group.spec.first_visible(position) // self.block_size, len(table))
+        start = end
+        while start and table[start - 1] is not None:
+            start -= 1
+        for number in range(start, end):
+            block = table[number]
+            assert block is not None
+            self.pools[group.id].release(block)
+            table[number] = None
+
+    def _evicted(self, group: GroupId, key: BlockKey) -> None:
+        self.index.remove(key, group)
+
+    def _table_changed(self, branch: Branch, group: Group, start: int) -> None:
+        table = branch.tables[group.id]
+        while start < len(table) and table[start] is None:
+            start += 1
+        blocks = tuple(block for block in table[start:] if block is not None)
+        assert len(blocks) == len(table) - start, "a table has holes only before its window"
+        if blocks:
+            self._changes.append(TableChange(branch.id, group.id, start, blocks))
+
+    def _watch_tail(self, branch: Branch) -> None:
+        self._tails.setdefault(self._parent(branch), {})[branch.id] = branch
+
+    def _unwatch_tail(self, branch: Branch) -> None:
+        parent = self._parent(branch)
+        watched = self._tails.get(parent, {})
+        watched.pop(branch.id, None)
+        if not watched:
+            self._tails.pop(parent, None)
+
+    def _live_tails(self, parent: BlockKey) -> list[Branch]:
+        return [b for b in self._tails.get(parent, {}).values() if b.computed_len % self.block_size]
+
+    def _parent(self, branch: Branch) -> BlockKey:
+        return branch.keys[-1] if branch.keys else self.root
+
+    def _parent_of(self, branch: Branch, number: int) -> BlockKey:
+        return branch.keys[number - 1] if number else self.root
+
+    def _block_ids(self, branch: Branch, number: int) -> tuple[int, ...]:
+        start = number * self.block_size
+        return tuple(branch.token_ids[start : min(start + self.block_size, branch.computed_len)])
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _check_index(self) -> None:
+        for node in self.index:
+            assert block_key(node.parent, node.token_ids) == node.key
+            for group, block in node.blocks.items():
+                assert self.pools[group].key(block) == node.key
+        for group, pool in self.pools.items():
+            for block in map(BlockId, range(pool.num_blocks)):
+                key = pool.key(block)
+                assert key is None or self.index.block(key, group) == block
+
+    def _check_branch(self, branch: Branch) -> None:
+        assert 0 <= branch.computed_len <= len(branch.token_ids)
+        assert len(branch.keys) == branch.computed_len // self.block_size
+        for group, table in zip(self.groups, branch.tables, strict=True):
+            first = group.spec.first_visible(branch.computed_len) // self.block_size
+            for number in range(first, self._num_blocks(branch.computed_len)):
+                block = table[number]
+                assert block is not None, f"block {number} of group {group.id} is a hole"
+                key = self.pools[group.id].key(block)
+                assert key == (branch.keys[number] if number < len(branch.keys) else None)

@@ -1,0 +1,205 @@
+"""The longest prefix of a prompt whose KV exists somewhere, to the exact token.
+
+Full blocks are found by key. Inside the block behind them, the longest common run with any block or tail that
+hangs on the same parent is reused by copying it. Every group must be able to continue there: a full group
+needs all blocks, a sliding group those its window still covers. At least one token is left to compute.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, chain_keys
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.prefix_index import PrefixIndex
+from kvchat.engine.cache.spec import Group
+from kvchat.engine.cache.tiers import SlowTier
+
+
+@dataclass(frozen=True, slots=True)
+class PartialBlock:
+    """A block or tail whose first `num_tokens` tokens begin the block to be computed.
+
+    `blocks` has the device block of each group that holds it there; the other groups load it under `key`.
+    """
+
+    key: BlockKey | None
+    token_ids: tuple[int, ...]
+    num_tokens: int
+    blocks: dict[GroupId, BlockId]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """What a prompt can reuse.
+
+    Args:
+        keys: the full blocks, first block first.
+        partial: source of the tokens behind them.
+        length: tokens reused in all.
+        disk_len: how many of them some group has to load.
+        block_ids: token ids of the full blocks.
+    """
+
+    keys: tuple[BlockKey, ...] = ()
+    block_ids: tuple[tuple[int, ...], ...] = ()
+    partial: PartialBlock | None = None
+    length: int = 0
+    disk_len: int = 0
+
+
+@dataclass(slots=True)
+class _Candidate:
+    key: BlockKey | None
+    token_ids: tuple[int, ...]
+    blocks: dict[GroupId, BlockId] = field(default_factory=dict)
+    stored: frozenset[GroupId] = frozenset()
+
+    def covers(self, groups: Iterable[Group]) -> bool:
+        return all(group.id in self.blocks or group.id in self.stored for group in groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """The prompt's full blocks: where each group has them."""
+
+    keys: list[BlockKey]
+    block_ids: list[tuple[int, ...]]
+    device: dict[GroupId, list[BlockId | None]]
+    present: dict[GroupId, list[bool]]
+    runs: dict[GroupId, list[int]]
+    """runs[g][n]: how many blocks directly before block n are present."""
+
+
+class PrefixMatcher:
+    """Matches prompts against the device index, the live tails and a slower tier. Pure."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        block_size: int,
+        index: PrefixIndex,
+        slow: SlowTier,
+        live_tails: Callable[[BlockKey], Iterable[Branch]],
+    ) -> None:
+        self._groups = groups
+        self._block_size = block_size
+        self._index = index
+        self._slow = slow
+        self._live_tails = live_tails
+
+    def match(self, root: BlockKey, token_ids: Sequence[int]) -> PrefixMatch:
+        """Return the longest usable prefix of `token_ids[:-1]`."""
+        limit = len(token_ids) - 1
+        chain = self._chain(root, token_ids, limit)
+        num_blocks = self._num_leading(chain)
+        partial = self._best_partial(
+            chain, num_blocks, root, token_ids[num_blocks * self._block_size : limit]
+        )
+        if partial is None:
+            num_blocks = next(n for n in range(num_blocks, -1, -1) if self._windows_present(chain, n, 0))
+        length = num_blocks * self._block_size + (partial.num_tokens if partial else 0)
+        return PrefixMatch(
+            keys=tuple(chain.keys[:num_blocks]),
+            block_ids=tuple(chain.block_ids[:num_blocks]),
+            partial=partial,
+            length=length,
+            disk_len=self._num_loaded(chain, num_blocks, partial, length),
+        )
+
+    def _chain(self, root: BlockKey, token_ids: Sequence[int], limit: int) -> _Chain:
+        size = self._block_size
+        keys = chain_keys(root, token_ids[:limit], size)
+        ids = [tuple(token_ids[number * size : (number + 1) * size]) for number in range(len(keys))]
+        nodes = [self._index.find(key, block_ids) for key, block_ids in zip(keys, ids, strict=True)]
+        device: dict[GroupId, list[BlockId | None]] = {}
+        present: dict[GroupId, list[bool]] = {}
+        for group in self._groups:
+            blocks = [node.blocks.get(group.id) if node else None for node in nodes]
+            absent = [key for key, block in zip(keys, blocks, strict=True) if block is None]
+            stored = iter(self._slow.has_all(absent, group.id) if absent else ())
+            device[group.id] = blocks
+            present[group.id] = [block is not None or next(stored) for block in blocks]
+        runs = {
+            group: list(accumulate(flags, lambda run, flag: run + 1 if flag else 0, initial=0))
+            for group, flags in present.items()
+        }
+        return _Chain(keys=keys, block_ids=ids, device=device, present=present, runs=runs)
+
+    def _num_leading(self, chain: _Chain) -> int:
+        """Return how many blocks from the start every group without a window has."""
+        leading = len(chain.keys)
+        for group in self._groups:
+            if group.spec.window is None:
+                flags = chain.present[group.id]
+                leading = min(leading, flags.index(False) if False in flags else len(flags))
+        return leading
+
+    def _windows_present(self, chain: _Chain, num_blocks: int, num_tokens: int) -> bool:
+        """Whether every group has what the query behind `num_blocks` blocks and `num_tokens` tokens sees of
+        them.
+        """
+        position = num_blocks * self._block_size + num_tokens
+        return all(
+            num_blocks - group.spec.first_visible(position) // self._block_size
+            <= chain.runs[group.id][num_blocks]
+            for group in self._groups
+        )
+
+    def _best_partial(
+        self, chain: _Chain, num_blocks: int, root: BlockKey, rest: Sequence[int]
+    ) -> PartialBlock | None:
+        parent = chain.keys[num_blocks - 1] if num_blocks else root
+        best: PartialBlock | None = None
+        for candidate in self._candidates(parent):
+            common = common_run(candidate.token_ids, rest)
+            if common <= (best.num_tokens if best else 0) or not candidate.covers(self._groups):
+                continue
+            if self._windows_present(chain, num_blocks, common):
+                best = PartialBlock(candidate.key, candidate.token_ids, common, candidate.blocks)
+        return best
+
+    def _candidates(self, parent: BlockKey) -> Iterable[_Candidate]:
+        """Yield the blocks and tails behind `parent`; those on the device first, so that they win ties."""
+        for branch in self._live_tails(parent):
+            yield self._live_candidate(branch)
+        named = {
+            node.key: _Candidate(node.key, node.token_ids, dict(node.blocks))
+            for node in self._index.children(parent)
+        }
+        for stored in self._slow.children(parent):
+            known = named.setdefault(stored.key, _Candidate(stored.key, stored.token_ids))
+            if known.token_ids == stored.token_ids:
+                known.stored = stored.groups
+        yield from sorted(named.values(), key=lambda candidate: not candidate.blocks)
+
+    def _live_candidate(self, branch: Branch) -> _Candidate:
+        number = branch.computed_len // self._block_size
+        blocks = {
+            group.id: block
+            for group, table in zip(self._groups, branch.tables, strict=True)
+            if (block := table[number]) is not None
+        }
+        tail_ids = tuple(branch.token_ids[number * self._block_size : branch.computed_len])
+        return _Candidate(None, tail_ids, blocks)
+
+    def _num_loaded(self, chain: _Chain, num_blocks: int, partial: PartialBlock | None, length: int) -> int:
+        """Return how many of the reused tokens lie in blocks that some group lacks on the device."""
+        size = self._block_size
+        loaded_blocks: set[int] = set()
+        for group in self._groups:
+            first = group.spec.first_visible(length) // size
+            blocks = chain.device[group.id][first:num_blocks]
+            loaded_blocks.update(first + offset for offset, block in enumerate(blocks) if block is None)
+        loaded = len(loaded_blocks) * size
+        if partial and any(group.id not in partial.blocks for group in self._groups):
+            loaded += partial.num_tokens
+        return loaded
+
+
+def common_run(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return the length of the longest common prefix."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))

@@ -1,0 +1,54 @@
+"""What bookkeeping asks of storage: moves of block bytes, in the order in which they must happen."""
+
+from dataclasses import dataclass
+
+from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy the first `num_tokens` slots of `source` to `target`, both in the device pool."""
+
+    group: GroupId
+    source: BlockId
+    target: BlockId
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read a stored block into the device block `target`.
+
+    `token_ids` are all ids of the stored block; a branch may use only the first of them.
+    """
+
+    group: GroupId
+    key: BlockKey
+    parent: BlockKey
+    token_ids: tuple[int, ...]
+    target: BlockId
+
+
+Move = Copy | Load
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write a device block to the store. `replaces`: the tail that this one makes superfluous."""
+
+    group: GroupId
+    key: BlockKey
+    parent: BlockKey
+    token_ids: tuple[int, ...]
+    block: BlockId
+    replaces: BlockKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """Entries `[start, start + len(block_ids))` of one branch's table in one group have new values."""
+
+    branch: BranchId
+    group: GroupId
+    start: int
+    block_ids: tuple[BlockId, ...]

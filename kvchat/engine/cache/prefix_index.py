@@ -1,0 +1,64 @@
+"""Content names of the blocks in the device pool.
+
+One node for each key, with the parent's key and the token ids (a look-up is verified by ids, not by the hash
+alone) and the device block of every group that has its bytes. Full blocks and tails are nodes alike; tails
+have fewer tokens.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+
+
+@dataclass(slots=True)
+class IndexNode:
+    key: BlockKey
+    parent: BlockKey
+    token_ids: tuple[int, ...]
+    blocks: dict[GroupId, BlockId] = field(default_factory=dict)
+
+
+class PrefixIndex:
+    def __init__(self) -> None:
+        self._nodes: dict[BlockKey, IndexNode] = {}
+        self._children: dict[BlockKey, set[BlockKey]] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[IndexNode]:
+        return iter(self._nodes.values())
+
+    def find(self, key: BlockKey, token_ids: tuple[int, ...]) -> IndexNode | None:
+        """Return the node named `key` if it holds exactly `token_ids`."""
+        node = self._nodes.get(key)
+        return node if node is not None and node.token_ids == token_ids else None
+
+    def block(self, key: BlockKey, group: GroupId) -> BlockId | None:
+        node = self._nodes.get(key)
+        return node.blocks.get(group) if node else None
+
+    def children(self, parent: BlockKey) -> list[IndexNode]:
+        """Return the nodes directly behind `parent`, in no particular order."""
+        return [self._nodes[key] for key in self._children.get(parent, ())]
+
+    def add(self, node: IndexNode, group: GroupId, block: BlockId) -> None:
+        """Record that `block` of `group` holds the tokens of a node that is new or equal to the known one."""
+        known = self._nodes.setdefault(node.key, node)
+        assert (known.parent, known.token_ids) == (node.parent, node.token_ids)
+        assert group not in known.blocks
+        known.blocks[group] = block
+        self._children.setdefault(node.parent, set()).add(node.key)
+
+    def remove(self, key: BlockKey, group: GroupId) -> None:
+        """Forget one group's block; the node goes with its last block."""
+        node = self._nodes[key]
+        del node.blocks[group]
+        if node.blocks:
+            return
+        del self._nodes[key]
+        siblings = self._children[node.parent]
+        siblings.discard(key)
+        if not siblings:
+            del self._children[node.parent]

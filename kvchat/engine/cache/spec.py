@@ -1,0 +1,94 @@
+"""What one layer keeps for each token, and which layers keep the same.
+
+A spec is a frozen value. Everything that differs between kinds of attention is looked up from it: which
+blocks a position still needs (`first_visible`), how many bytes a block has, how those bytes are laid out.
+
+Layout of one block of a group: for each layer of the group, in order, its K region `[H_kv, P, D_k]` and then
+its V region `[H_kv, P, D_v]`, without padding. The same run of bytes is used in host memory, on disk and in
+bundles.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvchat.engine.api.ids import GroupId
+
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullSpec:
+    """A layer whose queries see every earlier token.
+
+    Args:
+        num_kv_heads: key-value heads, H_kv.
+        head_dim_k: numbers per key and head, D_k.
+        head_dim_v: numbers per value and head, D_v.
+        dtype: safetensors name of the stored type (F32, BF16, F16).
+    """
+
+    num_kv_heads: int
+    head_dim_k: int
+    head_dim_v: int
+    dtype: str
+
+    @property
+    def kind(self) -> str:
+        return "full"
+
+    @property
+    def window(self) -> int | None:
+        return None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in one layer."""
+        return self.num_kv_heads * (self.head_dim_k + self.head_dim_v) * ITEM_BYTES[self.dtype]
+
+    def first_visible(self, position: int) -> int:
+        """Return the first position that a query at `position` sees."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingSpec(FullSpec):
+    """A layer whose queries see themselves and the `window_len - 1` tokens before."""
+
+    window_len: int
+
+    @property
+    def kind(self) -> str:
+        return "sliding"
+
+    @property
+    def window(self) -> int | None:
+        return self.window_len
+
+    def first_visible(self, position: int) -> int:
+        return max(0, position - self.window_len + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Layers with the same spec; they share block tables and a pool."""
+
+    id: GroupId
+    spec: FullSpec
+    layers: tuple[int, ...]
+
+    def block_bytes(self, block_size: int) -> int:
+        return self.spec.token_bytes * len(self.layers) * block_size
+
+
+def group_layers(specs: Mapping[int, FullSpec]) -> tuple[Group, ...]:
+    """Return the groups of a model, in the order of their first layers.
+
+    The order is a function of the model alone, so a group's id means the same in every process.
+    """
+    members: dict[FullSpec, list[int]] = {}
+    for layer in sorted(specs):
+        members.setdefault(specs[layer], []).append(layer)
+    return tuple(
+        Group(id=GroupId(index), spec=spec, layers=tuple(layers))
+        for index, (spec, layers) in enumerate(members.items())
+    )

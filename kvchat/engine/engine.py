@@ -1,0 +1,461 @@
+"""Many requests, one model, one cache: the step that everything else serves.
+
+An engine is synchronous and owned by one thread. `step` admits requests, computes one batch, chooses tokens
+and records what they mean for blocks and events.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Self
+
+from kvchat.engine import occupancy
+from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.api.events import (
+    Event,
+    FinishReason,
+    Loaded,
+    PrefillProgress,
+    RequestFinished,
+    Timings,
+    TokenEmitted,
+    Usage,
+)
+from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.api.snapshot import CacheSnapshot, Tier, TierUsage
+from kvchat.engine.batch import Batch
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.sizing import least_blocks
+from kvchat.engine.handle import Handle
+from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.saver import Saver
+from kvchat.engine.runner import Runner
+from kvchat.engine.sampler import Sampler
+from kvchat.engine.scheduler import Entry, Scheduler
+from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
+
+TAIL_SAVE_INTERVAL_S = 2.0
+CLOSE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What `build` puts together."""
+
+    info: EngineInfo
+    manager: CacheManager
+    scheduler: Scheduler
+    runner: Runner
+    sampler: Sampler
+    mover: Mover
+    saver: Saver | None
+    store: DiskStore | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One finished request of `generate`."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason
+    usage: Usage
+    loaded: Loaded
+    timings: Timings
+    error: str | None
+
+
+class Engine:
+    """Computes requests on one model; see the module's text."""
+
+    def __init__(self, parts: EngineParts, clock: Callable[[], float] = time.monotonic) -> None:
+        self.info = parts.info
+        self._manager = parts.manager
+        self._scheduler = parts.scheduler
+        self._runner = parts.runner
+        self._sampler = parts.sampler
+        self._mover = parts.mover
+        self._saver = parts.saver
+        self._store = parts.store
+        self._clock = clock
+        self._ids = count(1)
+        self._entries: dict[RequestId, Entry] = {}
+        self._handles: dict[RequestId, Handle] = {}
+        self._events: list[Event] = []
+        self._tails_saved_s = clock()
+        self._reused_tokens = 0
+        self._computed_tokens = 0
+
+    @classmethod
+    def load(cls, model: str, config: EngineConfig | None = None) -> Self:
+        """Load a model by directory, hub id or the name `starter`.
+
+        Raises:
+            ModelError: not found, unreadable or not to be served exactly.
+            CapacityError: the weights or the smallest cache do not fit.
+        """
+        from kvchat.engine.build import build_parts
+        from kvchat.engine.models.locate import locate_model
+
+        location = locate_model(model)
+        return cls(build_parts(location.name, location.path, config or EngineConfig()))
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or bool(self._events)
+
+    def submit(self, request: Request) -> Handle:
+        """Queue a request.
+
+        Raises:
+            InvalidRequest: empty prompt, id outside the vocabulary, unknown, busy or diverging branch.
+            ContextOverflow: the prompt leaves no room for an answer in the model's context.
+            PoolExhausted: the prompt can never fit into the device pool.
+        """
+        self._validate(request)
+        branch = self._branch_for(request)
+        entry = Entry(
+            id=RequestId(next(self._ids)),
+            request=request,
+            branch=branch,
+            max_tokens=request.sampling.max_tokens or self.info.max_context,
+            submitted_s=self._clock(),
+            prompt_len=len(request.token_ids),
+        )
+        self._entries[entry.id] = entry
+        self._scheduler.add(entry)
+        handle = Handle(entry.id, branch.id, self.step, self.cancel)
+        self._handles[entry.id] = handle
+        return handle
+
+    def step(self) -> tuple[Event, ...]:
+        """Compute one batch and return what happened. Does nothing without work."""
+        self._finish_cancelled()
+        self._admit_waiting()
+        batch = self._scheduler.schedule()
+        self._mover.execute(batch.moves)
+        self._manager.finish_moves()
+        if batch.chunks:
+            logits = self._runner.run(batch)
+            self._record(batch, iter(self._sampler.sample(logits, self._sampling(batch))))
+        else:
+            self._refuse_stuck()
+        self._save()
+        return self._deliver()
+
+    def cancel(self, request_id: RequestId) -> None:
+        """End a request at the next step; unknown or finished ones are ignored."""
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            entry.is_cancelled = True
+
+    def fork(self, branch: BranchId) -> BranchId:
+        """Return a new live branch on the same blocks. No byte moves until one of them writes.
+
+        Raises:
+            InvalidRequest: no such live branch.
+        """
+        return self._manager.fork(self._live(branch)).id
+
+    def release(self, branch: BranchId) -> None:
+        """Let go of a live branch; its blocks stay cached. Cancels the request that runs on it."""
+        live = self._live(branch)
+        entry = self._running_on(branch)
+        if entry is not None:
+            self._finish(entry, FinishReason.CANCELLED)
+        self._save_branch(live)
+        self._manager.release(live)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
+    ) -> list[Result]:
+        """Answer all prompts together; blocks stay cached, branches do not stay live."""
+        handles = [
+            self.submit(Request(token_ids=tuple(prompt), sampling=sampling or SamplingParams()))
+            for prompt in prompts
+        ]
+        results = [_collect(handle) for handle in handles]
+        for handle in handles:
+            self.release(handle.branch)
+        return results
+
+    def snapshot(self) -> CacheSnapshot:
+        """Return the cache's present state from the pools' own accounting."""
+        running = {entry.branch.id for entry in self._scheduler.running}
+        return CacheSnapshot(
+            model=self.info.model,
+            fingerprint=self.info.fingerprint,
+            block_size=self.info.block_size,
+            max_context=self.info.max_context,
+            tiers=(
+                occupancy.device_usage(self._manager),
+                TierUsage(tier=Tier.HOST, used_bytes=0, cached_bytes=0, total_bytes=0, num_blocks=0),
+                self._disk_usage(),
+            ),
+            groups=occupancy.group_usages(self._manager),
+            layers=occupancy.layer_usages(self._manager),
+            branches=occupancy.branch_usages(self._manager, running),
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            reused_tokens=self._reused_tokens,
+            computed_tokens=self._computed_tokens,
+            room_tokens=occupancy.room_tokens(self._manager),
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError on any broken invariant of the bookkeeping."""
+        self._manager.check_integrity()
+
+    def tick(self) -> None:
+        """Go on with saving while there is nothing to compute."""
+        self._save()
+
+    def close(self) -> None:
+        """Save every live branch and end the writer."""
+        for entry in list(self._entries.values()):
+            self._finish(entry, FinishReason.CANCELLED)
+        for branch in self._manager.branches.values():
+            self._save_branch(branch)
+        if self._saver is not None:
+            self._saver.close(CLOSE_TIMEOUT_S)
+        if self._store is not None:
+            self._store.close()
+
+    # Requests
+
+    def _validate(self, request: Request) -> None:
+        prompt_len = len(request.token_ids)
+        if not prompt_len:
+            raise InvalidRequest("the prompt is empty")
+        unknown = next((t for t in request.token_ids if not 0 <= t < self.info.vocab_size), None)
+        if unknown is not None:
+            raise InvalidRequest(
+                f"token id {unknown} is not in the model's vocabulary of {self.info.vocab_size}"
+            )
+        if prompt_len >= self.info.max_context:
+            raise ContextOverflow(
+                f"the conversation has {prompt_len} tokens and the model takes {self.info.max_context}; "
+                "start a new session, or fork at an earlier message"
+            )
+        for group in self._manager.groups:
+            needed = least_blocks(
+                group, prompt_len + 1, self._scheduler.max_batch_tokens, self.info.block_size
+            )
+            if needed > self._manager.pools[group.id].num_blocks:
+                raise PoolExhausted(
+                    f"the conversation of {prompt_len} tokens does not fit into the cache; "
+                    "give it more with --kv-device-bytes"
+                )
+
+    def _branch_for(self, request: Request) -> Branch:
+        if request.branch is None:
+            return self._manager.open(request.owner, request.token_ids)
+        branch = self._live(request.branch)
+        if self._running_on(branch.id) is not None:
+            raise InvalidRequest(f"branch {branch.id} is still answering")
+        if tuple(branch.token_ids[: branch.computed_len]) != request.token_ids[: branch.computed_len]:
+            raise InvalidRequest(f"branch {branch.id} does not begin the prompt; submit without a branch")
+        if branch.computed_len >= len(request.token_ids):
+            self._manager.reset(branch)
+        branch.token_ids = list(request.token_ids)
+        return branch
+
+    def _live(self, branch: BranchId) -> Branch:
+        live = self._manager.branches.get(branch)
+        if live is None:
+            raise InvalidRequest(f"there is no live branch {branch}")
+        return live
+
+    def _running_on(self, branch: BranchId) -> Entry | None:
+        return next((entry for entry in self._entries.values() if entry.branch.id == branch), None)
+
+    def _admit_waiting(self) -> None:
+        """Give waiting requests the blocks they can reuse; a damaged stored block makes a request match
+        again.
+        """
+        while (entry := self._scheduler.next_waiting()) is not None:
+            is_first = entry.loaded is None
+            moves = self._scheduler.admit(entry)
+            if moves is None:
+                return
+            is_complete = self._mover.execute(moves)
+            self._manager.finish_moves()
+            if is_complete:
+                self._manager.confirm(entry.branch)
+                if entry.num_generated == 0:
+                    self._progress(entry)
+            else:
+                if is_first:
+                    entry.loaded = None
+                self._scheduler.requeue(entry)
+
+    def _finish_cancelled(self) -> None:
+        for entry in [entry for entry in self._entries.values() if entry.is_cancelled]:
+            self._finish(entry, FinishReason.CANCELLED)
+
+    def _refuse_stuck(self) -> None:
+        """End the request that cannot get a block though nobody else holds one."""
+        stuck = self._scheduler.running or self._scheduler.waiting
+        if stuck:
+            self._finish(
+                stuck[0], FinishReason.ERROR, "the cache is full; give it more with --kv-device-bytes"
+            )
+
+    # One step's results
+
+    def _sampling(self, batch: Batch) -> list[tuple[RequestId, SamplingParams]]:
+        return [
+            (chunk.request, self._entries[chunk.request].request.sampling)
+            for chunk in batch.chunks
+            if chunk.samples
+        ]
+
+    def _record(self, batch: Batch, tokens: Iterator[int | None]) -> None:
+        for chunk in batch.chunks:
+            entry = self._entries[chunk.request]
+            self._manager.commit(entry.branch, chunk.end - chunk.start)
+            if chunk.samples:
+                self._take_token(entry, next(tokens))
+            elif entry.num_generated == 0:
+                self._progress(entry)
+
+    def _take_token(self, entry: Entry, token: int | None) -> None:
+        if token is None:
+            self._finish(entry, FinishReason.ERROR, "the model's output is not a number (NaN or infinite)")
+            return
+        if entry.first_token_s is None:
+            entry.first_token_s = self._clock()
+            self._reused_tokens += entry.cached_len
+            self._computed_tokens += entry.prompt_len - entry.cached_len
+            self._progress(entry)
+        entry.branch.token_ids.append(token)
+        entry.num_generated += 1
+        self._events.append(TokenEmitted(request_id=entry.id, branch=entry.branch.id, token_id=token))
+        reason = self._finish_reason(entry, token)
+        if reason is not None:
+            self._finish(entry, reason)
+
+    def _finish_reason(self, entry: Entry, token: int) -> FinishReason | None:
+        request = entry.request
+        ends_turn = token in self.info.eos_token_ids and not request.sampling.ignore_eos
+        if ends_turn or token in request.sampling.stop_token_ids:
+            return FinishReason.STOP
+        if request.stop is not None and request.stop.feed(token):
+            return FinishReason.STOP
+        if entry.num_generated >= entry.max_tokens or len(entry.branch.token_ids) >= self.info.max_context:
+            return FinishReason.LENGTH
+        return None
+
+    def _finish(self, entry: Entry, reason: FinishReason, error: str | None = None) -> None:
+        self._scheduler.remove(entry)
+        self._scheduler.touch(entry.branch.id)
+        self._sampler.forget(entry.id)
+        del self._entries[entry.id]
+        self._save_branch(entry.branch)
+        self._events.append(
+            RequestFinished(
+                request_id=entry.id,
+                branch=entry.branch.id,
+                reason=reason,
+                usage=self._usage(entry),
+                loaded=entry.loaded or Loaded(),
+                timings=self._timings(entry),
+                error=error,
+            )
+        )
+
+    def _progress(self, entry: Entry) -> None:
+        computed_len = min(entry.branch.computed_len, entry.prompt_len)
+        self._events.append(
+            PrefillProgress(
+                request_id=entry.id,
+                branch=entry.branch.id,
+                prompt_tokens=entry.prompt_len,
+                cached_tokens=entry.cached_len,
+                computed_tokens=max(0, computed_len - entry.cached_len),
+                loaded=entry.loaded or Loaded(),
+            )
+        )
+
+    def _usage(self, entry: Entry) -> Usage:
+        computed_len = min(entry.branch.computed_len, entry.prompt_len)
+        return Usage(
+            prompt_tokens=entry.prompt_len,
+            cached_tokens=entry.cached_len,
+            computed_tokens=max(0, computed_len - entry.cached_len),
+            completion_tokens=entry.num_generated,
+        )
+
+    def _timings(self, entry: Entry) -> Timings:
+        now_s = self._clock()
+        first_s = entry.first_token_s
+        decode_s = now_s - first_s if first_s is not None else 0.0
+        return Timings(
+            ttft_s=first_s - entry.submitted_s if first_s is not None else None,
+            total_s=now_s - entry.submitted_s,
+            decode_tokens_per_s=(entry.num_generated - 1) / decode_s if decode_s > 0 else None,
+        )
+
+    # Disk
+
+    def _save(self) -> None:
+        saves = self._manager.take_saves()
+        if self._saver is None:
+            return
+        self._saver.save_blocks(saves)
+        now_s = self._clock()
+        if now_s - self._tails_saved_s >= TAIL_SAVE_INTERVAL_S:
+            self._tails_saved_s = now_s
+            for branch in self._manager.branches.values():
+                self._save_tail(branch)
+
+    def _save_branch(self, branch: Branch) -> None:
+        """Queue everything of a branch that the store lacks."""
+        if self._saver is not None:
+            self._saver.save_missing(self._manager.block_saves(branch))
+            self._save_tail(branch)
+
+    def _save_tail(self, branch: Branch) -> None:
+        saves = self._manager.tail_saves(branch)
+        if saves and self._saver is not None and self._saver.save_tail(saves):
+            branch.saved_tail = saves[0].key
+
+    def _disk_usage(self) -> TierUsage:
+        if self._store is None:
+            return TierUsage(tier=Tier.DISK, used_bytes=0, cached_bytes=0, total_bytes=0, num_blocks=0)
+        usage = self._store.total_usage()
+        return TierUsage(
+            tier=Tier.DISK,
+            used_bytes=0,
+            cached_bytes=usage.num_bytes,
+            total_bytes=self._store.limit_bytes,
+            num_blocks=usage.num_blocks,
+        )
+
+    def _deliver(self) -> tuple[Event, ...]:
+        events, self._events = tuple(self._events), []
+        for event in events:
+            handle = self._handles.get(event.request_id)
+            if handle is not None:
+                handle.push(event)
+            if isinstance(event, RequestFinished):
+                self._handles.pop(event.request_id, None)
+        return events
+
+
+def _collect(handle: Handle) -> Result:
+    token_ids = [event.token_id for event in handle if isinstance(event, TokenEmitted)]
+    finished = handle.result
+    assert finished is not None
+    return Result(
+        token_ids=token_ids,
+        finish_reason=finished.reason,
+        usage=finished.usage,
+        loaded=finished.loaded,
+        timings=finished.timings,
+        error=finished.error,
+    )

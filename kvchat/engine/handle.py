@@ -1,0 +1,41 @@
+"""A request's handle where caller and engine share a thread: iterating it steps the engine."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from kvchat.engine.api.events import Event, RequestFinished
+from kvchat.engine.api.ids import BranchId, RequestId
+
+
+class Handle:
+    """Iterate to receive the request's events; the last one is RequestFinished."""
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        branch: BranchId,
+        step: Callable[[], object],
+        cancel: Callable[[RequestId], None],
+    ) -> None:
+        self.request_id = request_id
+        self.branch = branch
+        self.result: RequestFinished | None = None
+        self._step = step
+        self._cancel = cancel
+        self._events: deque[Event] = deque()
+
+    def push(self, event: Event) -> None:
+        self._events.append(event)
+        if isinstance(event, RequestFinished):
+            self.result = event
+
+    def cancel(self) -> None:
+        """Ask for the end of the request; takes effect with the next step."""
+        self._cancel(self.request_id)
+
+    def __iter__(self) -> Iterator[Event]:
+        while self._events or self.result is None:
+            while self._events:
+                yield self._events.popleft()
+            if self.result is None:
+                self._step()

@@ -1,0 +1,44 @@
+"""What one call of paged attention needs besides its tensors of queries and pools."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """One sequence's part of a ragged batch in one group.
+
+    Its queries are rows [q_start, q_end) of the batch and stand at positions [position, position + q_end -
+    q_start). Position p lies in block `blocks[p // P - first_block]`.
+
+    Args:
+        first_block: logical number of the first block in `blocks`; earlier ones are not visible.
+        blocks: block ids up to the last query's own block, [n], int64.
+    """
+
+    q_start: int
+    q_end: int
+    position: int
+    first_block: int
+    blocks: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionArgs:
+    """Scores of a layer.
+
+    Args:
+        spans: the sequences of the batch.
+        softmax_scale: factor of the query-key products.
+        window: a query at p sees (p - window, p]; None: [0, p].
+        softcap: scores become softcap * tanh(score / softcap); None: as they are.
+        sinks: one more logit per query head that takes part in the softmax and has no value [H]; None: none.
+    """
+
+    spans: Sequence[SequenceSpan]
+    softmax_scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None

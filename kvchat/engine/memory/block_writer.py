@@ -1,0 +1,149 @@
+"""Writing blocks to disk beside decoding: a bounded queue and one thread."""
+
+from collections import deque
+from dataclasses import dataclass
+from threading import Condition, Thread
+from typing import Protocol
+
+from kvchat.engine.api.ids import BlockKey, GroupId
+from kvchat.engine.memory.block_file import BlockHeader
+from kvchat.errors import StorageError
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+
+
+class BlockSink(Protocol):
+    """What the writer needs of the disk store."""
+
+    def write(self, header: BlockHeader, payload: bytes) -> bool: ...
+
+    def remove(self, key: BlockKey, group: GroupId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    header: BlockHeader
+    payload: bytes
+    replaces: BlockKey | None
+
+
+class BlockWriter:
+    """Makes blocks durable in the order they were submitted. Nothing here raises into the engine.
+
+    While the disk refuses, the oldest block is tried again after growing pauses, and what no longer fits the
+    queue is dropped: KV on disk saves time and holds no word of a conversation.
+    """
+
+    def __init__(self, store: BlockSink, *, max_bytes: int) -> None:
+        """Start the thread.
+
+        Args:
+            max_bytes: most bytes of payload waiting; a single larger block is taken when nothing else waits.
+        """
+        self.problem: str | None = None
+        """What the disk last refused; None once a block was written after it."""
+        self.num_written = 0
+        self.written_bytes = 0
+        self.num_dropped = 0
+        self._store = store
+        self._max_bytes = max_bytes
+        self._queue: deque[Submission] = deque()
+        self._queued_bytes = 0
+        self._pause_s = 0.0
+        self._num_refusals = 0
+        self._in_a_hurry = False
+        self._closed = False
+        self._changed = Condition()
+        self._thread = Thread(target=self._run, name="kvchat-block-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of payload that are not durable yet."""
+        return self._queued_bytes
+
+    def submit(self, header: BlockHeader, payload: bytes, replaces: BlockKey | None = None) -> bool:
+        """Take a block to write. Never waits for the disk.
+
+        Args:
+            payload: kept until written; must not change.
+            replaces: key of the tail that this one continues; its file goes once this one is durable.
+
+        Returns: False if the queue is full: try again later. True says it was taken, not that it is durable.
+        """
+        with self._changed:
+            if self._closed:
+                return False
+            if self._queue and self._queued_bytes + len(payload) > self._max_bytes:
+                is_refusing = self._pause_s > 0  # whoever waited for that disk could wait for ever
+                self.num_dropped += is_refusing
+                return is_refusing
+            self._queue.append(Submission(header=header, payload=payload, replaces=replaces))
+            self._queued_bytes += len(payload)
+            self._changed.notify_all()
+            return True
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was submitted is durable. False after the timeout, or once the disk refuses."""
+        with self._changed:
+            num_refusals = self._num_refusals
+            self._in_a_hurry = True  # ends a pause
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._queue or self._num_refusals > num_refusals, timeout_s)
+            return not self._queue
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Write what waits, then end the thread. False if some blocks could not be written in time."""
+        is_flushed = self.flush(timeout_s)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        return is_flushed
+
+    def _run(self) -> None:
+        while (submission := self._next()) is not None:
+            try:
+                is_new = self._write(submission)
+            except StorageError as error:
+                self._refused(str(error))
+            except Exception as error:
+                # A bug of ours costs this block, not the thread and every block after it.
+                self._finished(submission, is_new=False, problem=f"A block could not be saved: {error!r}")
+            else:
+                self._finished(submission, is_new=is_new, problem=None)
+
+    def _next(self) -> Submission | None:
+        """Wait for work and for the end of a pause; None once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._queue)
+            if self._pause_s:
+                self._changed.wait_for(lambda: self._closed or self._in_a_hurry, self._pause_s)
+            self._in_a_hurry = False
+            return None if self._closed else self._queue[0]
+
+    def _write(self, submission: Submission) -> bool:
+        header = submission.header
+        is_new = self._store.write(header, submission.payload)
+        if submission.replaces not in (None, header.key):
+            self._store.remove(submission.replaces, header.group)
+        return is_new
+
+    def _finished(self, submission: Submission, *, is_new: bool, problem: str | None) -> None:
+        with self._changed:
+            self._queue.popleft()
+            self._queued_bytes -= len(submission.payload)
+            self.num_written += is_new
+            self.written_bytes += len(submission.payload) * is_new
+            self.num_dropped += problem is not None
+            self.problem = problem
+            self._pause_s = 0.0
+            self._changed.notify_all()
+
+    def _refused(self, problem: str) -> None:
+        with self._changed:
+            self.problem = problem
+            self._num_refusals += 1
+            self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            self._changed.notify_all()

@@ -1,0 +1,66 @@
+"""Executes moves: copies inside the device pool, loads from the disk store."""
+
+from collections.abc import Iterable, Sequence
+
+from kvchat.engine.api.ids import BlockKey, GroupId
+from kvchat.engine.cache.plan import Copy, Load, Move
+from kvchat.engine.cache.tiers import StoredNode
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.errors import BlockDamaged, BlockMissing, StorageError
+
+
+class Mover:
+    """Moves bytes between the device pool and the store, and tells bookkeeping what the store has.
+
+    A block that once failed to load is not offered again in this process, so that a request always comes to
+    an end.
+    """
+
+    def __init__(self, pool: DevicePool, store: DiskStore | None) -> None:
+        self._pool = pool
+        self._store = store
+        self._unreadable: set[tuple[BlockKey, GroupId]] = set()
+
+    @property
+    def num_unreadable(self) -> int:
+        """Blocks that were set aside or gone when they were wanted."""
+        return len(self._unreadable)
+
+    def execute(self, moves: Iterable[Move]) -> bool:
+        """Carry out the moves in their order; stop and return False at the first load that fails."""
+        for move in moves:
+            if isinstance(move, Copy):
+                self._pool.copy(move.group, move.source, move.target, move.num_tokens)
+            elif not self._load(move):
+                return False
+        return True
+
+    def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
+        if self._store is None:
+            return [False] * len(keys)
+        there = self._store.has_all(keys, group)
+        return [flag and (key, group) not in self._unreadable for key, flag in zip(keys, there, strict=True)]
+
+    def children(self, parent: BlockKey) -> Sequence[StoredNode]:
+        if self._store is None:
+            return ()
+        return [
+            block
+            for block in self._store.children(parent)
+            if not any((block.key, group) in self._unreadable for group in block.groups)
+        ]
+
+    def _load(self, load: Load) -> bool:
+        assert self._store is not None
+        data = bytearray(self._pool.block_bytes(load.group))
+        try:
+            self._store.read(
+                load.key, load.group, parent=load.parent, token_ids=load.token_ids, out=memoryview(data)
+            )
+        except (BlockMissing, BlockDamaged, StorageError, OSError):
+            self._unreadable.add((load.key, load.group))
+            return False
+        self._pool.write_block(load.group, load.target, data)
+        self._store.touch([load.key])
+        return True

@@ -1,0 +1,76 @@
+"""Brings named blocks and tails to the disk store without holding up the engine."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from kvchat.engine.cache.plan import Save
+from kvchat.engine.memory.block_writer import BlockWriter
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
+
+
+class Saver:
+    """Reads blocks out of the device pool and queues them for the writer thread.
+
+    Full blocks whose turn does not come because the queue is full wait here by name and are dropped when they
+    are evicted first: they can always be computed again.
+    """
+
+    def __init__(
+        self, pool: DevicePool, store: DiskStore, writer: BlockWriter, is_resident: Callable[[Save], bool]
+    ) -> None:
+        self._pool = pool
+        self._store = store
+        self._writer = writer
+        self._is_resident = is_resident
+        self._waiting: deque[Save] = deque()
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last write failed (disk full, read-only), None when all is well."""
+        return self._writer.problem
+
+    def save_blocks(self, saves: Iterable[Save]) -> None:
+        """Queue full blocks."""
+        self._waiting.extend(saves)
+        self.pump()
+
+    def save_missing(self, saves: Sequence[Save]) -> None:
+        """Queue those full blocks that the store lacks."""
+        for group in {save.group for save in saves}:
+            of_group = [save for save in saves if save.group == group]
+            there = self._store.has_all([save.key for save in of_group], group)
+            self._waiting.extend(save for save, flag in zip(of_group, there, strict=True) if not flag)
+        self.pump()
+
+    def save_tail(self, saves: Sequence[Save]) -> bool:
+        """Queue a tail's parts as they are now; False if the queue has no room for all of them."""
+        accepted = [self._submit(save) for save in saves]
+        return all(accepted)
+
+    def pump(self) -> None:
+        """Hand waiting blocks to the writer as far as its queue has room."""
+        while self._waiting:
+            save = self._waiting[0]
+            if self._is_resident(save) and not self._submit(save):
+                return
+            self._waiting.popleft()
+
+    def close(self, timeout_s: float) -> bool:
+        """Write everything that is still resident; False if it took longer than `timeout_s`."""
+        done = True
+        while self._waiting and done:
+            self.pump()
+            done = self._writer.flush(timeout_s)
+        done = self._writer.flush(timeout_s) and done
+        self._writer.close()
+        return done
+
+    def _submit(self, save: Save) -> bool:
+        header = BlockHeader(key=save.key, parent=save.parent, group=save.group, token_ids=save.token_ids)
+        payload = self._pool.read_block(save.group, save.block, len(save.token_ids))
+        return self._writer.submit(header, payload, replaces=save.replaces)

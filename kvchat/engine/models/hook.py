@@ -1,0 +1,75 @@
+"""The seam in an unmodified Hugging Face model: its attention function.
+
+transformers calls one registered function for every attention layer, with queries, keys and values after the
+rotary embedding. Ours finds the layer's cache through an attribute that `attach` puts on each attention
+module, so two models in one process never meet. No mask function is registered, so transformers builds no
+mask.
+"""
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from kvchat.engine.attention.call import AttentionCall
+
+IMPLEMENTATION = "kvchat"
+_ATTRIBUTE = "kvchat_layer"
+UNSUPPORTED_ARGUMENTS = ("position_bias", "indices", "block_indices", "sinks")
+"""Arguments that change the scores in ways no backend here knows."""
+
+
+class AttentionLayer(Protocol):
+    """What stands behind one attention module."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        """Take new keys and values and return the attention of the queries.
+
+        Args:
+            layer: the module's layer index.
+            query: [T, H, D_k]; key: [T, H_kv, D_k]; value: [T, H_kv, D_v].
+
+        Returns:
+            [T, H, D_v].
+        """
+        ...
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls: query [1, H, T, D_k], key and value [1, H_kv, T, D]."""
+    call = AttentionCall(
+        scaling=scaling,
+        window=kwargs.get("sliding_window"),
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+        unsupported=tuple(name for name in UNSUPPORTED_ARGUMENTS if kwargs.get(name) is not None),
+        is_causal=kwargs.get("is_causal") is not False and getattr(module, "is_causal", True) is not False,
+    )
+    behind: AttentionLayer = getattr(module, _ATTRIBUTE)
+    layer: Any = module.layer_idx
+    out = behind.attend(layer, _packed(query), _packed(key), _packed(value), call)
+    return out.unsqueeze(0), None
+
+
+def _packed(heads_first: Tensor) -> Tensor:
+    """Return [1, H, T, D] as [T, H, D]."""
+    assert heads_first.shape[0] == 1
+    return heads_first[0].transpose(0, 1)
+
+
+def attach(model: nn.Module, behind: AttentionLayer) -> None:
+    """Put `behind` on every module of the model that has a layer index; replaces what was attached before."""
+    for module in model.modules():
+        if isinstance(getattr(module, "layer_idx", None), int):
+            setattr(module, _ATTRIBUTE, behind)
+
+
+AttentionInterface.register(IMPLEMENTATION, attend)

@@ -1,0 +1,146 @@
+"""A Hugging Face causal language model from a directory, unmodified, with our attention."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from kvchat.engine.models.hook import IMPLEMENTATION
+from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+"""Rotary embeddings whose frequencies change with the longest sequence of a batch: cached keys would be
+wrong.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory and what its config says about ids and length."""
+
+    module: nn.Module
+    dtype: str
+    vocab_size: int
+    num_layers: int
+    max_context: int
+    eos_token_ids: frozenset[int]
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device for `auto`, `cpu`, `cuda` or `mps`.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
+    kind = name.split(":")[0]
+    if not available.get(kind, False):
+        here = ", ".join(kind for kind, there in available.items() if there)
+        raise ConfigError(f"there is no device '{name}' here; use one of: auto, {here}")
+    return torch.device(name)
+
+
+def load_model(model_dir: Path, dtype: str, device: torch.device) -> LoadedModel:
+    """Load the model in `model_dir`; only safetensors, no code from the directory.
+
+    Args:
+        dtype: auto (as the checkpoint says) or a name of DTYPES.
+
+    Raises:
+        ModelUnreadable: files are missing or damaged.
+        UnsupportedModel: the class is unknown, or its attention cannot be replaced.
+        OutOfMemory: the weights do not fit.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError(f"dtype '{dtype}' is unknown; use auto, {', '.join(DTYPES)}")
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    config = _read(
+        lambda: transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True), model_dir
+    )
+    _check_rope(config.get_text_config())
+    module = _read(
+        lambda: transformers.AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            config=config,
+            dtype=DTYPES.get(dtype, "auto"),
+            attn_implementation=IMPLEMENTATION,
+            use_safetensors=True,
+            local_files_only=True,
+        ),
+        model_dir,
+    )
+    if module.config.get_text_config()._attn_implementation != IMPLEMENTATION:
+        raise UnsupportedModel(f"{type(module).__name__} does not let its attention be replaced")
+    module.eval().requires_grad_(False).to(device)
+    text_config = module.config.get_text_config()
+    return LoadedModel(
+        module=module,
+        dtype=str(module.dtype).removeprefix("torch."),
+        vocab_size=text_config.vocab_size,
+        num_layers=text_config.num_hidden_layers,
+        max_context=_max_context(text_config),
+        eos_token_ids=_eos_ids(module, text_config),
+    )
+
+
+def _read(load: Callable[[], Any], model_dir: Path) -> Any:
+    try:
+        return load()
+    except MemoryError as error:
+        raise OutOfMemory(f"the weights in {model_dir} do not fit into memory") from error
+    except ValueError as error:
+        if "not recognize" in str(error) or "Unrecognized" in str(error):
+            raise UnsupportedModel(
+                f"{model_dir}: this architecture is not a known causal language model"
+            ) from error
+        if "attention implementation" in str(error) or "attn_implementation" in str(error):
+            raise UnsupportedModel(
+                f"{model_dir}: this model does not let its attention be replaced"
+            ) from error
+        raise ModelUnreadable(f"{model_dir} cannot be loaded: {error}") from error
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(f"the weights in {model_dir} do not fit on the device") from error
+    except Exception as error:  # whatever a damaged directory makes the library raise
+        raise ModelUnreadable(f"{model_dir} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _check_rope(text_config: Any) -> None:
+    parameters = (
+        getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
+    )
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    for rope in nested or [parameters]:
+        kind = rope.get("rope_type", "default")
+        if kind in LENGTH_DEPENDENT_ROPE:
+            raise UnsupportedModel(
+                f"this model's rotary embedding ('{kind}') changes with the length of the conversation, "
+                "which would make cached keys wrong"
+            )
+
+
+def _max_context(text_config: Any) -> int:
+    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
+        length = getattr(text_config, name, None)
+        if isinstance(length, int) and length > 0:
+            return length
+    raise UnsupportedModel("the model's config does not say how long a conversation may be")
+
+
+def _eos_ids(module: Any, text_config: Any) -> frozenset[int]:
+    """Return every id that ends the model's turn: one, several or none per config."""
+    found: set[int] = set()
+    for config in (getattr(module, "generation_config", None), text_config):
+        ids = getattr(config, "eos_token_id", None)
+        if isinstance(ids, int):
+            found.add(ids)
+        elif ids is not None:
+            found.update(ids)
+    return frozenset(found)

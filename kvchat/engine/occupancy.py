@@ -1,0 +1,92 @@
+"""The cache's state as a snapshot, read from the pools' own counters."""
+
+from collections.abc import Collection
+
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.snapshot import BranchUsage, GroupUsage, LayerUsage, Tier, TierUsage
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.spec import Group
+
+
+def group_usages(manager: CacheManager) -> tuple[GroupUsage, ...]:
+    return tuple(_group_usage(manager, group) for group in manager.groups)
+
+
+def layer_usages(manager: CacheManager) -> tuple[LayerUsage, ...]:
+    """Return each layer's part of its group's pool, in the order of layers."""
+    usages = [_layer_usage(usage, layer) for usage in group_usages(manager) for layer in usage.layers]
+    return tuple(sorted(usages, key=lambda usage: usage.layer))
+
+
+def device_usage(manager: CacheManager) -> TierUsage:
+    groups = group_usages(manager)
+    return TierUsage(
+        tier=Tier.DEVICE,
+        used_bytes=sum(group.used_blocks * group.block_bytes for group in groups),
+        cached_bytes=sum(group.cached_blocks * group.block_bytes for group in groups),
+        total_bytes=sum(group.total_blocks * group.block_bytes for group in groups),
+        num_blocks=sum(group.used_blocks + group.cached_blocks for group in groups),
+    )
+
+
+def branch_usages(manager: CacheManager, running: Collection[BranchId]) -> tuple[BranchUsage, ...]:
+    return tuple(_branch_usage(manager, branch, branch.id in running) for branch in manager.branches.values())
+
+
+def room_tokens(manager: CacheManager) -> int:
+    """Return how many tokens one more branch can hold in blocks that are free."""
+    unbounded = [group for group in manager.groups if group.spec.window is None] or list(manager.groups)
+    return min(manager.pools[group.id].num_free for group in unbounded) * manager.block_size
+
+
+def _group_usage(manager: CacheManager, group: Group) -> GroupUsage:
+    pool = manager.pools[group.id]
+    return GroupUsage(
+        group=group.id,
+        kind=group.spec.kind,
+        window=group.spec.window,
+        layers=group.layers,
+        block_bytes=group.block_bytes(manager.block_size),
+        total_blocks=pool.num_blocks,
+        free_blocks=pool.num_free,
+        cached_blocks=pool.num_cached,
+        used_blocks=pool.num_used,
+        shared_blocks=pool.num_shared,
+    )
+
+
+def _layer_usage(group: GroupUsage, layer: int) -> LayerUsage:
+    layer_bytes = group.block_bytes // len(group.layers)
+    return LayerUsage(
+        layer=layer,
+        group=group.group,
+        kind=group.kind,
+        window=group.window,
+        used_bytes=group.used_blocks * layer_bytes,
+        shared_bytes=group.shared_blocks * layer_bytes,
+        cached_bytes=group.cached_blocks * layer_bytes,
+        total_bytes=group.total_blocks * layer_bytes,
+    )
+
+
+def _branch_usage(manager: CacheManager, branch: Branch, is_running: bool) -> BranchUsage:
+    own_bytes = shared_bytes = 0
+    blocks_per_group = []
+    for group in manager.groups:
+        pool = manager.pools[group.id]
+        counts = [pool.count(block) for block in branch.tables[group.id] if block is not None]
+        num_shared = sum(count > 1 for count in counts)
+        block_bytes = group.block_bytes(manager.block_size)
+        shared_bytes += num_shared * block_bytes
+        own_bytes += (len(counts) - num_shared) * block_bytes
+        blocks_per_group.append(len(counts))
+    return BranchUsage(
+        branch=branch.id,
+        owner=branch.owner,
+        num_tokens=branch.computed_len,
+        running=is_running,
+        own_bytes=own_bytes,
+        shared_bytes=shared_bytes,
+        blocks_per_group=tuple(blocks_per_group),
+    )

@@ -1,0 +1,264 @@
+"""The thread that owns the engine: requests in, events and snapshots out.
+
+Only immutable values cross to other threads. The module imports no torch; the thread loads it, so that a window can be
+drawn and typed into while the model loads. Any exception of the engine becomes EngineFailed for whoever waits.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Condition, Lock, Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.api.events import Event, FinishReason, RequestFinished
+from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.status import EnginePhase, EngineStatus
+from kvchat.errors import EngineFailed, InvalidRequest, KvchatError
+
+if TYPE_CHECKING:
+    from kvchat.engine.engine import Engine
+
+SNAPSHOT_INTERVAL_S = 1 / 15
+IDLE_WAIT_S = 0.5
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class WorkerHandle:
+    """A request on its way, for threads other than the engine's."""
+
+    def __init__(self, request_id: RequestId, branch: BranchId, worker: "Worker") -> None:
+        self.request_id = request_id
+        self.branch = branch
+        self._worker = worker
+        self._events: deque[Event] = deque()
+        self._changed = Condition()
+
+    def take_events(self, timeout_s: float) -> tuple[Event, ...]:
+        """Return the events since the last call; wait up to `timeout_s` for the first.
+
+        Raises:
+            EngineFailed: the engine died and no event is left.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._events or self._worker.failure, timeout_s)
+            events = tuple(self._events)
+            self._events.clear()
+        if not events and self._worker.failure is not None:
+            raise self._worker.failure
+        return events
+
+    def cancel(self) -> None:
+        self._worker.cancel(self.request_id)
+
+    def push(self, event: Event) -> None:
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+class Worker:
+    """Loads a model in its own thread and serves requests from any thread."""
+
+    def __init__(self, model: str, model_dir: Path, config: EngineConfig) -> None:
+        """Args:
+        model: the name to show.
+        model_dir: directory with config and weights.
+        """
+        self._model = model
+        self._model_dir = model_dir
+        self._config = config
+        self._commands: deque[Callable[[Engine], None]] = deque()
+        self._changed = Condition()
+        self._handles: dict[RequestId, WorkerHandle] = {}
+        self._handles_lock = Lock()
+        self._status = EngineStatus(phase=EnginePhase.LOADING, detail=f"loading {model}")
+        self._info: EngineInfo | None = None
+        self._snapshot: CacheSnapshot | None = None
+        self._closing = False
+        self._thread = Thread(target=self._run, name="kvchat-engine", daemon=True)
+
+    # Any thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def failure(self) -> KvchatError | None:
+        """Why no event will come any more, or None."""
+        status = self._status
+        if status.phase is EnginePhase.FAILED:
+            return status.error
+        return EngineFailed("the engine is closed") if status.phase is EnginePhase.CLOSED else None
+
+    def status(self) -> EngineStatus:
+        return self._status
+
+    def info(self) -> EngineInfo:
+        """Return what was loaded; waits for it.
+
+        Raises:
+            KvchatError: why the model could not be loaded.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._info is not None or self.failure is not None)
+        if self._info is None:
+            assert self.failure is not None
+            raise self.failure
+        return self._info
+
+    def submit(self, request: Request) -> WorkerHandle:
+        """Hand in a request; waits while the model loads.
+
+        Raises:
+            InvalidRequest, CapacityError: the engine refuses this request.
+            EngineFailed: there is no engine any more.
+        """
+        return self._call(lambda engine: self._submit(engine, request))
+
+    def cancel(self, request_id: RequestId) -> None:
+        self._post(lambda engine: engine.cancel(request_id))
+
+    def fork(self, branch: BranchId) -> BranchId:
+        return self._call(lambda engine: engine.fork(branch))
+
+    def release(self, branch: BranchId) -> None:
+        """Let go of a branch; unknown or released ones are ignored."""
+        self._post(lambda engine: _release(engine, branch))
+
+    def snapshot(self) -> CacheSnapshot | None:
+        return self._snapshot
+
+    def close(self) -> None:
+        """End requests, save tails, stop the thread. Waits for it; may be called twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        try:
+            engine = self._load()
+            self._serve(engine)
+            engine.close()
+            self._set_status(EngineStatus(phase=EnginePhase.CLOSED))
+        except KvchatError as error:
+            self._fail(error)
+        except BaseException as error:
+            log.exception("the engine failed")
+            self._fail(EngineFailed(f"the engine failed: {type(error).__name__}: {error}"))
+
+    def _load(self) -> "Engine":
+        from kvchat.engine.build import build_parts
+        from kvchat.engine.engine import Engine
+
+        start_s = time.monotonic()
+        engine = Engine(build_parts(self._model, self._model_dir, self._config))
+        log.info("loaded %s in %.1f s", self._model, time.monotonic() - start_s)
+        self._snapshot = engine.snapshot()
+        with self._changed:
+            self._info = engine.info
+        self._set_status(EngineStatus(phase=EnginePhase.READY, detail=self._model))
+        return engine
+
+    def _serve(self, engine: "Engine") -> None:
+        snapshot_s = 0.0
+        while self._obey(engine):
+            self._dispatch(engine.step() if engine.has_work else ())
+            now_s = time.monotonic()
+            if now_s - snapshot_s >= SNAPSHOT_INTERVAL_S or not engine.has_work:
+                snapshot_s = now_s
+                self._snapshot = engine.snapshot()
+            if not engine.has_work:
+                engine.tick()
+                self._wait()
+
+    def _obey(self, engine: "Engine") -> bool:
+        """Carry out the commands that came in; False when it is time to close."""
+        while self._commands:
+            self._commands.popleft()(engine)
+        return not self._closing
+
+    def _wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._commands or self._closing, IDLE_WAIT_S)
+
+    def _submit(self, engine: "Engine", request: Request) -> WorkerHandle:
+        inner = engine.submit(request)
+        handle = WorkerHandle(inner.request_id, inner.branch, self)
+        with self._handles_lock:
+            self._handles[inner.request_id] = handle
+        return handle
+
+    def _dispatch(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            with self._handles_lock:
+                handle = self._handles.get(event.request_id)
+                if isinstance(event, RequestFinished):
+                    self._handles.pop(event.request_id, None)
+            if handle is not None:
+                handle.push(event)
+
+    # Crossing
+
+    def _post(self, command: "Callable[[Engine], None]") -> None:
+        with self._changed:
+            self._commands.append(command)
+            self._changed.notify_all()
+
+    def _call(self, command: "Callable[[Engine], T]") -> T:
+        """Run a command on the engine's thread and return its result."""
+        if self.failure is not None:
+            raise self.failure
+        future: Future[T] = Future()
+        self._post(lambda engine: _fulfil(future, command, engine))
+        with self._changed:
+            self._changed.notify_all()
+        while not future.done():
+            try:
+                return future.result(timeout=IDLE_WAIT_S)
+            except TimeoutError:
+                if self.failure is not None and not future.done():
+                    raise self.failure from None
+        return future.result()
+
+    def _set_status(self, status: EngineStatus) -> None:
+        with self._changed:
+            self._status = status
+            self._changed.notify_all()
+        with self._handles_lock:
+            handles = list(self._handles.values())
+        for handle in handles:
+            handle.wake()
+
+    def _fail(self, error: KvchatError) -> None:
+        self._set_status(EngineStatus(phase=EnginePhase.FAILED, detail=str(error), error=error))
+
+
+def _release(engine: Any, branch: BranchId) -> None:
+    try:
+        engine.release(branch)
+    except InvalidRequest:
+        log.debug("branch %s was released before", branch)
+
+
+def _fulfil(future: "Future[T]", command: "Callable[[Engine], T]", engine: Any) -> None:
+    """Give a future the command's result, or the error meant for the caller alone."""
+    try:
+        future.set_result(command(engine))
+    except KvchatError as error:
+        future.set_exception(error)
