@@ -1,0 +1,171 @@
+"""Small skills: repeat, count, add, times, first and last."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from kvchat.starter import words
+from kvchat.starter.phrases import phrases
+from kvchat.starter.split import Split, forms_of, is_held_out_value
+from kvchat.starter.words import Lexicon
+
+NUM_HELD_OUT_FORMS = 2
+
+NUMBER_WORDS = phrases(
+    "zero | one | two | three | four | five | six | seven | eight | nine | ten | eleven | twelve | "
+    "thirteen | fourteen | fifteen | sixteen | seventeen | eighteen | nineteen | twenty"
+)
+
+REPEAT = phrases(
+    "Repeat: {l}. | Repeat after me: {l}. | Say: {l}. | Please repeat: {l}. | Say this again: {l}. | Copy "
+    "this: {l}. | Write: {l}. | Say after me: {l}. | Can you repeat this: {l}. | Repeat these words: {l}. | "
+    "Please say: {l}. | Repeat the following: {l}. | Echo: {l}. | Repeat the list: {l}. | Say the words "
+    "{l}. | Repeat {l}."
+)
+COUNT_TO = phrases(
+    "Count to {b}. | Please count to {b}. | Can you count to {b}? | Count up to {b}. | Count until {b}. | "
+    "Could you count to {b}? | Count to {b} for me. | Start counting and stop at {b}. | I want you to count "
+    "to {b}. | Now count to {b}. | Count all the way to {b}."
+)
+COUNT_FROM = phrases(
+    "Count from {a} to {b}. | Please count from {a} to {b}. | Can you count from {a} to {b}? | Count up "
+    "from {a} to {b}. | List the numbers from {a} to {b}. | Give me the numbers from {a} to {b}. | Write "
+    "the numbers from {a} to {b}. | Start at {a} and count to {b}. | Say the numbers from {a} to {b}. | "
+    "Name all numbers from {a} to {b}. | Could you count from {a} to {b}?"
+)
+COUNT_DOWN = phrases(
+    "Count down from {b}. | Count backwards from {b}. | Please count down from {b}. | Can you count down "
+    "from {b}? | Start at {b} and count down. | Count back from {b}. | Count down from {b} to 1."
+)
+ADD = phrases(
+    "What is {a} plus {b}? | What is {a} + {b}? | {a} + {b} | Add {a} and {b}. | How much is {a} plus {b}? "
+    "| How much is {a} + {b}? | Calculate {a} + {b}. | What is the sum of {a} and {b}? | Please add {a} and "
+    "{b}. | {a} plus {b}? | Tell me the sum of {a} and {b}. | Compute {a} plus {b}. | What do {a} and {b} "
+    "make? | Can you add {a} and {b}? | What is {a} and {b}?"
+)
+TIMES = phrases(
+    "Say {w} {n} times. | Repeat {w} {n} times. | Write {w} {n} times. | Please say {w} {n} times. | Can "
+    "you say {w} {n} times? | Say the word {w} {n} times. | Write the word {w} {n} times. | Repeat the word "
+    "{w} {n} times. | I want to read {w} {n} times. | Give me {w} {n} times."
+)
+FIRST = phrases(
+    "What is the first word of this list: {l}? | Which word comes first: {l}? | Tell me the first of these: "
+    "{l}. | What is the first item: {l}? | Which one is first: {l}? | Name the first word of {l}. | First "
+    "item of this list: {l}. | Which item is the first one here: {l}?"
+)
+LAST = phrases(
+    "What is the last word of this list: {l}? | Which word comes last: {l}? | Tell me the last of these: "
+    "{l}. | What is the last item: {l}? | Which one is last: {l}? | Name the last word of {l}. | Last item "
+    "of this list: {l}. | Which item is the last one here: {l}?"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exercise:
+    """A request and its only right answer."""
+
+    name: str
+    request: str
+    answer: str
+
+
+def _form(rng: random.Random, forms: tuple[str, ...], split: Split) -> str:
+    return rng.choice(forms_of(forms, split, NUM_HELD_OUT_FORMS))
+
+
+def repeat(
+    rng: random.Random, forms: Split, values: Split, lexicon: Lexicon, length: int | None = None
+) -> Exercise:
+    """Repeat a list of words; the answer opens with "OK:", since a copy cannot start a message well."""
+    num_items = length if length is not None else rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8))
+    separator = ", " if rng.random() < 0.7 else " "
+    items = separator.join(words.word_list(rng, values, lexicon, num_items))
+    return Exercise(
+        name="repeat", request=_form(rng, REPEAT, forms).replace("{l}", items), answer=f"OK: {items}."
+    )
+
+
+def _is_held_out_pair(a: int, b: int, name: str) -> bool:
+    return is_held_out_value(f"{name} {a} {b}")
+
+
+def _numeral(rng: random.Random, number: int) -> str:
+    return NUMBER_WORDS[number] if number < len(NUMBER_WORDS) and rng.random() < 0.5 else str(number)
+
+
+def count_up(rng: random.Random, forms: Split, longest: int = 60) -> Exercise:
+    """Count from 1 or from another number."""
+    if rng.random() < 0.6:
+        start, end = 1, _end_of_count(rng, longest)
+        request = _form(rng, COUNT_TO, forms).replace("{b}", _numeral(rng, end))
+    else:
+        start = 1 if rng.random() < 0.5 else rng.randint(1, 50)
+        end = start + _end_of_count(rng, longest if start == 1 else 20) - 1
+        request = _form(rng, COUNT_FROM, forms).replace("{a}", str(start)).replace("{b}", str(end))
+    return Exercise(
+        name="count", request=request, answer=", ".join(str(n) for n in range(start, end + 1)) + "."
+    )
+
+
+def _end_of_count(rng: random.Random, longest: int) -> int:
+    if rng.random() < 0.7:
+        return rng.randint(2, 20)
+    return rng.choice((30, 40, 50, 60)) if longest >= 60 and rng.random() < 0.5 else rng.randint(20, longest)
+
+
+def count_down(rng: random.Random, forms: Split) -> Exercise:
+    """Count down to 1."""
+    start = rng.choice((3, 5, 10, 10, 20, rng.randint(2, 20)))
+    request = _form(rng, COUNT_DOWN, forms).replace("{b}", _numeral(rng, start))
+    return Exercise(
+        name="count down", request=request, answer=", ".join(str(n) for n in range(start, 0, -1)) + "."
+    )
+
+
+def add(rng: random.Random, forms: Split, values: Split, highest: int | None = None) -> Exercise:
+    """Add two numbers; pairs whose hash says so are held out."""
+    limit = highest if highest is not None else rng.choice((9, 9, 9, 20, 20, 99))
+    while True:
+        a, b = rng.randint(0, limit), rng.randint(0, limit)
+        # Below ten there are only a hundred pairs, so that all of them are for training.
+        if limit < 10 or _is_held_out_pair(a, b, "add") == (values is Split.HELD_OUT):
+            break
+    request = _form(rng, ADD, forms).replace("{a}", str(a)).replace("{b}", str(b))
+    return Exercise(name="add", request=request, answer=f"The answer is {a + b}.")
+
+
+def times(rng: random.Random, forms: Split, values: Split, lexicon: Lexicon) -> Exercise:
+    """Say one word several times."""
+    word = lexicon.pooled(rng, values, words.ITEMS, 0.5)
+    num_times = rng.randint(2, 8)
+    numeral = NUMBER_WORDS[num_times] if rng.random() < 0.3 else str(num_times)
+    request = _form(rng, TIMES, forms).replace("{w}", word).replace("{n}", numeral)
+    return Exercise(name="times", request=request, answer="OK: " + ", ".join([word] * num_times) + ".")
+
+
+def pick_item(rng: random.Random, forms: Split, values: Split, lexicon: Lexicon, last: bool) -> Exercise:
+    """Name the first or the last word of a list."""
+    items = words.word_list(rng, values, lexicon, rng.randint(2, 6))
+    request = _form(rng, LAST if last else FIRST, forms).replace("{l}", ", ".join(items))
+    which = "last" if last else "first"
+    return Exercise(name=which, request=request, answer=f"The {which} one is {items[-1 if last else 0]}.")
+
+
+def exercise(rng: random.Random, lexicon: Lexicon) -> Exercise:
+    """Return a training exercise of any kind."""
+    kind = rng.choices(
+        phrases("repeat | count | down | add | times | first | last"), (34, 16, 5, 20, 8, 8, 9)
+    )[0]
+    train = Split.TRAIN
+    if kind == "repeat":
+        return repeat(rng, train, train, lexicon)
+    if kind == "count":
+        return count_up(rng, train)
+    if kind == "down":
+        return count_down(rng, train)
+    if kind == "add":
+        return add(rng, train, train)
+    if kind == "times":
+        return times(rng, train, train, lexicon)
+    return pick_item(rng, train, train, lexicon, last=kind == "last")

@@ -1,0 +1,261 @@
+"""Trains the starter model from nothing.
+
+python -m kvchat.starter.train --out DIR [--minutes M] [--seed S] [--resume]
+python -m kvchat.starter.train --smoke
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from kvchat.starter.batches import Batches
+from kvchat.starter.export import export_model
+from kvchat.starter.initialisation import initial_parameters
+from kvchat.starter.network import Network, Shape
+from kvchat.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, Setting, setting_at
+from kvchat.starter.tokenizer import train_tokenizer
+
+BETAS = (0.9, 0.98)
+WEIGHT_DECAY = 0.05
+MAX_GRADIENT_NORM = 1.0
+CHECKPOINT_S = 240.0
+REPORT_STEPS = 20
+# Without these the allocator returns every large tensor to the system and faults it in again: half the speed.
+ALLOCATOR_SETTINGS = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**33),
+    "MALLOC_TRIM_THRESHOLD_": str(2**33),
+    "MALLOC_TOP_PAD_": str(2**28),
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a training is; saved with every checkpoint."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    elapsed_s: float = 0.0
+
+
+class ThreadChooser:
+    """Uses one thread or all, whichever was faster lately: on a busy machine more threads are slower."""
+
+    PERIOD, TRIAL = 60, 4
+
+    def __init__(self, max_threads: int) -> None:
+        self._choices = sorted({1, max_threads})
+        self._speeds = dict.fromkeys(self._choices, 0.0)
+        self._best = max_threads
+
+    def prepare(self, step: int) -> None:
+        """Set the number of threads for `step`: at times the one that is not the best so far."""
+        trial = len(self._choices) > 1 and step % self.PERIOD < self.TRIAL
+        others = [choice for choice in self._choices if choice != self._best]
+        self._current = others[0] if trial else self._best
+        torch.set_num_threads(self._current)
+
+    def observe(self, step: int, tokens_per_s: float) -> None:
+        """Note the speed of `step`; after a trial the faster choice becomes the best."""
+        old = self._speeds[self._current]
+        fresh = step % self.PERIOD == 0 or not old
+        self._speeds[self._current] = tokens_per_s if fresh else 0.7 * old + 0.3 * tokens_per_s
+        if step % self.PERIOD == self.TRIAL - 1:
+            self._best = max(self._choices, key=lambda choice: self._speeds[choice])
+
+    @property
+    def current(self) -> int:
+        """Threads of the last step."""
+        return self._current
+
+
+class Trainer:
+    """Weights, optimiser and progress of one training."""
+
+    def __init__(self, shape: Shape, tokenizer: Tokenizer, seed: int) -> None:
+        self.shape, self.tokenizer, self.seed = shape, tokenizer, seed
+        self.parameters = initial_parameters(shape, seed)
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(True)
+        self.network = Network(shape, self.parameters)
+        self.batches = Batches(tokenizer)
+        self.progress = Progress()
+        matrices = [p for name, p in self.parameters.items() if p.dim() == 2 and "embed" not in name]
+        others = [p for name, p in self.parameters.items() if p.dim() == 1 or "embed" in name]
+        groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+        self.optimiser = torch.optim.AdamW(groups, lr=0.0, betas=BETAS, fused=True)
+
+    def step(self, setting: Setting, num_sequences: int | None = None) -> float:
+        """Take one step and return its loss.
+
+        Args:
+            setting: Stage and learning rate.
+            num_sequences: Sequences in the batch, the stage's number if None.
+        """
+        stage = setting.stage
+        count = num_sequences or stage.num_sequences
+        seed = self.seed * 10_000_000 + self.progress.num_steps
+        ids, weights = self.batches.draw(seed, count, stage.length, stage.mix)
+        loss = self.network.loss(ids, weights)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters.values(), MAX_GRADIENT_NORM)
+        for group in self.optimiser.param_groups:
+            group["lr"] = setting.rate
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.progress.num_steps += 1
+        self.progress.num_tokens += count * stage.length
+        return loss.item()
+
+    def save(self, directory: Path) -> None:
+        """Write the model and a checkpoint from which training continues as if it had not stopped."""
+        export_model(directory, self.shape, self.parameters, self.tokenizer)
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            tensors[f"weight:{name}"] = parameter.detach()
+            for key, value in self.optimiser.state[parameter].items():
+                tensors[f"{key}:{name}"] = value
+        progress = self.progress
+        metadata = {
+            "steps": progress.num_steps,
+            "tokens": progress.num_tokens,
+            "elapsed_s": progress.elapsed_s,
+        }
+        partial = directory / "checkpoint.partial"
+        save_file(tensors, partial, metadata={key: str(value) for key, value in metadata.items()})
+        partial.replace(directory / "checkpoint.safetensors")
+
+    def load(self, directory: Path) -> None:
+        """Continue from the checkpoint in `directory`."""
+        with safe_open(directory / "checkpoint.safetensors", "pt") as file, torch.no_grad():
+            metadata = file.metadata()
+            for name, parameter in self.parameters.items():
+                parameter.copy_(file.get_tensor(f"weight:{name}"))
+                keys = ("step", "exp_avg", "exp_avg_sq")
+                self.optimiser.state[parameter] = {key: file.get_tensor(f"{key}:{name}") for key in keys}
+        self.progress = Progress(
+            int(metadata["steps"]), int(metadata["tokens"]), float(metadata["elapsed_s"])
+        )
+
+
+def _position(progress: Progress, minutes: float | None) -> float:
+    """Return the place in the table of stages: by tokens, or by time if the minutes are limited."""
+    if minutes is None:
+        return progress.num_tokens
+    return progress.elapsed_s / (60 * minutes) * TOTAL_TOKENS
+
+
+def _report(trainer: Trainer, setting: Setting, loss: float, tokens_per_s: float, num_threads: int) -> None:
+    progress = trainer.progress
+    print(
+        f"step {progress.num_steps:6d}  {progress.num_tokens / 1e6:6.2f} Mtok  "
+        f"{progress.elapsed_s / 60:5.1f} min  length {setting.stage.length:4d}  rate {setting.rate:.1e}  "
+        f"loss {loss:.4f}  {tokens_per_s:6.0f} tok/s  {num_threads} threads",
+        flush=True,
+    )
+
+
+def run(trainer: Trainer, directory: Path, minutes: float | None, max_threads: int) -> None:
+    """Train through the table of stages, writing checkpoints into `directory`.
+
+    An interrupt (Ctrl-C or SIGTERM) writes a checkpoint before it ends the run.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    progress, chooser = trainer.progress, ThreadChooser(max_threads)
+    losses: list[float] = []
+    saved_s = window_s = progress.elapsed_s
+    try:
+        while (position := _position(progress, minutes)) < TOTAL_TOKENS:
+            setting = setting_at(position)
+            chooser.prepare(progress.num_steps)
+            started = time.perf_counter()
+            losses.append(trainer.step(setting))
+            step_s = time.perf_counter() - started
+            chooser.observe(progress.num_steps - 1, BATCH_TOKENS / step_s)
+            progress.elapsed_s += step_s
+            if len(losses) == REPORT_STEPS:
+                speed = REPORT_STEPS * BATCH_TOKENS / (progress.elapsed_s - window_s)
+                _report(trainer, setting, sum(losses) / len(losses), speed, chooser.current)
+                losses, window_s = [], progress.elapsed_s
+            if progress.elapsed_s - saved_s > CHECKPOINT_S:
+                trainer.save(directory)
+                saved_s = progress.elapsed_s
+    except KeyboardInterrupt:
+        print("interrupted; continue with --resume", flush=True)
+    trainer.save(directory)
+
+
+def smoke(num_steps: int = 24, length: int = 128, num_sequences: int = 8) -> tuple[float, float]:
+    """Train for a few steps and return the mean loss of the first and of the last steps.
+
+    Raises:
+        AssertionError: If the loss did not fall.
+    """
+    trainer = Trainer(Shape(), train_tokenizer(num_turns=3000), seed=0)
+    stage = STAGES[0]
+    setting = Setting(
+        stage=type(stage)(num_tokens=0, length=length, mix=stage.mix, start_rate=1e-3, end_rate=1e-3),
+        rate=1e-3,
+    )
+    losses = [trainer.step(setting, num_sequences) for _ in range(num_steps)]
+    with tempfile.TemporaryDirectory() as directory:
+        trainer.save(Path(directory))
+        trainer.load(Path(directory))
+    first, last = sum(losses[:4]) / 4, sum(losses[-4:]) / 4
+    assert last < first, f"the loss did not fall: {first:.3f} -> {last:.3f}"
+    return first, last
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train the starter model of kvchat from nothing.")
+    parser.add_argument("--out", type=Path, help="directory for the model and the checkpoint")
+    parser.add_argument("--minutes", type=float, help="stretch or shrink the stages to this time")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="most threads to use")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in --out")
+    parser.add_argument(
+        "--smoke", action="store_true", help="train for some seconds and check that the loss falls"
+    )
+    arguments = parser.parse_args()
+    if arguments.out is None and not arguments.smoke:
+        parser.error("--out is needed")
+    return arguments
+
+
+def main() -> None:
+    """Run the command line."""
+    arguments = _arguments()
+    if any(name not in os.environ for name in ALLOCATOR_SETTINGS):
+        # read by the C library and OpenMP at start only
+        module = [sys.executable, "-m", "kvchat.starter.train", *sys.argv[1:]]
+        os.execve(sys.executable, module, {**ALLOCATOR_SETTINGS, **os.environ})
+    if arguments.smoke:
+        first, last = smoke()
+        print(f"loss {first:.3f} -> {last:.3f}")
+        return
+    if arguments.resume:
+        tokenizer = Tokenizer.from_file(str(arguments.out / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(seed=arguments.seed)
+    trainer = Trainer(Shape(), tokenizer, arguments.seed)
+    if arguments.resume:
+        trainer.load(arguments.out)
+    run(trainer, arguments.out, arguments.minutes, arguments.threads)
+
+
+if __name__ == "__main__":
+    main()
