@@ -1,0 +1,106 @@
+"""The terminal application: its window, its keys, its life."""
+
+import asyncio
+import signal
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from textual import events
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.widgets import Input
+
+from kvchat.ui.bridge import ChatService, EngineView
+from kvchat.ui.commands import COMMANDS, Command
+from kvchat.ui.screens.chat import ChatScreen
+from kvchat.ui.terminal import guarded_terminal
+from kvchat.ui.theme import KVCHAT_THEME
+from kvchat.ui.widgets.prompt import Prompt
+
+_SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+class KvchatApp(App[None]):
+    """A window on one chat service and the engine behind it, neither of which it owns.
+
+    Args:
+        chat: the service that runs turns.
+        engine: what the status line and the cache panel read.
+        initial: the session to open; None begins a new conversation.
+        log_path: where writes go that would spoil the screen.
+    """
+
+    TITLE = "kvchat"
+    CSS_PATH = "kvchat.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+q", "leave", "Quit", id="quit", priority=True),
+        Binding("ctrl+c", "interrupt", "Stop", show=False, system=True),
+    ]
+
+    def __init__(
+        self, chat: ChatService, engine: EngineView, initial: str | None = None, *, log_path: Path
+    ) -> None:
+        super().__init__()
+        self.register_theme(KVCHAT_THEME)
+        self.theme = KVCHAT_THEME.name
+        self._chat_screen = ChatScreen(chat, engine, initial)
+        self._log_path = log_path
+        self._early_input: list[events.Key | events.Paste] = []
+        self._is_ready = False
+
+    def run_in_terminal(self) -> int:
+        """Run until the person leaves and return the exit status; stray writes go to the log."""
+        with guarded_terminal(self._log_path):
+            self.run()
+        return self.return_code or 0
+
+    def get_default_screen(self) -> Screen[None]:
+        return self._chat_screen
+
+    def on_mount(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number, status in _SIGNALS.items():
+            loop.add_signal_handler(number, partial(self._chat_screen.quit, status))
+
+    async def on_event(self, event: events.Event) -> None:
+        """Send what is typed to the prompt wherever the focus is; keep what comes before there is one."""
+        if isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
+            if not self._is_ready:
+                self._early_input.append(event)
+                return
+            self._focus_prompt_for(event)
+        await super().on_event(event)
+
+    def on_ready(self) -> None:
+        self._is_ready = True
+        early, self._early_input = self._early_input, []
+        for event in early:
+            self.post_message(event)
+
+    def action_leave(self) -> None:
+        self._chat_screen.quit()
+
+    def action_interrupt(self) -> None:
+        if self.screen is self._chat_screen:
+            self._chat_screen.interrupt()
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """List kvchat's commands in the palette, then the choice of a theme."""
+        for command in COMMANDS:
+            yield SystemCommand(command.usage, command.summary, partial(self._run_command, command))
+        yield SystemCommand("theme", "choose other colours", self.action_change_theme)
+
+    def _run_command(self, command: Command) -> None:
+        if command.needs_argument:
+            self._chat_screen.restore_command(f"/{command.name} ")
+        else:
+            self._chat_screen.verbs.run(f"/{command.name}")
+
+    def _focus_prompt_for(self, event: events.Key | events.Paste) -> None:
+        if self.screen is not self._chat_screen or isinstance(self.focused, Prompt | Input):
+            return
+        if isinstance(event, events.Paste) or event.is_printable:
+            self.set_focus(self._chat_screen.prompt)

@@ -1,0 +1,142 @@
+"""What the interface needs from the rest of kvchat, and how an answer crosses from its thread to the screen.
+
+The producer appends to a deque and the screen drains it thirty times a second: that costs the producer
+microseconds per token, a call into the event loop would cost a millisecond.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any, Protocol
+
+from kvchat.chat import ChatEvent, EngineStatus
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.session.lookup import SessionSummary
+from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
+
+
+class ConversationView(Protocol):
+    """An open branch of a session, as `Chat.open` returns it."""
+
+    @property
+    def session(self) -> Session: ...
+
+    @property
+    def branch(self) -> Branch: ...
+
+    @property
+    def turns(self) -> Sequence[Turn]: ...
+
+
+class SessionShelf(Protocol):
+    """The stored sessions, as `Chat.store` offers them."""
+
+    def list_sessions(self) -> Sequence[SessionSummary]: ...
+
+    def branches(self, session_id: SessionId) -> Sequence[Branch]: ...
+
+    def rename(self, session_id: SessionId, title: str) -> object: ...
+
+    def delete_session(self, session_id: SessionId) -> object: ...
+
+
+class ChatService(Protocol):
+    """`kvchat.chat.Chat`, as far as the interface uses it. Conversations come from it and go back to it."""
+
+    @property
+    def store(self) -> SessionShelf: ...
+
+    def create(self, title: str = "", system: str = "") -> Any: ...
+
+    def open(self, reference: str, branch: str | None = None) -> Any: ...
+
+    def send(self, conversation: Any, text: str) -> Iterator[ChatEvent]: ...
+
+    def continue_answer(self, conversation: Any) -> Iterator[ChatEvent]: ...
+
+    def retry(self, conversation: Any) -> Iterator[ChatEvent]: ...
+
+    def edit(self, conversation: Any, turn_id: TurnId, text: str) -> Iterator[ChatEvent]: ...
+
+    def fork(self, conversation: Any, at: TurnId | None = None, name: str | None = None) -> Any: ...
+
+    def stop(self, conversation: Any) -> None: ...
+
+    def close(self, conversation: Any) -> None: ...
+
+
+class EngineView(Protocol):
+    """What the interface reads of the engine; both calls return at once."""
+
+    def status(self) -> EngineStatus: ...
+
+    def snapshot(self) -> CacheSnapshot | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationOpened:
+    """The turn's first message made a conversation."""
+
+    conversation: ConversationView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFailed:
+    """The turn ended with an exception."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEnded:
+    """The producer is gone; nothing follows."""
+
+
+Produced = ChatEvent | ConversationOpened
+FeedEvent = Produced | TurnFailed | TurnEnded
+
+
+class TurnFeed:
+    """One turn that runs in a thread of its own and is read from the event loop.
+
+    The thread is a daemon: an engine that never answers must not keep the process alive. Chat stores every
+    token before it yields it, so nothing is lost with the thread.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[FeedEvent] = deque()
+        self._thread: Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether events of a turn are still to come or to be taken."""
+        return self._thread is not None
+
+    def start(self, produce: Callable[[], Iterable[Produced]]) -> None:
+        """Run `produce` to its end in a thread."""
+        assert self._thread is None, "one turn at a time"
+        self._thread = Thread(target=self._run, args=(produce,), name="kvchat-turn", daemon=True)
+        self._thread.start()
+
+    def take(self) -> list[FeedEvent]:
+        """Return what came since the last call, oldest first; never blocks."""
+        taken: list[FeedEvent] = []
+        while self._events:
+            taken.append(self._events.popleft())
+        if taken and isinstance(taken[-1], TurnEnded):
+            self._thread = None
+        return taken
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the producer to end."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self, produce: Callable[[], Iterable[Produced]]) -> None:
+        try:
+            for event in produce():
+                self._events.append(event)
+        except Exception as error:
+            self._events.append(TurnFailed(error=error))
+        self._events.append(TurnEnded())

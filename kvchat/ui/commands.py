@@ -1,0 +1,75 @@
+"""Slash commands: their names, their help, and which line is one."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A slash command. `argument` is how its argument is shown in help, empty where it takes none."""
+
+    name: str
+    summary: str
+    argument: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.name, *self.aliases
+
+    @property
+    def usage(self) -> str:
+        return f"/{self.name} {self.argument}".rstrip()
+
+    @property
+    def needs_argument(self) -> bool:
+        return self.argument.isupper()
+
+
+COMMANDS = (
+    Command(name="help", summary="keys and commands"),
+    Command(name="new", argument="[title]", summary="start a conversation"),
+    Command(name="fork", argument="[name]", summary="go on from here on a branch of its own"),
+    Command(name="retry", summary="answer the last question again, on a new branch"),
+    Command(name="edit", argument="[n]", summary="change your n-th last message and go on from there"),
+    Command(name="continue", summary="go on with an interrupted answer"),
+    Command(name="stop", summary="stop the answer"),
+    Command(name="switch", argument="[name]", summary="open another conversation or branch"),
+    Command(name="system", argument="[text]", summary="show the system prompt, or start anew with another"),
+    Command(name="cache", argument="[layers]", summary="show or hide the cache panel, or every layer in it"),
+    Command(name="title", argument="TITLE", summary="rename the conversation"),
+    Command(name="delete", summary="delete the conversation"),
+    Command(name="quit", summary="leave; everything is kept", aliases=("bye", "exit")),
+)
+_BY_NAME = {name: command for command in COMMANDS for name in command.names}
+
+
+def find_command(name: str) -> Command | None:
+    return _BY_NAME.get(name.lower())
+
+
+def split_command(line: str) -> tuple[str, str]:
+    """Return the name and the argument of a line that begins with `/`."""
+    name, _, argument = line[1:].partition(" ")
+    return name.strip(), argument.strip()
+
+
+def completions(line: str) -> tuple[Command, ...]:
+    """Return the commands that a line may become: those whose name begins with what is typed.
+
+    A line with an argument, or one that begins with `//`, completes to nothing.
+    """
+    if not line.startswith("/") or line.startswith("//") or " " in line or "\n" in line:
+        return ()
+    typed = line[1:].lower()
+    return tuple(command for command in COMMANDS if any(name.startswith(typed) for name in command.names))
+
+
+def nearest_command(name: str) -> Command | None:
+    """Return the command that was probably meant by an unknown name."""
+    candidates = completions(f"/{name[:2]}")
+    return candidates[0] if candidates else None
+
+
+def message_text(line: str, *, is_typed_slash: bool) -> str:
+    """Return what is sent for a line that is no command: `//x` was typed to say `/x`."""
+    return line[1:] if is_typed_slash and line.startswith("//") else line

@@ -1,0 +1,100 @@
+"""Reads the engine's state again and again and draws it: cache panel and status bar."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from kvchat.chat import EnginePhase, EngineStatus
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.ui.bridge import EngineView
+from kvchat.ui.token_rate import TokenRate
+from kvchat.ui.widgets.cache_panel import CachePanel
+from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
+
+_BUSY_POLL_S = 1 / 12
+_IDLE_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What the screen shows, as far as the figures depend on it. `owner` is the open session's id, or empty."""
+
+    owner: str
+    titles: Mapping[str, str]
+    context_len: int
+    is_running: bool
+    num_queued: int
+    last_rate: float | None
+
+
+class EngineWatch:
+    """One look at the engine per call of `look`; a snapshot is one immutable object, so looking is cheap.
+
+    Attributes:
+        status: the engine's state when last looked at.
+    """
+
+    def __init__(
+        self,
+        engine: EngineView,
+        panel: CachePanel,
+        status_bar: StatusBar,
+        on_phase: Callable[[EngineStatus], None],
+    ) -> None:
+        self.status = EngineStatus(phase=EnginePhase.LOADING)
+        self._engine = engine
+        self._panel = panel
+        self._status_bar = status_bar
+        self._on_phase = on_phase
+        self._rate = TokenRate()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.status.phase is EnginePhase.READY
+
+    def look(self, shown: Shown) -> float:
+        """Read and draw; return the seconds until the next look."""
+        status, snapshot = self._engine.status(), self._engine.snapshot()
+        before, self.status = self.status, status
+        if snapshot is not None:
+            self._observe(snapshot)
+            self._panel.show_snapshot(snapshot, shown.titles, shown.owner)
+        self._status_bar.show_figures(self._figures(snapshot, shown))
+        if status.phase is not before.phase:
+            self._on_phase(status)
+        is_busy = shown.is_running or status.phase is EnginePhase.LOADING
+        return _BUSY_POLL_S if is_busy else _IDLE_POLL_S
+
+    def own_bytes(self) -> dict[str, int]:
+        """Return what each session on the device has for itself, by its id."""
+        snapshot = self._engine.snapshot()
+        own: dict[str, int] = {}
+        for branch in snapshot.branches if snapshot else ():
+            own[branch.owner] = own.get(branch.owner, 0) + branch.own_bytes
+        return own
+
+    def forget_rate(self) -> None:
+        """Start the token rate over, because an answer has ended."""
+        self._rate.reset()
+
+    def _observe(self, snapshot: CacheSnapshot) -> None:
+        running = [branch for branch in snapshot.branches if branch.running]
+        if running:
+            self._rate.observe(monotonic(), sum(branch.num_tokens for branch in running))
+
+    def _figures(self, snapshot: CacheSnapshot | None, shown: Shown) -> StatusFigures:
+        return StatusFigures(
+            status=self.status,
+            snapshot=snapshot,
+            context_tokens=_context_tokens(snapshot, shown),
+            tokens_per_s=self._rate.tokens_per_s or shown.last_rate,
+            num_queued=shown.num_queued,
+            hint="esc stop" if shown.is_running else "f1 help",
+        )
+
+
+def _context_tokens(snapshot: CacheSnapshot | None, shown: Shown) -> int:
+    """Return the length of the conversation on screen, with what is being written now."""
+    branches = snapshot.branches if snapshot else ()
+    live = [branch.num_tokens for branch in branches if branch.running and branch.owner == shown.owner]
+    return max([shown.context_len, *live])

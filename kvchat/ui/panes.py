@@ -1,0 +1,68 @@
+"""Which columns a terminal has room for."""
+
+from dataclasses import dataclass
+
+_SESSIONS_WIDTH = 30
+_CACHE_WIDTH = 42
+_NARROW_CACHE_WIDTH = 36
+_MIN_CONVERSATION_WIDTH = 40
+_AUTO_CONVERSATION_WIDTH = 54
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaneWish:
+    """What the person asked for; None leaves a pane to the width. `last` names the pane asked for last."""
+
+    sessions: bool | None = None
+    cache: bool | None = None
+    last: str = "cache"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaneWidths:
+    """Columns of each pane, 0 where it is hidden; the conversation takes the rest, or nothing."""
+
+    sessions: int
+    cache: int
+    has_conversation: bool = True
+
+
+def pane_widths(width: int, wish: PaneWish) -> PaneWidths:
+    """Return the panes to show in a terminal of `width` columns.
+
+    Left to itself a pane appears where the conversation keeps a comfortable width; asked for, where it keeps
+    a usable one; where not even that, the pane asked for last takes the conversation's place.
+    """
+    cache = _cache_columns(width, wish)
+    sessions = _sessions_columns(width - cache, wish)
+    if wish.sessions and wish.last == "sessions" and not sessions:
+        cache, sessions = 0, _sessions_columns(width, wish)
+    if not cache and not sessions:
+        return _single_pane(width, wish)
+    return PaneWidths(sessions=sessions, cache=cache)
+
+
+def _cache_columns(width: int, wish: PaneWish) -> int:
+    if wish.cache is False:
+        return 0
+    comfortable = width - _CACHE_WIDTH - _AUTO_CONVERSATION_WIDTH
+    if comfortable >= 0:
+        is_wide = comfortable >= _SESSIONS_WIDTH or wish.sessions is False
+        return _CACHE_WIDTH if is_wide else _NARROW_CACHE_WIDTH
+    fits = width - _NARROW_CACHE_WIDTH >= _MIN_CONVERSATION_WIDTH
+    return _NARROW_CACHE_WIDTH if wish.cache and fits else 0
+
+
+def _sessions_columns(width: int, wish: PaneWish) -> int:
+    if wish.sessions is False:
+        return 0
+    least = _MIN_CONVERSATION_WIDTH if wish.sessions else _AUTO_CONVERSATION_WIDTH
+    return _SESSIONS_WIDTH if width - _SESSIONS_WIDTH >= least else 0
+
+
+def _single_pane(width: int, wish: PaneWish) -> PaneWidths:
+    if wish.last == "sessions" and wish.sessions:
+        return PaneWidths(sessions=width, cache=0, has_conversation=False)
+    if wish.last == "cache" and wish.cache:
+        return PaneWidths(sessions=0, cache=width, has_conversation=False)
+    return PaneWidths(sessions=0, cache=0)

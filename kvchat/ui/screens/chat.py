@@ -1,0 +1,387 @@
+"""The one screen: sessions, conversation, cache panel, prompt, status."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from time import time
+from typing import Any, ClassVar
+
+from textual import events, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
+
+from kvchat.chat import EnginePhase, EngineStatus
+from kvchat.errors import KvchatError
+from kvchat.session.tree import SessionId, Turn
+from kvchat.ui.bridge import ChatService, ConversationView, EngineView
+from kvchat.ui.engine_watch import EngineWatch, Shown
+from kvchat.ui.figures import plural
+from kvchat.ui.panes import PaneWish, pane_widths
+from kvchat.ui.plain_text import one_line
+from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.help import HelpScreen
+from kvchat.ui.turns import PendingTurn, TurnKind, Turns
+from kvchat.ui.verbs import Verbs
+from kvchat.ui.widgets.cache_panel import CachePanel
+from kvchat.ui.widgets.command_list import CommandList
+from kvchat.ui.widgets.prompt import Prompt
+from kvchat.ui.widgets.session_list import SessionList
+from kvchat.ui.widgets.session_rows import ListOptions, SessionWithBranches, title_of
+from kvchat.ui.widgets.status_bar import StatusBar
+from kvchat.ui.widgets.transcript import Transcript
+
+_DRAIN_S = 1 / 30
+_SHORT_SCREEN = 18
+
+_Opener = Callable[[], Awaitable[ConversationView | None]]
+
+
+class ChatScreen(Screen[None]):
+    """Puts the widgets together; turns and commands are run by `Turns` and `Verbs`."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f1", "help", "Help", id="help"),
+        Binding("f2", "sessions", "Sessions", id="sessions"),
+        Binding("f3", "cache", "Cache", id="cache"),
+        Binding("f4", "layers", "Layers", id="layers", show=False),
+        Binding("f5", "continue", "Continue", id="continue", show=False),
+        Binding("ctrl+n", "new", "New", id="new"),
+        Binding("ctrl+t", "reasoning", "Reasoning", id="reasoning", show=False),
+        Binding("escape", "stop", "Stop", id="stop", show=False),
+    ]
+
+    def __init__(self, chat: ChatService, engine: EngineView, initial: str | None) -> None:
+        super().__init__()
+        self._chat = chat
+        self._engine = engine
+        self._initial = initial
+        self._wish = PaneWish()
+        self._last_rate: float | None = None
+        self._editing: Turn | None = None
+        self._sessions: tuple[SessionWithBranches, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="body"):
+            with Vertical(id="sessions-pane", classes="pane"):
+                yield Static("sessions", classes="pane-title", markup=False)
+                yield SessionList(id="sessions")
+            with Vertical(id="conversation-pane"):
+                yield Static("", id="heading", markup=False)
+                yield Transcript(id="transcript")
+            with Vertical(id="cache-pane", classes="pane"):
+                yield Static("cache", classes="pane-title", markup=False)
+                yield CachePanel(id="cache")
+        with Vertical(id="composer"):
+            yield Static("", id="queue", markup=False)
+            yield CommandList(id="commands")
+            with Horizontal(id="prompt-row"):
+                yield Static("›", id="prompt-mark", markup=False)
+                yield Prompt(id="prompt")
+        yield StatusBar(id="status")
+
+    def on_mount(self) -> None:
+        self.prompt = self.query_one("#prompt", Prompt)
+        self.transcript = self.query_one("#transcript", Transcript)
+        self.turns = Turns(self._chat, self.transcript, self)
+        self.verbs = Verbs(self, self._chat, self.turns)
+        self._watch = EngineWatch(
+            self._engine, self.query_one(CachePanel), self.query_one(StatusBar), self._phase_changed
+        )
+        self.query_one("#queue").display = False
+        self.prompt.focus()
+        self._drain_timer = self.set_interval(_DRAIN_S, self.turns.drain, pause=True)
+        self.set_timer(_DRAIN_S, self._look)
+        self.conversation_changed()
+        if self._initial is not None:
+            reference = self._initial
+            self.open_with(lambda: asyncio.to_thread(self._chat.open, reference))
+
+    # What others ask of the screen
+
+    def tell(self, message: str, *, title: str = "") -> None:
+        self.notify(message, title=title, timeout=6, markup=False)
+
+    def warn(self, message: str) -> None:
+        self.notify(message, severity="warning", timeout=8, markup=False)
+
+    def queue(self, pending: PendingTurn) -> None:
+        """Run a turn as soon as the engine is loaded and no other runs."""
+        self.turns.add(pending)
+        self._start_next()
+
+    def restore_command(self, line: str) -> None:
+        """Put a command line that could not be run back into the prompt."""
+        self.prompt.set_text(line)
+        self.prompt.mark_typed_slash()
+
+    def begin_edit(self, question: Turn) -> None:
+        """Put an earlier message into the prompt; sending it goes on from there."""
+        self._editing = question
+        self.prompt.set_text(question.text)
+        self._draw_heading()
+
+    def show_sessions_pane(self) -> None:
+        self._wish = replace(self._wish, sessions=True, last="sessions")
+        self._place_panes()
+        self.query_one(SessionList).focus()
+
+    @work(exclusive=True, group="open")
+    async def open_with(self, opener: _Opener) -> None:
+        """Open another conversation; the one on screen is closed when that has worked."""
+        try:
+            conversation = await opener()
+        except KvchatError as error:
+            self.warn(str(error))
+            return
+        previous = self.turns.conversation
+        self._end_edit()
+        await self.turns.show(conversation)
+        if previous is not None:
+            await asyncio.to_thread(self._chat.close, previous)
+
+    @work
+    async def change_with(self, change: Callable[[], Any]) -> None:
+        """Run a change of the store in a thread and draw the sessions again."""
+        try:
+            await asyncio.to_thread(change)
+        except KvchatError as error:
+            self.warn(str(error))
+        self.conversation_changed()
+
+    @work
+    async def ask_to_delete(self, session_id: SessionId, title: str) -> None:
+        conversation = self.turns.conversation
+        is_open = conversation is not None and conversation.session.id == session_id
+        if is_open and not self.verbs.is_free("delete it"):
+            return
+        consequence = "Its messages are gone for good; blocks that other sessions share stay."
+        if not await self.app.push_screen_wait(ConfirmScreen(f"Delete “{title}”?", consequence)):
+            return
+        if is_open:
+            await self.turns.show(None)
+            await asyncio.to_thread(self._chat.close, conversation)
+        self.change_with(lambda: self._chat.store.delete_session(session_id))
+
+    def quit(self, return_code: int = 0) -> None:
+        """Stop what runs, keep it, and leave."""
+        self.turns.wait(5.0)
+        self.turns.release()
+        self.app.exit(return_code=return_code)
+
+    # TurnListener
+
+    def queue_changed(self) -> None:
+        waiting = [one_line(pending.text) or pending.kind.value for pending in self.turns.queue]
+        queue = self.query_one("#queue", Static)
+        queue.display = bool(waiting)
+        queue.update(Content("\n".join(f"queued  {line}" for line in waiting[:3])))
+
+    def conversation_changed(self) -> None:
+        self._draw_heading()
+        self._read_and_draw_sessions()
+
+    @work(exclusive=True, group="sessions")
+    async def _read_and_draw_sessions(self) -> None:
+        try:
+            self._sessions = await asyncio.to_thread(self._read_sessions)
+        except KvchatError as error:
+            self.warn(str(error))
+        self._draw_sessions()
+        self._draw_heading()
+
+    def turn_failed(self, error: Exception, unsent: str) -> None:
+        self.notify(str(error) or type(error).__name__, severity="error", timeout=15, markup=False)
+        self._give_back(unsent)
+
+    def turn_ended(self) -> None:
+        self._drain_timer.pause()
+        self._watch.forget_rate()
+        answer = self.transcript.last_answer
+        if answer is not None:
+            self._last_rate = answer.turn.timings.decode_tokens_per_s
+        self.conversation_changed()
+        self._start_next()
+
+    # What the person does
+
+    def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
+        if event.is_command:
+            self.verbs.run(event.text)
+            return
+        if self._editing is not None:
+            self.queue(PendingTurn(kind=TurnKind.EDIT, text=event.text, turn_id=self._editing.id))
+            self._end_edit()
+        else:
+            self.queue(PendingTurn(kind=TurnKind.SEND, text=event.text))
+
+    def on_prompt_completing(self, event: Prompt.Completing) -> None:
+        self.query_one(CommandList).show_commands(event.candidates, event.chosen)
+
+    def on_prompt_interrupted(self) -> None:
+        self.interrupt()
+
+    def on_session_list_opened(self, event: SessionList.Opened) -> None:
+        self.prompt.focus()
+        if self.verbs.is_free("switch"):
+            self.open_with(lambda: asyncio.to_thread(self._chat.open, event.session_id, event.branch))
+
+    def on_session_list_delete_asked(self, event: SessionList.DeleteAsked) -> None:
+        self.ask_to_delete(event.session_id, self._titles().get(event.session_id, ""))
+
+    def on_markdown_link_clicked(self, event: Any) -> None:
+        self.app.copy_to_clipboard(event.href)
+        self.tell(event.href, title="link copied")
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.height < _SHORT_SCREEN, "-short")
+        self._place_panes()
+
+    def action_help(self) -> None:
+        self.app.push_screen(HelpScreen())
+
+    def action_sessions(self) -> None:
+        is_shown = self.query_one("#sessions-pane").display
+        if is_shown and self.query_one(SessionList).has_focus:
+            self._wish = replace(self._wish, sessions=False)
+            self._place_panes()
+            self.prompt.focus()
+        else:
+            self.show_sessions_pane()
+
+    def action_cache(self) -> None:
+        is_shown = self.query_one("#cache-pane").display
+        self._wish = replace(self._wish, cache=not is_shown, last="cache")
+        self._place_panes()
+
+    def action_layers(self) -> None:
+        self.query_one(CachePanel).toggle_expanded()
+
+    def action_new(self) -> None:
+        self.verbs.new()
+
+    def action_continue(self) -> None:
+        self.verbs.go_on()
+
+    def action_reasoning(self) -> None:
+        self.transcript.fold_reasoning()
+
+    def action_stop(self) -> None:
+        if self.prompt.is_completing:
+            self.prompt.stop_completing()
+        elif self.turns.is_running or self.turns.queue:
+            self._give_back(self.turns.stop())
+        elif self._editing is not None:
+            self._end_edit()
+            self.prompt.set_text("")
+        else:
+            self.prompt.focus()
+
+    def interrupt(self) -> None:
+        """Take ctrl+c: stop the answer, or say how to leave."""
+        if self.turns.is_running or self.turns.queue:
+            self.action_stop()
+        else:
+            self.tell("ctrl+q or /quit leaves; everything is kept")
+
+    async def action_page(self, direction: int) -> None:
+        """Scroll the conversation by a page; at the top, mount earlier messages."""
+        if direction < 0 and self.transcript.scroll_y <= 0:
+            await self.transcript.show_earlier()
+        elif direction < 0:
+            self.transcript.scroll_page_up()
+        else:
+            self.transcript.scroll_page_down()
+
+    # Drawing
+
+    def _start_next(self) -> None:
+        if self._watch.is_ready and self.turns.start_next():
+            self._drain_timer.resume()
+
+    def _give_back(self, text: str) -> None:
+        """Return unsent text to the prompt, before what has been typed since."""
+        if text:
+            self.prompt.set_text(f"{text}\n{self.prompt.text}" if self.prompt.text else text)
+
+    def _end_edit(self) -> None:
+        self._editing = None
+        self._draw_heading()
+
+    def _look(self) -> None:
+        """Draw the engine's state, and come back: often while an answer is written."""
+        shown = Shown(
+            owner=self._owner(),
+            titles=self._titles(),
+            context_len=self.turns.context_len,
+            is_running=self.turns.is_running,
+            num_queued=len(self.turns.queue),
+            last_rate=self._last_rate,
+        )
+        self.set_timer(self._watch.look(shown), self._look)
+
+    def _phase_changed(self, status: EngineStatus) -> None:
+        self._draw_welcome()
+        if status.phase is EnginePhase.READY:
+            self.turns.settle_garbage()
+            self._start_next()
+        elif status.phase is EnginePhase.FAILED:
+            reason = status.error or status.detail or "the engine stopped"
+            self.notify(f"{reason}", title="engine", severity="error", timeout=30, markup=False)
+            self._give_back(self.turns.stop())
+
+    def _owner(self) -> str:
+        conversation = self.turns.conversation
+        return conversation.session.id if conversation else ""
+
+    def _titles(self) -> dict[str, str]:
+        return {session.id: title_of(session) for session, _ in self._sessions}
+
+    def _draw_heading(self) -> None:
+        conversation = self.turns.conversation
+        if conversation is None:
+            text = self.turns.draft.title or "new conversation"
+        else:
+            text = self._titles().get(conversation.session.id) or title_of(conversation.session)
+            text += f"  ›  {one_line(conversation.branch.name)}"
+        if self._editing is not None:
+            text += "  ·  editing an earlier message, esc gives up"
+        self.query_one("#heading", Static).update(Content(text))
+        self._draw_welcome()
+
+    def _draw_welcome(self) -> None:
+        lines = {
+            EnginePhase.LOADING: "The model is loading. You can type already.",
+            EnginePhase.FAILED: "The engine has stopped. What was said is kept.",
+        }
+        first = lines.get(self._watch.status.phase, "Say something.")
+        stored = f"{plural(len(self._sessions), 'session')} kept · " if self._sessions else ""
+        self.transcript.show_welcome(f"{first}\n\n{stored}/ for commands · f1 help")
+
+    def _draw_sessions(self) -> None:
+        conversation = self.turns.conversation
+        options = ListOptions(
+            active_session=conversation.session.id if conversation else None,
+            active_branch=conversation.branch.name if conversation else None,
+            own_bytes=self._watch.own_bytes(),
+            now=time(),
+        )
+        self.query_one(SessionList).show_sessions(self._sessions, options)
+
+    def _read_sessions(self) -> tuple[SessionWithBranches, ...]:
+        store = self._chat.store
+        return tuple(
+            (summary.session, store.branches(summary.session.id) if summary.num_branches > 1 else ())
+            for summary in store.list_sessions()
+        )
+
+    def _place_panes(self) -> None:
+        widths = pane_widths(self.size.width, self._wish)
+        for name, width in (("#sessions-pane", widths.sessions), ("#cache-pane", widths.cache)):
+            pane = self.query_one(name)
+            pane.display = width > 0
+            pane.styles.width = width
+        self.query_one("#conversation-pane").display = widths.has_conversation

@@ -1,0 +1,57 @@
+"""Keys and commands on one page."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.style import Style
+from textual.widgets import Static
+
+from kvchat.ui.commands import COMMANDS
+
+KEYS = (
+    ("enter", "send"),
+    ("ctrl+j, shift+enter", "new line"),
+    ("esc", "stop the answer; queued text comes back"),
+    ("up, down", "earlier messages, from the edge of the prompt"),
+    ("pageup, pagedown", "scroll the conversation"),
+    ("f1", "this page"),
+    ("f2", "sessions: up, down, enter opens, delete deletes"),
+    ("f3", "cache panel"),
+    ("f4", "every layer, or alike layers as one row"),
+    ("f5", "go on with an interrupted answer"),
+    ("ctrl+n", "new conversation"),
+    ("ctrl+t", "show or fold reasoning"),
+    ("ctrl+p", "command palette"),
+    ("ctrl+z", "suspend"),
+    ("ctrl+q", "quit; everything is kept"),
+)
+_LEGEND = (
+    ("▒ shared", "blocks that several branches hold"),
+    ("▓ own", "blocks that one branch holds; closing it frees them"),
+    ("░ kept", "blocks that no branch holds, kept for reuse until room is needed"),
+    ("· free", "empty blocks"),
+)
+
+
+class HelpScreen(ModalScreen[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,enter,ctrl+c", "dismiss", "Close")]
+
+    def compose(self) -> ComposeResult:
+        commands = [(command.usage, command.summary) for command in COMMANDS]
+        with VerticalScroll(classes="dialog help"):
+            yield Static(_table("keys", KEYS))
+            yield Static(_table("commands (// sends a line that begins with /)", commands))
+            yield Static(_table("cache panel", _LEGEND))
+            yield Static("esc closes", classes="dialog-keys", markup=False)
+
+
+def _table(title: str, rows: Sequence[tuple[str, str]]) -> Content:
+    width = max(len(name) for name, _ in rows)
+    lines = [Content.styled(title, Style(bold=True))]
+    lines += [Content(f"  {name:<{width}}  {meaning}") for name, meaning in rows]
+    return Content("\n").join([*lines, Content("")])

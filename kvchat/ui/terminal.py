@@ -1,0 +1,68 @@
+"""Keeps everything but the interface off the screen while it runs.
+
+Textual draws on stderr. Libraries under the engine write there too, some of them from native code that knows
+nothing of `sys.stderr`. So the interface gets a private copy of the terminal, and the process's own stdout
+and stderr go to the log file until the interface ends.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TextIO
+
+_STDOUT_FD = 1
+_STDERR_FD = 2
+
+
+@contextmanager
+def guarded_terminal(log_path: Path) -> Iterator[None]:
+    """Send stray writes to `log_path` and leave the terminal to the interface alone.
+
+    Effect: file descriptors 1 and 2 point to the log and `sys.__stdout__`, `sys.__stderr__` to the terminal
+    until the context ends. A stdout that is not a terminal (a pipe, a file) is left alone.
+    """
+    with ExitStack() as stack:
+        terminal = stack.enter_context(os.fdopen(os.dup(_STDERR_FD), "w", encoding="utf-8", errors="replace"))
+        log_fd = _open_log(log_path)
+        stack.callback(os.close, log_fd)
+        stack.enter_context(_descriptor_to(_STDERR_FD, log_fd))
+        if os.isatty(_STDOUT_FD):
+            stack.enter_context(_descriptor_to(_STDOUT_FD, log_fd))
+        stack.enter_context(_drawing_on(terminal))
+        yield
+
+
+def _open_log(log_path: Path) -> int:
+    log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+@contextmanager
+def _descriptor_to(fd: int, target_fd: int) -> Iterator[None]:
+    """Point `fd` at `target_fd`, and back at the end."""
+    saved_fd = os.dup(fd)
+    try:
+        os.dup2(target_fd, fd)
+        yield
+    finally:
+        _flush_streams()
+        os.dup2(saved_fd, fd)
+        os.close(saved_fd)
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+@contextmanager
+def _drawing_on(terminal: TextIO) -> Iterator[None]:
+    """Give Textual the terminal: it draws on `sys.__stderr__` and asks `sys.__stdout__` for the size."""
+    saved = sys.__stdout__, sys.__stderr__
+    sys.__stdout__ = sys.__stderr__ = terminal  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        sys.__stdout__, sys.__stderr__ = saved  # type: ignore[misc]

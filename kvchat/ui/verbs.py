@@ -1,0 +1,169 @@
+"""What each slash command does."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kvchat.session.tree import Role, Turn
+from kvchat.ui.bridge import ChatService, ConversationView
+from kvchat.ui.commands import find_command, nearest_command, split_command
+from kvchat.ui.plain_text import one_line
+from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
+from kvchat.ui.widgets.session_rows import title_of
+
+if TYPE_CHECKING:
+    from kvchat.ui.screens.chat import ChatScreen
+
+
+class Verbs:
+    """Runs commands for the chat screen. Anything that may read a file runs in a thread."""
+
+    def __init__(self, screen: "ChatScreen", chat: ChatService, turns: Turns) -> None:
+        self._screen = screen
+        self._chat = chat
+        self._turns = turns
+        self._actions: dict[str, Callable[[str], None]] = {
+            "help": lambda _: screen.action_help(),
+            "new": self.new,
+            "fork": self.fork,
+            "retry": self.retry,
+            "edit": self.edit,
+            "continue": self.go_on,
+            "stop": lambda _: screen.action_stop(),
+            "switch": self.switch,
+            "system": self.system,
+            "cache": self.cache,
+            "title": self.rename,
+            "delete": self.delete,
+            "quit": lambda _: screen.quit(),
+        }
+
+    def run(self, line: str) -> None:
+        """Run a command line, or say why not."""
+        name, argument = split_command(line)
+        command = find_command(name)
+        if command is None:
+            near = nearest_command(name)
+            guess = f"; did you mean /{near.name}?" if near else ""
+            self._screen.warn(f"there is no /{name}{guess} (// sends it as text, f1 lists the commands)")
+            self._screen.restore_command(line)
+        elif command.needs_argument and not argument:
+            self._screen.warn(f"usage: {command.usage}")
+            self._screen.restore_command(line + " ")
+        else:
+            self._actions[command.name](argument)
+
+    def new(self, title: str = "", system: str = "") -> None:
+        if self._is_free("start another conversation"):
+            self._turns.draft = Draft(title=title, system=system)
+            self._screen.open_with(self._nothing)
+
+    def switch(self, reference: str) -> None:
+        if not reference:
+            self._screen.show_sessions_pane()
+        elif self._is_free("switch"):
+            self._screen.open_with(lambda: self._opened(reference))
+
+    def fork(self, name: str = "") -> None:
+        conversation = self._stored()
+        if conversation is None or not self._is_free("fork"):
+            return
+
+        async def open_fork() -> ConversationView:
+            forked: ConversationView = await asyncio.to_thread(
+                self._chat.fork, conversation, None, name or None
+            )
+            self._screen.tell(f"on branch {forked.branch.name}: all blocks are shared until one side writes")
+            return forked
+
+        self._screen.open_with(open_fork)
+
+    def retry(self, _argument: str = "") -> None:
+        if self._stored() is not None and self._is_free("retry"):
+            self._screen.queue(PendingTurn(kind=TurnKind.RETRY))
+
+    def go_on(self, _argument: str = "") -> None:
+        conversation = self._stored()
+        if conversation is None or not self._is_free("continue"):
+            return
+        turns = conversation.turns
+        if not turns or not turns[-1].is_open:
+            self._screen.warn("the last answer is complete; there is nothing to continue")
+            return
+        self._screen.queue(PendingTurn(kind=TurnKind.CONTINUE))
+
+    def edit(self, argument: str) -> None:
+        conversation = self._stored()
+        if conversation is None or not self._is_free("edit"):
+            return
+        question = _nth_last_question(conversation, argument or "1")
+        if question is None:
+            self._screen.warn(f"there is no message {argument or 1} from the end to edit")
+        else:
+            self._screen.begin_edit(question)
+
+    def system(self, text: str) -> None:
+        conversation = self._turns.conversation
+        if text:
+            if conversation is not None:
+                self._screen.tell("a system prompt stands before everything else: this is a new conversation")
+            self.new(system=text)
+            return
+        current = conversation.session.system if conversation else self._turns.draft.system
+        self._screen.tell(one_line(current) or "there is no system prompt", title="system prompt")
+
+    def cache(self, argument: str) -> None:
+        if argument == "layers":
+            self._screen.action_layers()
+        else:
+            self._screen.action_cache()
+
+    def rename(self, title: str) -> None:
+        conversation = self._turns.conversation
+        if conversation is None:
+            self._turns.draft = Draft(title=title, system=self._turns.draft.system)
+            self._screen.conversation_changed()
+            return
+        session_id = conversation.session.id
+        self._screen.change_with(lambda: self._chat.store.rename(session_id, title))
+
+    def delete(self, _argument: str = "") -> None:
+        conversation = self._stored()
+        if conversation is not None:
+            self._screen.ask_to_delete(conversation.session.id, title_of(conversation.session))
+
+    def is_free(self, purpose: str) -> bool:
+        """Return whether no answer is being written; say so otherwise."""
+        return self._is_free(purpose)
+
+    def _is_free(self, purpose: str) -> bool:
+        if self._turns.is_running:
+            self._screen.warn(f"an answer is being written: esc stops it, then {purpose}")
+        return not self._turns.is_running
+
+    def _stored(self) -> ConversationView | None:
+        if self._turns.conversation is None:
+            self._screen.warn("nothing has been said here yet")
+        return self._turns.conversation
+
+    async def _nothing(self) -> None:
+        return None
+
+    async def _opened(self, reference: str) -> ConversationView:
+        """Return a branch of the open session, or a session, by what the person calls it."""
+        conversation = self._turns.conversation
+        if conversation is not None:
+            session_id = conversation.session.id
+            branches = await asyncio.to_thread(self._chat.store.branches, session_id)
+            if any(branch.name == reference for branch in branches):
+                found: ConversationView = await asyncio.to_thread(self._chat.open, session_id, reference)
+                return found
+        opened: ConversationView = await asyncio.to_thread(self._chat.open, reference)
+        return opened
+
+
+def _nth_last_question(conversation: ConversationView, argument: str) -> Turn | None:
+    questions = [turn for turn in conversation.turns if turn.role is Role.USER]
+    if not argument.isdecimal() or not 1 <= int(argument) <= len(questions):
+        return None
+    return questions[-int(argument)]

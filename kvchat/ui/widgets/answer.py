@@ -1,0 +1,159 @@
+"""One answer on the screen: reasoning, text, footer."""
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Static
+
+from kvchat.chat import Prefill
+from kvchat.session.tree import Turn
+from kvchat.ui.figures import plural
+from kvchat.ui.plain_text import clean_text
+from kvchat.ui.widgets.footer_line import ending_text, footer_parts, progress_parts, wrap_parts
+from kvchat.ui.widgets.markdown_view import AnswerMarkdown, StillMarkdown
+
+_LEAD = "↳ "
+
+
+class FooterLine(Static):
+    """A line of parts, broken between them."""
+
+    def __init__(self) -> None:
+        super().__init__("", markup=False, classes="footer")
+        self._parts: tuple[str, ...] = ()
+
+    def show_parts(self, parts: tuple[str, ...]) -> None:
+        self._parts = parts
+        self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        width = self.content_size.width or self.container_size.width
+        lines = wrap_parts(self._parts, max(20, width - len(_LEAD)))
+        self.update(Content(_LEAD + "\n  ".join(lines)) if lines else "")
+        self.display = bool(lines)
+
+
+class Reasoning(Static):
+    """What the model thought: one line while folded."""
+
+    def __init__(self) -> None:
+        super().__init__("", markup=False, classes="reasoning")
+        self._text = ""
+        self.is_folded = True
+        self.display = False
+
+    def show_text(self, text: str) -> None:
+        self._text = text
+        self._draw()
+
+    def fold(self, is_folded: bool) -> None:
+        self.is_folded = is_folded
+        self._draw()
+
+    def _draw(self) -> None:
+        self.display = bool(self._text)
+        if self.is_folded:
+            num_words = plural(len(self._text.split()), "word")
+            self.update(Content(f"▸ thought for {num_words} · ctrl+t shows them"))
+        else:
+            self.update(Content(f"▾ thought\n{self._text.strip()}"))
+
+
+class AnswerView(Vertical):
+    """An answer. It is live while it streams and for a while after; older ones are still.
+
+    Attributes:
+        turn: the answer as last stored.
+    """
+
+    def __init__(self, turn: Turn, *, is_live: bool, folds_reasoning: bool = True) -> None:
+        super().__init__(classes="answer")
+        self.turn = turn
+        self._body: AnswerMarkdown | Static = self._live_body() if is_live else self._still_body()
+        self._reasoning = Reasoning()
+        self._reasoning.is_folded = folds_reasoning
+        self._footer = FooterLine()
+        self._ending = Static("", markup=False, classes="ending")
+        self._pieces: list[str] = [turn.text]
+        self._thoughts: list[str] = [turn.reasoning]
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the text is a Markdown widget of its own."""
+        return isinstance(self._body, AnswerMarkdown)
+
+    @property
+    def is_streaming(self) -> bool:
+        return isinstance(self._body, AnswerMarkdown) and self._body.is_streaming
+
+    def compose(self) -> ComposeResult:
+        yield Static("kvchat", classes="speaker", markup=False)
+        yield self._reasoning
+        yield self._body
+        yield self._ending
+        yield self._footer
+
+    def on_mount(self) -> None:
+        if not self.is_streaming:
+            self._show_turn()
+
+    def begin(self) -> None:
+        """Start to take text; what the answer has already stays."""
+        assert isinstance(self._body, AnswerMarkdown)
+        self._body.begin()
+        self._footer.show_parts(("reading",))
+
+    def show_prefill(self, prefill: Prefill) -> None:
+        self._footer.show_parts(progress_parts(prefill))
+
+    async def add_text(self, text: str) -> None:
+        """Add model text; control characters are dropped."""
+        cleaned = clean_text(text)
+        self._pieces.append(cleaned)
+        if isinstance(self._body, AnswerMarkdown):
+            await self._body.write(cleaned)
+
+    def add_reasoning(self, text: str) -> None:
+        self._thoughts.append(clean_text(text))
+        self._reasoning.show_text("".join(self._thoughts))
+
+    def fold_reasoning(self, is_folded: bool) -> None:
+        self._reasoning.fold(is_folded)
+
+    async def finish(self, turn: Turn) -> None:
+        """Show the answer as stored."""
+        self.turn = turn
+        if isinstance(self._body, AnswerMarkdown):
+            await self._body.finish(clean_text(turn.text))
+        self._show_turn()
+
+    async def give_up(self) -> None:
+        """End the stream where no stored answer came; what was shown stays."""
+        if self.is_streaming and isinstance(self._body, AnswerMarkdown):
+            await self._body.finish("".join(self._pieces))
+        self._footer.show_parts(())
+
+    async def make_still(self) -> None:
+        """Replace the live text by one renderable."""
+        assert not self.is_streaming
+        old, self._body = self._body, self._still_body()
+        await self.mount(self._body, after=old)
+        await old.remove()
+
+    def _live_body(self) -> AnswerMarkdown:
+        return AnswerMarkdown(clean_text(self.turn.text))
+
+    def _still_body(self) -> Static:
+        text = clean_text(self.turn.text)
+        return Static(StillMarkdown(text) if text.strip() else Text(""), classes="still", markup=False)
+
+    def _show_turn(self) -> None:
+        self._reasoning.show_text(clean_text(self.turn.reasoning))
+        self._footer.show_parts(footer_parts(self.turn))
+        ending = ending_text(self.turn.finish)
+        self._ending.update(Content(f"■ {ending}"))
+        self._ending.display = bool(ending)

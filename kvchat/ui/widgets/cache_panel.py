@@ -1,0 +1,95 @@
+"""The cache panel: live occupancy per tier and per layer, drawn line by line."""
+
+from collections.abc import Mapping
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.ui.widgets.cache_rows import Look, PanelOptions, Row, panel_rows
+
+_WAITING: tuple[Row, ...] = ((("the model is not loaded yet", Look.FAINT),),)
+
+
+class CachePanel(ScrollView, can_focus=False):
+    """Draws a snapshot. Rows that did not change are not drawn again.
+
+    Attributes:
+        rows: what is drawn now.
+        is_expanded: whether alike neighbouring layers have a row each.
+    """
+
+    COMPONENT_CLASSES = {f"cache--{look.value}" for look in Look}
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.rows: tuple[Row, ...] = _WAITING
+        self.is_expanded = False
+        self._snapshot: CacheSnapshot | None = None
+        self._titles: Mapping[str, str] = {}
+        self._active = ""
+        self._styles: dict[Look, Style] = {}
+
+    def show_snapshot(self, snapshot: CacheSnapshot, titles: Mapping[str, str], active: str) -> None:
+        """Draw `snapshot`; `titles` and `active` are as in `PanelOptions`."""
+        if (snapshot, titles, active) == (self._snapshot, self._titles, self._active):
+            return
+        self._snapshot, self._titles, self._active = snapshot, dict(titles), active
+        self._compose_rows()
+
+    def toggle_expanded(self) -> None:
+        """Give each layer its own row, or let alike neighbours share one."""
+        self.is_expanded = not self.is_expanded
+        self._compose_rows()
+
+    def render_line(self, y: int) -> Strip:
+        line = y + self.scroll_offset.y
+        if line >= len(self.rows):
+            return Strip.blank(self.size.width, self.rich_style)
+        segments = [Segment(text, self._style(look)) for text, look in self.rows[line] if text]
+        strip = Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
+        return strip.apply_style(self.rich_style)
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._styles.clear()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._compose_rows()
+
+    def on_click(self) -> None:
+        self.toggle_expanded()
+
+    def _style(self, look: Look) -> Style:
+        style = self._styles.get(look)
+        if style is None:
+            style = self._styles[look] = self.get_component_rich_style(f"cache--{look.value}", partial=True)
+        return style
+
+    def _compose_rows(self) -> None:
+        width = self.scrollable_content_region.width
+        if self._snapshot is None or width <= 0:
+            return
+        options = PanelOptions(
+            width=width, expanded=self.is_expanded, titles=self._titles, active=self._active
+        )
+        before, self.rows = self.rows, panel_rows(self._snapshot, options)
+        self._refresh_changed(before)
+
+    def _refresh_changed(self, before: tuple[Row, ...]) -> None:
+        if len(before) != len(self.rows):
+            self.virtual_size = Size(0, len(self.rows))
+            self.refresh()
+            return
+        top = self.scroll_offset.y
+        regions = [
+            Region(0, index - top, self.size.width, 1)
+            for index, (old, new) in enumerate(zip(before, self.rows, strict=True))
+            if old != new and 0 <= index - top < self.size.height
+        ]
+        if regions:
+            self.refresh(*regions)

@@ -1,0 +1,284 @@
+"""The cache panel's content: a snapshot in, rows of marked text out. Pure: tests read it as plain lines.
+
+Every layer's bar has the same scale, so many blocks per cell, and is drawn in the order shared, own, kept,
+free. A full layer shows its free blocks up to the edge of the panel; a sliding one only those that its window
+can still take, then the window: however much is said, its bar stays short.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from math import ceil
+
+from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot, LayerUsage, TierUsage
+from kvchat.ui.figures import bytes_text, count_text, part_text, percent_text, short_count_text
+
+
+class Look(StrEnum):
+    """What a run of text is; the panel gives each its colour."""
+
+    LABEL = "label"
+    VALUE = "value"
+    FAINT = "faint"
+    HEADING = "heading"
+    OWN = "own"
+    SHARED = "shared"
+    KEPT = "kept"
+    FREE = "free"
+
+
+MARKS = {Look.SHARED: "▒", Look.OWN: "▓", Look.KEPT: "░", Look.FREE: "·"}
+
+Run = tuple[str, Look]
+Row = tuple[Run, ...]
+
+_VALUE_WIDTH = 9
+_MIN_BAR_WIDTH = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow:
+    """Neighbouring layers that are alike, drawn as one row. Counts are blocks of one layer; bytes of all."""
+
+    first: int
+    last: int
+    kind: str
+    window: int | None
+    num_shared: int
+    num_own: int
+    num_kept: int
+    num_total: int
+    held_bytes: int
+
+    @property
+    def num_layers(self) -> int:
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelOptions:
+    """How to draw. `titles` maps an owner to the name shown for it; `active` is the owner on screen."""
+
+    width: int
+    expanded: bool = False
+    titles: Mapping[str, str]
+    active: str = ""
+
+
+def panel_rows(snapshot: CacheSnapshot, options: PanelOptions) -> tuple[Row, ...]:
+    """Return the rows of the panel, each at most `options.width` cells wide."""
+    blank: Row = ()
+    layers = layer_rows(snapshot, expanded=options.expanded)
+    rows = [*_tier_section(snapshot, options.width), blank]
+    rows += [*_layer_section(layers, snapshot.block_size, options.width), blank, _legend(options.width)]
+    if snapshot.branches:
+        rows += [blank, *_branch_section(snapshot, options)]
+    rows += [blank, *_totals_section(snapshot, options.width)]
+    return tuple(rows)
+
+
+def row_text(row: Row) -> str:
+    return "".join(text for text, _ in row)
+
+
+def layer_rows(snapshot: CacheSnapshot, *, expanded: bool) -> tuple[LayerRow, ...]:
+    """Return one row per layer, or per run of alike neighbours unless `expanded`."""
+    num_blocks = {group.group: group.total_blocks for group in snapshot.groups}
+    single = [_layer_row(layer, num_blocks[layer.group]) for layer in snapshot.layers]
+    if expanded:
+        return tuple(single)
+    return tuple(_merged(tuple(rows)) for _, rows in groupby(single, key=_likeness))
+
+
+def blocks_per_cell(rows: Sequence[LayerRow], bar_width: int, block_size: int) -> int:
+    """Return the finest scale, a power of two, at which every row fits its bar."""
+    scale = 1
+    while any(_needed_cells(row, scale, block_size) > bar_width for row in rows):
+        scale *= 2
+    return scale
+
+
+def bar_runs(counts: Sequence[tuple[Look, int]], scale: int) -> tuple[Run, ...]:
+    """Return the marks of a bar; what is there at all gets at least one cell."""
+    return tuple((MARKS[look] * _cells(count, scale), look) for look, count in counts if count)
+
+
+def _layer_row(layer: LayerUsage, num_blocks: int) -> LayerRow:
+    block_bytes = max(1, layer.total_bytes // max(1, num_blocks))
+    num_shared = round(layer.shared_bytes / block_bytes)
+    return LayerRow(
+        first=layer.layer,
+        last=layer.layer,
+        kind=layer.kind,
+        window=layer.window,
+        num_shared=num_shared,
+        num_own=round(layer.used_bytes / block_bytes) - num_shared,
+        num_kept=round(layer.cached_bytes / block_bytes),
+        num_total=num_blocks,
+        held_bytes=layer.used_bytes + layer.cached_bytes,
+    )
+
+
+def _likeness(row: LayerRow) -> tuple[object, ...]:
+    counts = row.num_shared, row.num_own, row.num_kept, row.num_total
+    return row.kind, row.window, counts, row.held_bytes
+
+
+def _merged(rows: tuple[LayerRow, ...]) -> LayerRow:
+    first = rows[0]
+    return LayerRow(
+        first=first.first,
+        last=rows[-1].last,
+        kind=first.kind,
+        window=first.window,
+        num_shared=first.num_shared,
+        num_own=first.num_own,
+        num_kept=first.num_kept,
+        num_total=first.num_total,
+        held_bytes=sum(row.held_bytes for row in rows),
+    )
+
+
+def _cells(count: int, scale: int) -> int:
+    return max(1, round(count / scale)) if count else 0
+
+
+def _held_cells(row: LayerRow, scale: int) -> int:
+    return sum(_cells(count, scale) for count in (row.num_shared, row.num_own, row.num_kept))
+
+
+def _window_cells(row: LayerRow, scale: int, block_size: int) -> int:
+    """Return the cells that one running branch can fill: its window may begin inside a block."""
+    return _cells(ceil(row.window / block_size) + 1, scale) if row.window else 0
+
+
+def _needed_cells(row: LayerRow, scale: int, block_size: int) -> int:
+    note = _kind_note(row)
+    bar = max(_held_cells(row, scale), _window_cells(row, scale, block_size))
+    return bar + len(note) + 1 if note else bar
+
+
+def _kind_note(row: LayerRow) -> str:
+    """Return what makes a layer differ from a full one."""
+    if row.window is not None:
+        return f"window {row.window}"
+    return "" if row.kind == "full" else row.kind
+
+
+def _tier_section(snapshot: CacheSnapshot, width: int) -> list[Row]:
+    return [_tier_row(tier, width) for tier in snapshot.tiers]
+
+
+def _tier_row(tier: TierUsage, width: int) -> Row:
+    label = f"{tier.tier.value:<7}"
+    held_bytes = tier.used_bytes + tier.cached_bytes
+    if tier.total_bytes is None:
+        value = bytes_text(held_bytes)
+        note = "no limit" if held_bytes else "empty"
+        gap = max(1, width - len(label) - len(note) - len(value))
+        return (label, Look.LABEL), (note, Look.FAINT), (" " * gap, Look.FAINT), (value, Look.VALUE)
+    value = part_text(held_bytes, tier.total_bytes)
+    bar_width = max(_MIN_BAR_WIDTH, width - len(label) - 16)
+    bar = _share_bar((tier.used_bytes, tier.cached_bytes), tier.total_bytes, bar_width)
+    gap = max(1, width - len(label) - bar_width - len(value))
+    return (label, Look.LABEL), *bar, (" " * gap, Look.FAINT), (value, Look.VALUE)
+
+
+def _share_bar(parts: tuple[int, int], total: int, width: int) -> tuple[Run, ...]:
+    """Return a bar of exactly `width` cells that shows used and kept as shares of `total`."""
+    unit = max(1.0, total / width)
+    used = min(width, _cells_of_share(parts[0], unit))
+    kept = min(width - used, _cells_of_share(parts[1], unit))
+    free = width - used - kept
+    looks = ((Look.OWN, used), (Look.KEPT, kept), (Look.FREE, free))
+    return tuple((MARKS[look] * count, look) for look, count in looks if count)
+
+
+def _cells_of_share(part: int, unit: float) -> int:
+    return max(1, round(part / unit)) if part else 0
+
+
+def _layer_section(layers: Sequence[LayerRow], block_size: int, width: int) -> list[Row]:
+    digits = len(str(layers[-1].last)) if layers else 1
+    labels = [_layer_label(row, digits) for row in layers]
+    label_width = max((len(label) for label in labels), default=0)
+    bar_width = max(_MIN_BAR_WIDTH, width - label_width - 1 - _VALUE_WIDTH)
+    scale = blocks_per_cell(layers, bar_width, block_size)
+    rows: list[Row] = [_layer_heading(scale * block_size, width)]
+    for label, row in zip(labels, layers, strict=True):
+        bar = _layer_bar(row, bar_width, scale, block_size)
+        value = bytes_text(row.held_bytes).rjust(_VALUE_WIDTH)
+        rows.append(((f"{label:<{label_width}} ", Look.LABEL), *bar, (value, Look.VALUE)))
+    return rows
+
+
+def _layer_heading(tokens_per_cell: int, width: int) -> Row:
+    title = "layers"
+    scale = f"one cell = {count_text(tokens_per_cell)} tokens"
+    return (title, Look.HEADING), (scale.rjust(width - len(title)), Look.FAINT)
+
+
+def _layer_label(row: LayerRow, digits: int) -> str:
+    first = f"L{row.first:0{digits}}"
+    if row.num_layers == 1:
+        return first
+    return f"{first}-{row.last:0{digits}} ×{row.num_layers}"
+
+
+def _layer_bar(row: LayerRow, bar_width: int, scale: int, block_size: int) -> tuple[Run, ...]:
+    """Return the bar, its free part and its note, padded to exactly `bar_width`."""
+    counts = ((Look.SHARED, row.num_shared), (Look.OWN, row.num_own), (Look.KEPT, row.num_kept))
+    held = bar_runs(counts, scale)
+    num_held = sum(len(text) for text, _ in held)
+    note = _kind_note(row)
+    limit = min(bar_width, _cells(row.num_total, scale))
+    end = max(num_held, _window_cells(row, scale, block_size)) if row.window else limit
+    free = MARKS[Look.FREE] * max(0, min(end, limit) - num_held)
+    rest = bar_width - num_held - len(free)
+    tail = f" {note}".ljust(rest) if note else " " * rest
+    return *held, (free, Look.FREE), (tail, Look.FAINT)
+
+
+def _legend(width: int) -> Row:
+    names = ((Look.SHARED, "shared"), (Look.OWN, "own"), (Look.KEPT, "kept"), (Look.FREE, "free"))
+    gap = "   " if width >= 34 else "  "
+    runs: list[Run] = []
+    for look, name in names:
+        runs += [(MARKS[look], look), (f" {name}{gap}", Look.FAINT)]
+    return tuple(runs)
+
+
+def _branch_section(snapshot: CacheSnapshot, options: PanelOptions) -> list[Row]:
+    rows: list[Row] = [(("branches on the device", Look.HEADING),)]
+    return rows + [_branch_row(branch, options) for branch in snapshot.branches]
+
+
+def _branch_row(branch: BranchUsage, options: PanelOptions) -> Row:
+    """Return a branch with its tokens and what closing it would free (own) or leave (shared)."""
+    mark = "▸ " if branch.running else "● " if branch.owner == options.active else "  "
+    own = f"{bytes_text(branch.own_bytes):>8}"
+    shared = f"{bytes_text(branch.shared_bytes):>8}"
+    room = max(4, options.width - len(mark) - 2 * (_VALUE_WIDTH + 2))
+    title = _fitted(options.titles.get(branch.owner, branch.owner or "–"), room)
+    return (
+        (mark + title, Look.LABEL),
+        (f" {MARKS[Look.SHARED]} ", Look.SHARED),
+        (shared, Look.VALUE),
+        (f" {MARKS[Look.OWN]} ", Look.OWN),
+        (own, Look.VALUE),
+    )
+
+
+def _fitted(text: str, width: int) -> str:
+    return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
+
+
+def _totals_section(snapshot: CacheSnapshot, width: int) -> list[Row]:
+    reused, asked = snapshot.reused_tokens, snapshot.reused_tokens + snapshot.computed_tokens
+    of_asked = f"{short_count_text(reused)} of {short_count_text(asked)}"
+    lines = (
+        ("reused so far", f"{of_asked} · {percent_text(reused, asked)}"),
+        ("room before eviction", f"{count_text(snapshot.room_tokens)} tokens"),
+    )
+    return [((label, Look.FAINT), (value.rjust(width - len(label)), Look.VALUE)) for label, value in lines]

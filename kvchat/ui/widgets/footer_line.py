@@ -1,0 +1,81 @@
+"""The line under an answer: what was reused, loaded and computed, and how fast it was."""
+
+from collections.abc import Sequence
+
+from kvchat.chat import Prefill
+from kvchat.engine.api.events import Loaded
+from kvchat.session.tree import Finish, Turn
+from kvchat.ui.figures import count_text, rate_text, seconds_text
+
+SEPARATOR = " · "
+
+
+def footer_parts(turn: Turn) -> tuple[str, ...]:
+    """Return what is said about a finished answer, in order; nothing if it never reached the engine."""
+    parts = [*_usage_parts(turn), *_timing_parts(turn)]
+    if turn.token_ids is None:
+        parts.append("imported text")
+    elif parts:
+        parts.append("exact" if turn.exact else "approximate")
+    return tuple(parts)
+
+
+def ending_text(finish: Finish) -> str:
+    """Return why an answer is not complete and what to do, or nothing for a complete one."""
+    return _ENDINGS.get(finish, "")
+
+
+_GO_ON = "f5 or /continue goes on"
+_ENDINGS = {
+    Finish.LENGTH: f"stopped at the length limit{SEPARATOR}{_GO_ON}",
+    Finish.INTERRUPTED: f"interrupted{SEPARATOR}{_GO_ON}",
+    Finish.PARTIAL: f"cut off{SEPARATOR}{_GO_ON}",
+    Finish.ERROR: f"ended by an error{SEPARATOR}{_GO_ON}",
+}
+
+
+def progress_parts(prefill: Prefill) -> tuple[str, ...]:
+    """Return what is said while the prompt is computed."""
+    num_new = prefill.prompt_tokens - prefill.cached_tokens
+    parts = [f"reused {count_text(prefill.cached_tokens)} of {count_text(prefill.prompt_tokens)}"]
+    if prefill.computed_tokens < num_new:
+        parts.append(f"computing {count_text(prefill.computed_tokens)} of {count_text(num_new)}")
+    return tuple(parts)
+
+
+def wrap_parts(parts: Sequence[str], width: int) -> tuple[str, ...]:
+    """Return lines of at most `width` cells, broken only between parts where that is possible."""
+    lines: list[str] = []
+    for part in parts:
+        joined = f"{lines[-1]}{SEPARATOR}{part}" if lines else part
+        if lines and len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines.append(part)
+    return tuple(lines)
+
+
+def _usage_parts(turn: Turn) -> list[str]:
+    usage = turn.usage
+    if not usage.prompt_tokens:
+        return []
+    return [
+        f"reused {count_text(usage.cached_tokens)} of {count_text(usage.prompt_tokens)}",
+        f"loaded {_loaded_text(turn.loaded)}",
+        f"computed {count_text(usage.computed_tokens)}",
+    ]
+
+
+def _loaded_text(loaded: Loaded) -> str:
+    """Return what came from a slower tier; blocks that were on the device needed no loading."""
+    sources = [(loaded.host, "host"), (loaded.disk, "disk")]
+    return " + ".join(f"{count_text(count)} from {tier}" for count, tier in sources if count) or "0"
+
+
+def _timing_parts(turn: Turn) -> list[str]:
+    parts = []
+    if turn.timings.ttft_s is not None:
+        parts.append(f"{seconds_text(turn.timings.ttft_s)} to first token")
+    if turn.timings.decode_tokens_per_s is not None:
+        parts.append(rate_text(turn.timings.decode_tokens_per_s))
+    return parts

@@ -1,0 +1,81 @@
+"""Markdown for answers: streamed, never markup, cheap while a code fence is open."""
+
+from typing import ClassVar
+
+from markdown_it import MarkdownIt
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import Heading
+from rich.markdown import Markdown as RichMarkdown
+from textual.content import Content
+from textual.widgets import Markdown
+from textual.widgets._markdown import MarkdownFence
+from textual.widgets.markdown import MarkdownStream
+
+
+def answer_parser() -> MarkdownIt:
+    """Return a parser that shows HTML as the text it is, and makes no link of `end.Next`."""
+    return MarkdownIt("gfm-like", {"html": False, "linkify": False})
+
+
+class CodeFence(MarkdownFence):
+    """A code block that is drawn plain while it grows: to highlight every append is quadratic."""
+
+    def highlight(  # type: ignore[override]
+        self, code: str, language: str, ansi: bool = False, dark: bool = False
+    ) -> Content:
+        if isinstance(self._markdown, AnswerMarkdown) and self._markdown.is_streaming:
+            return Content(code)
+        return MarkdownFence.highlight(code, language, ansi=ansi, dark=dark)
+
+
+class AnswerMarkdown(Markdown):
+    """An answer's text. Between `begin` and `finish` it grows by `write`.
+
+    Attributes:
+        is_streaming: whether `write` still adds text.
+    """
+
+    BLOCKS = {**Markdown.BLOCKS, "fence": CodeFence, "code_block": CodeFence}
+    BULLETS = ["• ", "◦ ", "▪ ", "• ", "◦ "]
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text, parser_factory=answer_parser, open_links=False)
+        self.is_streaming = False
+        self._stream: MarkdownStream | None = None
+
+    def begin(self) -> None:
+        """Start to take text."""
+        self.is_streaming = True
+        self._stream = Markdown.get_stream(self)
+
+    async def write(self, text: str) -> None:
+        """Add text; ignored after `finish`, since a late piece must not end the interface."""
+        if self._stream is not None:
+            await self._stream.write(text)
+
+    async def finish(self, full_text: str) -> None:
+        """Stop taking text and show `full_text`, parsed as a whole: a streamed document can differ."""
+        stream, self._stream = self._stream, None
+        self.is_streaming = False
+        if stream is not None:
+            await stream.stop()
+        await self.update(full_text)
+
+
+class _LeftHeading(Heading):
+    """A heading at the left edge, as the live widget draws it."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self.text.justify = "left"
+        yield self.text
+
+
+class StillMarkdown(RichMarkdown):
+    """An older answer as one renderable: a fifth of a live widget's cost."""
+
+    elements: ClassVar = {**RichMarkdown.elements, "heading_open": _LeftHeading}
+
+    def __init__(self, text: str) -> None:
+        super().__init__("", code_theme="ansi_dark", hyperlinks=False)
+        self.markup = text
+        self.parsed = answer_parser().parse(text)

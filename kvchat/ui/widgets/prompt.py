@@ -1,0 +1,189 @@
+"""The prompt: many lines, history, slash commands that only typing can run."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import TextArea
+
+from kvchat.ui.commands import Command, completions, message_text
+from kvchat.ui.plain_text import clean_text
+
+_NEWLINE_KEYS = frozenset({"ctrl+j", "shift+enter", "alt+enter"})
+
+
+class Prompt(TextArea):
+    """Where the person types.
+
+    A line is a command only if its `/` was the first character typed; a paste is always text.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+z", "app.suspend_process", "Suspend", show=False),
+        Binding("ctrl+underscore", "undo", "Undo", show=False),
+        Binding("ctrl+c", "interrupt", "Copy or stop", show=False),
+        Binding("pageup", "screen.page(-1)", "Scroll up", show=False),
+        Binding("pagedown", "screen.page(1)", "Scroll down", show=False),
+    ]
+
+    @dataclass
+    class Submitted(Message):
+        """Enter was pressed. `is_command`: the line is a command that was typed."""
+
+        text: str
+        is_command: bool
+
+    class Interrupted(Message):
+        """Ctrl+c was pressed with nothing selected."""
+
+    @dataclass
+    class Completing(Message):
+        """The commands that the line may become changed; `chosen` is the highlighted one's position."""
+
+        candidates: tuple[Command, ...]
+        chosen: int
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id, soft_wrap=True, show_line_numbers=False, compact=True)
+        self.highlight_cursor_line = False
+        self._has_typed_slash = False
+        self._candidates: tuple[Command, ...] = ()
+        self._chosen = 0
+        self._history: list[tuple[str, bool]] = []
+        self._history_at: int | None = None
+
+    @property
+    def is_completing(self) -> bool:
+        return bool(self._candidates)
+
+    def set_text(self, text: str) -> None:
+        """Replace the text by `text`, which is no command, and go to its end."""
+        self._has_typed_slash = False
+        self._replace_all(text)
+
+    def remember(self, text: str, *, is_command: bool) -> None:
+        """Add a line to the history of this prompt."""
+        if self._history[-1:] != [(text, is_command)]:
+            self._history.append((text, is_command))
+        self._history_at = None
+
+    def mark_typed_slash(self) -> None:
+        """Treat the text, which begins with `/`, as a command being typed."""
+        self._has_typed_slash = True
+        self._complete()
+
+    def stop_completing(self) -> None:
+        """Close the list of commands until the text changes."""
+        self._offer((), 0)
+
+    async def _on_key(self, event: events.Key) -> None:
+        if event.key in _NEWLINE_KEYS:
+            self._take(event)
+            self.insert("\n")
+        elif event.key == "enter":
+            self._take(event)
+            self._submit()
+        elif self._moves_choice(event.key) or self._walks_history(event.key):
+            self._take(event)
+        elif event.character is not None and event.is_printable:
+            self._note_slash(event.character)
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        # A command's name must be typed; only its argument may be pasted.
+        if " " not in self.text:
+            self._has_typed_slash = False
+        event.prevent_default()
+        event.stop()
+        text = clean_text(event.text.replace("\r\n", "\n").replace("\r", "\n"))
+        if result := self._replace_via_keyboard(text, *self.selection):
+            self.move_cursor(result.end_location)
+
+    def on_text_area_changed(self) -> None:
+        if not self.text.startswith("/"):
+            self._has_typed_slash = False
+        self._complete()
+
+    def action_interrupt(self) -> None:
+        """Copy the selection; without one, stop the answer."""
+        if self.selected_text:
+            self.action_copy()
+        else:
+            self.post_message(self.Interrupted())
+
+    def _replace_all(self, text: str) -> None:
+        self.load_text(text)
+        self.move_cursor(self.document.end)
+
+    def _take(self, event: events.Key) -> None:
+        event.stop()
+        event.prevent_default()
+
+    def _note_slash(self, character: str) -> None:
+        if character == "/" and not self.text:
+            self._has_typed_slash = True
+
+    def _submit(self) -> None:
+        if self.is_completing and self._is_unfinished_name():
+            self._accept_choice()
+            if self._candidates_need_argument():
+                return
+        text = self.text.rstrip()
+        if not text.strip():
+            return
+        is_command = self._has_typed_slash and not text.startswith("//") and "\n" not in text
+        sent = text if is_command else message_text(text, is_typed_slash=self._has_typed_slash)
+        self.remember(text, is_command=is_command)
+        self.set_text("")
+        self.post_message(self.Submitted(sent, is_command))
+
+    def _is_unfinished_name(self) -> bool:
+        command = self._candidates[self._chosen]
+        return self.text[1:] not in command.names
+
+    def _candidates_need_argument(self) -> bool:
+        return self.text.endswith(" ")
+
+    def _moves_choice(self, key: str) -> bool:
+        """Handle a key that belongs to the list of commands; return whether it did."""
+        if not self.is_completing:
+            return False
+        if key in ("up", "down"):
+            step = 1 if key == "down" else -1
+            self._offer(self._candidates, (self._chosen + step) % len(self._candidates))
+            return True
+        if key == "tab":
+            self._accept_choice()
+            return True
+        return False
+
+    def _accept_choice(self) -> None:
+        command = self._candidates[self._chosen]
+        self.set_text(f"/{command.name}" + (" " if command.needs_argument else ""))
+        self._has_typed_slash = True
+
+    def _complete(self) -> None:
+        candidates = completions(self.text) if self._has_typed_slash else ()
+        self._offer(candidates, 0)
+
+    def _offer(self, candidates: tuple[Command, ...], chosen: int) -> None:
+        if (candidates, chosen) != (self._candidates, self._chosen):
+            self._candidates, self._chosen = candidates, chosen
+            self.post_message(self.Completing(candidates, chosen))
+
+    def _walks_history(self, key: str) -> bool:
+        """Handle up and down at the edges of the text; return whether another line was shown."""
+        if key == "up" and self.cursor_at_first_line and self._history:
+            at = len(self._history) if self._history_at is None else self._history_at
+            return self._show_history(max(0, at - 1))
+        if key == "down" and self.cursor_at_last_line and self._history_at is not None:
+            return self._show_history(self._history_at + 1)
+        return False
+
+    def _show_history(self, at: int) -> bool:
+        is_past_end = at >= len(self._history)
+        text, self._has_typed_slash = ("", False) if is_past_end else self._history[at]
+        self._replace_all(text)
+        self._history_at = None if is_past_end else at
+        return True

@@ -1,0 +1,96 @@
+"""The last line: context, reuse, room, speed, and what the engine does."""
+
+from dataclasses import dataclass
+
+from textual.content import Content
+from textual.widgets import Static
+
+from kvchat.chat import EnginePhase, EngineStatus
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.ui.figures import percent_text, rate_text, short_count_text
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_GAUGE_WIDTH = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusFigures:
+    """What the status bar shows. `context_tokens` is the length of the conversation on screen."""
+
+    status: EngineStatus
+    snapshot: CacheSnapshot | None
+    context_tokens: int
+    tokens_per_s: float | None
+    num_queued: int = 0
+    hint: str = ""
+
+
+def status_text(figures: StatusFigures, width: int) -> str:
+    """Return the line; parts that do not fit are left out from the right, the hint first."""
+    parts = [*_engine_parts(figures), *_cache_parts(figures)]
+    line = ""
+    for part in parts:
+        joined = f"{line} · {part}" if line else part
+        if len(joined) > width and line:
+            break
+        line = joined
+    gap = width - len(line) - len(figures.hint)
+    return line + " " * gap + figures.hint if gap >= 3 else line
+
+
+def gauge(part: int, whole: int, width: int = _GAUGE_WIDTH) -> str:
+    """Return a bar of `width` cells in steps of an eighth of a cell."""
+    eighths = min(width * 8, round(part / whole * width * 8)) if whole else 0
+    bar = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+    return f"▕{bar:<{width}}▏"
+
+
+class StatusBar(Static):
+    """One line under the prompt."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__("", id=id, markup=False)
+        self._figures: StatusFigures | None = None
+
+    def show_figures(self, figures: StatusFigures) -> None:
+        if figures != self._figures:
+            self._figures = figures
+            self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._figures is None:
+            return
+        self.set_class(self._figures.status.phase is EnginePhase.FAILED, "-failed")
+        self.update(Content(status_text(self._figures, self.content_size.width)))
+
+
+def _engine_parts(figures: StatusFigures) -> list[str]:
+    status = figures.status
+    parts = []
+    if status.phase is EnginePhase.LOADING:
+        parts.append(f"◌ loading {status.detail}".rstrip())
+    elif status.phase is EnginePhase.FAILED:
+        parts.append(f"✗ {status.error or status.detail or 'the engine stopped'}".splitlines()[0])
+    elif status.phase is EnginePhase.CLOSED:
+        parts.append("the engine is closed")
+    if figures.num_queued:
+        parts.append(f"{figures.num_queued} queued")
+    return parts
+
+
+def _cache_parts(figures: StatusFigures) -> list[str]:
+    snapshot = figures.snapshot
+    if snapshot is None:
+        return []
+    used, limit = figures.context_tokens, snapshot.max_context
+    asked = snapshot.reused_tokens + snapshot.computed_tokens
+    room = max(0, min(snapshot.room_tokens, limit - used))
+    return [
+        f"ctx {short_count_text(used)}/{short_count_text(limit)} {gauge(used, limit)}",
+        f"reuse {percent_text(snapshot.reused_tokens, asked)}",
+        f"room for {short_count_text(room)} tokens",
+        rate_text(figures.tokens_per_s),
+    ]

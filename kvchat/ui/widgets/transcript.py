@@ -1,0 +1,143 @@
+"""The conversation: questions and answers from the root to the leaf that is open."""
+
+from collections.abc import Sequence
+
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.widget import Widget
+from textual.widgets import Static
+
+from kvchat.session.tree import Role, Turn, TurnId
+from kvchat.ui.figures import plural
+from kvchat.ui.plain_text import clean_text
+from kvchat.ui.widgets.answer import AnswerView
+
+MAX_LIVE = 15
+"""Answers kept as Markdown widgets; each costs layout time whenever text is added."""
+
+PAGE_TURNS = 40
+"""Turns mounted at first, and added by each `show_earlier`."""
+
+
+class QuestionView(Static):
+    """A message of the person."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(Content(clean_text(turn.text)), markup=False, classes="question")
+        self.turn = turn
+
+
+class EarlierLine(Static):
+    """Stands for the turns above that are not mounted."""
+
+    def __init__(self, num_turns: int) -> None:
+        super().__init__(f"▲ {plural(num_turns, 'earlier message')} · pageup shows more", markup=False)
+
+
+TurnView = QuestionView | AnswerView
+
+
+class Transcript(VerticalScroll):
+    """Turns of one branch; stays at the end unless scrolled away from it."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._hidden: list[Turn] = []
+        self._folds_reasoning = True
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="welcome", markup=False)
+
+    @property
+    def views(self) -> list[TurnView]:
+        """The mounted turns, oldest first."""
+        return [child for child in self.children if isinstance(child, QuestionView | AnswerView)]
+
+    @property
+    def num_hidden(self) -> int:
+        return len(self._hidden)
+
+    @property
+    def last_answer(self) -> AnswerView | None:
+        answers = [view for view in self.views if isinstance(view, AnswerView)]
+        return answers[-1] if answers else None
+
+    def show_welcome(self, text: str) -> None:
+        """Set what stands in an empty conversation."""
+        self.query_one("#welcome", Static).update(Content(text))
+
+    async def show_turns(self, turns: Sequence[Turn]) -> None:
+        """Show another branch, from its end."""
+        self._hidden = list(turns[:-PAGE_TURNS])
+        shown = turns[-PAGE_TURNS:]
+        num_answers = sum(turn.role is Role.ASSISTANT for turn in shown)
+        views: list[Widget] = []
+        for turn in shown:
+            is_answer = turn.role is Role.ASSISTANT
+            views.append(self._view(turn, is_live=num_answers <= MAX_LIVE))
+            num_answers -= is_answer
+        async with self.batch():
+            await self.query("QuestionView, AnswerView, EarlierLine").remove()
+            await self.mount_all([*self._earlier_line(), *views])
+        self._show_or_hide_welcome()
+        self.anchor()
+
+    async def show_earlier(self) -> None:
+        """Mount another page of turns above, and keep what is on screen where it is."""
+        if not self._hidden:
+            return
+        page, self._hidden = self._hidden[-PAGE_TURNS:], self._hidden[:-PAGE_TURNS]
+        first = self.views[0] if self.views else None
+        async with self.batch():
+            await self.query(EarlierLine).remove()
+            views = [*self._earlier_line(), *(self._view(turn, is_live=False) for turn in page)]
+            await self.mount_all(views, before=first)
+        if first is not None:
+            self.call_after_refresh(self.scroll_to_widget, first, animate=False, top=True)
+
+    async def add_question(self, turn: Turn) -> None:
+        await self.mount(QuestionView(turn))
+        self._show_or_hide_welcome()
+        self.anchor()
+
+    async def begin_answer(self, turn: Turn) -> AnswerView:
+        """Add an answer that is about to stream."""
+        view = AnswerView(turn, is_live=True, folds_reasoning=self._folds_reasoning)
+        await self.mount(view)
+        view.begin()
+        await self._still_older_answers()
+        return view
+
+    async def cut_after(self, turn_id: TurnId | None) -> None:
+        """Remove what follows a turn; all turns for None."""
+        views = self.views
+        ids = [view.turn.id for view in views]
+        if turn_id is not None and turn_id not in ids:
+            return
+        first_removed = ids.index(turn_id) + 1 if turn_id is not None else 0
+        for view in views[first_removed:]:
+            await view.remove()
+
+    def fold_reasoning(self) -> bool:
+        """Fold or unfold all reasoning and return whether it is folded now."""
+        self._folds_reasoning = not self._folds_reasoning
+        for view in self.query(AnswerView):
+            view.fold_reasoning(self._folds_reasoning)
+        return self._folds_reasoning
+
+    async def _still_older_answers(self) -> None:
+        live = [view for view in self.query(AnswerView) if view.is_live]
+        for view in live[:-MAX_LIVE]:
+            await view.make_still()
+
+    def _view(self, turn: Turn, *, is_live: bool) -> TurnView:
+        if turn.role is Role.USER:
+            return QuestionView(turn)
+        return AnswerView(turn, is_live=is_live, folds_reasoning=self._folds_reasoning)
+
+    def _earlier_line(self) -> list[Widget]:
+        return [EarlierLine(len(self._hidden))] if self._hidden else []
+
+    def _show_or_hide_welcome(self) -> None:
+        self.query_one("#welcome").display = not self.views
