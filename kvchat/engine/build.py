@@ -11,7 +11,6 @@ from kvchat.engine.attention.paged import PagedAttention
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.sizing import pool_blocks
 from kvchat.engine.cache.spec import Group, group_layers
-from kvchat.engine.engine import EngineParts
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
@@ -21,6 +20,7 @@ from kvchat.engine.models.fingerprint import fingerprint
 from kvchat.engine.models.hook import attach
 from kvchat.engine.models.load import LoadedModel, choose_device, load_model
 from kvchat.engine.models.probe import probe_specs
+from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import Scheduler
@@ -67,7 +67,7 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
         fingerprint=bytes.fromhex(info.fingerprint),
         slow=mover,
     )
-    attention = PagedAttention(pool)
+    attention = PagedAttention(pool.layers)
     attach(loaded.module, attention)
     return EngineParts(
         info=info,

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Self
 
-from kvchat.engine import occupancy
-from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine import occupancy, report
+from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import (
     Event,
     FinishReason,
     Loaded,
-    PrefillProgress,
     RequestFinished,
     Timings,
     TokenEmitted,
@@ -27,34 +26,15 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier, TierUsage
 from kvchat.engine.batch import Batch
+from kvchat.engine.build import build_parts
 from kvchat.engine.cache.branch import Branch
-from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.sizing import least_blocks
 from kvchat.engine.handle import Handle
-from kvchat.engine.memory.disk_store import DiskStore
-from kvchat.engine.memory.mover import Mover
-from kvchat.engine.memory.saver import Saver
-from kvchat.engine.runner import Runner
-from kvchat.engine.sampler import Sampler
-from kvchat.engine.scheduler import Entry, Scheduler
+from kvchat.engine.keeper import Keeper
+from kvchat.engine.models.locate import locate_model
+from kvchat.engine.parts import EngineParts
+from kvchat.engine.scheduler import Entry
 from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
-
-TAIL_SAVE_INTERVAL_S = 2.0
-CLOSE_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineParts:
-    """What `build` puts together."""
-
-    info: EngineInfo
-    manager: CacheManager
-    scheduler: Scheduler
-    runner: Runner
-    sampler: Sampler
-    mover: Mover
-    saver: Saver | None
-    store: DiskStore | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +59,13 @@ class Engine:
         self._runner = parts.runner
         self._sampler = parts.sampler
         self._mover = parts.mover
-        self._saver = parts.saver
+        self._keeper = Keeper(parts.manager, parts.saver, clock)
         self._store = parts.store
         self._clock = clock
         self._ids = count(1)
         self._entries: dict[RequestId, Entry] = {}
         self._handles: dict[RequestId, Handle] = {}
         self._events: list[Event] = []
-        self._tails_saved_s = clock()
         self._reused_tokens = 0
         self._computed_tokens = 0
 
@@ -98,9 +77,6 @@ class Engine:
             ModelError: not found, unreadable or not to be served exactly.
             CapacityError: the weights or the smallest cache do not fit.
         """
-        from kvchat.engine.build import build_parts
-        from kvchat.engine.models.locate import locate_model
-
         location = locate_model(model)
         return cls(build_parts(location.name, location.path, config or EngineConfig()))
 
@@ -144,7 +120,7 @@ class Engine:
             self._record(batch, iter(self._sampler.sample(logits, self._sampling(batch))))
         else:
             self._refuse_stuck()
-        self._save()
+        self._keeper.after_step()
         return self._deliver()
 
     def cancel(self, request_id: RequestId) -> None:
@@ -167,7 +143,7 @@ class Engine:
         entry = self._running_on(branch)
         if entry is not None:
             self._finish(entry, FinishReason.CANCELLED)
-        self._save_branch(live)
+        self._keeper.save_branch(live)
         self._manager.release(live)
 
     def generate(
@@ -212,16 +188,13 @@ class Engine:
 
     def tick(self) -> None:
         """Go on with saving while there is nothing to compute."""
-        self._save()
+        self._keeper.after_step()
 
     def close(self) -> None:
         """Save every live branch and end the writer."""
         for entry in list(self._entries.values()):
             self._finish(entry, FinishReason.CANCELLED)
-        for branch in self._manager.branches.values():
-            self._save_branch(branch)
-        if self._saver is not None:
-            self._saver.close(CLOSE_TIMEOUT_S)
+        self._keeper.close(self._manager.branches.values())
         if self._store is not None:
             self._store.close()
 
@@ -287,7 +260,7 @@ class Engine:
             if is_complete:
                 self._manager.confirm(entry.branch)
                 if entry.num_generated == 0:
-                    self._progress(entry)
+                    self._events.append(report.progress(entry))
             else:
                 if is_first:
                     entry.loaded = None
@@ -321,7 +294,7 @@ class Engine:
             if chunk.samples:
                 self._take_token(entry, next(tokens))
             elif entry.num_generated == 0:
-                self._progress(entry)
+                self._events.append(report.progress(entry))
 
     def _take_token(self, entry: Entry, token: int | None) -> None:
         if token is None:
@@ -331,7 +304,7 @@ class Engine:
             entry.first_token_s = self._clock()
             self._reused_tokens += entry.cached_len
             self._computed_tokens += entry.prompt_len - entry.cached_len
-            self._progress(entry)
+            self._events.append(report.progress(entry))
         entry.branch.token_ids.append(token)
         entry.num_generated += 1
         self._events.append(TokenEmitted(request_id=entry.id, branch=entry.branch.id, token_id=token))
@@ -355,74 +328,8 @@ class Engine:
         self._scheduler.touch(entry.branch.id)
         self._sampler.forget(entry.id)
         del self._entries[entry.id]
-        self._save_branch(entry.branch)
-        self._events.append(
-            RequestFinished(
-                request_id=entry.id,
-                branch=entry.branch.id,
-                reason=reason,
-                usage=self._usage(entry),
-                loaded=entry.loaded or Loaded(),
-                timings=self._timings(entry),
-                error=error,
-            )
-        )
-
-    def _progress(self, entry: Entry) -> None:
-        computed_len = min(entry.branch.computed_len, entry.prompt_len)
-        self._events.append(
-            PrefillProgress(
-                request_id=entry.id,
-                branch=entry.branch.id,
-                prompt_tokens=entry.prompt_len,
-                cached_tokens=entry.cached_len,
-                computed_tokens=max(0, computed_len - entry.cached_len),
-                loaded=entry.loaded or Loaded(),
-            )
-        )
-
-    def _usage(self, entry: Entry) -> Usage:
-        computed_len = min(entry.branch.computed_len, entry.prompt_len)
-        return Usage(
-            prompt_tokens=entry.prompt_len,
-            cached_tokens=entry.cached_len,
-            computed_tokens=max(0, computed_len - entry.cached_len),
-            completion_tokens=entry.num_generated,
-        )
-
-    def _timings(self, entry: Entry) -> Timings:
-        now_s = self._clock()
-        first_s = entry.first_token_s
-        decode_s = now_s - first_s if first_s is not None else 0.0
-        return Timings(
-            ttft_s=first_s - entry.submitted_s if first_s is not None else None,
-            total_s=now_s - entry.submitted_s,
-            decode_tokens_per_s=(entry.num_generated - 1) / decode_s if decode_s > 0 else None,
-        )
-
-    # Disk
-
-    def _save(self) -> None:
-        saves = self._manager.take_saves()
-        if self._saver is None:
-            return
-        self._saver.save_blocks(saves)
-        now_s = self._clock()
-        if now_s - self._tails_saved_s >= TAIL_SAVE_INTERVAL_S:
-            self._tails_saved_s = now_s
-            for branch in self._manager.branches.values():
-                self._save_tail(branch)
-
-    def _save_branch(self, branch: Branch) -> None:
-        """Queue everything of a branch that the store lacks."""
-        if self._saver is not None:
-            self._saver.save_missing(self._manager.block_saves(branch))
-            self._save_tail(branch)
-
-    def _save_tail(self, branch: Branch) -> None:
-        saves = self._manager.tail_saves(branch)
-        if saves and self._saver is not None and self._saver.save_tail(saves):
-            branch.saved_tail = saves[0].key
+        self._keeper.save_branch(entry.branch)
+        self._events.append(report.finished(entry, reason, error, self._clock()))
 
     def _disk_usage(self) -> TierUsage:
         if self._store is None:

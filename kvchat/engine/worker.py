@@ -1,7 +1,8 @@
 """The thread that owns the engine: requests in, events and snapshots out.
 
-Only immutable values cross to other threads. The module imports no torch; the thread loads it, so that a window can be
-drawn and typed into while the model loads. Any exception of the engine becomes EngineFailed for whoever waits.
+Only immutable values cross to other threads. The module imports no torch; the thread loads it, so that a
+window can be drawn and typed into while the model loads. Any exception of the engine becomes EngineFailed for
+whoever waits.
 """
 
 import logging
@@ -14,7 +15,7 @@ from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvchat.engine.api.config import EngineConfig, EngineInfo
-from kvchat.engine.api.events import Event, FinishReason, RequestFinished
+from kvchat.engine.api.events import Event, RequestFinished
 from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot

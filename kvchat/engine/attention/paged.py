@@ -5,6 +5,7 @@ Stands behind the attention modules of one model. The runner sets `step` before 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -13,7 +14,6 @@ from kvchat.engine.attention.call import AttentionCall
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.store_kv import store_kv
-from kvchat.engine.memory.device_pool import DevicePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,29 @@ class GroupStep:
     spans: Sequence[SequenceSpan]
 
 
+class LayerPool(Protocol):
+    """One layer's keys [N, H_kv, P, D_k] and values [N, H_kv, P, D_v]."""
+
+    @property
+    def group(self) -> GroupId: ...
+
+    @property
+    def keys(self) -> Tensor: ...
+
+    @property
+    def values(self) -> Tensor: ...
+
+
 class PagedAttention:
     """Backend of full and sliding-window layers."""
 
-    def __init__(self, pool: DevicePool) -> None:
-        self._pool = pool
+    def __init__(self, layers: Mapping[int, LayerPool]) -> None:
+        self._layers = layers
         self.step: Mapping[GroupId, GroupStep] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         """Store the new keys and values of `layer` and return [T, H, D_v]."""
-        pool = self._pool.layers[layer]
+        pool = self._layers[layer]
         step = self.step[pool.group]
         store_kv(key, value, pool.keys, pool.values, step.slots)
         args = AttentionArgs(

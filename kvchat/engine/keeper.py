@@ -1,0 +1,54 @@
+"""When what a branch has computed goes to disk.
+
+Full blocks are queued as soon as they are named, tails every two seconds, and both once more when an answer ends
+and when the engine closes. So a killed process loses the KV of a tail at most.
+"""
+
+from collections.abc import Callable, Iterable
+
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.memory.saver import Saver
+
+TAIL_INTERVAL_S = 2.0
+CLOSE_TIMEOUT_S = 30.0
+
+
+class Keeper:
+    """Tells the saver what to save; without a disk tier it does nothing."""
+
+    def __init__(self, manager: CacheManager, saver: Saver | None, clock: Callable[[], float]) -> None:
+        self._manager = manager
+        self._saver = saver
+        self._clock = clock
+        self._tails_saved_s = clock()
+
+    def after_step(self) -> None:
+        """Queue the blocks that the step has filled, and tails if it is time. Never waits for the disk."""
+        saves = self._manager.take_saves()
+        if self._saver is None:
+            return
+        self._saver.save_blocks(saves)
+        now_s = self._clock()
+        if now_s - self._tails_saved_s >= TAIL_INTERVAL_S:
+            self._tails_saved_s = now_s
+            for branch in self._manager.branches.values():
+                self._save_tail(self._saver, branch)
+
+    def save_branch(self, branch: Branch) -> None:
+        """Queue everything of a branch that the store lacks."""
+        if self._saver is not None:
+            self._saver.save_missing(self._manager.block_saves(branch))
+            self._save_tail(self._saver, branch)
+
+    def close(self, branches: Iterable[Branch]) -> None:
+        """Save the branches and wait until everything is durable."""
+        for branch in branches:
+            self.save_branch(branch)
+        if self._saver is not None:
+            self._saver.close(CLOSE_TIMEOUT_S)
+
+    def _save_tail(self, saver: Saver, branch: Branch) -> None:
+        saves = self._manager.tail_saves(branch)
+        if saves and saver.save_tail(saves):
+            branch.saved_tail = saves[0].key

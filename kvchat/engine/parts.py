@@ -1,0 +1,26 @@
+"""What an engine consists of, as `build` puts it together."""
+
+from dataclasses import dataclass
+
+from kvchat.engine.api.config import EngineInfo
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.saver import Saver
+from kvchat.engine.runner import Runner
+from kvchat.engine.sampler import Sampler
+from kvchat.engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """The parts of one engine; `saver` and `store` are None without a disk tier."""
+
+    info: EngineInfo
+    manager: CacheManager
+    scheduler: Scheduler
+    runner: Runner
+    sampler: Sampler
+    mover: Mover
+    saver: Saver | None
+    store: DiskStore | None
