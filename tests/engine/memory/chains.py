@@ -1,0 +1,98 @@
+"""Small chains of blocks and the stores they go to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
+from kvchat.engine.memory.block_file import Layout, Region
+from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
+
+FULL, SLIDING = GroupId(0), GroupId(1)
+BLOCK_SIZE = 4
+FINGERPRINT = b"\x01" * 32
+OTHER_FINGERPRINT = b"\x02" * 32
+LAYOUTS: dict[GroupId, Layout] = {
+    FULL: (
+        Region(name="layers.0.k", dtype="F32", shape=(2, BLOCK_SIZE, 2)),
+        Region(name="layers.0.v", dtype="F32", shape=(2, BLOCK_SIZE, 3)),
+    ),
+    SLIDING: (Region(name="layers.1.k", dtype="BF16", shape=(1, BLOCK_SIZE, 2)),),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    header: BlockHeader
+    payload: bytes
+
+    @property
+    def key(self) -> BlockKey:
+        return self.header.key
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def open_store(
+    cache_dir: Path,
+    fingerprint: bytes = FINGERPRINT,
+    limit_bytes: int | None = None,
+    clock: Callable[[], float] | None = None,
+) -> DiskStore:
+    return DiskStore(
+        cache_dir,
+        fingerprint=fingerprint,
+        layouts=LAYOUTS,
+        block_size=BLOCK_SIZE,
+        limit_bytes=limit_bytes,
+        clock=clock or Clock(),
+    )
+
+
+def payload_of(key: BlockKey, group: GroupId = FULL) -> bytes:
+    """Return bytes that follow from the key, so that any process can say what a block must hold."""
+    num_bytes = sum(region.nbytes for region in LAYOUTS[group])
+    return np.random.default_rng(list(key)).bytes(num_bytes)
+
+
+def block_behind(parent: BlockKey, token_ids: list[int], group: GroupId = FULL) -> Block:
+    key = block_key(parent, token_ids)
+    header = BlockHeader(key=key, parent=parent, group=group, token_ids=tuple(token_ids))
+    return Block(header=header, payload=payload_of(key, group))
+
+
+def chain(
+    token_ids: list[int], group: GroupId = FULL, fingerprint: bytes = FINGERPRINT, namespace: str = ""
+) -> list[Block]:
+    """Return the blocks of a conversation, its tail last if the ids do not fill it."""
+    parent = root_key(fingerprint, namespace)
+    blocks = []
+    for start in range(0, len(token_ids), BLOCK_SIZE):
+        blocks.append(block_behind(parent, token_ids[start : start + BLOCK_SIZE], group))
+        parent = blocks[-1].key
+    return blocks
+
+
+def write_all(store: DiskStore, blocks: list[Block]) -> None:
+    for block in blocks:
+        assert store.write(block.header, block.payload)
+
+
+def read(store: DiskStore, block: Block) -> bytes:
+    header = block.header
+    return bytes(store.read(header.key, header.group, parent=header.parent, token_ids=header.token_ids))
+
+
+def path_of(cache_dir: Path, block: Block, fingerprint: bytes = FINGERPRINT) -> Path:
+    name = f"{block.key.hex()}.{block.header.group}.safetensors"
+    return cache_dir / "blocks" / fingerprint.hex() / name[:2] / name
