@@ -1,114 +1,264 @@
 """One turn of a conversation: session and engine in, chat events out.
 
-The service that the interface and the command line call. It knows the engine only as `EngineClient`, so it runs
-with torch absent, and the session only through the store and the template. What it shows is on disk first:
-token ids and text reach the database before they are yielded.
+The service that the interface and the command line call. It knows the engine only as `EngineClient`, so it
+runs with torch absent, and the session only through the store and the template. What it shows is on disk
+first: token ids and text reach the database before they are yielded.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 
-from kvchat.engine.api.config import EngineInfo
-from kvchat.engine.api.events import Event, Loaded
-from kvchat.engine.api.ids import BranchId, RequestId
-from kvchat.engine.api.request import Request
-from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.client import EngineClient as EngineClient
+from kvchat.client import RequestHandle as RequestHandle
+from kvchat.conversation import Answering, Conversation, Undo
+from kvchat.conversation import ChatEvent as ChatEvent
+from kvchat.conversation import Prefill as Prefill
+from kvchat.conversation import TextDelta as TextDelta
+from kvchat.conversation import TurnFinished as TurnFinished
+from kvchat.conversation import TurnStarted as TurnStarted
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.status import EnginePhase as EnginePhase
 from kvchat.engine.api.status import EngineStatus as EngineStatus
-from kvchat.session.tree import Turn
+from kvchat.errors import KvchatError, UsageError
+from kvchat.session import prompts
+from kvchat.session.store import Outcome, SessionStore
+from kvchat.session.template import ChatTemplate
+from kvchat.session.tree import MAIN, Finish, Role, Turn, TurnId
 
 
-class RequestHandle(Protocol):
-    """A request on its way."""
+class Chat:
+    """Conversations with one model.
 
-    @property
-    def request_id(self) -> RequestId: ...
+    The verbs that answer (`send`, `continue_answer`, `retry`, `edit`) are generators: nothing happens before
+    the first event is taken, and whoever stops taking them closes the generator (`contextlib.closing`), which
+    stops the model and keeps what was sampled as an interrupted answer. Every error they raise leaves the
+    store consistent:
 
-    @property
-    def branch(self) -> BranchId: ...
+        CapacityError, InvalidRequest   refused: the question is taken back, and the caller still has its text
+        StorageError                    the answer is stopped; all that was shown is stored
+        other KvchatError               question and answer so far are stored, the answer with ERROR
 
-    def take_events(self, timeout_s: float) -> tuple[Event, ...]:
-        """Return what happened since the last call; wait up to `timeout_s` for the first event.
+    An engine that dies ends the answer with `TurnFinished(error=...)`.
+
+    Args:
+        store: the sessions.
+        template: the model's template and tokenizer.
+        engine: the engine, loaded or still loading.
+        model: the model's name, kept with every answer.
+        sampling: used where a call brings none.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: SessionStore,
+        template: ChatTemplate,
+        engine: EngineClient,
+        model: str,
+        sampling: SamplingParams | None = None,
+    ) -> None:
+        self.store = store
+        self.template = template
+        self.engine = engine
+        self.model = model
+        self.sampling = sampling or SamplingParams()
+        self._answering = Answering(store=store, template=template, engine=engine, model=model)
+
+    # Conversations
+
+    def create(self, title: str = "", system: str = "") -> Conversation:
+        """Start a session.
 
         Raises:
-            EngineFailed: the engine died; no further event will come.
+            SessionExists: the title is taken.
         """
-        ...
+        session = self.store.create_session(title=title, system=system, model=self.model)
+        return Conversation(session, self.store.branch(session.id, MAIN), ())
 
-    def cancel(self) -> None:
-        """Ask the engine to stop after the current step; a RequestFinished still follows."""
-        ...
+    def open(self, reference: str, branch: str | None = None) -> Conversation:
+        """Open a session at a branch (None: the one used last).
 
-
-class EngineClient(Protocol):
-    """The engine as chat sees it. Every method may be called from any thread."""
-
-    def status(self) -> EngineStatus: ...
-
-    def info(self) -> EngineInfo:
-        """Return the loaded engine's description; blocks while it loads.
+        An answer that a killed process left is interrupted from now on. One that another process is writing
+        is not part of this conversation, and neither is its question: what is sent here goes to a branch
+        beside it.
 
         Raises:
-            KvchatError: the model could not be loaded, or the engine has failed.
+            SessionNotFound, SessionAmbiguous: see `SessionStore.find`.
         """
-        ...
+        session = self.store.find(reference)
+        self.store.settle(session.id)
+        found = self.store.branch(session.id, branch or session.active_branch)
+        turns = self.store.turns_to(found.leaf_id)
+        if turns and turns[-1].finish is Finish.PARTIAL:
+            turns = turns[:-2]
+            found = replace(found, leaf_id=turns[-1].id if turns else None)
+        return Conversation(session, found, turns)
 
-    def submit(self, request: Request) -> RequestHandle:
-        """Hand in a request; blocks while the engine loads.
+    def fork(
+        self, conversation: Conversation, at: TurnId | None = None, name: str | None = None
+    ) -> Conversation:
+        """Open a new branch that shares everything up to a turn (None: the last one).
+
+        At the last turn the live branch of the engine is forked too; elsewhere the engine finds the shared
+        blocks.
 
         Raises:
-            InvalidRequest, CapacityError: this request can never run; the engine goes on.
-            EngineFailed: the engine died.
+            UsageError: the name is taken, or the answer there is still being written.
         """
-        ...
+        path = conversation.turns if at is None else self.store.turns_to(at)
+        if path and path[-1].finish is Finish.PARTIAL:
+            raise UsageError("this answer is still being written; stop it or wait for its end, then fork")
+        leaf_id = path[-1].id if path else None
+        branch = self.store.create_branch(
+            conversation.session.id, leaf_id=leaf_id, name=name or "", beside=conversation.branch.name
+        )
+        forked = Conversation(self.store.session(conversation.session.id), branch, path)
+        live = conversation.engine_branch
+        if live is not None and not conversation.is_busy and leaf_id == conversation.branch.leaf_id:
+            with suppress(KvchatError):
+                forked.engine_branch = self.engine.fork(live)
+        return forked
 
-    def fork(self, branch: BranchId) -> BranchId: ...
+    def stop(self, conversation: Conversation) -> None:
+        """Ask for the end of the answer in progress, from any thread; its iterator ends as INTERRUPTED."""
+        conversation.stop()
 
-    def release(self, branch: BranchId) -> None:
-        """Let go of a live branch; its blocks stay cached. Unknown or released branches are ignored."""
-        ...
+    def close(self, conversation: Conversation) -> None:
+        """Stop the answer in progress and let go of the live branch; its blocks stay cached."""
+        self.stop(conversation)
+        self._answering.release(conversation)
 
-    def snapshot(self) -> CacheSnapshot | None:
-        """Return the newest snapshot, None before the engine is loaded. Never blocks."""
-        ...
+    def delete(self, conversation: Conversation) -> None:
+        """Delete the whole session, all branches."""
+        self.close(conversation)
+        self.store.delete_session(conversation.session.id)
 
-    def close(self) -> None:
-        """Save tails, stop the thread, free the memory."""
-        ...
+    def notices(self, conversation: Conversation) -> tuple[str, ...]:
+        """Return what a person should know of how this model's template treats this conversation."""
+        history = prompts.history(conversation.session, conversation.turns)
+        rewrite = self.template.history_rewrite(history)
+        return self.template.warnings + (() if rewrite is None else (str(rewrite),))
+
+    # Answers
+
+    def send(
+        self, conversation: Conversation, text: str, sampling: SamplingParams | None = None
+    ) -> Iterator[ChatEvent]:
+        """Ask, and answer."""
+        with conversation.occupied():
+            yield from self._ask(conversation, text, sampling)
+
+    def edit(
+        self, conversation: Conversation, turn_id: TurnId, text: str, sampling: SamplingParams | None = None
+    ) -> Iterator[ChatEvent]:
+        """Ask something else in place of an earlier question, on a new branch."""
+        with conversation.occupied():
+            yield from self._edit(conversation, turn_id, text, sampling)
+
+    def retry(
+        self, conversation: Conversation, sampling: SamplingParams | None = None
+    ) -> Iterator[ChatEvent]:
+        """Answer the last question once more, on a new branch."""
+        with conversation.occupied():
+            path = _to_last_question(conversation.turns)
+            if not prompts.has_usable_ids(self.template, path):
+                yield from self._edit(conversation, path[-1].id, path[-1].text, sampling)
+                return
+            is_answered = len(path) < len(conversation.turns)
+            undo = self._branch_off(conversation, path) if is_answered else None
+            yield from self._answer_anew(conversation, None, sampling, undo)
+
+    def continue_answer(
+        self, conversation: Conversation, sampling: SamplingParams | None = None
+    ) -> Iterator[ChatEvent]:
+        """Go on with an answer that was cut short, from exactly the tokens it has.
+
+        Raises:
+            UsageError: the last answer is complete, or was written with another tokenizer.
+        """
+        with conversation.occupied():
+            last = conversation.turns[-1] if conversation.turns else None
+            if last is None or not last.is_open or self.template.is_closed(last.token_ids or ()):
+                raise UsageError("there is no answer to continue; send a message, or retry the last answer")
+            if not prompts.has_usable_ids(self.template, conversation.turns):
+                raise UsageError("this answer was written with another tokenizer; retry it instead")
+            branch, turn = self.store.reopen_answer(conversation.branch, last.id)
+            conversation.branch = branch
+            conversation.show_last(turn)
+
+            def shut_again() -> None:
+                conversation.show_last(self.store.finish_answer(turn.id, _outcome(last)))
+
+            yield from self._answering.run(conversation, None, sampling or self.sampling, shut_again)
+
+    def _ask(
+        self, conversation: Conversation, text: str, sampling: SamplingParams | None, undo: Undo | None = None
+    ) -> Iterator[ChatEvent]:
+        if not text.strip():
+            raise UsageError("the message is empty; write something to send")
+        question = prompts.question(self.template, conversation.session, conversation.turns, text)
+        if question.starts_over:
+            self._answering.release(conversation)
+        yield from self._answer_anew(conversation, question, sampling, undo)
+
+    def _edit(
+        self, conversation: Conversation, turn_id: TurnId, text: str, sampling: SamplingParams | None
+    ) -> Iterator[ChatEvent]:
+        path = conversation.turns
+        at = next((at for at, turn in enumerate(path) if turn.id == turn_id and turn.role is Role.USER), None)
+        if at is None:
+            raise UsageError("only a message of yours on this branch can be edited")
+        undo = self._branch_off(conversation, path[:at])
+        yield from self._ask(conversation, text, sampling, undo)
+
+    def _branch_off(self, conversation: Conversation, path: tuple[Turn, ...]) -> Undo:
+        """Move a conversation to a new branch that ends with `path`; the result moves it back."""
+        before, turns = conversation.branch, conversation.turns
+        branch = self.store.create_branch(
+            before.session_id, leaf_id=path[-1].id if path else None, beside=before.name
+        )
+        # The live branch holds the other continuation; the engine finds the blocks both share.
+        self._answering.release(conversation)
+        conversation.branch, conversation.turns = branch, path
+
+        def undo() -> None:
+            self.store.delete_branch(conversation.branch, before)
+            conversation.branch, conversation.turns = before, turns
+
+        return undo
+
+    def _answer_anew(
+        self,
+        conversation: Conversation,
+        question: Turn | None,
+        sampling: SamplingParams | None,
+        undo: Undo | None,
+    ) -> Iterator[ChatEvent]:
+        """Store a question (None: the path ends with one) and an empty answer, and let it grow."""
+        before, path = conversation.branch, conversation.turns
+        asked = path if question is None else (*path, question)
+        answer = prompts.empty_answer(self.template, asked[-1])
+        added = (answer,) if question is None else (question, answer)
+        conversation.branch = self.store.add_turns(before, added)
+        conversation.turns = (*asked, answer)
+        conversation.session = self.store.session(conversation.session.id)
+
+        def take_back() -> None:
+            branch = self.store.withdraw(conversation.branch, before.leaf_id, [turn.id for turn in added])
+            conversation.branch, conversation.turns = branch, path
+            if undo is not None:
+                undo()
+
+        yield from self._answering.run(conversation, question, sampling or self.sampling, take_back)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnStarted:
-    """The question is stored (None when an answer is retried or continued) and the answer has an id."""
-
-    question: Turn | None
-    answer: Turn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill:
-    """How much of the prompt is reused and computed so far, in tokens."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
-    loaded: Loaded
+def _to_last_question(path: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    for end in range(len(path), 0, -1):
+        if path[end - 1].role is Role.USER:
+            return path[:end]
+    raise UsageError("there is no question to answer yet; send a message first")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta:
-    """More text of the answer. `reasoning`: it belongs to the model's reasoning."""
-
-    text: str
-    reasoning: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnFinished:
-    """The answer as stored. Last event of a turn."""
-
-    answer: Turn
-    error: str | None = None
-
-
-ChatEvent = TurnStarted | Prefill | TextDelta | TurnFinished
+def _outcome(turn: Turn) -> Outcome:
+    return Outcome(finish=turn.finish, usage=turn.usage, loaded=turn.loaded, timings=turn.timings)

@@ -89,7 +89,7 @@ class Session:
 
 
 def live_part(path: Sequence[Turn]) -> Sequence[Turn]:
-    """Return the turns of a path (root to leaf) whose ids the model sees: from the last one that starts over."""
+    """Return the turns of a path (root first) whose ids the model sees: from the last that starts over."""
     for at in range(len(path) - 1, -1, -1):
         if path[at].starts_over:
             return path[at:]
@@ -97,7 +97,7 @@ def live_part(path: Sequence[Turn]) -> Sequence[Turn]:
 
 
 def path_token_ids(path: Sequence[Turn]) -> tuple[int, ...] | None:
-    """Return what the model has seen of a path (root to leaf); None where a turn's ids are missing or damaged."""
+    """Return what the model has seen of a path (root first); None where ids are missing or damaged."""
     ids: list[int] = []
     for turn in live_part(path):
         if turn.token_ids is None or turn.damaged:

@@ -1,0 +1,72 @@
+"""The engine as chat sees it: the seam behind which it runs, in a thread of its own or elsewhere.
+
+`kvchat.chat` hands these names on to its callers.
+"""
+
+from typing import Protocol
+
+from kvchat.engine.api.config import EngineInfo
+from kvchat.engine.api.events import Event
+from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.status import EngineStatus
+
+
+class RequestHandle(Protocol):
+    """A request on its way."""
+
+    @property
+    def request_id(self) -> RequestId: ...
+
+    @property
+    def branch(self) -> BranchId: ...
+
+    def take_events(self, timeout_s: float) -> tuple[Event, ...]:
+        """Return what happened since the last call; wait up to `timeout_s` for the first event.
+
+        Raises:
+            EngineFailed: the engine died; no further event will come.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Ask the engine to stop after the current step; a RequestFinished still follows."""
+        ...
+
+
+class EngineClient(Protocol):
+    """The engine as chat sees it. Every method may be called from any thread."""
+
+    def status(self) -> EngineStatus: ...
+
+    def info(self) -> EngineInfo:
+        """Return the loaded engine's description; blocks while it loads.
+
+        Raises:
+            KvchatError: the model could not be loaded, or the engine has failed.
+        """
+        ...
+
+    def submit(self, request: Request) -> RequestHandle:
+        """Hand in a request; blocks while the engine loads.
+
+        Raises:
+            InvalidRequest, CapacityError: this request can never run; the engine goes on.
+            EngineFailed: the engine died.
+        """
+        ...
+
+    def fork(self, branch: BranchId) -> BranchId: ...
+
+    def release(self, branch: BranchId) -> None:
+        """Let go of a live branch; its blocks stay cached. Unknown or released branches are ignored."""
+        ...
+
+    def snapshot(self) -> CacheSnapshot | None:
+        """Return the newest snapshot, None before the engine is loaded. Never blocks."""
+        ...
+
+    def close(self) -> None:
+        """Save tails, stop the thread, free the memory."""
+        ...

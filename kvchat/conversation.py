@@ -1,0 +1,292 @@
+"""An open conversation, and how its last answer grows: engine events in, chat events out.
+
+What is shown is stored first: token ids and text reach the database before they are yielded.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from threading import Event as StopFlag
+from threading import Lock
+from time import monotonic
+
+from kvchat.client import EngineClient, RequestHandle
+from kvchat.engine.api.events import Loaded, PrefillProgress, RequestFinished, TokenEmitted
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.errors import CapacityError, EngineFailed, InvalidRequest, KvchatError, UsageError
+from kvchat.session.answer import Answer, outcome_of
+from kvchat.session.store import Outcome, SessionStore
+from kvchat.session.template import ChatTemplate
+from kvchat.session.text_stream import Piece
+from kvchat.session.tree import Branch, Finish, Session, Turn, path_token_ids
+
+Undo = Callable[[], None]
+
+_DRAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStarted:
+    """The question is stored (None when an answer is retried or continued) and the answer has an id."""
+
+    question: Turn | None
+    answer: Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """How much of the prompt is reused and computed so far, in tokens."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    loaded: Loaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """More text of the answer. `reasoning`: it belongs to the model's reasoning."""
+
+    text: str
+    reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFinished:
+    """The answer as stored. Last event of a turn."""
+
+    answer: Turn
+    error: str | None = None
+
+
+ChatEvent = TurnStarted | Prefill | TextDelta | TurnFinished
+
+
+class Conversation:
+    """An open session at one branch. `Chat` changes it; everyone may read it, from any thread."""
+
+    def __init__(self, session: Session, branch: Branch, turns: tuple[Turn, ...]) -> None:
+        self.session = session
+        self.branch = branch
+        self.turns = turns
+        """The path from the first message to the branch's leaf."""
+        self.engine_branch: BranchId | None = None
+        """The live branch that holds this path in the engine's cache, if there is one."""
+        self._busy = Lock()
+        self._stop = StopFlag()
+        self.handle: RequestHandle | None = None
+        """The request in progress."""
+
+    @property
+    def is_busy(self) -> bool:
+        return self._busy.locked()
+
+    @property
+    def token_ids(self) -> tuple[int, ...] | None:
+        """What the model has seen; None where a turn has no ids."""
+        return path_token_ids(self.turns)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the answer in progress was asked to end."""
+        return self._stop.is_set()
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Keep a second answer out while one is in progress.
+
+        Raises:
+            UsageError: one is.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("this conversation is still being answered; stop the answer or wait for its end")
+        self._stop.clear()
+        try:
+            yield
+        finally:
+            self.handle = None
+            self._busy.release()
+
+    def watch(self, handle: RequestHandle) -> None:
+        """Let `stop` reach a request."""
+        self.handle = handle
+        if self.is_stopping:
+            handle.cancel()
+
+    def stop(self) -> None:
+        """Ask the answer in progress to end; from any thread."""
+        self._stop.set()
+        handle = self.handle
+        if handle is not None:
+            handle.cancel()
+
+    def show_last(self, turn: Turn) -> None:
+        """Show another state of the last turn."""
+        self.turns = (*self.turns[:-1], turn)
+
+
+class Answering:
+    """Lets the last turn of a conversation grow to its end.
+
+    Args:
+        store: where it is written.
+        template: the model's template.
+        engine: who computes.
+        model: the model's name, kept with the answer.
+    """
+
+    def __init__(
+        self, *, store: SessionStore, template: ChatTemplate, engine: EngineClient, model: str
+    ) -> None:
+        self._store = store
+        self._template = template
+        self._engine = engine
+        self._model = model
+
+    def run(
+        self, conversation: Conversation, question: Turn | None, sampling: SamplingParams, take_back: Undo
+    ) -> Iterator[ChatEvent]:
+        """Yield the events of one answer; however it ends, it is stored.
+
+        Args:
+            conversation: its last turn is PARTIAL and grows.
+            question: the question that was stored with it, if one was.
+            take_back: undoes what was stored for this answer, if the engine refuses the request.
+        """
+        prompt = path_token_ids(conversation.turns[:-1])
+        turn = conversation.turns[-1]
+        assert prompt is not None
+        assert turn.finish is Finish.PARTIAL
+        answer = Answer(self._store, turn, self._template.stream(prompt, turn.token_ids or ()))
+        try:
+            yield TurnStarted(question=question, answer=turn)
+            outcome, problem = yield from self._compute(conversation, prompt, answer, sampling)
+            ended = answer.finish(outcome)
+        except (CapacityError, InvalidRequest):
+            take_back()
+            raise
+        except BaseException as error:
+            self._break_off(conversation, answer, error)
+            raise
+        conversation.show_last(ended)
+        yield TurnFinished(answer=ended, error=problem)
+
+    def release(self, conversation: Conversation) -> None:
+        """Let go of a conversation's live branch."""
+        branch, conversation.engine_branch = conversation.engine_branch, None
+        if branch is not None:
+            with suppress(KvchatError):
+                self._engine.release(branch)
+
+    def _compute(
+        self, conversation: Conversation, prompt: tuple[int, ...], answer: Answer, sampling: SamplingParams
+    ) -> Generator[ChatEvent, None, tuple[Outcome, str | None]]:
+        """Submit the request and pass on what comes; return how it ended and, after a failure, why."""
+        try:
+            request = self._request(conversation, prompt, answer, sampling)
+            if conversation.is_stopping:
+                return Outcome(finish=Finish.INTERRUPTED), None
+            handle = self._engine.submit(request)
+            conversation.watch(handle)
+            finished = yield from self._deliver(handle, answer)
+        except EngineFailed as error:
+            conversation.engine_branch = None
+            yield from _shown(answer.store_rest())
+            return Outcome(finish=Finish.ERROR), str(error)
+        self._keep_branch(conversation, handle, finished)
+        return outcome_of(finished, closed=self._template.is_closed(answer.token_ids)), finished.error
+
+    def _request(
+        self, conversation: Conversation, prompt: tuple[int, ...], answer: Answer, sampling: SamplingParams
+    ) -> Request:
+        """Return the request and note which weights answer it. Blocks while the engine loads."""
+        info = self._engine.info()
+        answer.mark(model=self._model, fingerprint=info.fingerprint)
+        so_far = tuple(answer.token_ids)
+        return Request(
+            token_ids=prompt + so_far,
+            sampling=_ending_with(sampling, self._template.end_ids, info.vocab_size),
+            owner=conversation.session.id,
+            branch=conversation.engine_branch,
+            stop=self._template.stop_matcher(prompt, so_far),
+        )
+
+    def _deliver(self, handle: RequestHandle, answer: Answer) -> Generator[ChatEvent, None, RequestFinished]:
+        """Take events until the last, storing what was sampled before it is yielded."""
+        while True:
+            finished = None
+            for event in handle.take_events(answer.wait_s):
+                if isinstance(event, TokenEmitted):
+                    answer.take(event.token_id)
+                elif isinstance(event, PrefillProgress):
+                    yield _prefill(event)
+                else:
+                    finished = event
+            if finished is not None:
+                yield from _shown(answer.store_rest())
+                return finished
+            if answer.is_due:
+                yield from _shown(answer.store_pending())
+
+    def _keep_branch(
+        self, conversation: Conversation, handle: RequestHandle, finished: RequestFinished
+    ) -> None:
+        """Hold on to the branch that the answer is on, for the next turn."""
+        if conversation.engine_branch not in (None, handle.branch):
+            self.release(conversation)
+        conversation.engine_branch = handle.branch
+        if finished.error is not None:
+            self.release(conversation)
+
+    def _break_off(self, conversation: Conversation, answer: Answer, error: BaseException) -> None:
+        """Stop the model, store what it had sampled, and let go of the live branch.
+
+        Tokens may have been lost on the way, so the branch may hold more than is stored; the next request
+        finds its blocks by their ids.
+        """
+        handle = conversation.handle
+        if handle is not None:
+            _drain(handle, answer)
+            conversation.engine_branch = handle.branch
+        self.release(conversation)
+        failed = isinstance(error, KvchatError)
+        with suppress(KvchatError):
+            conversation.show_last(
+                answer.finish_or_abandon(Outcome(finish=Finish.ERROR if failed else Finish.INTERRUPTED))
+            )
+
+
+def _drain(handle: RequestHandle, answer: Answer) -> None:
+    """Cancel a request and take what it had sampled, for a short while at most."""
+    deadline = monotonic() + _DRAIN_S
+    with suppress(KvchatError):
+        handle.cancel()
+        while monotonic() < deadline:
+            for event in handle.take_events(0.05):
+                if isinstance(event, TokenEmitted):
+                    answer.take(event.token_id)
+                elif isinstance(event, RequestFinished):
+                    return
+
+
+def _ending_with(sampling: SamplingParams, end_ids: frozenset[int], vocab_size: int) -> SamplingParams:
+    """Return sampling that also ends at the template's end of turn; not every configuration names it."""
+    if sampling.ignore_eos:
+        return sampling
+    ends = set(sampling.stop_token_ids) | {end for end in end_ids if end < vocab_size}
+    return replace(sampling, stop_token_ids=tuple(sorted(ends)))
+
+
+def _prefill(event: PrefillProgress) -> Prefill:
+    return Prefill(
+        prompt_tokens=event.prompt_tokens,
+        cached_tokens=event.cached_tokens,
+        computed_tokens=event.computed_tokens,
+        loaded=event.loaded,
+    )
+
+
+def _shown(pieces: tuple[Piece, ...]) -> Iterator[TextDelta]:
+    return (TextDelta(text=piece.text, reasoning=piece.reasoning) for piece in pieces)

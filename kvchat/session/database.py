@@ -1,0 +1,141 @@
+"""One SQLite file behind one lock: transactions, permissions, and errors that say what to do."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from time import monotonic, sleep
+
+from kvchat.errors import StorageError
+from kvchat.session.schema import migrate
+
+_BUSY_S = 10.0
+
+_ADVICE = {
+    "SQLITE_FULL": "the disk is full; free some space and send the message again",
+    "SQLITE_READONLY": "it cannot be written; check its permissions, or choose another --data-dir",
+    "SQLITE_PERM": "access was refused; check its permissions, or choose another --data-dir",
+    "SQLITE_AUTH": "access was refused; check its permissions, or choose another --data-dir",
+    "SQLITE_CANTOPEN": "it cannot be opened; check that the directory exists and is yours to write",
+    "SQLITE_BUSY": "another program holds it locked; close that program and try again",
+    "SQLITE_LOCKED": "another program holds it locked; close that program and try again",
+    "SQLITE_CORRUPT": "it is damaged; keep a copy, then repair it (`sqlite3 FILE .recover`) or move it away",
+    "SQLITE_NOTADB": "it is not a kvchat database; move it away, or choose another --data-dir",
+    "SQLITE_IOERR": "reading or writing failed; check the disk and its free space, then try again",
+    "SQLITE_TOOBIG": "a message is larger than the database takes; shorten it",
+}
+
+
+class Database:
+    """A connection that several threads may use, one at a time.
+
+    One connection and one lock rather than a connection per thread: every operation is short, and nothing is
+    left open by threads that end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = RLock()
+        with self._errors_told():
+            _create_private(path)
+            # Transactions are written out: sqlite3's own begin too late for a compare-and-set.
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with self._errors_told():
+                self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection for queries."""
+        with self._lock, self._errors_told():
+            yield self._connection
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection inside a transaction, which is undone if the block raises."""
+        with self._lock, self._errors_told():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # A full disk may have undone it already.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _prepare(self) -> None:
+        self._connection.row_factory = sqlite3.Row
+        # Damaged text must not keep the rest from opening.
+        self._connection.text_factory = lambda data: data.decode(errors="replace")
+        _set_wal(self._connection)
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.execute("PRAGMA foreign_keys = ON")
+        self._connection.execute("PRAGMA secure_delete = ON")
+        migrate(self._connection, self.path)
+
+    @contextmanager
+    def _errors_told(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StorageError(f"{self.path}: {_advice(error)} ({error})") from error
+        except OSError as error:
+            detail = error.strerror or error
+            raise StorageError(
+                f"{error.filename or self.path}: {detail}; check permissions and free space, "
+                "or choose another --data-dir"
+            ) from error
+
+
+def _advice(error: sqlite3.Error) -> str:
+    name = getattr(error, "sqlite_errorname", None) or ""
+    for known, advice in _ADVICE.items():
+        if name == known or name.startswith(known + "_"):
+            return advice
+    if "no such module: fts5" in str(error):
+        return "this Python's SQLite has no full-text search; install a Python whose sqlite3 has FTS5"
+    return "the session database could not be used"
+
+
+def _create_private(path: Path) -> None:
+    """Create the file for its owner alone; directories that are missing too."""
+    make_private_dir(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if os.fstat(descriptor).st_mode & 0o077 and os.fstat(descriptor).st_uid == os.getuid():
+            os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+
+
+def make_private_dir(path: Path) -> None:
+    """Create a directory and its missing parents with mode 0700; leave an existing one as it is."""
+    if path.is_dir():
+        return
+    make_private_dir(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _set_wal(connection: sqlite3.Connection) -> None:
+    # Changing the journal mode ignores the busy timeout when two processes create the file at once.
+    deadline = monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or monotonic() > deadline:
+                raise
+            sleep(0.02)

@@ -1,0 +1,132 @@
+"""Finding sessions: by what a person calls them, by what was said in them, and all of them in a list."""
+
+import sqlite3
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from kvchat.errors import SessionAmbiguous, SessionNotFound
+from kvchat.session.rows import session_of
+from kvchat.session.tree import Role, Session, SessionId, TurnId
+
+_MIN_ID_PREFIX = 4
+_MAX_LISTED = 8
+
+_SUMMARIES = """
+    SELECT sessions.*,
+        (SELECT count(*) FROM turns WHERE session_id = sessions.id) AS num_turns,
+        (SELECT coalesce(sum(length(token_ids)), 0) / 4 FROM turns WHERE session_id = sessions.id)
+            + (SELECT coalesce(sum(length(pieces.token_ids)), 0) / 4
+               FROM turns JOIN pieces ON pieces.turn_num = turns.num
+               WHERE session_id = sessions.id AND finish = 'partial') AS num_tokens,
+        (SELECT count(*) FROM branches WHERE session_id = sessions.id) AS num_branches,
+        (SELECT substr(text, 1, 200) FROM turns
+         WHERE session_id = sessions.id AND text != '' ORDER BY num DESC LIMIT 1) AS excerpt
+    FROM sessions ORDER BY updated_at DESC, id
+"""
+
+_SEARCH = """
+    SELECT turns.id, turns.session_id, turns.role, turns.created_at, sessions.title,
+        snippet(turns_fts, 0, '', '', '…', 16) AS excerpt
+    FROM turns_fts
+    JOIN turns ON turns.num = turns_fts.rowid
+    JOIN sessions ON sessions.id = turns.session_id
+    WHERE turns_fts MATCH ? ORDER BY rank LIMIT ?
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSummary:
+    """A line of the session list. `num_tokens` counts every branch once; `excerpt` is the newest text."""
+
+    session: Session
+    num_turns: int
+    num_tokens: int
+    num_branches: int
+    excerpt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchHit:
+    session_id: SessionId
+    title: str
+    turn_id: TurnId
+    role: Role
+    created_at: float
+    excerpt: str
+
+
+def find(connection: sqlite3.Connection, reference: str) -> Session:
+    """Return the one session that `reference` names; see `SessionStore.find`."""
+    sessions = [
+        session_of(row) for row in connection.execute("SELECT * FROM sessions ORDER BY updated_at DESC")
+    ]
+    for candidates in _meanings(sessions, reference):
+        if len(candidates) > 1:
+            raise SessionAmbiguous(_ambiguous(reference, candidates))
+        if candidates:
+            return candidates[0]
+    raise SessionNotFound(_not_found(reference, sessions))
+
+
+def summaries(connection: sqlite3.Connection) -> tuple[SessionSummary, ...]:
+    return tuple(
+        SessionSummary(
+            session=session_of(row),
+            num_turns=row["num_turns"],
+            num_tokens=row["num_tokens"],
+            num_branches=row["num_branches"],
+            excerpt=" ".join((row["excerpt"] or "").split()),
+        )
+        for row in connection.execute(_SUMMARIES)
+    )
+
+
+def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[SearchHit, ...]:
+    # Every word quoted: what a person types is never query syntax.
+    query = " ".join('"' + word.replace('"', '""') + '"*' for word in text.split() if _is_word(word))
+    if not query:
+        return ()
+    return tuple(
+        SearchHit(
+            session_id=SessionId(row["session_id"]),
+            title=row["title"],
+            turn_id=TurnId(row["id"]),
+            role=Role(row["role"]),
+            created_at=row["created_at"],
+            excerpt=row["excerpt"],
+        )
+        for row in connection.execute(_SEARCH, (query, limit))
+    )
+
+
+def _meanings(sessions: list[Session], reference: str) -> tuple[list[Session], ...]:
+    """Return the candidates of each way to read a reference, the first way first."""
+    folded = reference.casefold()
+    by_id_prefix = len(reference) >= _MIN_ID_PREFIX
+    return (
+        [one for one in sessions if one.id == reference],
+        [one for one in sessions if reference and one.title == reference],
+        [one for one in sessions if by_id_prefix and one.id.startswith(folded)],
+        [one for one in sessions if reference and one.title.casefold().startswith(folded)],
+    )
+
+
+def _ambiguous(reference: str, candidates: list[Session]) -> str:
+    listed = "".join(f"\n  {one.id}  {one.title}" for one in candidates[:_MAX_LISTED])
+    more = len(candidates) - _MAX_LISTED
+    rest = f"\n  and {more} more" if more > 0 else ""
+    return f"{reference!r} names {len(candidates)} sessions; use an id:{listed}{rest}"
+
+
+def _not_found(reference: str, sessions: list[Session]) -> str:
+    names = {one.title.casefold(): one.title for one in sessions if one.title}
+    names.update((one.id, one.id) for one in sessions)
+    close = get_close_matches(reference.casefold(), list(names), n=3, cutoff=0.5)
+    if close:
+        suggestions = " or ".join(repr(names[name]) for name in close)
+        return f"there is no session {reference!r}; did you mean {suggestions}?"
+    return f"there is no session {reference!r}; `kvchat sessions list` shows them all"
+
+
+def _is_word(word: str) -> bool:
+    return any(character.isalnum() for character in word)

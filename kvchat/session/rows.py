@@ -1,0 +1,138 @@
+"""Database rows to values and back, and the digest that tells a damaged turn."""
+
+import json
+import sqlite3
+from dataclasses import asdict
+from hashlib import blake2b
+from typing import Any
+
+from kvchat.engine.api.events import Loaded, Timings, Usage
+from kvchat.engine.api.ids import from_u32le, u32le
+from kvchat.session.tree import Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
+
+_DIGEST_BYTES = 16
+
+
+def session_of(row: sqlite3.Row) -> Session:
+    return Session(
+        id=SessionId(row["id"]),
+        title=row["title"],
+        system=row["system"],
+        model=row["model"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        active_branch=BranchName(row["active_branch"]),
+        pinned=bool(row["pinned"]),
+    )
+
+
+def branch_of(row: sqlite3.Row) -> Branch:
+    leaf = row["leaf_id"]
+    return Branch(
+        session_id=SessionId(row["session_id"]),
+        name=BranchName(row["name"]),
+        leaf_id=None if leaf is None else TurnId(leaf),
+        updated_at=row["updated_at"],
+    )
+
+
+def turn_of(row: sqlite3.Row) -> Turn:
+    """Return the turn a row holds, marked as damaged where the row is not what was written."""
+    role, finish, ids, damaged = _checked(row)
+    usage, loaded, timings = _stats_of(row["stats"])
+    return Turn(
+        id=TurnId(row["id"]),
+        session_id=SessionId(row["session_id"]),
+        parent_id=None if row["parent_id"] is None else TurnId(row["parent_id"]),
+        role=role,
+        text=row["text"],
+        reasoning=row["reasoning"],
+        token_ids=ids,
+        finish=finish,
+        created_at=row["created_at"],
+        model=row["model"],
+        fingerprint=row["fingerprint"],
+        tokenizer=row["tokenizer"],
+        usage=usage,
+        loaded=loaded,
+        timings=timings,
+        exact=bool(row["exact"]),
+        starts_over=bool(row["starts_over"]),
+        damaged=damaged,
+    )
+
+
+def values_of(turn: Turn, writer: str) -> dict[str, Any]:
+    """Return the columns of a turn. An unfinished turn has no digest: it still grows."""
+    unfinished = turn.finish is Finish.PARTIAL
+    ids = None if turn.token_ids is None else u32le(turn.token_ids)
+    return {
+        "id": turn.id,
+        "session_id": turn.session_id,
+        "parent_id": turn.parent_id,
+        "role": turn.role.value,
+        "text": turn.text,
+        "reasoning": turn.reasoning,
+        "token_ids": ids,
+        "finish": turn.finish.value,
+        "created_at": turn.created_at,
+        "model": turn.model,
+        "fingerprint": turn.fingerprint,
+        "tokenizer": turn.tokenizer,
+        "stats": stats_json(turn.usage, turn.loaded, turn.timings),
+        "exact": int(turn.exact),
+        "starts_over": int(turn.starts_over),
+        "writer": writer if unfinished else "",
+        "digest": None
+        if unfinished
+        else turn_digest(turn.role, turn.parent_id, turn.text, turn.reasoning, ids),
+    }
+
+
+def turn_digest(role: str, parent_id: str | None, text: str, reasoning: str, ids: bytes | None) -> bytes:
+    """Return the digest of what must not change in a finished turn."""
+    digest = blake2b(digest_size=_DIGEST_BYTES, person=b"kvchat.turn1")
+    for part in (str(role).encode(), (parent_id or "").encode(), _utf8(text), _utf8(reasoning), ids or b""):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    digest.update(b"\0" if ids is None else b"\1")
+    return digest.digest()
+
+
+def stats_json(usage: Usage, loaded: Loaded, timings: Timings) -> str:
+    return json.dumps({"usage": asdict(usage), "loaded": asdict(loaded), "timings": asdict(timings)})
+
+
+def storable(text: str) -> str:
+    """Return text as SQLite can keep it: lone surrogates, which a terminal can send, become `?`."""
+    return text.encode(errors="replace").decode()
+
+
+def _checked(row: sqlite3.Row) -> tuple[Role, Finish, tuple[int, ...] | None, bool]:
+    blob = row["token_ids"]
+    try:
+        role, finish = Role(row["role"]), Finish(row["finish"])
+        ids = None if blob is None else tuple(from_u32le(blob))
+    except ValueError:
+        return _role_or_user(row["role"]), Finish.ERROR, None, True
+    if row["digest"] is None:
+        return role, finish, ids, finish is not Finish.PARTIAL
+    written = turn_digest(role, row["parent_id"], row["text"], row["reasoning"], blob)
+    return role, finish, ids, written != row["digest"]
+
+
+def _role_or_user(name: str) -> Role:
+    return Role.ASSISTANT if name == Role.ASSISTANT else Role.USER
+
+
+def _stats_of(text: str) -> tuple[Usage, Loaded, Timings]:
+    """Return the figures of a turn; damaged or foreign ones are dropped, since nothing depends on them."""
+    try:
+        stats = json.loads(text)
+        return Usage(**stats["usage"]), Loaded(**stats["loaded"]), Timings(**stats["timings"])
+    except (ValueError, KeyError, TypeError):
+        return Usage(), Loaded(), Timings()
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode(errors="replace")

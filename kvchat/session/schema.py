@@ -1,0 +1,133 @@
+"""The tables of the session database, and how an older one is brought forward.
+
+`PRAGMA user_version` counts the migrations that were applied. A new version appends an entry to `MIGRATIONS`;
+an entry that has shipped is never changed.
+
+    sessions    one conversation
+    branches    a named leaf of a session's tree
+    turns       one message; `token_ids` are u32le; `digest` covers what must not change
+    pieces      what an unfinished answer has grown by; folded into its turn when it ends
+    turns_fts   full-text index over the text of finished turns
+"""
+
+import sqlite3
+from pathlib import Path
+
+from kvchat.errors import StorageError
+
+_FIRST = (
+    """
+    CREATE TABLE sessions (
+        id TEXT PRIMARY KEY,
+        title TEXT NOT NULL,
+        system TEXT NOT NULL,
+        model TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        updated_at REAL NOT NULL,
+        active_branch TEXT NOT NULL,
+        pinned INTEGER NOT NULL DEFAULT 0
+    ) STRICT
+    """,
+    "CREATE INDEX sessions_by_title ON sessions (title)",
+    # A parent's deletion is never cascaded: a chain of ten thousand turns is deeper than SQLite cascades.
+    """
+    CREATE TABLE turns (
+        num INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        session_id TEXT NOT NULL REFERENCES sessions (id),
+        parent_id TEXT REFERENCES turns (id) DEFERRABLE INITIALLY DEFERRED,
+        role TEXT NOT NULL,
+        text TEXT NOT NULL,
+        reasoning TEXT NOT NULL,
+        token_ids BLOB,
+        finish TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        model TEXT NOT NULL,
+        fingerprint TEXT NOT NULL,
+        tokenizer TEXT NOT NULL,
+        stats TEXT NOT NULL,
+        exact INTEGER NOT NULL,
+        starts_over INTEGER NOT NULL,
+        writer TEXT NOT NULL,
+        digest BLOB
+    ) STRICT
+    """,
+    "CREATE INDEX turns_by_session ON turns (session_id, num)",
+    "CREATE INDEX turns_by_parent ON turns (parent_id)",
+    "CREATE INDEX turns_unfinished ON turns (session_id) WHERE finish = 'partial'",
+    """
+    CREATE TABLE pieces (
+        num INTEGER PRIMARY KEY,
+        turn_num INTEGER NOT NULL REFERENCES turns (num) ON DELETE CASCADE,
+        token_ids BLOB NOT NULL,
+        text TEXT NOT NULL,
+        reasoning TEXT NOT NULL
+    ) STRICT
+    """,
+    "CREATE INDEX pieces_by_turn ON pieces (turn_num, num)",
+    """
+    CREATE TABLE branches (
+        session_id TEXT NOT NULL REFERENCES sessions (id),
+        name TEXT NOT NULL,
+        leaf_id TEXT REFERENCES turns (id) DEFERRABLE INITIALLY DEFERRED,
+        updated_at REAL NOT NULL,
+        PRIMARY KEY (session_id, name)
+    ) STRICT
+    """,
+    "CREATE INDEX branches_by_leaf ON branches (leaf_id)",
+    """
+    CREATE VIRTUAL TABLE turns_fts
+    USING fts5 (text, content = 'turns', content_rowid = 'num', tokenize = 'unicode61 remove_diacritics 2')
+    """,
+    """
+    CREATE TRIGGER turns_fts_insert AFTER INSERT ON turns BEGIN
+        INSERT INTO turns_fts (rowid, text) VALUES (new.num, new.text);
+    END
+    """,
+    """
+    CREATE TRIGGER turns_fts_delete AFTER DELETE ON turns BEGIN
+        INSERT INTO turns_fts (turns_fts, rowid, text) VALUES ('delete', old.num, old.text);
+    END
+    """,
+    """
+    CREATE TRIGGER turns_fts_update AFTER UPDATE OF text ON turns BEGIN
+        INSERT INTO turns_fts (turns_fts, rowid, text) VALUES ('delete', old.num, old.text);
+        INSERT INTO turns_fts (rowid, text) VALUES (new.num, new.text);
+    END
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring a database forward to the newest version, in one transaction.
+
+    Raises:
+        StorageError: a newer kvchat wrote it.
+    """
+    if _version(connection) == len(MIGRATIONS):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        _apply(connection, path)
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _apply(connection: sqlite3.Connection, path: Path) -> None:
+    # Read again under the write lock: another process may have migrated meanwhile.
+    version = _version(connection)
+    if version > len(MIGRATIONS):
+        raise StorageError(f"{path} was written by a newer kvchat; update kvchat, or use another --data-dir")
+    for statements in MIGRATIONS[version:]:
+        for statement in statements:
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    row = connection.execute("PRAGMA user_version").fetchone()
+    return int(row[0])

@@ -1,0 +1,115 @@
+"""Statements that several of the store's operations share; each runs inside its caller's transaction."""
+
+import secrets
+import sqlite3
+from dataclasses import replace
+from time import time
+
+from kvchat.errors import SessionExists, SessionNotFound
+from kvchat.session import rows
+from kvchat.session.tree import Branch, BranchName, Session, SessionId, Turn, TurnId
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
+_TITLE_LEN = 60
+
+
+def title_of(text: str) -> str:
+    """Return the first line of a message, cut to a title's length."""
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    line = one_line(line)
+    return line if len(line) <= _TITLE_LEN else line[: _TITLE_LEN - 1].rstrip() + "…"
+
+
+def session(connection: sqlite3.Connection, session_id: SessionId) -> Session:
+    row = connection.execute("SELECT * FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    if row is None:
+        raise SessionNotFound(f"there is no session {session_id!r}; it may have been deleted")
+    return rows.session_of(row)
+
+
+def refuse_taken_title(connection: sqlite3.Connection, title: str) -> None:
+    if title and connection.execute("SELECT 1 FROM sessions WHERE title = ?", (title,)).fetchone():
+        raise SessionExists(
+            f"there is a session named {title!r} already; open it with -s, or choose another name"
+        )
+
+
+def title_by(connection: sqlite3.Connection, session_id: SessionId, text: str) -> None:
+    connection.execute("UPDATE sessions SET title = ? WHERE id = ?", (title_of(text), session_id))
+
+
+def branch_names(connection: sqlite3.Connection, session_id: SessionId) -> set[str]:
+    found = connection.execute("SELECT name FROM branches WHERE session_id = ?", (session_id,))
+    return {row["name"] for row in found}
+
+
+def insert_branch(connection: sqlite3.Connection, branch: Branch) -> None:
+    connection.execute(
+        "INSERT INTO branches VALUES (?, ?, ?, ?)",
+        (branch.session_id, branch.name, branch.leaf_id, branch.updated_at),
+    )
+    connection.execute(
+        "UPDATE sessions SET active_branch = ?, updated_at = ? WHERE id = ?",
+        (branch.name, branch.updated_at, branch.session_id),
+    )
+
+
+def move(connection: sqlite3.Connection, branch: Branch, leaf_id: TurnId | None) -> Branch:
+    """Move a branch whose leaf is still what the caller saw; otherwise make a new one beside it."""
+    now = time()
+    moved = connection.execute(
+        "UPDATE branches SET leaf_id = ?, updated_at = ? WHERE session_id = ? AND name = ? AND leaf_id IS ?",
+        (leaf_id, now, branch.session_id, branch.name, branch.leaf_id),
+    )
+    if moved.rowcount == 0:
+        name = free_name(branch.name, branch_names(connection, branch.session_id))
+        branch = replace(branch, name=BranchName(name), leaf_id=leaf_id, updated_at=now)
+        insert_branch(connection, branch)
+        return branch
+    connection.execute(
+        "UPDATE sessions SET active_branch = ?, updated_at = ? WHERE id = ?",
+        (branch.name, now, branch.session_id),
+    )
+    return replace(branch, leaf_id=leaf_id, updated_at=now)
+
+
+def insert_turn(connection: sqlite3.Connection, turn: Turn, writer: str) -> None:
+    clean = replace(turn, text=rows.storable(turn.text), reasoning=rows.storable(turn.reasoning))
+    values = rows.values_of(clean, writer)
+    names, marks = ", ".join(values), ", ".join("?" * len(values))
+    connection.execute(f"INSERT INTO turns ({names}) VALUES ({marks})", tuple(values.values()))
+
+
+def fold(connection: sqlite3.Connection, turn: Turn) -> None:
+    values = rows.values_of(turn, "")
+    assignments = ", ".join(f"{name} = ?" for name in values)
+    connection.execute(f"UPDATE turns SET {assignments} WHERE id = ?", (*values.values(), turn.id))
+    connection.execute("DELETE FROM pieces WHERE turn_num = (SELECT num FROM turns WHERE id = ?)", (turn.id,))
+
+
+def is_shared(connection: sqlite3.Connection, branch: Branch, turn_id: TurnId) -> bool:
+    """Return whether anything but this branch's leaf rests on a turn."""
+    return bool(
+        connection.execute(
+            "SELECT 1 FROM turns WHERE parent_id = ?"
+            " UNION ALL SELECT 1 FROM branches WHERE session_id = ? AND leaf_id = ? AND name != ?",
+            (turn_id, branch.session_id, turn_id, branch.name),
+        ).fetchone()
+    )
+
+
+def free_name(beside: str, taken: set[str]) -> str:
+    stem, dash, number = beside.rpartition("-")
+    base = stem if dash and number.isdigit() else beside
+    count = 2
+    while f"{base}-{count}" in taken:
+        count += 1
+    return f"{base}-{count}"
+
+
+def one_line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def random_id(length: int) -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(length))

@@ -1,0 +1,397 @@
+"""Where conversations live: one SQLite database of sessions, branches, turns and their token ids.
+
+Any number of threads and processes may use one database. A branch is moved by compare-and-set on its leaf:
+whoever comes second writes on a branch of his own, so nothing is overwritten or interleaved. An answer grows
+in small pieces, which are folded into its turn when it ends. An answer whose writer died (see `writers`)
+reads as interrupted, with every piece that was stored.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import time
+
+from kvchat.engine.api.events import Loaded, Timings, Usage
+from kvchat.engine.api.ids import from_u32le, u32le
+from kvchat.errors import SessionNotFound, UsageError
+from kvchat.session import lookup, rows, statements
+from kvchat.session.database import Database
+from kvchat.session.lookup import SearchHit, SessionSummary
+from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Session, SessionId, Turn, TurnId
+from kvchat.session.writers import Writers
+
+_PATH = """
+    WITH RECURSIVE path (num, parent_id, depth) AS (
+        SELECT num, parent_id, 0 FROM turns WHERE id = ?
+        UNION ALL
+        SELECT turns.num, turns.parent_id, depth + 1 FROM path JOIN turns ON turns.id = path.parent_id
+    )
+    SELECT turns.* FROM path JOIN turns USING (num) ORDER BY depth DESC
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an answer ended, and what it cost."""
+
+    finish: Finish
+    usage: Usage = field(default_factory=Usage)
+    loaded: Loaded = field(default_factory=Loaded)
+    timings: Timings = field(default_factory=Timings)
+
+
+class SessionStore:
+    """All sessions of one person.
+
+    Args:
+        path: the database file; it and missing directories are created for their owner alone.
+
+    Raises:
+        StorageError: from every method, when the file cannot be read or written; the message says what to do.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._database = Database(path)
+        self._writers = Writers(path.parent / "writers")
+        self._writing: set[TurnId] = set()
+
+    def close(self) -> None:
+        self._database.close()
+        self._writers.close()
+
+    # Sessions
+
+    def create_session(self, *, title: str = "", system: str = "", model: str = "") -> Session:
+        """Create a session with one empty branch, `main`.
+
+        An untitled session is titled by its first message.
+
+        Raises:
+            SessionExists: the title is taken.
+        """
+        title = statements.one_line(title)
+        now = time()
+        session = Session(
+            id=SessionId(statements.random_id(8)),
+            title=title,
+            system=rows.storable(system),
+            model=model,
+            created_at=now,
+            updated_at=now,
+        )
+        with self._database.write() as connection:
+            statements.refuse_taken_title(connection, title)
+            connection.execute(
+                "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
+                (session.id, title, session.system, model, now, now, MAIN),
+            )
+            connection.execute("INSERT INTO branches VALUES (?, ?, NULL, ?)", (session.id, MAIN, now))
+        return session
+
+    def session(self, session_id: SessionId) -> Session:
+        with self._database.read() as connection:
+            return statements.session(connection, session_id)
+
+    def find(self, reference: str) -> Session:
+        """Return the session a person means: by id, exact title, unique id prefix or title prefix.
+
+        An id prefix needs 4 characters.
+
+        Raises:
+            SessionNotFound: none; the message suggests similar ones.
+            SessionAmbiguous: several; the message lists them.
+        """
+        with self._database.read() as connection:
+            return lookup.find(connection, reference)
+
+    def list_sessions(self) -> tuple[SessionSummary, ...]:
+        """Return all sessions, last used first."""
+        with self._database.read() as connection:
+            return lookup.summaries(connection)
+
+    def search(self, text: str, limit: int = 50) -> tuple[SearchHit, ...]:
+        """Return the turns that hold every word of `text` (each may be the start of a word), best first."""
+        with self._database.read() as connection:
+            return lookup.search(connection, text, limit)
+
+    def rename(self, session_id: SessionId, title: str) -> Session:
+        """Give a session another title.
+
+        Raises:
+            SessionExists: another session has it.
+        """
+        title = statements.one_line(title)
+        if not title:
+            raise UsageError("a title needs at least one visible character")
+        with self._database.write() as connection:
+            session = statements.session(connection, session_id)
+            if title != session.title:
+                statements.refuse_taken_title(connection, title)
+            connection.execute("UPDATE sessions SET title = ? WHERE id = ?", (title, session_id))
+        return replace(session, title=title)
+
+    def delete_session(self, session_id: SessionId) -> None:
+        """Delete a session with all its turns. Its blocks stay until they are collected."""
+        with self._database.write() as connection:
+            statements.session(connection, session_id)
+            connection.execute("DELETE FROM branches WHERE session_id = ?", (session_id,))
+            connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,))
+            connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+
+    # Branches
+
+    def branches(self, session_id: SessionId) -> tuple[Branch, ...]:
+        """Return the branches of a session, last used first."""
+        with self._database.read() as connection:
+            found = connection.execute(
+                "SELECT * FROM branches WHERE session_id = ? ORDER BY updated_at DESC, name", (session_id,)
+            )
+            return tuple(rows.branch_of(row) for row in found)
+
+    def branch(self, session_id: SessionId, name: str) -> Branch:
+        """Return a branch by its name.
+
+        Raises:
+            SessionNotFound: the session has no such branch; the message names those it has.
+        """
+        branches = self.branches(session_id)
+        for branch in branches:
+            if branch.name == name:
+                return branch
+        known = ", ".join(branch.name for branch in branches) or "none"
+        raise SessionNotFound(f"this session has no branch {name!r}; its branches: {known}")
+
+    def create_branch(
+        self, session_id: SessionId, *, leaf_id: TurnId | None, name: str = "", beside: str = MAIN
+    ) -> Branch:
+        """Create a branch that ends with a turn and make it the active one.
+
+        Args:
+            name: its name; empty: that of `beside` with the next free number, as in `main-2`.
+
+        Raises:
+            UsageError: the name is taken.
+        """
+        with self._database.write() as connection:
+            taken = statements.branch_names(connection, session_id)
+            if name in taken:
+                raise UsageError(f"this session has a branch {name!r} already; choose another name")
+            branch = Branch(
+                session_id=session_id,
+                name=BranchName(statements.one_line(name) or statements.free_name(beside, taken)),
+                leaf_id=leaf_id,
+                updated_at=time(),
+            )
+            statements.insert_branch(connection, branch)
+        return branch
+
+    def set_leaf(self, branch: Branch, leaf_id: TurnId | None) -> Branch:
+        """Move a branch to another leaf, or make a new branch there if someone else has moved it since."""
+        with self._database.write() as connection:
+            return statements.move(connection, branch, leaf_id)
+
+    def delete_branch(self, branch: Branch, successor: Branch) -> None:
+        """Delete a branch's name and make another the active one; the turns stay."""
+        with self._database.write() as connection:
+            connection.execute(
+                "DELETE FROM branches WHERE session_id = ? AND name = ?", (branch.session_id, branch.name)
+            )
+            connection.execute(
+                "UPDATE sessions SET active_branch = ? WHERE id = ?", (successor.name, branch.session_id)
+            )
+
+    def activate(self, branch: Branch) -> None:
+        """Make a branch the one its session opens with."""
+        with self._database.write() as connection:
+            connection.execute(
+                "UPDATE sessions SET active_branch = ? WHERE id = ?", (branch.name, branch.session_id)
+            )
+
+    # Turns
+
+    def add_turns(self, branch: Branch, turns: Sequence[Turn]) -> Branch:
+        """Append turns to a branch, all or none, and return the branch that holds them.
+
+        The first turn's parent is the leaf that the caller saw. If the branch has another leaf by now, the
+        turns go to a new branch beside it. A PARTIAL turn belongs to this store until it is finished or
+        abandoned.
+        """
+        unfinished = {turn.id for turn in turns if turn.finish is Finish.PARTIAL}
+        writer = self._writer() if unfinished else ""
+        # Before the turns can be seen: a reader must not take them for a dead writer's.
+        self._writing |= unfinished
+        with self._database.write() as connection:
+            session = statements.session(connection, branch.session_id)
+            for turn in turns:
+                statements.insert_turn(connection, turn, writer)
+            if not session.title:
+                statements.title_by(connection, branch.session_id, turns[0].text)
+            return statements.move(connection, branch, turns[-1].id)
+
+    def add_turn(self, branch: Branch, turn: Turn) -> Branch:
+        """Append one turn; see `add_turns`."""
+        return self.add_turns(branch, (turn,))
+
+    def withdraw(self, branch: Branch, leaf_id: TurnId | None, turn_ids: Sequence[TurnId]) -> Branch:
+        """Take back turns that nothing hangs on, and put the branch back where it was."""
+        with self._database.write() as connection:
+            moved = statements.move(connection, branch, leaf_id)
+            for turn_id in reversed(turn_ids):
+                connection.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
+        self._writing -= set(turn_ids)
+        return moved
+
+    def mark_answer(self, turn_id: TurnId, *, model: str, fingerprint: str) -> None:
+        """Say which model writes an answer; known only once the engine is loaded."""
+        with self._database.write() as connection:
+            connection.execute(
+                "UPDATE turns SET model = ?, fingerprint = ? WHERE id = ?", (model, fingerprint, turn_id)
+            )
+
+    def append_to_answer(
+        self, turn_id: TurnId, token_ids: Sequence[int], text: str, reasoning: str = ""
+    ) -> None:
+        """Add what an unfinished answer has grown by, in one transaction. Cost: the piece, not the answer.
+
+        Raises:
+            SessionNotFound: the session was deleted meanwhile.
+        """
+        with self._database.write() as connection:
+            added = connection.execute(
+                "INSERT INTO pieces (turn_num, token_ids, text, reasoning)"
+                " SELECT num, ?, ?, ? FROM turns WHERE id = ? AND finish = 'partial'",
+                (u32le(token_ids), text, reasoning, turn_id),
+            )
+            if added.rowcount == 0:
+                raise SessionNotFound("the session was deleted while it was being answered")
+
+    def finish_answer(self, turn_id: TurnId, outcome: Outcome) -> Turn:
+        """End an answer: fold its pieces into the turn and return it as stored."""
+        with self._database.write() as connection:
+            turn = replace(
+                self._turn(connection, turn_id),
+                finish=outcome.finish,
+                usage=outcome.usage,
+                loaded=outcome.loaded,
+                timings=outcome.timings,
+            )
+            statements.fold(connection, turn)
+        self._writing.discard(turn_id)
+        return turn
+
+    def abandon_answer(self, turn_id: TurnId) -> None:
+        """Stop writing an answer that could not be finished; it reads as interrupted from now on."""
+        self._writing.discard(turn_id)
+
+    def reopen_answer(self, branch: Branch, turn_id: TurnId) -> tuple[Branch, Turn]:
+        """Make an answer that ended early grow again, and return its branch and the turn that grows.
+
+        If another branch or a later turn rests on the answer, a copy beside it grows instead.
+
+        Raises:
+            UsageError: the answer is complete, or is being written elsewhere.
+        """
+        writer = self._writer()
+        with self._database.write() as connection:
+            turn = self._turn(connection, turn_id)
+            if turn.finish is Finish.PARTIAL or not turn.is_open:
+                raise UsageError("only an answer that was cut short can be continued; ask again, or retry it")
+            if statements.is_shared(connection, branch, turn_id):
+                turn = replace(turn, id=new_turn_id(), created_at=time())
+                statements.insert_turn(connection, turn, "")
+                branch = statements.move(connection, branch, turn.id)
+            self._writing.add(turn.id)
+            connection.execute(
+                "UPDATE turns SET finish = 'partial', writer = ?, digest = NULL WHERE id = ?",
+                (writer, turn.id),
+            )
+        return branch, replace(turn, finish=Finish.PARTIAL)
+
+    def settle(self, session_id: SessionId) -> int:
+        """Store as interrupted what dead writers left unfinished, and return how many answers that were."""
+        with self._database.read() as connection:
+            left = self._left_unfinished(connection, session_id)
+        if not left:
+            return 0
+        with self._database.write() as connection:
+            left = self._left_unfinished(connection, session_id)
+            for turn in left:
+                statements.fold(connection, turn)
+        return len(left)
+
+    def turn(self, turn_id: TurnId) -> Turn:
+        """Return a turn by its id.
+
+        Raises:
+            SessionNotFound: there is none.
+        """
+        with self._database.read() as connection:
+            return self._turn(connection, turn_id)
+
+    def turns_to(self, leaf_id: TurnId | None) -> tuple[Turn, ...]:
+        """Return the path from the root to a turn, that turn last; empty for None."""
+        if leaf_id is None:
+            return ()
+        with self._database.read() as connection:
+            return self._turns(connection, connection.execute(_PATH, (leaf_id,)))
+
+    def children(self, turn_id: TurnId) -> tuple[Turn, ...]:
+        with self._database.read() as connection:
+            found = connection.execute("SELECT * FROM turns WHERE parent_id = ? ORDER BY num", (turn_id,))
+            return self._turns(connection, found)
+
+    def all_turns(self, session_id: SessionId) -> tuple[Turn, ...]:
+        """Return every turn of a session, a parent before its children."""
+        with self._database.read() as connection:
+            found = connection.execute("SELECT * FROM turns WHERE session_id = ? ORDER BY num", (session_id,))
+            return self._turns(connection, found)
+
+    def _writer(self) -> str:
+        with self._database.read():
+            return self._writers.own_id()
+
+    def _turn(self, connection: sqlite3.Connection, turn_id: TurnId) -> Turn:
+        turns = self._turns(connection, connection.execute("SELECT * FROM turns WHERE id = ?", (turn_id,)))
+        if not turns:
+            raise SessionNotFound(f"there is no message {turn_id!r}; it may have been deleted")
+        return turns[0]
+
+    def _turns(self, connection: sqlite3.Connection, found: Iterable[sqlite3.Row]) -> tuple[Turn, ...]:
+        turns = []
+        for row in found:
+            turn = rows.turn_of(row)
+            if turn.finish is Finish.PARTIAL:
+                turn = self._with_pieces(connection, turn, row)
+            turns.append(turn)
+        return tuple(turns)
+
+    def _with_pieces(self, connection: sqlite3.Connection, turn: Turn, row: sqlite3.Row) -> Turn:
+        pieces = connection.execute(
+            "SELECT * FROM pieces WHERE turn_num = ? ORDER BY num", (row["num"],)
+        ).fetchall()
+        ids = b"".join(piece["token_ids"] for piece in pieces)
+        return replace(
+            turn,
+            text=turn.text + "".join(piece["text"] for piece in pieces),
+            reasoning=turn.reasoning + "".join(piece["reasoning"] for piece in pieces),
+            token_ids=(turn.token_ids or ()) + tuple(from_u32le(ids)),
+            finish=Finish.PARTIAL if self._is_being_written(turn.id, row["writer"]) else Finish.INTERRUPTED,
+        )
+
+    def _is_being_written(self, turn_id: TurnId, writer: str) -> bool:
+        if self._writers.is_own(writer):
+            return turn_id in self._writing
+        return self._writers.is_alive(writer)
+
+    def _left_unfinished(self, connection: sqlite3.Connection, session_id: SessionId) -> list[Turn]:
+        found = connection.execute(
+            "SELECT * FROM turns WHERE session_id = ? AND finish = 'partial'", (session_id,)
+        )
+        turns = self._turns(connection, found.fetchall())
+        return [turn for turn in turns if turn.finish is not Finish.PARTIAL]
+
+
+def new_turn_id() -> TurnId:
+    return TurnId(statements.random_id(12))

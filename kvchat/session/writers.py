@@ -1,0 +1,84 @@
+"""Who is writing an answer, and whether that process still lives.
+
+Every store that writes answers holds a lock (flock) on a small file named by its id, and each unfinished
+answer carries that id. The kernel lets go of the lock when the process ends, however it ends, so a killed
+writer is told from a slow one without asking for process ids, which are reused and differ between containers.
+"""
+
+import fcntl
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+
+from kvchat.session.database import make_private_dir
+
+_SUFFIX = ".lock"
+
+
+class Writers:
+    """Locks of the living writers of one database, in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._guard = Lock()
+        self._own: tuple[str, int] | None = None
+
+    def own_id(self) -> str:
+        """Return this writer's id; the first call takes its lock and removes the files of dead writers."""
+        with self._guard:
+            if self._own is None:
+                make_private_dir(self._directory)
+                self._sweep()
+                self._own = self._announce()
+            return self._own[0]
+
+    def is_own(self, writer: str) -> bool:
+        own = self._own
+        return own is not None and own[0] == writer
+
+    def is_alive(self, writer: str) -> bool:
+        """Return whether the process that holds this writer's lock still runs."""
+        return _is_locked(self._directory / (writer + _SUFFIX))
+
+    def close(self) -> None:
+        with self._guard:
+            if self._own is None:
+                return
+            name, descriptor = self._own
+            self._own = None
+            with suppress(OSError):
+                (self._directory / (name + _SUFFIX)).unlink()
+            os.close(descriptor)
+
+    def _announce(self) -> tuple[str, int]:
+        name = secrets.token_hex(8)
+        file = self._directory / (name + _SUFFIX)
+        hidden = file.with_suffix(".new")
+        descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        # Locked before it has its name, so that no sweep ever finds it unlocked.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        hidden.rename(file)
+        return name, descriptor
+
+    def _sweep(self) -> None:
+        for file in self._directory.glob("*" + _SUFFIX):
+            if not _is_locked(file):
+                with suppress(OSError):
+                    file.unlink()
+
+
+def _is_locked(file: Path) -> bool:
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        # Shared, so that two who look at once do not take each other for the writer.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,175 @@
+"""An engine that says what a script tells it: deterministic, torch-free, as strict as the real one about branches."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import Event as Flag
+from time import sleep
+
+from kvchat.engine.api.config import EngineInfo
+from kvchat.engine.api.events import (
+    Event,
+    FinishReason,
+    PrefillProgress,
+    RequestFinished,
+    TokenEmitted,
+    Usage,
+)
+from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.status import EnginePhase, EngineStatus
+from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest, KvchatError
+
+Script = Callable[[tuple[int, ...]], Sequence[int]]
+
+
+class ScriptedHandle:
+    """One request. `step_tokens` tokens come per call of `take_events`, each call `step_s` later."""
+
+    def __init__(
+        self, engine: "ScriptedEngine", request: Request, branch: BranchId, tokens: Sequence[int]
+    ) -> None:
+        self.request_id = RequestId(len(engine.requests))
+        self.branch = branch
+        self.cancelled = Flag()
+        self._engine = engine
+        self._request = request
+        self._tokens = deque(tokens)
+        self._num_sampled = 0
+        self._reason: FinishReason | None = None
+        self._has_begun = False
+
+    def take_events(self, timeout_s: float) -> tuple[Event, ...]:
+        assert self._reason is None, "nothing comes after the last event"
+        sleep(self._engine.step_s)
+        events: list[Event] = [] if self._has_begun else [self._prefill()]
+        self._has_begun = True
+        for _ in range(self._engine.step_tokens):
+            self._reason = self._reason_to_end()
+            if self._reason is not None:
+                events.append(self._finished())
+                break
+            events.append(self._sample())
+        return tuple(events)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def _sample(self) -> TokenEmitted:
+        token = self._tokens.popleft()
+        self._num_sampled += 1
+        self._engine.feed(self.branch, token)
+        sampling = self._request.sampling
+        ends = token in sampling.stop_token_ids and not sampling.ignore_eos
+        if ends or (self._request.stop is not None and self._request.stop.feed(token)):
+            self._tokens.clear()
+        return TokenEmitted(request_id=self.request_id, branch=self.branch, token_id=token)
+
+    def _reason_to_end(self) -> FinishReason | None:
+        if self._engine.dies_after is not None and self._num_sampled >= self._engine.dies_after:
+            raise EngineFailed("the engine stopped: scripted; sessions are safe, restart kvchat")
+        if self.cancelled.is_set():
+            return FinishReason.CANCELLED
+        if not self._tokens:
+            return FinishReason.STOP
+        limit = self._request.sampling.max_tokens
+        return FinishReason.LENGTH if limit is not None and self._num_sampled >= limit else None
+
+    def _prefill(self) -> PrefillProgress:
+        num = len(self._request.token_ids)
+        return PrefillProgress(
+            request_id=self.request_id,
+            branch=self.branch,
+            prompt_tokens=num,
+            cached_tokens=0,
+            computed_tokens=num,
+        )
+
+    def _finished(self) -> RequestFinished:
+        assert self._reason is not None
+        num = len(self._request.token_ids)
+        return RequestFinished(
+            request_id=self.request_id,
+            branch=self.branch,
+            reason=self._reason,
+            usage=Usage(prompt_tokens=num, computed_tokens=num, completion_tokens=self._num_sampled),
+        )
+
+
+class ScriptedEngine:
+    """Implements `EngineClient`.
+
+    Args:
+        script: the token ids of the answer to a prompt.
+        max_context: longer prompts are refused.
+    """
+
+    def __init__(self, script: Script, *, max_context: int = 100_000, fingerprint: str = "ab" * 32) -> None:
+        self.requests: list[Request] = []
+        self.handles: list[ScriptedHandle] = []
+        self.live: dict[BranchId, list[int]] = {}
+        """Live branches and their tokens, sampled ones included."""
+        self.fails: KvchatError | None = None
+        self.dies_after: int | None = None
+        self.step_tokens = 1
+        self.step_s = 0.0
+        self._script = script
+        self._max_context = max_context
+        self._fingerprint = fingerprint
+        self._next_branch = 0
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(phase=EnginePhase.READY)
+
+    def info(self) -> EngineInfo:
+        if self.fails is not None:
+            raise self.fails
+        return EngineInfo(
+            model="scripted",
+            model_dir="",
+            fingerprint=self._fingerprint,
+            dtype="float32",
+            device="cpu",
+            block_size=16,
+            max_context=self._max_context,
+            vocab_size=100_000,
+            eos_token_ids=(),
+            num_layers=1,
+            disk_enabled=False,
+        )
+
+    def submit(self, request: Request) -> ScriptedHandle:
+        self.requests.append(request)
+        if len(request.token_ids) >= self._max_context:
+            raise ContextOverflow(f"the conversation is longer than {self._max_context} tokens; shorten it")
+        branch = self._new_branch([]) if request.branch is None else request.branch
+        held = self.live[branch]
+        if list(request.token_ids[: len(held)]) != held:
+            raise InvalidRequest("the request does not continue its branch")
+        self.live[branch] = list(request.token_ids[:-1])
+        self.feed(branch, request.token_ids[-1])
+        handle = ScriptedHandle(self, request, branch, self._script(request.token_ids))
+        self.handles.append(handle)
+        return handle
+
+    def feed(self, branch: BranchId, token_id: int) -> None:
+        """Note a token that the branch holds."""
+        self.live[branch].append(token_id)
+
+    def fork(self, branch: BranchId) -> BranchId:
+        return self._new_branch(self.live[branch])
+
+    def release(self, branch: BranchId) -> None:
+        self.live.pop(branch, None)
+
+    def snapshot(self) -> CacheSnapshot | None:
+        return None
+
+    def close(self) -> None:
+        self.live.clear()
+
+    def _new_branch(self, tokens: list[int]) -> BranchId:
+        self._next_branch += 1
+        branch = BranchId(self._next_branch)
+        self.live[branch] = list(tokens)
+        return branch
