@@ -1,7 +1,6 @@
 """Config → engine: load the model, see what its layers keep, size the pools, put the parts together."""
 
 import logging
-import os
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from kvchat.engine.cache.spec import Group, group_layers
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.saver import Saver
 from kvchat.engine.models.fingerprint import fingerprint
@@ -130,7 +130,7 @@ def _device_bytes(
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_bytes()
 
 
 def _open_store(config: EngineConfig, pool: DevicePool, digest: bytes) -> DiskStore | None:

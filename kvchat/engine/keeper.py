@@ -1,7 +1,7 @@
 """When what a branch has computed goes to disk.
 
-Full blocks are queued as soon as they are named, tails every two seconds, and both once more when an answer ends
-and when the engine closes. So a killed process loses the KV of a tail at most.
+Full blocks are queued as soon as they are named, tails every two seconds, and both once more when an answer
+ends and when the engine closes. So a killed process loses the KV of a tail at most.
 """
 
 from collections.abc import Callable, Iterable

@@ -142,11 +142,14 @@ class Worker:
         return self._snapshot
 
     def close(self) -> None:
-        """End requests, save tails, stop the thread. Waits for it; may be called twice."""
+        """End requests, save tails, stop the thread. May be called twice.
+
+        Waits for the thread, unless it is still loading: then there is nothing to save, and nobody wants to wait.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and self._status.phase is not EnginePhase.LOADING:
             self._thread.join()
 
     # The engine's thread
