@@ -144,7 +144,7 @@ class Worker:
     def close(self) -> None:
         """End requests, save tails, stop the thread. May be called twice.
 
-        Waits for the thread, unless it is still loading: then there is nothing to save, and nobody wants to wait.
+        Waits for the thread, unless it is still loading: then there is nothing to save.
         """
         with self._changed:
             self._closing = True

@@ -8,7 +8,7 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def available_bytes() -> int:
-    """Return the bytes that can be allocated without swapping: the machine's, or the control group's if fewer."""
+    """Return the bytes that can be allocated without swapping, on the machine or in its control group."""
     available = _machine_bytes()
     group = _group_bytes()
     return available if group is None else min(available, group)

@@ -1,0 +1,90 @@
+"""What scheduling and block management cost, without a model: pure Python, one core."""
+
+from random import Random
+from time import perf_counter
+
+from benchmarks.table import Row, seconds
+from kvchat.engine.api.ids import GroupId, RequestId
+from kvchat.engine.api.request import Request
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.spec import FullSpec, Group, SlidingSpec
+from kvchat.engine.scheduler import Entry, Scheduler
+
+BLOCK_SIZE = 64
+NUM_SEQUENCES = 64
+ROUNDS = 5
+STEPS = 64
+
+
+def measure() -> list[Row]:
+    rows = [_step_row(context_len) for context_len in (512, 4096, 16384)]
+    return [*rows, _match_row(32768)]
+
+
+def _manager(num_blocks: int) -> CacheManager:
+    shape = {"num_kv_heads": 8, "head_dim_k": 128, "head_dim_v": 128, "dtype": "BF16"}
+    groups = (
+        Group(id=GroupId(0), spec=FullSpec(**shape), layers=tuple(range(0, 32, 2))),
+        Group(id=GroupId(1), spec=SlidingSpec(**shape, window_len=1024), layers=tuple(range(1, 32, 2))),
+    )
+    counts = {group.id: num_blocks for group in groups}
+    return CacheManager(groups, counts, block_size=BLOCK_SIZE, fingerprint=bytes(32))
+
+
+def _step_row(context_len: int) -> Row:
+    """One decode step of all sequences: schedule, make slots writable, commit."""
+    manager = _manager(NUM_SEQUENCES * (context_len // BLOCK_SIZE + 8))
+    scheduler = Scheduler(manager, max_batch_tokens=8192)
+    random = Random(0)
+    for number in range(NUM_SEQUENCES):
+        token_ids = tuple(random.randrange(32000) for _ in range(context_len))
+        branch = manager.open("", token_ids)
+        request = Request(token_ids=token_ids)
+        scheduler.add(_entry(number, request, branch))
+        scheduler.admit(scheduler.waiting[0])
+    while any(entry.branch.num_uncomputed > 1 for entry in scheduler.running):
+        _step(scheduler, random)
+    times = []
+    for _ in range(ROUNDS):
+        start_s = perf_counter()
+        for _ in range(STEPS):
+            _step(scheduler, random)
+        times.append((perf_counter() - start_s) / STEPS * 1e3)
+    return Row.of(f"decode step, {NUM_SEQUENCES} sequences of {context_len:,} tokens", "ms", times)
+
+
+def _entry(number: int, request: Request, branch) -> Entry:
+    return Entry(
+        id=RequestId(number),
+        request=request,
+        branch=branch,
+        max_tokens=1 << 30,
+        submitted_s=0.0,
+        prompt_len=len(request.token_ids),
+    )
+
+
+def _step(scheduler: Scheduler, random: Random) -> None:
+    batch = scheduler.schedule()
+    scheduler.manager.finish_moves()
+    entries = {entry.id: entry for entry in scheduler.running}
+    for chunk in batch.chunks:
+        entry = entries[chunk.request]
+        scheduler.manager.commit(entry.branch, chunk.end - chunk.start)
+        if chunk.samples:
+            entry.branch.token_ids.append(random.randrange(32000))
+            entry.num_generated += 1
+    scheduler.manager.take_saves()
+
+
+def _match_row(num_tokens: int) -> Row:
+    manager = _manager(num_tokens // BLOCK_SIZE + 8)
+    random = Random(1)
+    token_ids = [random.randrange(32000) for _ in range(num_tokens)]
+    branch = manager.open("", token_ids)
+    manager.extend(branch, num_tokens)
+    manager.commit(branch, num_tokens)
+    probe = manager.open("", [*token_ids, 1])
+    times = [seconds(lambda: manager.match(probe)) * 1e3 for _ in range(4 * ROUNDS)]
+    assert manager.match(probe).length == num_tokens
+    return Row.of(f"prefix match of {num_tokens:,} tokens", "ms", times)
