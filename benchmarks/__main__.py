@@ -1,6 +1,6 @@
 """Measurements on this machine: `python -m benchmarks [SCENARIO...] [--json FILE]`.
 
-Each scenario measures what it claims beside a peer or a bound in the same run, several rounds in turn, and reports
+Each scenario measures what it claims beside a peer or a bound in the same run, in several rounds, and reports
 medians with their spread. Machines are noisy: compare the ratios.
 """
 

@@ -34,7 +34,8 @@ def seconds(action: Callable[[], object]) -> float:
 
 def render(rows: Sequence[Row]) -> str:
     width = max(len(row.name) for row in rows)
-    return "\n".join(
-        f"  {row.name:<{width}}  {row.median:>10.4g} {row.unit:<9} [{row.low:.4g} .. {row.high:.4g}]  {row.note}"
-        for row in rows
-    )
+    return "\n".join(f"  {row.name:<{width}}  {_figures(row)}  {row.note}".rstrip() for row in rows)
+
+
+def _figures(row: Row) -> str:
+    return f"{row.median:>10.4g} {row.unit:<9} [{row.low:.4g} .. {row.high:.4g}]"
