@@ -126,8 +126,11 @@ class Chat:
 
     def close(self, conversation: Conversation) -> None:
         """Stop the answer in progress and let go of the live branch; its blocks stay cached."""
+        conversation.is_closed = True
         self.stop(conversation)
-        self._answering.release(conversation)
+        # A branch that is being written is let go by its answer, when that has ended.
+        if not conversation.is_busy:
+            self._answering.release(conversation)
 
     def delete(self, conversation: Conversation) -> None:
         """Delete the whole session, all branches."""

@@ -74,6 +74,8 @@ class Conversation:
         """The path from the first message to the branch's leaf."""
         self.engine_branch: BranchId | None = None
         """The live branch that holds this path in the engine's cache, if there is one."""
+        self.is_closed = False
+        """Nobody will go on from here, so no live branch is kept."""
         self._busy = Lock()
         self._stop = StopFlag()
         self.handle: RequestHandle | None = None
@@ -237,7 +239,7 @@ class Answering:
         if conversation.engine_branch not in (None, handle.branch):
             self.release(conversation)
         conversation.engine_branch = handle.branch
-        if finished.error is not None:
+        if finished.error is not None or conversation.is_closed:
             self.release(conversation)
 
     def _break_off(self, conversation: Conversation, answer: Answer, error: BaseException) -> None:

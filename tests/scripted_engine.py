@@ -1,4 +1,4 @@
-"""An engine that says what a script tells it: deterministic, torch-free, as strict as the real one about branches."""
+"""An engine that says what a script tells it: torch-free, and as strict about branches as the real one."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,0 +1,97 @@
+"""Which KV blocks the stored conversations can still use: derived from their token ids, never stored.
+
+Deleting a session or collecting garbage asks here before a block goes. The answer may name keys that no tier
+holds, and errs on the side of keeping: a whole tree counts under every fingerprint that answered in it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, root_key, u32le
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import SessionId, Turn, TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """Blocks that conversations refer to.
+
+    `keys` are full blocks. `runs` are the ids that follow a block on some path, packed, up to a whole block:
+    a tail is referenced if it begins one of them.
+    """
+
+    keys: set[BlockKey] = field(default_factory=set)
+    runs: dict[BlockKey, set[bytes]] = field(default_factory=dict)
+
+    def covers_tail(self, parent: BlockKey, token_ids: Sequence[int]) -> bool:
+        """Return whether a tail of these ids behind `parent` lies on a stored path."""
+        tail = u32le(token_ids)
+        return any(run.startswith(tail) for run in self.runs.get(parent, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Where a path has got to: the last full block, and the ids behind it that fill no block yet."""
+
+    parent: BlockKey
+    rest: tuple[int, ...]
+
+
+def references(store: SessionStore, block_size: int, sessions: Iterable[SessionId] | None = None) ->
+References:
+    """Return what some sessions (None: all) refer to. Linear in their token ids."""
+    if sessions is None:
+        sessions = [summary.session.id for summary in store.list_sessions()]
+    found = References()
+    for session_id in sessions:
+        turns = store.all_turns(session_id)
+        for fingerprint in sorted({turn.fingerprint for turn in turns}):
+            root = _root(fingerprint)
+            if root is not None:
+                _add_tree(found, turns, root, block_size)
+    return found
+
+
+def referenced_keys(store: SessionStore, block_size: int) -> set[BlockKey]:
+    """Return the keys of all full blocks that any session refers to."""
+    return references(store, block_size).keys
+
+
+def only_referenced_by(store: SessionStore, session_id: SessionId, block_size: int) -> set[BlockKey]:
+    """Return the keys of the full blocks that would be of no use without this session."""
+    others = [one.session.id for one in store.list_sessions() if one.session.id != session_id]
+    own = references(store, block_size, [session_id]).keys
+    return own - references(store, block_size, others).keys
+
+
+def _root(fingerprint: str) -> BlockKey | None:
+    try:
+        digest = bytes.fromhex(fingerprint)
+    except ValueError:
+        return None
+    return root_key(digest) if len(digest) == KEY_BYTES else None
+
+
+def _add_tree(found: References, turns: Sequence[Turn], root: BlockKey, block_size: int) -> None:
+    """Add every path of a tree. `turns`: a parent before its children, so that each turn is walked once."""
+    ends: dict[TurnId | None, _End | None] = {None: _End(root, ())}
+    for turn in turns:
+        begin = _End(root, ()) if turn.starts_over else ends.get(turn.parent_id)
+        if begin is None or turn.token_ids is None or turn.damaged:
+            ends[turn.id] = None
+        else:
+            ends[turn.id] = _add_turn(found, begin, turn.token_ids, block_size)
+
+
+def _add_turn(found: References, begin: _End, token_ids: tuple[int, ...], block_size: int) -> _End:
+    parent, ids = begin.parent, begin.rest + token_ids
+    num_full = len(ids) // block_size
+    for start in range(0, num_full * block_size, block_size):
+        block = ids[start : start + block_size]
+        found.runs.setdefault(parent, set()).add(u32le(block))
+        parent = block_key(parent, block)
+        found.keys.add(parent)
+    rest = ids[num_full * block_size :]
+    if rest:
+        found.runs.setdefault(parent, set()).add(u32le(rest))
+    return _End(parent, rest)
