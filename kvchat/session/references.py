@@ -37,8 +37,9 @@ class _End:
     rest: tuple[int, ...]
 
 
-def references(store: SessionStore, block_size: int, sessions: Iterable[SessionId] | None = None) ->
-References:
+def references(
+    store: SessionStore, block_size: int, sessions: Iterable[SessionId] | None = None
+) -> References:
     """Return what some sessions (None: all) refer to. Linear in their token ids."""
     if sessions is None:
         sessions = [summary.session.id for summary in store.list_sessions()]

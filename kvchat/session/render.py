@@ -35,7 +35,7 @@ def markdown(session: Session, turns: Sequence[Turn]) -> str:
 
 
 def as_json(session: Session, branches: Sequence[Branch], turns: Sequence[Turn]) -> str:
-    """Return a session with turns as one JSON object. Control characters are escaped, so it is safe to print."""
+    """Return a session with turns as one JSON object; control characters are escaped."""
     return json.dumps(values(session, branches, turns), ensure_ascii=False, indent=2).translate(_ESCAPES)
 
 
