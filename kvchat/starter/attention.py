@@ -7,6 +7,8 @@ Rows of all G heads of one group are stacked, so that one batched product serves
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -49,7 +51,7 @@ class _Full(torch.autograd.Function):
     """Causal attention over [B * H_kv, G, L, D] queries, one block of queries at a time."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, block: int) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, block: int) -> Tensor:
         rows, group, length, head_dim = q.shape
         scale = head_dim**-0.5
         mask = torch.full((block, block), MASKED, dtype=q.dtype).triu_(1)
@@ -68,7 +70,7 @@ class _Full(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *saved = ctx.saved_tensors
         rows, group, length, head_dim = q.shape
         block, scale = ctx.block, head_dim**-0.5
@@ -136,7 +138,7 @@ class _Window(torch.autograd.Function):
     """Sliding-window attention over [B * H_kv, G, L, D] queries, all chunks in one batched product."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
         rows, group, length, head_dim = q.shape
         num_chunks = length // window
         chunked = q.view(rows, group, num_chunks, window, head_dim).transpose(1, 2)
@@ -153,7 +155,7 @@ class _Window(torch.autograd.Function):
         return out.reshape(rows, group, length, head_dim)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, probs = ctx.saved_tensors
         rows, group, length, head_dim, window = ctx.sizes
         num_chunks = length // window

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvchat.starter import documents, facts, faq, outside, phrasing, skills, smalltalk, words
+from kvchat.starter.fact_kinds import KIND_BY_NAME
 from kvchat.starter.facts import Fact
 from kvchat.starter.split import Split
 from kvchat.starter.words import Lexicon
@@ -200,7 +201,7 @@ class Conversation:
 
     def _passkey(self) -> Fact:
         key = self.rng.choice(words.SECRETS)
-        return facts.make_fact(self.rng, Split.TRAIN, self.lexicon, facts.KIND_BY_NAME["secret"], key)
+        return facts.make_fact(self.rng, Split.TRAIN, self.lexicon, KIND_BY_NAME["secret"], key)
 
     def _as_typed(self, question: str) -> str:
         if self.rng.random() < 0.25:

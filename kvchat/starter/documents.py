@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from kvchat.starter import words
-from kvchat.starter.split import Split
+from kvchat.starter.split import Split, values_of
 
 SUBJECTS = (
     "The old man",
@@ -103,9 +103,9 @@ def sentence(rng: random.Random) -> str:
         return rng.choice(WHOLE)
     text = f"{rng.choice(SUBJECTS)} {rng.choice(ACTIONS)}{rng.choice(ENDINGS)}."
     while "{" in text:
-        text = text.replace("{p}", rng.choice(words.values_of(words.PLACES, Split.TRAIN)), 1)
-        text = text.replace("{t}", rng.choice(words.values_of(words.THINGS, Split.TRAIN)), 1)
-        text = text.replace("{i}", rng.choice(words.values_of(words.ITEMS, Split.TRAIN)), 1)
+        text = text.replace("{p}", rng.choice(values_of(words.PLACES, Split.TRAIN)), 1)
+        text = text.replace("{t}", rng.choice(values_of(words.THINGS, Split.TRAIN)), 1)
+        text = text.replace("{i}", rng.choice(values_of(words.ITEMS, Split.TRAIN)), 1)
     return text
 
 

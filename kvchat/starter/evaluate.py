@@ -20,8 +20,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from kvchat.starter.categories import FULL, QUICK, categories
 from kvchat.starter.conversation import Message
-from kvchat.starter.probes import FULL, QUICK, Probe, Prober
+from kvchat.starter.probes import Probe, Prober
 from kvchat.starter.split import stable_hash
 from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces
 from kvchat.starter.words import Lexicon
@@ -97,7 +98,7 @@ class Evaluator:
         """Run every category whose name contains `only`."""
         rows: list[Row] = []
         misses: list[Miss] = []
-        for category in self.prober().categories(QUICK if quick else FULL):
+        for category in categories(self.prober(), QUICK if quick else FULL):
             if only not in category.name:
                 continue
             results = []

@@ -8,6 +8,7 @@ Matrix products run in bfloat16, the residual stream, norms and master weights i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,14 +39,14 @@ class Shape:
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, weight, scale)
         return (wide * scale * weight).to(torch.bfloat16)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         grad = grad.float()
         normed = x.float() * scale
@@ -57,12 +58,12 @@ class _RMSNorm(torch.autograd.Function):
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
         return F.silu(gate) * up
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         sigmoid = torch.sigmoid(gate)
         silu = gate * sigmoid
@@ -78,12 +79,12 @@ def rope_tables(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
 
 class _Rope(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
         return _rotate(x, cos, sin)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         return _rotate(grad, cos, -sin), None, None
 

@@ -1,0 +1,27 @@
+"""The table of stages is read correctly at every position."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvchat.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, setting_at
+
+pytestmark = pytest.mark.pure
+
+
+def test_every_stage_fills_its_batches() -> None:
+    for stage in STAGES:
+        assert stage.num_sequences * stage.length == BATCH_TOKENS
+        assert stage.length % 128 == 0
+
+
+def test_positions_walk_through_the_stages_in_order() -> None:
+    seen = [setting_at(position).stage for position in range(0, TOTAL_TOKENS, BATCH_TOKENS)]
+    order = [stage for index, stage in enumerate(seen) if index == 0 or stage is not seen[index - 1]]
+    assert order == list(STAGES)
+
+
+def test_the_rate_warms_up_and_ends_where_the_table_says() -> None:
+    assert 0 < setting_at(0).rate < STAGES[0].start_rate / 50
+    assert setting_at(TOTAL_TOKENS).rate == STAGES[-1].end_rate
+    assert setting_at(TOTAL_TOKENS * 3).stage is STAGES[-1]
