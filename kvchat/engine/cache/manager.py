@@ -125,6 +125,7 @@ class CacheManager:
             self._table_changed(branch, group, 0)
         branch.keys = list(match.keys)
         branch.computed_len = match.length
+        branch.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None
         self._watch_tail(branch)
         return tuple(moves)
 

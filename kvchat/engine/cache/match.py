@@ -28,6 +28,11 @@ class PartialBlock:
     num_tokens: int
     blocks: dict[GroupId, BlockId]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is reused: what follows makes this tail superfluous."""
+        return self.num_tokens == len(self.token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
