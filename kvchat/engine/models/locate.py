@@ -1,0 +1,134 @@
+"""From the name a person gives to a directory that can be loaded: the starter, a directory, or a hub id."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+
+from kvchat import starter
+from kvchat.engine.models.weight_files import check_model
+from kvchat.errors import ModelNotFound, ModelUnreadable
+
+STARTER = "starter"
+NETWORK_TIMEOUT_S = 10.0
+
+# huggingface_hub is imported where it is needed: a command that names a directory should not wait for it.
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_WANTED = [
+    "config*.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*",
+    "chat_template*",
+    "generation_config.json",
+    "*.jinja",
+]
+_INSTEAD = "Use `-m starter` for the model that comes with kvchat."
+_UNWANTED = ["*/*", "consolidated*"]  # the same weights again, in another layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLocation:
+    """A model directory, and the name under which it was asked for."""
+
+    name: str
+    path: Path
+
+
+def locate_model(name: str) -> ModelLocation:
+    """Return the directory of a model; only for a hub id that is not in the local cache, from the network.
+
+    Effect: may download, with progress on stderr. Looks at headers and config, loads no weights.
+
+    Raises:
+        ModelNotFound: no such directory or hub id, or the hub cannot be reached.
+        ModelUnreadable: found, but damaged, incomplete or without safetensors weights.
+        UnsupportedModel: it needs code of its own.
+    """
+    path = _starter_dir() if name == STARTER else Path(name).expanduser()
+    if path.is_dir():
+        check_model(path)
+        return ModelLocation(name=name, path=path.resolve())
+    if path.is_file():
+        raise ModelUnreadable(f"{path} is a file. Give the model's directory, or `-m starter`.")
+    if not _HUB_ID.fullmatch(name):
+        raise ModelNotFound(
+            f"There is no model {name!r}: {path.absolute()} is no directory, and the name is no hub id "
+            f"(owner/name). {_INSTEAD}"
+        )
+    return ModelLocation(name=name, path=_from_hub(name, path.absolute()))
+
+
+def _starter_dir() -> Path:
+    path = Path(*starter.__path__) / "model"
+    if not path.is_dir():
+        raise ModelNotFound(
+            f"The starter model is missing from this installation ({path}). Install kvchat again."
+        )
+    return path
+
+
+def _from_hub(name: str, path: Path) -> Path:
+    """Return the snapshot of a hub id: the cached one if it is whole, else a download."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    tried = f"There is no directory {path}, and the hub id {name!r} is not in {constants.HF_HUB_CACHE}"
+    config = try_to_load_from_cache(name, "config.json")
+    if isinstance(config, str):
+        try:
+            check_model(Path(config).parent)
+            return Path(config).parent
+        except ModelUnreadable as error:
+            # Perhaps a download that stopped half-way: going on with it mends that.
+            tried = f"The hub id {name!r} is cached, but {str(error).removesuffix('.')}"
+    if constants.HF_HUB_OFFLINE:
+        raise ModelNotFound(f"{tried}. The network was not asked, because HF_HUB_OFFLINE is set. {_INSTEAD}")
+    if (refusal := _ask_hub(name)) is not None:
+        raise ModelNotFound(f"{tried}. {refusal}. {_INSTEAD}")
+    snapshot = _download(name, tried)
+    check_model(snapshot)
+    return snapshot
+
+
+def _download(name: str, tried: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+    except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelNotFound(
+            f"{tried}. The network was reachable, but the download stopped: {reason}. "
+            f"The same command goes on with it. {_INSTEAD}"
+        ) from error
+
+
+def _ask_hub(name: str) -> str | None:
+    """Return why the hub does not give a model, None if it does. Gives up after `NETWORK_TIMEOUT_S`."""
+    answers: list[str | None] = []
+    # The client bounds each phase of a request, not their sum, and the look-up of the host's name not at all.
+    asking = Thread(target=lambda: answers.append(_refusal(name)), daemon=True)
+    asking.start()
+    asking.join(NETWORK_TIMEOUT_S)
+    return answers[0] if answers else f"The network did not answer within {NETWORK_TIMEOUT_S:.0f} s"
+
+
+def _refusal(name: str) -> str | None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        info = HfApi().model_info(name, timeout=NETWORK_TIMEOUT_S)
+    except GatedRepoError:
+        return "The network was reachable, but the hub gives it only to accounts that accepted its terms"
+    except RepositoryNotFoundError:
+        return "The network was reachable, but the hub has no such model, or it is private"
+    except Exception as error:  # whatever the client makes of a dead network is the same to the person
+        return f"The network was not reachable ({type(error).__name__})"
+    if not any(file.rfilename.endswith(".safetensors") for file in info.siblings or ()):
+        return (
+            "The network was reachable, but the hub has it without safetensors weights; no others are opened"
+        )
+    return None

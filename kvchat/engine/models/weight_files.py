@@ -1,0 +1,140 @@
+"""What a model directory must hold before anything is loaded from it. Reads headers only, and no pickles."""
+
+import json
+import os
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from kvchat.errors import ModelUnreadable, UnsupportedModel
+
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors format itself."""
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def check_model(model_dir: Path) -> None:
+    """Refuse a directory that cannot be loaded, before torch is.
+
+    Raises:
+        ModelUnreadable: no or broken config, weights missing, cut short or only in formats that run code.
+        UnsupportedModel: its code would have to come with it.
+    """
+    config = read_config(model_dir)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise ModelUnreadable(f"{model_dir / 'config.json'} does not say which model it is (no model_type).")
+    if "auto_map" in config and not _is_known(model_type):
+        raise UnsupportedModel(
+            f"{model_dir} is a {model_type!r} model that brings its own code, which kvchat never runs. "
+            "Use a model that transformers itself knows, or `-m starter`."
+        )
+    for path in weight_files(model_dir):
+        _check_safetensors(path)
+
+
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """Return config.json.
+
+    Raises: ModelUnreadable: there is none, or it is no JSON object.
+    """
+    return _read_json(model_dir / "config.json")
+
+
+def weight_files(model_dir: Path) -> tuple[Path, ...]:
+    """Return the files that hold the weights, in the order in which the index names them.
+
+    Raises: ModelUnreadable: there are none, one that the index names is missing, or they are pickles.
+    """
+    single = model_dir / _SINGLE
+    if single.is_file():
+        return (single,)
+    if not (model_dir / _INDEX).is_file():
+        raise ModelUnreadable(_what_is_there_instead(model_dir))
+    shards = tuple(model_dir / name for name in _shard_names(model_dir / _INDEX))
+    missing = [shard for shard in shards if not shard.is_file()]
+    if missing:
+        raise ModelUnreadable(
+            f"{missing[0]} is missing ({len(missing)} of {len(shards)} weight files are). "
+            "Fetch the model again, or use `-m starter`."
+        )
+    return shards
+
+
+def _shard_names(index: Path) -> tuple[str, ...]:
+    weight_map = _read_json(index).get("weight_map")
+    names = tuple(dict.fromkeys(weight_map.values())) if isinstance(weight_map, dict) else ()
+    if not names or not all(isinstance(name, str) and _is_safe(name) for name in names):
+        raise ModelUnreadable(f"{index} does not name weight files of its own directory.")
+    return names
+
+
+def _is_safe(name: str) -> bool:
+    return name.endswith(".safetensors") and Path(name).name == name
+
+
+def _what_is_there_instead(model_dir: Path) -> str:
+    names = sorted(path.name for path in model_dir.iterdir())
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    others = [name for name in names if name.endswith((".safetensors", ".gguf"))]
+    if pickles:
+        return (
+            f"{model_dir} has its weights only as {pickles[0]}: a pickle can run any code, so kvchat "
+            "never opens one. Use a safetensors version of this model, or `-m starter`."
+        )
+    if others:
+        return f"{model_dir} has {others[0]}, but neither {_SINGLE} nor {_INDEX}, which kvchat loads."
+    return f"{model_dir} has no weights ({_SINGLE}, or {_INDEX} and its files). Use another, or `-m starter`."
+
+
+def _check_safetensors(path: Path) -> None:
+    """Compare the file's length with what its header announces; the weights themselves are not read."""
+    try:
+        with open(path, "rb") as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            header_bytes = struct.unpack("<Q", file.read(8))[0]
+            if header_bytes > min(MAX_HEADER_BYTES, num_bytes - 8):
+                raise ValueError("its header is cut short")
+            entries = json.loads(file.read(header_bytes))
+        ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+        if 8 + header_bytes + max(ends) != num_bytes:
+            raise ValueError(f"it has {num_bytes} bytes and should have {8 + header_bytes + max(ends)}")
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        struct.error,
+    ) as error:
+        raise ModelUnreadable(
+            f"{path} is not a whole safetensors file: {error}. Fetch the model again, or use `-m starter`."
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelUnreadable(f"{path.parent} is no model directory: it has no {path.name}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelUnreadable(f"{path} cannot be read: {error}.") from error
+    if not isinstance(value, dict):
+        raise ModelUnreadable(f"{path} is not a JSON object.")
+    return value
+
+
+def _is_known(model_type: str) -> bool:
+    """Whether transformers itself has this model; reads its lists as text, since importing loads torch."""
+    spec = find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return False
+    lists = Path(spec.submodule_search_locations[0], "models", "auto")
+    names = ("auto_mappings.py", "configuration_auto.py")
+    texts = (lists.joinpath(name) for name in names)
+    return any(f'("{model_type}", ' in path.read_text(encoding="utf-8") for path in texts if path.is_file())
