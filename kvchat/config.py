@@ -10,7 +10,7 @@ talk to it, and nothing that costs disk space, opens a path or reaches further.
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -269,7 +269,7 @@ def _assemble(values: Mapping[str, object], paths: Paths, chosen: Path | None) -
     )
 
 
-def did_you_mean(word: str, known: Mapping[str, Key] | list[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'model'?`, or nothing where no known word is near."""
     from difflib import get_close_matches
 

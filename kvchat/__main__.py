@@ -1,0 +1,5 @@
+"""`python -m kvchat`."""
+
+from kvchat.cli.main import main
+
+main()

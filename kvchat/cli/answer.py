@@ -1,0 +1,176 @@
+"""One answer on its way to standard output: as text, as one JSON object, or as an event per line."""
+
+from dataclasses import asdict
+from time import monotonic
+from typing import Protocol
+
+from kvchat.chat import ChatEvent, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.cli.streams import Output, Status
+from kvchat.errors import KvchatError
+from kvchat.session.tree import Finish, Session, Turn
+from kvchat.ui.figures import count_text, rate_text, seconds_text
+
+EVENT_VERSION = 1
+
+_FINISH_REASONS = {
+    Finish.COMPLETE: "stop",
+    Finish.LENGTH: "length",
+    Finish.INTERRUPTED: "cancelled",
+    Finish.PARTIAL: "cancelled",
+    Finish.ERROR: "error",
+}
+
+
+class AnswerWriter(Protocol):
+    """Takes the events of one turn in order. Raises BrokenPipeError once nobody reads any more."""
+
+    def take(self, event: ChatEvent) -> None: ...
+
+
+class TextWriter:
+    """The answer alone on standard output; progress and what it cost on standard error."""
+
+    def __init__(self, output: Output, status: Status, *, stats: bool) -> None:
+        self._output = output
+        self._status = status
+        self._stats = stats
+        self._meter = PrefillMeter()
+        self._last = "\n"
+
+    def take(self, event: ChatEvent) -> None:
+        match event:
+            case Prefill():
+                self._status.show(self._meter.describe(event))
+            case TextDelta(reasoning=True):
+                self._output.check()
+                self._status.aside(event.text)
+            case TextDelta():
+                self._status.clear()
+                self._output.write(event.text)
+                self._last = event.text[-1:] or self._last
+            case TurnFinished():
+                self._finish(event)
+
+    def _finish(self, event: TurnFinished) -> None:
+        self._status.clear()
+        if self._last != "\n":
+            self._output.write("\n")
+        if self._stats and event.error is None:
+            self._status.note(describe_cost(event.answer))
+
+
+class JsonWriter:
+    """One object when the answer has ended: the `done` event and the text."""
+
+    def __init__(self, output: Output, status: Status, session: Session) -> None:
+        self._output = output
+        self._status = status
+        self._session = session
+        self._meter = PrefillMeter()
+
+    def take(self, event: ChatEvent) -> None:
+        self._output.check()
+        match event:
+            case Prefill():
+                self._status.show(self._meter.describe(event))
+            case TextDelta():
+                self._status.clear()
+            case TurnFinished(error=None):
+                done = done_event(event.answer, self._session)
+                texts = {"text": event.answer.text}
+                if event.answer.reasoning:
+                    texts["reasoning"] = event.answer.reasoning
+                self._output.json(done | texts)
+
+
+class NdjsonWriter:
+    """An event per line; `done` or `error` is the last one."""
+
+    def __init__(self, output: Output, session: Session) -> None:
+        self._output = output
+        self._session = session
+
+    def take(self, event: ChatEvent) -> None:
+        match event:
+            case TurnStarted():
+                self._write(
+                    "start", session=self._session.id, title=self._session.title, turn=event.answer.id
+                )
+            case Prefill():
+                self._write("prefill", **asdict(event))
+            case TextDelta():
+                self._write("reasoning" if event.reasoning else "text", text=event.text)
+            case TurnFinished(error=None):
+                self._output.json(done_event(event.answer, self._session))
+
+    def _write(self, name: str, **values: object) -> None:
+        self._output.json({"v": EVENT_VERSION, "event": name} | values)
+
+
+class PrefillMeter:
+    """Says how far the prompt is, and how long the rest takes at the speed seen so far."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def describe(self, event: Prefill) -> str:
+        now_s = monotonic()
+        new_tokens = event.prompt_tokens - event.cached_tokens
+        text = f"reused {count_text(event.cached_tokens)} · new {count_text(new_tokens)}"
+        if self._first is None:
+            self._first = (now_s, event.computed_tokens)
+            return text
+        started_s, computed_before = self._first
+        computed = event.computed_tokens - computed_before
+        left = new_tokens - event.computed_tokens
+        if computed > 0 and left > 0:
+            text += f" · {seconds_text((now_s - started_s) / computed * left)} left"
+        return text
+
+
+def done_event(answer: Turn, session: Session) -> dict[str, object]:
+    """Return the last event of an answer as plain values."""
+    return {
+        "v": EVENT_VERSION,
+        "event": "done",
+        "finish_reason": _FINISH_REASONS[answer.finish],
+        "usage": asdict(answer.usage),
+        "loaded": asdict(answer.loaded),
+        "timings": asdict(answer.timings),
+        "model": answer.model,
+        "session": session.id,
+        "turn": answer.id,
+        "exact": answer.exact,
+    }
+
+
+def error_event(error: KvchatError | str, exit_code: int) -> dict[str, object]:
+    """Return the last event where there is no answer."""
+    kind = type(error).__name__ if isinstance(error, KvchatError) else "Error"
+    return {
+        "v": EVENT_VERSION,
+        "event": "error",
+        "error": kind,
+        "message": str(error),
+        "exit_code": exit_code,
+    }
+
+
+def describe_cost(answer: Turn) -> str:
+    """Return one line on what was reused and computed, and how fast it went."""
+    usage, loaded, timings = answer.usage, answer.loaded, answer.timings
+    parts = [f"reused {count_text(usage.cached_tokens)} of {count_text(usage.prompt_tokens)} tokens"]
+    if loaded.disk:
+        parts[0] += f" ({count_text(loaded.disk)} from disk)"
+    parts.append(f"computed {count_text(usage.computed_tokens)}")
+    if timings.ttft_s is not None:
+        parts.append(f"{seconds_text(timings.ttft_s)} to first token")
+    if timings.decode_tokens_per_s is not None:
+        parts.append(rate_text(timings.decode_tokens_per_s))
+    parts.append("exact" if answer.exact else "approximate")
+    if answer.finish is not Finish.COMPLETE:
+        parts.append(_ENDINGS.get(answer.finish, answer.finish.value))
+    return " · ".join(parts)
+
+
+_ENDINGS = {Finish.LENGTH: "cut off by its length", Finish.INTERRUPTED: "interrupted"}

@@ -1,0 +1,144 @@
+"""`kvchat ask`: one question, its answer on standard output, and an exit code that says how it went."""
+
+from functools import partial
+from time import sleep
+
+from kvchat.chat import Chat, ChatEvent, TurnFinished, TurnStarted
+from kvchat.cli.answer import AnswerWriter, JsonWriter, NdjsonWriter, TextWriter
+from kvchat.cli.compose import EngineFactory, Kvchat, opened, start_worker
+from kvchat.cli.logs import start_log
+from kvchat.cli.options import AskOptions
+from kvchat.cli.prompt import piped_stdin, read_prompt
+from kvchat.cli.shelf import short_id
+from kvchat.cli.signals import StopAsked, StopSignals
+from kvchat.cli.streams import Output, Status
+from kvchat.config import Settings
+from kvchat.conversation import Conversation
+from kvchat.engine.api.status import EnginePhase
+from kvchat.errors import EngineFailed, SessionNotFound, UsageError
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import Finish, SessionId
+
+CUT_OFF = 8
+CLOSED_PIPE = 141
+_POLL_S = 0.05
+
+
+def ask(options: AskOptions) -> int:
+    """Answer one question and return the exit code."""
+    chosen = [name for name, given in _choices(options).items() if given]
+    if len(chosen) > 1:
+        raise UsageError(f"{' and '.join(chosen)} contradict each other; choose one")
+    settings = options.settings()
+    prompt = read_prompt(options.question or (), options.file or (), piped_stdin())
+    start_log(settings.paths, verbose=options.verbose)
+    return answer(options, settings, prompt, start_worker)
+
+
+def answer(options: AskOptions, settings: Settings, prompt: str, engine_factory: EngineFactory) -> int:
+    """Answer `prompt` with an engine from `engine_factory` and return the exit code.
+
+    Effect: takes over SIGINT, SIGTERM and SIGHUP until it returns.
+    """
+    status = Status(quiet=options.quiet, color=settings.display.color)
+    with StopSignals() as signals:
+        try:
+            with opened(settings, engine_factory, temp=options.temp) as kvchat:
+                code = _Question(options, settings, kvchat, status).run(prompt, signals)
+        except StopAsked:
+            code = 0
+        status.clear()
+        return signals.exit_code or code
+
+
+class _Question:
+    """One question on its way through an open kvchat."""
+
+    def __init__(self, options: AskOptions, settings: Settings, kvchat: Kvchat, status: Status) -> None:
+        self._options = options
+        self._settings = settings
+        self._kvchat = kvchat
+        self._status = status
+        self._output = Output()
+
+    def run(self, prompt: str, signals: StopSignals) -> int:
+        store = self._kvchat.store
+        reference = _reference(self._options, store)
+        chat = self._kvchat.load(reference, self._options.model)
+        if reference is None:
+            conversation = chat.create(title=self._options.new or "", system=self._settings.system)
+        else:
+            conversation = chat.open(reference)
+        try:
+            self._wait_until_loaded()
+            code = self._pump(chat, conversation, prompt, signals)
+        except BaseException:
+            if not store.all_turns(conversation.session.id):
+                store.delete_session(conversation.session.id)
+            raise
+        chat.close(conversation)
+        self._say_how_to_resume(conversation.session.id)
+        return code
+
+    def _wait_until_loaded(self) -> None:
+        engine = self._kvchat.engine
+        while (state := engine.status()).phase is EnginePhase.LOADING:
+            self._status.show(f"{state.detail} …")
+            sleep(_POLL_S)
+        self._status.clear()
+        engine.info()  # raises why it could not be loaded
+
+    def _pump(self, chat: Chat, conversation: Conversation, prompt: str, signals: StopSignals) -> int:
+        """Write events until the turn has ended, also where nobody reads: what was computed is kept."""
+        writer = self._writer(conversation)
+        is_read = True
+        last: ChatEvent | None = None
+        for event in chat.send(conversation, prompt):
+            if isinstance(event, TurnStarted):
+                signals.stop_with(partial(chat.stop, conversation))
+            last = event
+            try:
+                if is_read:
+                    writer.take(event)
+            except BrokenPipeError:
+                is_read = False
+                chat.stop(conversation)
+        assert isinstance(last, TurnFinished), "a turn ends with TurnFinished"
+        return self._exit_code(last) if is_read else CLOSED_PIPE
+
+    def _exit_code(self, last: TurnFinished) -> int:
+        if last.error is not None:
+            raise EngineFailed(last.error)
+        return CUT_OFF if self._options.fail_on_length and last.answer.finish is Finish.LENGTH else 0
+
+    def _writer(self, conversation: Conversation) -> AnswerWriter:
+        if self._options.ndjson:
+            return NdjsonWriter(self._output, conversation.session)
+        if self._options.json:
+            return JsonWriter(self._output, self._status, conversation.session)
+        stats = self._settings.display.stats and not self._options.quiet
+        return TextWriter(self._output, self._status, stats=stats)
+
+    def _say_how_to_resume(self, session_id: SessionId) -> None:
+        if not self._options.temp:
+            ids = [summary.session.id for summary in self._kvchat.store.list_sessions()]
+            self._status.note(f"resume with: kvchat {short_id(session_id, ids)}")
+
+
+def _choices(options: AskOptions) -> dict[str, bool]:
+    return {
+        "-s": options.session is not None,
+        "-c": options.continue_last,
+        "--new": options.new is not None,
+        "--temp": options.temp,
+    }
+
+
+def _reference(options: AskOptions, store: SessionStore) -> str | None:
+    """Return what names the session to ask in, None for a new one."""
+    if not options.continue_last:
+        return options.session
+    summaries = store.list_sessions()
+    if not summaries:
+        raise SessionNotFound("there is no session to continue; ask without -c to begin one")
+    return summaries[0].session.id

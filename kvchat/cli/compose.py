@@ -1,0 +1,100 @@
+"""The one place where sessions, engine and chat are put together."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kvchat.chat import Chat, EngineClient
+from kvchat.cli.shelf import open_store
+from kvchat.config import Settings
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.models.locate import ModelLocation, locate_model
+from kvchat.engine.worker import Worker
+from kvchat.session.store import SessionStore
+from kvchat.session.template import ChatTemplate
+
+EngineFactory = Callable[[str, Path, EngineConfig], EngineClient]
+"""Makes an engine that loads the model of this name from this directory, and returns while it loads."""
+
+
+def start_worker(model: str, model_dir: Path, config: EngineConfig) -> EngineClient:
+    """Start the engine in a thread of its own, which alone loads torch."""
+    worker = Worker(model, model_dir, config)
+    worker.start()
+    return worker
+
+
+class Kvchat:
+    """An open store, and the engine and chat above it once a model is chosen."""
+
+    def __init__(self, settings: Settings, store: SessionStore, engine_factory: EngineFactory) -> None:
+        self.store = store
+        self._settings = settings
+        self._engine_factory = engine_factory
+        self._engine: EngineClient | None = None
+
+    @property
+    def engine(self) -> EngineClient:
+        assert self._engine is not None, "load comes first"
+        return self._engine
+
+    def load(self, reference: str | None, model: str | None) -> Chat:
+        """Begin to load a model, without waiting for it, and return the chat that uses it.
+
+        Args:
+            reference: the session to be opened; it goes on with the model it was started with.
+            model: the model that was asked for by name, which comes before that; None: none was.
+
+        Raises:
+            SessionError: `reference` names no session.
+            ModelError: there is no such model, or its tokenizer cannot be read.
+        """
+        if model is None and reference is not None:
+            model = self.store.find(reference).model
+        location = locate_model(model or self._settings.model)
+        template = ChatTemplate.from_dir(location.path)
+        name = _lasting_name(location)
+        self._engine = self._engine_factory(name, location.path, self._settings.engine)
+        return Chat(
+            store=self.store,
+            template=template,
+            engine=self._engine,
+            model=name,
+            sampling=self._settings.sampling,
+        )
+
+    def close(self) -> None:
+        """Save what the engine has not saved yet, and free its memory."""
+        if self._engine is not None:
+            self._engine.close()
+
+
+@contextmanager
+def opened(settings: Settings, engine_factory: EngineFactory, *, temp: bool = False) -> Iterator[Kvchat]:
+    """Open the store, and close whatever was opened behind it at the end.
+
+    Args:
+        temp: keep neither text nor KV: the store vanishes at the end, and there is no disk tier.
+    """
+    with ExitStack() as stack:
+        if temp:
+            directory = stack.enter_context(TemporaryDirectory(prefix="kvchat-"))
+            settings = _forgetful(settings, Path(directory))
+        store = stack.enter_context(closing(open_store(settings)))
+        yield stack.enter_context(closing(Kvchat(settings, store, engine_factory)))
+
+
+def _forgetful(settings: Settings, directory: Path) -> Settings:
+    return replace(
+        settings,
+        paths=replace(settings.paths, data_dir=directory),
+        engine=replace(settings.engine, cache_dir=None),
+    )
+
+
+def _lasting_name(location: ModelLocation) -> str:
+    """Return a name that means the same model from any directory, since sessions keep it."""
+    is_directory = Path(location.name).expanduser().resolve() == location.path
+    return str(location.path) if is_directory else location.name

@@ -1,0 +1,41 @@
+"""The log file: what happened, never what was said."""
+
+import logging
+import os
+import sys
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+
+from kvchat.config import Paths, make_private
+
+_MAX_BYTES = 1 << 20
+_KEPT_FILES = 2
+_FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+
+
+class _PrivateFileHandler(RotatingFileHandler):
+    """Opens every file, rotated ones included, for its owner alone."""
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return TextIOWrapper(os.fdopen(descriptor, "ab", buffering=0), encoding="utf-8", write_through=True)
+
+
+def start_log(paths: Paths, *, verbose: bool = False) -> None:
+    """Write the log of this process to its file, and to standard error if `verbose`.
+
+    Raises:
+        StorageError: the directory cannot be created.
+    """
+    root = logging.getLogger()
+    make_private(paths.state_dir)
+    handlers: list[logging.Handler] = [
+        _PrivateFileHandler(paths.log_file, maxBytes=_MAX_BYTES, backupCount=_KEPT_FILES, delay=True)
+    ]
+    if verbose:
+        handlers.append(logging.StreamHandler(sys.stderr))
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        root.addHandler(handler)
+    logging.captureWarnings(True)
+    logging.getLogger("kvchat").setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -1,0 +1,219 @@
+"""The options of the command line, each declared once.
+
+A command takes one frozen value of options. `takes` shows its fields to Typer as if they were parameters, so
+that commands which share options share a base class instead of a parameter list.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from kvchat.config import KEYS, Settings, did_you_mean, read_settings
+from kvchat.errors import UsageError
+
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceOptions:
+    """Where things are and how much is said; every command takes these."""
+
+    data_dir: Annotated[Path | None, typer.Option(help="Where conversations are kept.", metavar="DIR")] = None
+    cache_dir: Annotated[Path | None, typer.Option(help="Where KV blocks are kept.", metavar="DIR")] = None
+    config: Annotated[
+        Path | None, typer.Option(help="Read this configuration file instead of your own.", metavar="FILE")
+    ] = None
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what was asked for.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log on standard error.")] = False
+    no_color: Annotated[bool, typer.Option("--no-color", help="Use no colours.")] = False
+
+    def flags(self) -> dict[str, object]:
+        """Return the settings that were given here, by the dotted names of `config.KEYS`."""
+        given: dict[str, object] = {"paths.data_dir": self.data_dir, "paths.cache_dir": self.cache_dir}
+        if self.no_color:
+            given["display.color"] = False
+        return {name: value for name, value in given.items() if value is not None}
+
+    def settings(self) -> Settings:
+        """Return the settings of this run, these options on top.
+
+        Raises:
+            ConfigError, UsageError: see `read_settings`.
+        """
+        return read_settings(self.flags(), config_file=self.config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOptions(PlaceOptions):
+    """Options of commands that print what is stored."""
+
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions(PlaceOptions):
+    """Options of commands that run a model."""
+
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL"),
+    ] = None
+    system: Annotated[str | None, typer.Option(help="System prompt of a new session.", metavar="TEXT")] = None
+    max_tokens: Annotated[
+        str | None, typer.Option(help="Longest answer in tokens; `none` for no limit.", metavar="N")
+    ] = None
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", metavar="X")] = None
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.", metavar="X")] = None
+    top_k: Annotated[str | None, typer.Option(help="Choose among the K likeliest tokens.", metavar="K")] = (
+        None
+    )
+    seed: Annotated[str | None, typer.Option(help="Seed of the sampling.", metavar="N")] = None
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="A sampling option as KEY=VALUE.", metavar="KEY=VALUE"),
+    ] = None
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
+    ] = None
+    kv_device_bytes: Annotated[
+        str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
+    ] = None
+    kv_disk_bytes: Annotated[
+        str | None, typer.Option(help="Most disk space for KV blocks.", metavar="SIZE")
+    ] = None
+    temp: Annotated[bool, typer.Option("--temp", help="Keep nothing: neither text nor KV nor history.")] = (
+        False
+    )
+
+    def flags(self) -> dict[str, object]:
+        # Not super(): a dataclass with slots is a new class, which the zero-argument form does not know.
+        given = PlaceOptions.flags(self) | {
+            "model": self.model,
+            "system": self.system,
+            "sampling.max_tokens": self.max_tokens,
+            "sampling.temperature": self.temperature,
+            "sampling.top_p": self.top_p,
+            "sampling.top_k": self.top_k,
+            "sampling.seed": self.seed,
+            "engine.device": self.device,
+            "engine.dtype": self.dtype,
+            "engine.device_bytes": self.kv_device_bytes,
+            "engine.disk_bytes": self.kv_disk_bytes,
+        }
+        given |= dict(_sampling_option(written) for written in self.option or ())
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeOptions(EngineOptions):
+    """Options of the terminal interface."""
+
+    session: Annotated[
+        list[str] | None,
+        typer.Argument(help="Id, unique start of an id, or title.", metavar="[SESSION]", show_default=False),
+    ] = None
+
+    @property
+    def reference(self) -> str | None:
+        """The session that is meant; a title needs no quotes."""
+        return " ".join(self.session) if self.session else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskOptions(EngineOptions):
+    """Options of one question."""
+
+    question: Annotated[
+        list[str] | None, typer.Argument(help="The question.", metavar="[QUESTION]...", show_default=False)
+    ] = None
+    session: Annotated[
+        str | None, typer.Option("--session", "-s", help="Ask in this session.", metavar="SESSION")
+    ] = None
+    continue_last: Annotated[
+        bool, typer.Option("--continue", "-c", help="Ask in the session that was used last.")
+    ] = False
+    new: Annotated[
+        str | None, typer.Option("--new", help="Ask in a new session of this name.", metavar="NAME")
+    ] = None
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--file", "-f", help="Put this file before the question; `-` is standard input.", metavar="FILE"
+        ),
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False
+    ndjson: Annotated[bool, typer.Option("--ndjson", help="Print one JSON event per line.")] = False
+    no_stats: Annotated[bool, typer.Option("--no-stats", help="Do not say what the answer cost.")] = False
+    fail_on_length: Annotated[
+        bool, typer.Option("--fail-on-length", help="Exit with 8 if the answer was cut off by its length.")
+    ] = False
+
+    def flags(self) -> dict[str, object]:
+        return EngineOptions.flags(self) | ({"display.stats": False} if self.no_stats else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions(ListOptions):
+    """Options of commands about one session."""
+
+    session: Annotated[str, typer.Argument(help="Id, unique start of an id, or title.", metavar="SESSION")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveOptions(ListOptions):
+    sessions: Annotated[list[str], typer.Argument(help="Sessions to remove.", metavar="SESSION...")]
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenameOptions(PlaceOptions):
+    session: Annotated[str, typer.Argument(help="Id, unique start of an id, or title.", metavar="SESSION")]
+    title: Annotated[str, typer.Argument(help="Its new title.", metavar="TITLE")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions(ListOptions):
+    words: Annotated[list[str], typer.Argument(help="Words that a message must hold.", metavar="WORD...")]
+    limit: Annotated[int, typer.Option(help="Most messages to show.", metavar="N", min=1)] = 20
+
+
+def takes(options: type[Options], command: Callable[[Options], int | None]) -> Callable[..., int | None]:
+    """Return `command` as a function whose parameters are the fields of `options`."""
+
+    def run(**values: Any) -> int | None:
+        try:
+            return command(options(**values))
+        except BrokenPipeError:
+            raise typer.Exit(141) from None
+
+    hints = get_type_hints(options, include_extras=True)
+    parameters = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if one.default is MISSING else one.default,
+            annotation=hints[one.name],
+        )
+        for one in fields(options)  # type: ignore[arg-type]
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: hints[one.name] for one in fields(options)}  # type: ignore[arg-type]
+    run.__doc__ = command.__doc__
+    return run
+
+
+def _sampling_option(written: str) -> tuple[str, object]:
+    key, equals, value = written.partition("=")
+    name = f"sampling.{key.strip()}"
+    if not equals:
+        raise UsageError(f"-o takes KEY=VALUE, for example -o temperature=0.7, not {written!r}")
+    if name not in KEYS:
+        known = [known.removeprefix("sampling.") for known in KEYS if known.startswith("sampling.")]
+        hint = did_you_mean(key, known) or f"; there are {', '.join(known)}"
+        raise UsageError(f"there is no sampling option {key!r}{hint}")
+    return name, value.strip()

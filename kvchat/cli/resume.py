@@ -1,0 +1,43 @@
+"""`kvchat [SESSION]`: the terminal interface."""
+
+import sys
+from difflib import get_close_matches
+
+from kvchat.cli.compose import Kvchat, opened, start_worker
+from kvchat.cli.logs import start_log
+from kvchat.cli.options import ResumeOptions
+from kvchat.errors import NoTerminal, SessionNotFound
+
+_COMMANDS = ("ask", "resume", "sessions", "cache")
+
+
+def resume(options: ResumeOptions) -> int:
+    """Open the terminal interface and return its exit code."""
+    settings = options.settings()
+    with opened(settings, start_worker, temp=options.temp) as kvchat:
+        reference = _session_id(kvchat, options)
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise NoTerminal(
+                "the interface needs a terminal on standard input and standard error;"
+                " `kvchat ask` works without one"
+            )
+        start_log(settings.paths)
+        chat = kvchat.load(reference, options.model)
+        # Imported last: a wrong word is answered without it.
+        from kvchat.ui.app import KvchatApp
+
+        app = KvchatApp(chat, kvchat.engine, reference, log_path=settings.paths.log_file)
+        return app.run_in_terminal()
+
+
+def _session_id(kvchat: Kvchat, options: ResumeOptions) -> str | None:
+    """Return the id of the session that is meant, None for none."""
+    if options.reference is None:
+        return None
+    try:
+        return kvchat.store.find(options.reference).id
+    except SessionNotFound as error:
+        near = get_close_matches(options.reference.split()[0], _COMMANDS, n=1)
+        if not near:
+            raise
+        raise SessionNotFound(f"{error}\nDid you mean the command `kvchat {near[0]}`?") from error

@@ -1,0 +1,213 @@
+"""`kvchat sessions`: look at what is stored, name it, remove it. Loads no model."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict
+from time import localtime, strftime, time
+
+import typer
+
+from kvchat.cli import removal
+from kvchat.cli.options import (
+    ListOptions,
+    RemoveOptions,
+    RenameOptions,
+    SearchOptions,
+    SessionOptions,
+)
+from kvchat.cli.removal import Removed
+from kvchat.cli.shelf import open_store, short_id
+from kvchat.cli.streams import Output, Status
+from kvchat.session.lookup import SearchHit, SessionSummary
+from kvchat.session.tree import Branch, Finish, Role, Session, Turn
+from kvchat.ui.figures import age_text, bytes_text, plural, short_count_text
+from kvchat.ui.plain_text import one_line
+
+_EXCERPT_LEN = 60
+
+
+def list_sessions(options: ListOptions) -> None:
+    """List all sessions, last used first."""
+    output = Output()
+    with closing(open_store(options.settings())) as store:
+        summaries = store.list_sessions()
+    if options.json:
+        output.json([_summary_values(summary) for summary in summaries])
+        return
+    if not summaries:
+        Status(quiet=options.quiet).note("there is no session yet; `kvchat ask` or `kvchat` begins one")
+    ids = [summary.session.id for summary in summaries]
+    for summary in summaries:
+        output.line(_summary_line(summary, short_id(summary.session.id, ids)))
+
+
+def show_session(options: SessionOptions) -> None:
+    """Print the conversation on a session's active branch."""
+    output = Output()
+    with closing(open_store(options.settings())) as store:
+        session = store.find(options.session)
+        branches = store.branches(session.id)
+        turns = store.turns_to(store.branch(session.id, session.active_branch).leaf_id)
+    if options.json:
+        output.json(
+            asdict(session)
+            | {"branches": [asdict(branch) for branch in branches], "turns": [asdict(turn) for turn in turns]}
+        )
+        return
+    output.line(f"{one_line(session.title) or '(untitled)'}  {session.id}")
+    output.line(f"{session.model}, {_branch_words(session, branches)}, {_date(session.created_at)}")
+    if session.system:
+        output.line(f"\nsystem: {session.system}")
+    for turn in turns:
+        output.line(f"\n{_speaker(turn)}: {turn.text}{_ending(turn)}")
+
+
+def show_tree(options: SessionOptions) -> None:
+    """Print the tree of a session's turns with its branches."""
+    output = Output()
+    with closing(open_store(options.settings())) as store:
+        session = store.find(options.session)
+        branches = store.branches(session.id)
+        turns = store.all_turns(session.id)
+    if options.json:
+        output.json([_turn_values(turn, branches) for turn in turns])
+        return
+    output.line(f"{one_line(session.title) or '(untitled)'}  {session.id}")
+    for line in tree_lines(turns, branches, session):
+        output.line(line)
+
+
+def search_sessions(options: SearchOptions) -> None:
+    """Find messages that hold all these words."""
+    output = Output()
+    with closing(open_store(options.settings())) as store:
+        hits = store.search(" ".join(options.words), options.limit)
+    if options.json:
+        output.json([asdict(hit) for hit in hits])
+        return
+    if not hits:
+        Status(quiet=options.quiet).note("no message holds these words")
+    for hit in hits:
+        output.line(
+            f"{hit.session_id}  {one_line(hit.title)}  {_SPEAKERS[hit.role]}: {one_line(hit.excerpt)}"
+        )
+
+
+def rename_session(options: RenameOptions) -> None:
+    """Give a session another title."""
+    with closing(open_store(options.settings())) as store:
+        session = store.rename(store.find(options.session).id, options.title)
+    Status(quiet=options.quiet).note(f"{session.id} is now called {one_line(session.title)}")
+
+
+def remove_sessions(options: RemoveOptions) -> int | None:
+    """Remove sessions, and the KV blocks that no other session needs."""
+    settings = options.settings()
+    output, status = Output(), Status(quiet=options.quiet)
+    with closing(open_store(settings)) as store:
+        doomed = list({one.id: one for one in map(store.find, options.sessions)}.values())
+        if not options.yes and not _confirmed(doomed):
+            status.note("nothing was removed")
+            return 1
+        removed = removal.remove_sessions(store, [one.id for one in doomed], settings.paths.cache_dir)
+    if options.json:
+        output.json({"removed": [one.id for one in doomed]} | asdict(removed))
+        return None
+    for session in doomed:
+        status.note(f"removed {session.id}  {one_line(session.title)}")
+    status.note(_freed_words(removed))
+    return None
+
+
+def tree_lines(turns: Sequence[Turn], branches: Sequence[Branch], session: Session) -> list[str]:
+    """Return a line per turn, indented where the tree forks."""
+    children: dict[str | None, list[Turn]] = {}
+    for turn in turns:
+        children.setdefault(turn.parent_id, []).append(turn)
+    leaves: dict[str | None, list[str]] = {}
+    for branch in branches:
+        mark = "*" if branch.name == session.active_branch else ""
+        leaves.setdefault(branch.leaf_id, []).append(f"[{branch.name}{mark}]")
+    lines: list[str] = []
+    # A stack, not recursion: a conversation may have more turns than Python has frames.
+    waiting = [(turn, 0) for turn in reversed(children.get(None, []))]
+    while waiting:
+        turn, depth = waiting.pop()
+        names = " ".join(leaves.get(turn.id, []))
+        excerpt = one_line(turn.text)[:_EXCERPT_LEN]
+        lines.append(f"{'  ' * depth}{_speaker(turn)}: {excerpt}{_ending(turn)}  {names}".rstrip())
+        below = children.get(turn.id, [])
+        waiting += [(child, depth + (len(below) > 1)) for child in reversed(below)]
+    return lines
+
+
+_SPEAKERS = {Role.USER: "you", Role.ASSISTANT: "kvchat"}
+
+
+def _speaker(turn: Turn) -> str:
+    return _SPEAKERS[turn.role]
+
+
+def _hit_words(hit: SearchHit) -> str:
+    return f"{_SPEAKERS[hit.role]}: {one_line(hit.excerpt)}"
+
+
+def _ending(turn: Turn) -> str:
+    return "" if turn.finish is Finish.COMPLETE else f" … ({turn.finish.value})"
+
+
+def _summary_line(summary: SessionSummary, name: str) -> str:
+    session = summary.session
+    age = age_text(max(0.0, time() - session.updated_at))
+    title = one_line(session.title)[:_EXCERPT_LEN] or "(untitled)"
+    figures = f"{plural(summary.num_turns, 'turn')}, {short_count_text(summary.num_tokens)} tokens"
+    if summary.num_branches > 1:
+        figures += f", {summary.num_branches} branches"
+    return f"{name:8}  {age:>4}  {title}  ({figures})"
+
+
+def _summary_values(summary: SessionSummary) -> dict[str, object]:
+    counts = {
+        "num_turns": summary.num_turns,
+        "num_tokens": summary.num_tokens,
+        "num_branches": summary.num_branches,
+    }
+    return asdict(summary.session) | counts
+
+
+def _turn_values(turn: Turn, branches: Sequence[Branch]) -> dict[str, object]:
+    return {
+        "id": turn.id,
+        "parent_id": turn.parent_id,
+        "role": turn.role,
+        "text": turn.text,
+        "finish": turn.finish,
+        "num_tokens": None if turn.token_ids is None else len(turn.token_ids),
+        "branches": [branch.name for branch in branches if branch.leaf_id == turn.id],
+    }
+
+
+def _branch_words(session: Session, branches: Sequence[Branch]) -> str:
+    others = [branch.name for branch in branches if branch.name != session.active_branch]
+    return f"branch {session.active_branch}" + (f" (also {', '.join(others)})" if others else "")
+
+
+def _freed_words(removed: Removed) -> str:
+    words = f"freed {plural(removed.freed_blocks, 'block')}, {bytes_text(removed.freed_bytes)}"
+    if removed.shared_blocks:
+        shared = f"{plural(removed.shared_blocks, 'block')}, {bytes_text(removed.shared_bytes)}"
+        words += f"; {shared} stay, since other sessions share them"
+    return words
+
+
+def _date(seconds: float) -> str:
+    return strftime("%Y-%m-%d %H:%M", localtime(seconds))
+
+
+def _confirmed(doomed: Sequence[Session]) -> bool:
+    """Ask on a terminal; elsewhere there is nobody to ask, and removing was asked for."""
+    if not sys.stdin.isatty():
+        return True
+    names = ", ".join(f"{one.id} ({one_line(one.title)})" for one in doomed)
+    return typer.confirm(f"remove {names} for good?", err=True)

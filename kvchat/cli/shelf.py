@@ -1,0 +1,22 @@
+"""The stored sessions, as the command line opens and names them."""
+
+from collections.abc import Iterable
+
+from kvchat.config import Settings
+from kvchat.session.store import SessionStore
+
+_MIN_PREFIX = 4
+
+
+def open_store(settings: Settings) -> SessionStore:
+    """Open the person's sessions; the database is made if there is none."""
+    return SessionStore(settings.paths.sessions_db)
+
+
+def short_id(session_id: str, all_ids: Iterable[str]) -> str:
+    """Return the shortest start of an id, of four characters or more, that no other id has."""
+    others = [other for other in all_ids if other != session_id]
+    for end in range(_MIN_PREFIX, len(session_id)):
+        if not any(other.startswith(session_id[:end]) for other in others):
+            return session_id[:end]
+    return session_id

@@ -1,0 +1,108 @@
+"""Standard output, which carries what was asked for alone, and standard error, which carries the rest."""
+
+import json
+import os
+import select
+import sys
+from typing import TextIO
+
+from kvchat.ui.plain_text import clean_text
+
+
+class Output:
+    """Standard output. Everything is flushed as it comes.
+
+    Raises:
+        BrokenPipeError: from every method that writes, once nobody reads any more.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self.is_terminal = self._stream.isatty()
+
+    def write(self, text: str) -> None:
+        """Write text; for a terminal without the characters that would steer it."""
+        self._stream.write(clean_text(text) if self.is_terminal else text)
+        self._stream.flush()
+
+    def line(self, text: str = "") -> None:
+        self.write(text + "\n")
+
+    def json(self, value: object) -> None:
+        """Write a value as one line of JSON; ASCII, so that nothing in it can steer a terminal."""
+        self.line(json.dumps(value))
+
+    def check(self) -> None:
+        """Find out that nobody reads any more, without writing."""
+        if is_abandoned(self._stream):
+            raise BrokenPipeError
+
+
+class Status:
+    """Standard error: notes that stay, and on a terminal one line that moves.
+
+    Args:
+        quiet: write nothing at all.
+    """
+
+    def __init__(
+        self, *, quiet: bool = False, color: bool | None = None, stream: TextIO | None = None
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._quiet = quiet
+        is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._moves = is_terminal and not quiet
+        self._color = is_terminal and color is not False
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        """Replace the moving line. Nothing happens where there is no terminal."""
+        if self._moves:
+            width = max(20, _terminal_width(self._stream) - 1)
+            self._emit("\r\x1b[K" + clean_text(text)[:width])
+            self._shown = True
+
+    def clear(self) -> None:
+        """Take the moving line away, so that something else can be written on its place."""
+        if self._shown:
+            self._emit("\r\x1b[K")
+            self._shown = False
+
+    def note(self, text: str) -> None:
+        """Write a line that stays."""
+        self.clear()
+        if not self._quiet:
+            text = clean_text(text)
+            self._emit(f"\x1b[2m{text}\x1b[0m\n" if self._color else text + "\n")
+
+    def aside(self, text: str) -> None:
+        """Write a piece of running text, such as a model's reasoning."""
+        self.clear()
+        if not self._quiet:
+            text = clean_text(text)
+            self._emit(f"\x1b[2m{text}\x1b[0m" if self._color else text)
+
+    def _emit(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (BrokenPipeError, ValueError):
+            self._quiet = True  # nobody listens to remarks; the answer goes on
+            self._moves = False
+
+
+def is_abandoned(stream: TextIO) -> bool:
+    """Return whether the reading end of a pipe is closed."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & (select.POLLERR | select.POLLNVAL) for _, event in poll.poll(0))
+    except (OSError, ValueError):  # no descriptor: nothing that could be closed
+        return False
+
+
+def _terminal_width(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 80

@@ -1,0 +1,30 @@
+"""A home of its own for each test, and a model directory that needs no engine."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy
+import pytest
+from safetensors.numpy import save_file
+
+from tests.tiny_models import write_model
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty kvchat home, an empty directory to work in, and an empty standard input."""
+    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "home"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """A directory that looks like a model up to the moment its weights are loaded."""
+    directory = write_model(tmp_path / "model")
+    (directory / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    save_file({"weight": numpy.zeros(1, dtype=numpy.float32)}, directory / "model.safetensors")
+    return directory

@@ -1,0 +1,250 @@
+"""One question from the first option to the exit code, with an engine that follows a script."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from threading import Thread
+from time import sleep
+
+import pytest
+from tokenizers import Tokenizer
+
+from kvchat.cli.ask import answer
+from kvchat.cli.options import AskOptions
+from kvchat.cli.prompt import read_prompt
+from kvchat.cli.shelf import open_store
+from kvchat.client import EngineClient
+from kvchat.config import read_settings
+from kvchat.engine.api.config import EngineConfig
+from kvchat.errors import ContextOverflow, EngineFailed, ModelUnreadable, SessionExists
+from kvchat.session.tree import Finish, Turn
+from tests.scripted_engine import ScriptedEngine
+
+pytestmark = pytest.mark.pure
+
+
+class Asker:
+    """Asks with a scripted engine and remembers with what the engine was made."""
+
+    def __init__(self, model_dir: Path, reply: str) -> None:
+        self._model_dir = model_dir
+        tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        ids = [*tokenizer.encode(reply).ids, tokenizer.token_to_id("<|end|>")]
+        self.engine = ScriptedEngine(lambda prompt: ids)
+        self.asked_for: list[tuple[str, Path, EngineConfig]] = []
+
+    def __call__(self, question: str = "hello", **options: object) -> int:
+        values = AskOptions(**{"model": str(self._model_dir)} | options)  # type: ignore[arg-type]
+        prompt = read_prompt([question], [], None)
+        return answer(values, values.settings(), prompt, self._make)
+
+    def _make(self, model: str, model_dir: Path, config: EngineConfig) -> EngineClient:
+        self.asked_for.append((model, model_dir, config))
+        return self.engine
+
+
+@pytest.fixture
+def ask(model_dir: Path) -> Asker:
+    return Asker(model_dir, "Hello, Ana.")
+
+
+def stored() -> list[Sequence[Turn]]:
+    """Return the turns of every session, last used first."""
+    with closing(open_store(read_settings())) as store:
+        return [store.all_turns(summary.session.id) for summary in store.list_sessions()]
+
+
+def after_first_token(ask: Asker, act: Callable[[], None]) -> Thread:
+    """Do something as soon as the engine has sampled."""
+
+    def wait() -> None:
+        while not (ask.engine.handles and ask.engine.handles[-1]._num_sampled):
+            sleep(0.002)
+        act()
+
+    thread = Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_standard_output_is_the_answer_alone(ask: Asker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask() == 0
+    told = capsys.readouterr()
+    assert told.out == "Hello, Ana.\n"
+    assert "reused 0 of" in told.err
+    assert "resume with: kvchat " in told.err
+
+
+def test_no_stats_leaves_the_way_back_and_quiet_leaves_nothing(
+    ask: Asker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(no_stats=True)
+    assert capsys.readouterr().err.startswith("resume with: kvchat ")
+    ask(quiet=True)
+    assert capsys.readouterr() == ("Hello, Ana.\n", "")
+
+
+def test_json_is_one_object_with_text_usage_and_identities(
+    ask: Asker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(new="demo", json=True)
+    done = json.loads(capsys.readouterr().out)
+    assert (done["v"], done["event"], done["text"]) == (1, "done", "Hello, Ana.")
+    assert (done["finish_reason"], done["exact"]) == ("stop", True)
+    usage = done["usage"]
+    assert usage["cached_tokens"] + usage["computed_tokens"] == usage["prompt_tokens"] > 0
+    assert sum(done["loaded"].values()) == usage["cached_tokens"]
+    [turns] = stored()
+    assert (done["session"], done["turn"]) == (turns[-1].session_id, turns[-1].id)
+
+
+def test_ndjson_tells_events_as_they_come_and_ends_with_done(
+    ask: Asker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(ndjson=True)
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    names = [event["event"] for event in events]
+    assert names[:2] == ["start", "prefill"]
+    assert names.count("done") == 1
+    assert names[-1] == "done"
+    assert "".join(event["text"] for event in events if event["event"] == "text") == "Hello, Ana."
+    assert "text" not in events[-1]
+    assert all(event["v"] == 1 for event in events)
+
+
+def test_a_named_session_goes_on_where_it_was(ask: Asker) -> None:
+    ask("one", new="demo")
+    ask("two", session="demo")
+    ask("three", continue_last=True)
+    [turns] = stored()
+    assert [turn.text for turn in turns if turn.role == "user"] == ["one", "two", "three"]
+    first, second, third = (request.token_ids for request in ask.engine.requests)
+    assert second[: len(first)] == first
+    assert third[: len(second)] == second
+
+
+def test_a_new_session_of_an_existing_name_is_refused_and_changes_nothing(ask: Asker) -> None:
+    ask(new="demo")
+    with pytest.raises(SessionExists):
+        ask(new="demo")
+    assert len(stored()) == 1
+
+
+def test_a_session_goes_on_with_its_own_model_from_any_directory(
+    ask: Asker, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model_dir.parent)
+    ask(model="model", new="demo")
+    monkeypatch.chdir("/")
+    ask(model=None, session="demo")
+    assert [(name, path) for name, path, _ in ask.asked_for] == [(str(model_dir), model_dir)] * 2
+
+
+def test_a_model_that_does_not_load_leaves_no_empty_session(ask: Asker) -> None:
+    ask.engine.fails = ModelUnreadable("the weights are damaged")
+    with pytest.raises(ModelUnreadable):
+        ask(new="demo")
+    assert stored() == []
+
+
+def test_a_question_that_is_too_long_leaves_no_empty_session(ask: Asker) -> None:
+    with pytest.raises(ContextOverflow):
+        ask("word " * 200_000, new="demo")
+    assert stored() == []
+
+
+def test_an_engine_that_dies_exits_with_its_reason_and_keeps_what_was_said(ask: Asker) -> None:
+    ask.engine.dies_after = 2
+    with pytest.raises(EngineFailed, match="scripted"):
+        ask("remember this")
+    [[question, partial]] = stored()
+    assert question.text == "remember this"
+    assert partial.finish is Finish.ERROR
+    assert len(partial.token_ids or ()) == 2
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_model_saves_the_partial_answer_and_exits(
+    ask: Asker, capsys: pytest.CaptureFixture[str], number: int, exit_code: int
+) -> None:
+    ask.engine.step_s = 0.05
+    before = signal.getsignal(number)
+    sender = after_first_token(ask, lambda: os.kill(os.getpid(), number))
+    assert ask(json=True) == exit_code
+    sender.join()
+    assert json.loads(capsys.readouterr().out)["finish_reason"] == "cancelled"
+    [[_, partial]] = stored()
+    assert partial.finish is Finish.INTERRUPTED
+    assert "Hello, Ana.".startswith(partial.text)
+    assert partial.text not in ("", "Hello, Ana.")
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_while_the_model_loads_exits_and_leaves_no_empty_session(ask: Asker) -> None:
+    class Interrupting(ScriptedEngine):
+        def info(self):  # type: ignore[no-untyped-def]
+            os.kill(os.getpid(), signal.SIGINT)
+            sleep(5)
+            return super().info()
+
+    ask.engine = Interrupting(lambda prompt: [])
+    assert ask() == 130
+    assert stored() == []
+
+
+@pytest.mark.parametrize("options", [{}, {"json": True}, {"ndjson": True}], ids=["text", "json", "ndjson"])
+def test_a_closed_pipe_stops_the_model_within_a_step_and_keeps_what_was_computed(
+    ask: Asker, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_end, write_end = os.pipe()
+    pipe = os.fdopen(write_end, "w")
+    monkeypatch.setattr(sys, "stdout", pipe)
+    ask.engine.step_s = 0.05
+    closer = after_first_token(ask, lambda: os.close(read_end))
+    assert ask(**options) == 141
+    closer.join()
+    with suppress(BrokenPipeError):
+        pipe.close()
+    [[_, partial]] = stored()
+    assert partial.finish is Finish.INTERRUPTED
+    assert 0 < len(partial.token_ids or ()) < len("Hello, Ana.")
+
+
+def test_an_answer_that_is_cut_off_exits_8_only_if_asked_to(
+    ask: Asker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(max_tokens="2") == 0
+    assert "cut off by its length" in capsys.readouterr().err
+    assert ask(max_tokens="2", fail_on_length=True, json=True) == 8
+    assert json.loads(capsys.readouterr().out)["finish_reason"] == "length"
+
+
+def test_sampling_options_reach_the_engine_and_the_more_specific_one_counts(ask: Asker) -> None:
+    ask(temperature=0.5, option=["top_k=7", "seed=3", "temperature=0.9"])
+    sampling = ask.engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.9, 7, 3)
+
+
+def test_engine_options_reach_the_engine(ask: Asker, home: Path) -> None:
+    ask(device="cpu", kv_disk_bytes="2GiB", kv_device_bytes="64MiB")
+    config = ask.asked_for[0][2]
+    assert (config.device, config.disk_bytes, config.device_bytes) == ("cpu", 2 << 30, 64 << 20)
+    assert config.cache_dir == home / "cache"
+
+
+def test_temp_keeps_nothing(ask: Asker, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(temp=True) == 0
+    assert "resume with" not in capsys.readouterr().err
+    assert ask.asked_for[0][2].cache_dir is None
+    assert not list(home.rglob("*.db"))
+    assert stored() == []
+
+
+def test_a_system_prompt_is_part_of_a_new_session(ask: Asker) -> None:
+    ask(system="Answer briefly.")
+    with closing(open_store(read_settings())) as store:
+        assert store.list_sessions()[0].session.system == "Answer briefly."
