@@ -36,8 +36,11 @@ class ModelLocation:
     path: Path
 
 
-def locate_model(name: str) -> ModelLocation:
+def locate_model(name: str, *, network_timeout_s: float = NETWORK_TIMEOUT_S) -> ModelLocation:
     """Return the directory of a model; only for a hub id that is not in the local cache, from the network.
+
+    Args:
+        network_timeout_s: how long to wait for the hub's first answer; a download may take longer.
 
     Effect: may download, with progress on stderr. Looks at headers and config, loads no weights.
 
@@ -57,7 +60,7 @@ def locate_model(name: str) -> ModelLocation:
             f"There is no model {name!r}: {path.absolute()} is no directory, and the name is no hub id "
             f"(owner/name). {_INSTEAD}"
         )
-    return ModelLocation(name=name, path=_from_hub(name, path.absolute()))
+    return ModelLocation(name=name, path=_from_hub(name, path.absolute(), network_timeout_s))
 
 
 def _starter_dir() -> Path:
@@ -69,7 +72,7 @@ def _starter_dir() -> Path:
     return path
 
 
-def _from_hub(name: str, path: Path) -> Path:
+def _from_hub(name: str, path: Path, timeout_s: float) -> Path:
     """Return the snapshot of a hub id: the cached one if it is whole, else a download."""
     from huggingface_hub import constants, try_to_load_from_cache
 
@@ -84,7 +87,7 @@ def _from_hub(name: str, path: Path) -> Path:
             tried = f"The hub id {name!r} is cached, but {str(error).removesuffix('.')}"
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFound(f"{tried}. The network was not asked, because HF_HUB_OFFLINE is set. {_INSTEAD}")
-    if (refusal := _ask_hub(name)) is not None:
+    if (refusal := _ask_hub(name, timeout_s)) is not None:
         raise ModelNotFound(f"{tried}. {refusal}. {_INSTEAD}")
     snapshot = _download(name, tried)
     check_model(snapshot)
@@ -105,22 +108,22 @@ def _download(name: str, tried: str) -> Path:
         ) from error
 
 
-def _ask_hub(name: str) -> str | None:
-    """Return why the hub does not give a model, None if it does. Gives up after `NETWORK_TIMEOUT_S`."""
+def _ask_hub(name: str, timeout_s: float) -> str | None:
+    """Return why the hub does not give a model, None if it does. Gives up after `timeout_s`."""
     answers: list[str | None] = []
     # The client bounds each phase of a request, not their sum, and the look-up of the host's name not at all.
-    asking = Thread(target=lambda: answers.append(_refusal(name)), daemon=True)
+    asking = Thread(target=lambda: answers.append(_refusal(name, timeout_s)), daemon=True)
     asking.start()
-    asking.join(NETWORK_TIMEOUT_S)
-    return answers[0] if answers else f"The network did not answer within {NETWORK_TIMEOUT_S:.0f} s"
+    asking.join(timeout_s)
+    return answers[0] if answers else f"The network did not answer within {timeout_s:.0f} s"
 
 
-def _refusal(name: str) -> str | None:
+def _refusal(name: str, timeout_s: float) -> str | None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
-        info = HfApi().model_info(name, timeout=NETWORK_TIMEOUT_S)
+        info = HfApi().model_info(name, timeout=timeout_s)
     except GatedRepoError:
         return "The network was reachable, but the hub gives it only to accounts that accepted its terms"
     except RepositoryNotFoundError:
