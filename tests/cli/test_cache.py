@@ -1,0 +1,40 @@
+"""What the blocks on disk amount to, told without a model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvchat.cli.main import run
+from tests.engine.memory import chains
+
+pytestmark = pytest.mark.pure
+
+
+def test_status_tells_bytes_and_blocks_by_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disk = chains.open_store(home / "cache")
+    chains.write_all(disk, chains.chain([1, 2, 3, 4, 5]))
+    disk.close()
+    assert run(["cache", "status", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    files = list((home / "cache" / "blocks").rglob("*.safetensors"))
+    assert status["disk_bytes"] == sum(file.stat().st_size for file in files)
+    usage = status["fingerprints"][chains.FINGERPRINT.hex()]
+    assert (usage["num_blocks"], usage["num_tails"]) == (2, 1)
+    assert run(["cache"]) == 0
+    told = capsys.readouterr().out
+    assert chains.FINGERPRINT.hex()[:12] in told
+    assert "1 full block and 1 tail" in told
+
+
+def test_status_creates_nothing_where_there_is_nothing(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["cache", "status"]) == 0
+    assert "disk  0 B" in capsys.readouterr().out
+    assert not home.exists()
+
+
+def test_the_path_is_what_the_settings_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cache", "path", "--cache-dir", str(tmp_path / "kv")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'kv'}\n"

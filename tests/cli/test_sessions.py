@@ -1,0 +1,191 @@
+"""Looking at sessions, naming them, and removing them with the blocks that are theirs alone."""
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kvchat.cli.main import run
+from kvchat.cli.shelf import open_store, short_id
+from kvchat.config import read_settings
+from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.session.store import SessionStore, new_turn_id
+from kvchat.session.tree import Finish, Role, Session, Turn
+from tests.engine.memory import chains
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.fixture
+def store() -> Iterator[SessionStore]:
+    with closing(open_store(read_settings())) as store:
+        yield store
+
+
+def add(store: SessionStore, session: Session, *texts: str, ids: Sequence[Sequence[int]] = ()) -> None:
+    """Append question and answer in turn to a session's active branch."""
+    branch = store.branch(session.id, session.active_branch)
+    for at, text in enumerate(texts):
+        role = Role.USER if at % 2 == 0 else Role.ASSISTANT
+        turn = Turn(
+            id=new_turn_id(),
+            session_id=session.id,
+            parent_id=branch.leaf_id,
+            role=role,
+            text=text,
+            token_ids=tuple(ids[at]) if ids else (at,),
+            finish=Finish.COMPLETE,
+            created_at=float(at),
+            fingerprint="" if role is Role.USER else chains.FINGERPRINT.hex(),
+        )
+        branch = store.add_turn(branch, turn)
+
+
+def test_sessions_are_listed_with_the_shortest_name_that_is_theirs(
+    store: SessionStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = store.create_session(title="Trip to Oslo")
+    add(store, session, "By train?", "Yes.")
+    assert run(["sessions"]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(session.id[:4] + " ")
+    assert "Trip to Oslo  (2 turns, 2 tokens)" in line
+
+
+def test_the_list_is_json_too(store: SessionStore, capsys: pytest.CaptureFixture[str]) -> None:
+    session = store.create_session(title="Trip")
+    run(["sessions", "list", "--json"])
+    [told] = json.loads(capsys.readouterr().out)
+    assert (told["id"], told["title"], told["num_turns"]) == (session.id, "Trip", 0)
+
+
+def test_a_conversation_is_shown_by_title_prefix_or_id(
+    store: SessionStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = store.create_session(title="Trip to Oslo", system="Be brief.", model="starter")
+    add(store, session, "By train?", "Yes.")
+    for reference in ("Trip to Oslo", "trip", session.id, session.id[:4]):
+        assert run(["sessions", "show", reference]) == 0
+        assert "system: Be brief.\n\nyou: By train?\n\nkvchat: Yes.\n" in capsys.readouterr().out
+
+
+def test_a_tree_shows_where_a_conversation_forks(
+    store: SessionStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = store.create_session(title="Trip")
+    add(store, session, "How?", "By train.")
+    first = store.branch(session.id, "main")
+    add(store, session, "When?", "At noon.")
+    branch = store.create_branch(session.id, leaf_id=first.leaf_id, name="boat")
+    add(store, store.session(session.id), "And by boat?", "At night.")
+    assert branch.name == "boat"
+    run(["sessions", "tree", "Trip"])
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "you: How?",
+        "kvchat: By train.",
+        "  you: When?",
+        "  kvchat: At noon.  [main]",
+        "  you: And by boat?",
+        "  kvchat: At night.  [boat*]",
+    ]
+
+
+def test_a_very_long_conversation_has_a_tree_too(
+    store: SessionStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = store.create_session(title="long")
+    add(store, session, *["word"] * 1200)
+    assert run(["sessions", "tree", "long"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1201
+
+
+def test_what_was_stored_cannot_steer_the_terminal_from_a_title(
+    store: SessionStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = store.create_session()
+    add(store, session, "a\x1b]0;owned\x07b\x9b2J")
+    for words in (["sessions"], ["sessions", "tree", session.id], ["sessions", "search", "a"]):
+        run(words)
+        assert not set(capsys.readouterr().out) & set("\x1b\x07\x9b")
+
+
+def test_messages_are_found_by_words(store: SessionStore, capsys: pytest.CaptureFixture[str]) -> None:
+    session = store.create_session(title="Trip")
+    add(store, session, "How do I get to Oslo?", "By train.")
+    assert run(["sessions", "search", "oslo"]) == 0
+    assert capsys.readouterr().out.startswith(f"{session.id}  Trip  you: How do I get")
+    assert run(["sessions", "search", "paris", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_session_is_renamed_but_not_to_a_name_that_is_taken(store: SessionStore) -> None:
+    session = store.create_session(title="Trip")
+    store.create_session(title="other")
+    assert run(["sessions", "rename", "Trip", "Voyage"]) == 0
+    assert store.session(session.id).title == "Voyage"
+    assert run(["sessions", "rename", "Voyage", "other"]) == 2
+
+
+def test_removing_asks_on_a_terminal_and_takes_no_for_an_answer(
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    store.create_session(title="Trip")
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert run(["sessions", "rm", "Trip"]) == 1
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert run(["sessions", "rm", "Trip"]) == 0
+    assert store.list_sessions() == ()
+
+
+def test_removing_one_unknown_session_removes_none(store: SessionStore) -> None:
+    store.create_session(title="Trip")
+    assert run(["sessions", "rm", "-y", "Trip", "nobody"]) == 5
+    assert len(store.list_sessions()) == 1
+
+
+def test_removing_frees_the_blocks_of_a_session_and_keeps_those_that_others_share(
+    store: SessionStore, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept_ids, gone_ids, foreign_ids = [1, 2, 3, 4, 5], [1, 2, 3, 4, 50, 60, 70, 80, 90], [7, 7, 7, 7]
+    for title, ids in (("kept", kept_ids), ("gone", gone_ids)):
+        add(store, store.create_session(title=title), "q", "a", ids=[ids[:2], ids[2:]])
+    disk = chains.open_store(home / "cache")
+    gone_only = chains.chain(gone_ids)[1:]
+    chains.write_all(disk, [*chains.chain(kept_ids), *gone_only, *chains.chain(foreign_ids)])
+    disk.close()
+
+    assert run(["sessions", "rm", "gone", "--json"]) == 0
+    removed = json.loads(capsys.readouterr().out)
+    assert (removed["freed_blocks"], removed["shared_blocks"]) == (2, 1)
+    assert removed["freed_bytes"] > 0
+    with closing(BlockCatalog(home / "cache")) as catalog:
+        left = sorted(block.token_ids for block in catalog.blocks())
+    assert left == [(1, 2, 3, 4), (5,), (7, 7, 7, 7)]
+    assert [summary.session.title for summary in store.list_sessions()] == ["kept"]
+
+
+def test_removing_says_what_was_freed_and_what_stays(
+    store: SessionStore, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for title in ("one", "two"):
+        add(store, store.create_session(title=title), "q", "a", ids=[[1, 2], [3, 4]])
+    disk = chains.open_store(home / "cache")
+    chains.write_all(disk, chains.chain([1, 2, 3, 4]))
+    disk.close()
+    run(["sessions", "rm", "one"])
+    assert "freed 0 blocks, 0 B; 1 block, " in capsys.readouterr().err
+    run(["sessions", "rm", "two"])
+    assert "freed 1 block, " in capsys.readouterr().err
+
+
+def test_a_short_name_is_as_long_as_it_must_be() -> None:
+    assert short_id("abcdefgh", ["abcdefgh", "zzzzzzzz"]) == "abcd"
+    assert short_id("abcdefgh", ["abcdefgh", "abcdezzz"]) == "abcdef"
+    assert short_id("abcdefgh", ["abcdefgh", "abcdefgz"]) == "abcdefgh"
