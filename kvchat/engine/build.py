@@ -24,6 +24,7 @@ from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.threads import choose_threads
 from kvchat.errors import ConfigError
 
 WRITE_QUEUE_BYTES = 64 * 2**20
@@ -47,6 +48,7 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     _check(config)
     device = choose_device(config.device)
     loaded = load_model(model_dir, config.dtype, device)
+    torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
     groups = group_layers(probe_specs(loaded.module))
     info = _info(model, model_dir, config, loaded, device)
     num_blocks = pool_blocks(
@@ -75,6 +77,7 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
         scheduler=Scheduler(manager, config.max_batch_tokens),
         runner=Runner(loaded.module, groups, attention, config.block_size),
         sampler=Sampler(config.seed),
+        pool=pool,
         mover=mover,
         saver=_saver(pool, store, manager),
         store=store,
@@ -86,6 +89,8 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError(f"cache format '{config.cache_format}' is unknown; use exact")
     if config.block_size < 1:
         raise ConfigError(f"block_size must be at least 1, not {config.block_size}")
+    if config.threads is not None and config.threads < 1:
+        raise ConfigError(f"threads must be at least 1, not {config.threads}")
     if config.max_batch_tokens < 1:
         raise ConfigError(f"max_batch_tokens must be at least 1, not {config.max_batch_tokens}")
 

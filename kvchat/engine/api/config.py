@@ -18,6 +18,7 @@ class EngineConfig:
         cache_dir: directory of the disk tier; None: no disk tier.
         max_batch_tokens: most tokens computed in one step, prefill chunks and decode together.
         max_context: shorter context than the model's own; None: the model's.
+        threads: threads of one operation on the processor; None: one for small models, else all usable cores.
         seed: seed of the sampling of requests that bring none.
     """
 
@@ -30,6 +31,7 @@ class EngineConfig:
     cache_dir: Path | None = None
     max_batch_tokens: int = 512
     max_context: int | None = None
+    threads: int | None = None
     seed: int | None = None
 
 

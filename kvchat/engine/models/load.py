@@ -30,6 +30,10 @@ class LoadedModel:
     max_context: int
     eos_token_ids: frozenset[int]
 
+    @property
+    def weight_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.module.parameters())
+
 
 def choose_device(name: str) -> torch.device:
     """Return the device for `auto`, `cpu`, `cuda` or `mps`.
