@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.saver import Saver
@@ -21,6 +22,7 @@ class EngineParts:
     scheduler: Scheduler
     runner: Runner
     sampler: Sampler
+    pool: DevicePool
     mover: Mover
     saver: Saver | None
     store: DiskStore | None

@@ -52,7 +52,9 @@ class Runner:
             input_ids=torch.tensor([token_ids], device=self._device),
             position_ids=positions[None].to(self._device),
             use_cache=False,
-            logits_to_keep=torch.tensor(_sampling_rows(batch.chunks), device=self._device),
+            logits_to_keep=torch.tensor(
+                _sampling_rows(batch.chunks), dtype=torch.long, device=self._device
+            ),
         ).logits[0]
         return logits.float()
 

@@ -1,0 +1,58 @@
+"""Fixtures with a model in them. Nothing here loads torch before a test asks for it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from kvchat.engine.engine import Engine
+    from tests.engine.tiny_models import RecordingRunner
+
+TinyModels = Callable[..., Path]
+OpenEngine = Callable[..., "Engine"]
+OpenRecorded = Callable[..., "tuple[Engine, RecordingRunner]"]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+    """Return a function (kind, **config changes) -> directory; each model is written once."""
+    from tests.engine.tiny_models import make_config, save_model
+
+    known: dict[str, Path] = {}
+
+    def find(kind: str, eos_token_id: list[int] | None = None, **changes: Any) -> Path:
+        name = repr((kind, eos_token_id, sorted(changes.items())))
+        if name not in known:
+            model_dir = tmp_path_factory.mktemp(kind)
+            known[name] = save_model(make_config(kind, **changes), model_dir, eos_token_id)
+        return known[name]
+
+    return find
+
+
+@pytest.fixture
+def open_recorded() -> Iterator[OpenRecorded]:
+    """Return a function that opens engines and their runners' records; what a test leaves open is closed."""
+    from tests.engine import tiny_models
+
+    engines: list[Engine] = []
+
+    def open_one(model_dir: Path, **settings: Any) -> "tuple[Engine, RecordingRunner]":
+        engine, recorder = tiny_models.open_recorded(model_dir, **settings)
+        engines.append(engine)
+        return engine, recorder
+
+    yield open_one
+    for engine in engines:
+        engine.check_integrity()
+        engine.close()
+
+
+@pytest.fixture
+def open_engine(open_recorded: OpenRecorded) -> OpenEngine:
+    def open_one(model_dir: Path, **settings: Any) -> "Engine":
+        return open_recorded(model_dir, **settings)[0]
+
+    return open_one

@@ -1,0 +1,313 @@
+"""Greedy answers equal transformers' `generate` in float32, however a conversation was cut, cached or forked.
+
+One test compares logits rows as well, because greedy tokens alone can be right for the wrong reason (trap 34).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvchat.engine.api.events import FinishReason
+from kvchat.engine.engine import Engine
+from kvchat.engine.handle import Handle
+from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
+from tests.engine.tiny_models import (
+    KINDS,
+    RecordingRunner,
+    answer,
+    finish,
+    reference,
+    submit,
+    token_ids,
+)
+
+pytestmark = pytest.mark.cpu
+
+LENGTHS = (5, 16, 17, 33, 63, 200)
+WINDOWS = [("qwen3", 7), ("qwen3", 16), ("gemma3", 23), ("gemma3", 48)]
+"""Below a block, one block, neither a block nor a multiple, several blocks."""
+
+all_kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def expect(model_dir: Path, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+    assert tokens == reference(model_dir).answer(prompt, len(tokens))
+
+
+def expect_rows(
+    model_dir: Path, recorder: RecordingRunner, handle: Handle, prompt: list[int], tokens: list[int]
+) -> None:
+    """The logits that chose each token equal those of one uncached pass over the whole text."""
+    rows = reference(model_dir).logits(prompt + tokens)
+    for position in range(len(prompt) - 1, len(prompt) + len(tokens) - 1):
+        row = recorder.row(handle.branch, position)
+        bound = 1e-4 * rows[position].abs().max()
+        assert (row - rows[position]).abs().max() < bound, f"position {position}"
+
+
+@all_kinds
+def test_a_single_prompt_gets_the_answer_and_the_logits_of_transformers(
+    kind: str, tiny: TinyModels, open_recorded: OpenRecorded
+) -> None:
+    """Trap 34: the prompt is attended, not only plausibly continued."""
+    model_dir = tiny(kind)
+    engine, recorder = open_recorded(model_dir)
+    prompt = token_ids(70)
+    handle = submit(engine, prompt, 60)
+    result = finish(engine, handle)
+    expect(model_dir, prompt, result.token_ids)
+    expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
+    assert result.finish_reason is FinishReason.LENGTH
+    assert (result.usage.cached_tokens, result.usage.computed_tokens) == (0, 70)
+
+
+@all_kinds
+def test_one_token_at_the_start_of_a_prompt_changes_the_answer_as_in_transformers(
+    kind: str, tiny: TinyModels, open_recorded: OpenRecorded
+) -> None:
+    """Trap 34: a needle that only the oldest block holds."""
+    model_dir = tiny(kind)
+    engine, recorder = open_recorded(model_dir)
+    plain, needle = token_ids(150), token_ids(150)
+    needle[3] = (needle[3] + 1) % 512
+    handles = [submit(engine, prompt, 4) for prompt in (plain, needle)]
+    results = [finish(engine, handle) for handle in handles]
+    for prompt, handle, result in zip((plain, needle), handles, results, strict=True):
+        expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
+    first, second = (recorder.row(handle.branch, 149) for handle in handles)
+    assert (first - second).abs().max() > 1e-2
+
+
+@all_kinds
+def test_a_ragged_batch_that_arrives_bit_by_bit_mixes_prefill_with_decode_and_stays_exact(
+    kind: str, tiny: TinyModels, open_recorded: OpenRecorded
+) -> None:
+    model_dir = tiny(kind)
+    engine, recorder = open_recorded(model_dir, max_batch_tokens=50)
+    prompts = [token_ids(length, seed=1) for length in LENGTHS]
+    handles = [_submit_and_step(engine, prompt) for prompt in prompts]
+    results = [finish(engine, handle) for handle in handles]
+    for prompt, handle, result in zip(prompts, handles, results, strict=True):
+        expect(model_dir, prompt, result.token_ids)
+        expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
+    sizes = [[len(chunk.token_ids) for chunk in batch.chunks] for batch in recorder.batches]
+    assert any(1 in batch and max(batch) > 1 for batch in sizes)
+    assert any(len(batch) == len(prompts) for batch in sizes)
+    assert max(map(sum, sizes)) <= 50
+
+
+def _submit_and_step(engine: Engine, prompt: list[int]) -> Handle:
+    handle = submit(engine, prompt, 24)
+    engine.step()
+    engine.check_integrity()
+    return handle
+
+
+@all_kinds
+def test_small_prefill_chunks_change_nothing(
+    kind: str, tiny: TinyModels, open_recorded: OpenRecorded
+) -> None:
+    model_dir = tiny(kind)
+    engine, recorder = open_recorded(model_dir, max_batch_tokens=13)
+    prompts = [token_ids(length, seed=2) for length in (33, 100)]
+    handles = [submit(engine, prompt, 20) for prompt in prompts]
+    for prompt, handle in zip(prompts, handles, strict=True):
+        result = finish(engine, handle)
+        expect(model_dir, prompt, result.token_ids)
+        expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
+
+
+@all_kinds
+def test_a_prefix_hit_that_ends_inside_a_block_is_exact(
+    kind: str, tiny: TinyModels, open_recorded: OpenRecorded
+) -> None:
+    model_dir = tiny(kind)
+    engine, recorder = open_recorded(model_dir)
+    known = token_ids(90)
+    answer(engine, known, 8)
+    prompt = known[:71] + token_ids(30, seed=3)
+    handle = submit(engine, prompt, 24)
+    result = finish(engine, handle)
+    assert (result.usage.cached_tokens, result.loaded.device) == (71, 71)
+    expect(model_dir, prompt, result.token_ids)
+    expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
+
+
+@all_kinds
+def test_the_same_prompt_again_computes_one_token(
+    kind: str, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    """Trap 10: a full hit leaves a token to compute, also where the prompt ends with a block."""
+    model_dir = tiny(kind)
+    engine = open_engine(model_dir)
+    for length in (64, 70):
+        prompt = token_ids(length)
+        cold, warm = (answer(engine, prompt, 16) for _ in range(2))
+        assert warm.usage.computed_tokens == 1
+        assert cold.token_ids == warm.token_ids
+        expect(model_dir, prompt, warm.token_ids)
+
+
+@all_kinds
+def test_parent_and_child_of_a_fork_continue_exactly_and_apart(
+    kind: str, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    """Trap 11: neither writes into what the other reads."""
+    model_dir = tiny(kind)
+    engine = open_engine(model_dir)
+    handle = submit(engine, token_ids(61), 9)
+    text = token_ids(61) + finish(engine, handle).token_ids
+    child = engine.fork(handle.branch)
+    turns = {handle.branch: text + token_ids(5, seed=4), child: text + token_ids(20, seed=5)}
+    handles = {branch: submit(engine, prompt, 24, branch) for branch, prompt in turns.items()}
+    for branch, prompt in turns.items():
+        result = finish(engine, handles[branch])
+        assert result.usage.cached_tokens == len(text) - 1
+        expect(model_dir, prompt, result.token_ids)
+
+
+@pytest.mark.parametrize(("kind", "window"), WINDOWS)
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_contexts_far_beyond_the_window_are_exact(
+    kind: str, window: int, block_size: int, tiny: TinyModels, open_recorded: OpenRecorded
+) -> None:
+    """Traps 15 and 16: prompt and answer cross the window, in one piece and in chunks."""
+    model_dir = tiny(kind, sliding_window=window)
+    engine, recorder = open_recorded(model_dir, block_size=block_size, max_batch_tokens=60)
+    prompts = [token_ids(window - 2, seed=6), token_ids(window + 1, seed=6), token_ids(130, seed=6)]
+    handles = [submit(engine, prompt, 40) for prompt in prompts]
+    for prompt, handle in zip(prompts, handles, strict=True):
+        result = finish(engine, handle)
+        expect(model_dir, prompt, result.token_ids)
+        expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
+    _expect_windows_held(engine, window, block_size)
+
+
+def _expect_windows_held(engine: Engine, window: int, block_size: int) -> None:
+    snapshot = engine.snapshot()
+    for branch in snapshot.branches:
+        for group, held in zip(snapshot.groups, branch.blocks_per_group, strict=True):
+            if group.window is not None:
+                assert held <= -(-window // block_size) + 1
+            else:
+                assert held == -(-branch.num_tokens // block_size)
+
+
+@pytest.mark.parametrize(("kind", "window"), WINDOWS)
+def test_a_hit_whose_window_is_gone_in_part_is_exact(
+    kind: str, window: int, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    """Trap 17: continue behind a prefix of an answer, where only the end of the window was kept."""
+    model_dir = tiny(kind, sliding_window=window)
+    engine = open_engine(model_dir)
+    prompt = token_ids(100, seed=7)
+    text = prompt + answer(engine, prompt, 50).token_ids
+    for length in (149, 141, 128, 120, 101, 90, 33):
+        turn = text[:length] + token_ids(7, seed=length)
+        result = answer(engine, turn, 12)
+        expect(model_dir, turn, result.token_ids)
+
+
+@all_kinds
+def test_after_a_cancel_at_any_chunk_the_retry_is_exact(
+    kind: str, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    """Trap 7: no block is named before it is written."""
+    model_dir = tiny(kind)
+    engine = open_engine(model_dir, max_batch_tokens=13)
+    for num_steps in range(12):
+        prompt = token_ids(120, seed=50 + num_steps)
+        handle = submit(engine, prompt, 8)
+        for _ in range(num_steps):
+            engine.step()
+        handle.cancel()
+        assert finish(engine, handle).finish_reason is FinishReason.CANCELLED
+        engine.release(handle.branch)
+        retry = answer(engine, prompt, 4)
+        assert retry.usage.cached_tokens == min(13 * num_steps, 119)
+        expect(model_dir, prompt, retry.token_ids)
+
+
+@all_kinds
+def test_a_cancelled_answer_goes_on_where_it_stopped(
+    kind: str, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    model_dir = tiny(kind)
+    engine = open_engine(model_dir)
+    prompt = token_ids(40, seed=9)
+    handle = submit(engine, prompt, 40)
+    for _ in range(12):
+        engine.step()
+    handle.cancel()
+    begun = finish(engine, handle)
+    assert len(begun.token_ids) == 12
+    rest = answer(engine, prompt + begun.token_ids, 20, handle.branch)
+    assert rest.usage.computed_tokens == 1
+    expect(model_dir, prompt, begun.token_ids + rest.token_ids)
+
+
+@all_kinds
+def test_interleaved_conversations_never_meet(kind: str, tiny: TinyModels, open_engine: OpenEngine) -> None:
+    """Trap 28: A, B, A on one engine equal each of them alone, also while blocks change hands."""
+    model_dir = tiny(kind)
+    block_bytes = sum(group.block_bytes for group in open_engine(model_dir).snapshot().groups)
+    engine = open_engine(model_dir, device_bytes=16 * block_bytes, max_batch_tokens=16)
+    texts = {name: token_ids(60, seed) for name, seed in {"A": 10, "B": 11}.items()}
+    branches: dict[str, Handle] = {}
+    for turn, name in enumerate("ABAABB"):
+        texts[name] += token_ids(9, seed=20 + turn)
+        branch = branches[name].branch if name in branches else None
+        branches[name] = submit(engine, texts[name], 10, branch)
+        result = finish(engine, branches[name])
+        expect(model_dir, texts[name], result.token_ids)
+        texts[name] += result.token_ids
+
+
+@all_kinds
+def test_preempted_answers_are_exact(kind: str, tiny: TinyModels, open_engine: OpenEngine) -> None:
+    """Three answers that together do not fit into the pool push each other out and still come out right."""
+    model_dir = tiny(kind)
+    block_bytes = sum(group.block_bytes for group in open_engine(model_dir).snapshot().groups)
+    engine = open_engine(model_dir, device_bytes=12 * block_bytes, max_batch_tokens=32)
+    prompts = [token_ids(40, seed=seed) for seed in (30, 31, 32)]
+    handles = [submit(engine, prompt, 50) for prompt in prompts]
+    for prompt, handle in zip(prompts, handles, strict=True):
+        expect(model_dir, prompt, finish(engine, handle).token_ids)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_unused_slots_full_of_nan_never_reach_an_answer(
+    kind: str, tiny: TinyModels, open_recorded: OpenRecorded
+) -> None:
+    model_dir = tiny(kind)
+    texts = []
+    for poison in (0.0, float("nan")):
+        engine, recorder = open_recorded(model_dir, max_batch_tokens=40)
+        for layer in recorder.device_pool.layers.values():
+            layer.keys.fill_(poison)
+            layer.values.fill_(poison)
+        prompt = token_ids(90)
+        first = answer(engine, prompt, 20).token_ids
+        second = answer(engine, prompt[:50] + token_ids(30, seed=3), 20).token_ids
+        handles = [submit(engine, token_ids(length, seed=40), 12) for length in (3, 16, 50)]
+        texts.append([first, second] + [finish(engine, handle).token_ids for handle in handles])
+    assert texts[0] == texts[1]
+
+
+def test_sixteen_bit_answers_are_the_same_warm_and_cold_within_the_margin(
+    tiny: TinyModels, open_recorded: OpenRecorded
+) -> None:
+    """Trap 31: where a token differs, its logit is as good as the best one."""
+    model_dir = tiny("qwen3")
+    engine, recorder = open_recorded(model_dir, dtype="bfloat16", max_batch_tokens=40)
+    prompt = token_ids(90)
+    cold, warm = (submit(engine, prompt, 20) for _ in range(2))
+    tokens = finish(engine, cold).token_ids
+    for position, (left, right) in enumerate(zip(tokens, finish(engine, warm).token_ids, strict=True)):
+        row = recorder.row(cold.branch, 89 + position)
+        if left != right:
+            assert row[left] - row[right] < 0.02 * row.abs().max()
+            return
+    assert torch.isfinite(row).all()

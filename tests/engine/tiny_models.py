@@ -1,0 +1,217 @@
+"""Tiny models with random weights, transformers' own answers for them, and engines that run them.
+
+The weights are wide (std 0.15), so that greedy answers vary and a wrong key shows in them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.events import TokenEmitted
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.batch import Batch
+from kvchat.engine.build import build_parts
+from kvchat.engine.engine import Engine, Result
+from kvchat.engine.handle import Handle
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.locate import locate_model
+from kvchat.engine.runner import Runner
+
+VOCAB_SIZE = 512
+KINDS = ("llama", "qwen3", "gemma3", "gpt2")
+
+torch.set_num_threads(1)  # the matrices are tiny; more threads only wait for each other
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()
+
+
+def make_config(kind: str, **changes: Any) -> Any:
+    """Return a config of `kind`; `changes` are arguments of its class."""
+    return _CONFIGS[kind](**changes)
+
+
+def _llama(**changes: Any) -> Any:
+    return transformers.LlamaConfig(**_common(num_hidden_layers=4) | changes)
+
+
+def _qwen3(**changes: Any) -> Any:
+    """Full and sliding layers by turns, the first one sliding."""
+    mixed = {
+        "head_dim": 16,
+        "use_sliding_window": True,
+        "sliding_window": 40,
+        "max_window_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+    return transformers.Qwen3Config(**_common(num_hidden_layers=4) | mixed | changes)
+
+
+def _gemma3(**changes: Any) -> Any:
+    """Five sliding layers before one full layer, and a rotary embedding for each kind."""
+    mixed = {
+        "head_dim": 16,
+        "sliding_window": 40,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+        "query_pre_attn_scalar": 16,
+    }
+    return transformers.Gemma3TextConfig(**_common(num_hidden_layers=6) | mixed | changes)
+
+
+def _gpt2(**changes: Any) -> Any:
+    sizes = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 1024}
+    return transformers.GPT2Config(**_SHARED | sizes | changes)
+
+
+_SHARED = {
+    "vocab_size": VOCAB_SIZE,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_CONFIGS = {"llama": _llama, "qwen3": _qwen3, "gemma3": _gemma3, "gpt2": _gpt2}
+
+
+def _common(num_hidden_layers: int) -> dict[str, Any]:
+    return _SHARED | {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": num_hidden_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+    }
+
+
+def save_model(config: Any, model_dir: Path, eos_token_id: list[int] | None = None) -> Path:
+    """Write a float32 model with weights that follow from the config alone."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.generation_config.eos_token_id = eos_token_id
+    model.save_pretrained(model_dir)
+    return model_dir
+
+
+def token_ids(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(1, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+class Reference:
+    """What transformers itself computes, with its own eager attention and a model object of its own."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            model_dir, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+
+    @torch.inference_mode()
+    def answer(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        """Return `generate`'s greedy continuation."""
+        ids = torch.tensor([list(prompt)])
+        out = self._model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False
+        )
+        return out[0, len(prompt) :].tolist()
+
+    @torch.inference_mode()
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        """Return the logits behind every token of one pass over all of them, without a cache."""
+        return self._model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+
+
+@cache
+def reference(model_dir: Path) -> Reference:
+    return Reference(model_dir)
+
+
+class RecordingRunner:
+    """Runs the batches of another runner and keeps the logits, and the sizes of the chunks."""
+
+    def __init__(self, inner: Runner, device_pool: DevicePool) -> None:
+        self._inner = inner
+        self.device_pool = device_pool
+        self.rows: dict[tuple[BranchId, int], Tensor] = {}
+        """Logits behind the token at a branch's position."""
+        self.batches: list[Batch] = []
+
+    def run(self, batch: Batch) -> Tensor:
+        logits = self._inner.run(batch)
+        self.batches.append(batch)
+        sampling = [chunk for chunk in batch.chunks if chunk.samples]
+        for chunk, row in zip(sampling, logits, strict=True):
+            self.rows[chunk.branch, chunk.end - 1] = row
+        return logits
+
+    def row(self, branch: BranchId, position: int) -> Tensor:
+        return self.rows[branch, position]
+
+
+def open_engine(model_dir: Path, **settings: Any) -> Engine:
+    return open_recorded(model_dir, **settings)[0]
+
+
+def open_recorded(model_dir: Path, **settings: Any) -> tuple[Engine, RecordingRunner]:
+    """Return an engine on the processor with blocks of 16 tokens, and its runner's record."""
+    config = EngineConfig(**{"device": "cpu", "block_size": 16, "seed": 0} | settings)
+    location = locate_model(str(model_dir))
+    parts = build_parts(location.name, location.path, config)
+    recorder = RecordingRunner(parts.runner, parts.pool)
+    return Engine(replace(parts, runner=recorder)), recorder
+
+
+def submit(engine: Engine, ids: Sequence[int], num_tokens: int, branch: BranchId | None = None) -> Handle:
+    sampling = SamplingParams(max_tokens=num_tokens)
+    return engine.submit(Request(token_ids=tuple(ids), sampling=sampling, branch=branch))
+
+
+def finish(engine: Engine, handle: Handle) -> Result:
+    """Step until the request has ended, with every invariant checked after every step."""
+    tokens = []
+    for event in handle:
+        engine.check_integrity()
+        if isinstance(event, TokenEmitted):
+            tokens.append(event.token_id)
+    finished = handle.result
+    assert finished is not None
+    result = Result(
+        token_ids=tokens,
+        finish_reason=finished.reason,
+        usage=finished.usage,
+        loaded=finished.loaded,
+        timings=finished.timings,
+        error=finished.error,
+    )
+    check_counts(result)
+    return result
+
+
+def answer(
+    engine: Engine, ids: Sequence[int], num_tokens: int = 24, branch: BranchId | None = None
+) -> Result:
+    """Return a greedy answer. The branch it ran on is released unless it was given."""
+    handle = submit(engine, ids, num_tokens, branch)
+    result = finish(engine, handle)
+    if branch is None:
+        engine.release(handle.branch)
+    engine.check_integrity()
+    return result
+
+
+def check_counts(result: Result) -> None:
+    """What a request says about its tokens adds up."""
+    usage = result.usage
+    assert usage.completion_tokens == len(result.token_ids)
+    assert result.loaded.total == usage.cached_tokens
+    if result.token_ids:
+        assert usage.cached_tokens + usage.computed_tokens == usage.prompt_tokens
+        assert usage.computed_tokens >= 1
