@@ -3,8 +3,8 @@
 import os
 
 SMALL_MODEL_BYTES = 64 * 2**20
-"""Below this a step is made of operations so short that handing them to a second thread costs more than it saves,
-and on a busy machine each hand-over waits for the scheduler."""
+"""Below this a step is made of operations so short that handing them to a second thread costs more than it
+saves, and on a busy machine each hand-over waits for the scheduler."""
 
 
 def choose_threads(weight_bytes: int, wanted: int | None) -> int:
