@@ -20,7 +20,7 @@ from kvchat.conversation import TurnStarted as TurnStarted
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.status import EnginePhase as EnginePhase
 from kvchat.engine.api.status import EngineStatus as EngineStatus
-from kvchat.errors import KvchatError, UsageError
+from kvchat.errors import KvchatError, StorageError, UsageError
 from kvchat.session import prompts
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
@@ -87,7 +87,9 @@ class Chat:
             SessionNotFound, SessionAmbiguous: see `SessionStore.find`.
         """
         session = self.store.find(reference)
-        self.store.settle(session.id)
+        # Reading tells it all the same; a full disk must not keep a conversation from opening.
+        with suppress(StorageError):
+            self.store.settle(session.id)
         found = self.store.branch(session.id, branch or session.active_branch)
         turns = self.store.turns_to(found.leaf_id)
         if turns and turns[-1].finish is Finish.PARTIAL:

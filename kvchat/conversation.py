@@ -191,13 +191,14 @@ class Answering:
             if conversation.is_stopping:
                 return Outcome(finish=Finish.INTERRUPTED), None
             handle = self._engine.submit(request)
-            conversation.watch(handle)
-            finished = yield from self._deliver(handle, answer)
+            self._hold(conversation, handle)
+            finished = yield from self._deliver(conversation, handle, answer)
         except EngineFailed as error:
             conversation.engine_branch = None
             yield from _shown(answer.store_rest())
             return Outcome(finish=Finish.ERROR), str(error)
-        self._keep_branch(conversation, handle, finished)
+        if finished.error is not None or conversation.is_closed:
+            self.release(conversation)
         return outcome_of(finished, closed=self._template.is_closed(answer.token_ids)), finished.error
 
     def _request(
@@ -215,32 +216,34 @@ class Answering:
             stop=self._template.stop_matcher(prompt, so_far),
         )
 
-    def _deliver(self, handle: RequestHandle, answer: Answer) -> Generator[ChatEvent, None, RequestFinished]:
+    def _deliver(
+        self, conversation: Conversation, handle: RequestHandle, answer: Answer
+    ) -> Generator[ChatEvent, None, RequestFinished]:
         """Take events until the last, storing what was sampled before it is yielded."""
         while True:
-            finished = None
+            prefill, finished = None, None
             for event in handle.take_events(answer.wait_s):
                 if isinstance(event, TokenEmitted):
                     answer.take(event.token_id)
                 elif isinstance(event, PrefillProgress):
-                    yield _prefill(event)
+                    prefill = event
                 else:
                     finished = event
+            if prefill is not None:
+                yield _prefill(prefill)
             if finished is not None:
+                conversation.handle = None
                 yield from _shown(answer.store_rest())
                 return finished
             if answer.is_due:
                 yield from _shown(answer.store_pending())
 
-    def _keep_branch(
-        self, conversation: Conversation, handle: RequestHandle, finished: RequestFinished
-    ) -> None:
-        """Hold on to the branch that the answer is on, for the next turn."""
-        if conversation.engine_branch not in (None, handle.branch):
+    def _hold(self, conversation: Conversation, handle: RequestHandle) -> None:
+        """Take the request's branch as the conversation's live one, and let `stop` reach the request."""
+        if conversation.engine_branch != handle.branch:
             self.release(conversation)
         conversation.engine_branch = handle.branch
-        if finished.error is not None or conversation.is_closed:
-            self.release(conversation)
+        conversation.watch(handle)
 
     def _break_off(self, conversation: Conversation, answer: Answer, error: BaseException) -> None:
         """Stop the model, store what it had sampled, and let go of the live branch.
@@ -248,10 +251,8 @@ class Answering:
         Tokens may have been lost on the way, so the branch may hold more than is stored; the next request
         finds its blocks by their ids.
         """
-        handle = conversation.handle
-        if handle is not None:
-            _drain(handle, answer)
-            conversation.engine_branch = handle.branch
+        if conversation.handle is not None:
+            _drain(conversation.handle, answer)
         self.release(conversation)
         failed = isinstance(error, KvchatError)
         with suppress(KvchatError):

@@ -52,7 +52,7 @@ class JinjaTemplate:
                 strftime_now=now.strftime,
                 **self._names,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except Exception as error:  # a stranger's code may raise anything
             raise TemplateRefusal(str(error)) from error
 
 

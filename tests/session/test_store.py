@@ -1,0 +1,367 @@
+import os
+import sqlite3
+import stat
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.api.events import Loaded, Timings, Usage
+from kvchat.errors import SessionExists, SessionNotFound, StorageError, UsageError
+from kvchat.session.schema import MIGRATIONS
+from kvchat.session.store import Outcome, SessionStore
+from kvchat.session.tree import MAIN, Finish
+from tests.session.turns import exchange, open_answer, question
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "sessions.db"
+
+
+@pytest.fixture
+def store(path: Path):
+    store = SessionStore(path)
+    yield store
+    store.close()
+
+
+def test_what_was_stored_is_read_back_by_another_store(store: SessionStore, path: Path) -> None:
+    session = store.create_session(title="trip", system="Be kind.", model="tiny")
+    asked = question(session.id, "Where is Oslo?", [1, 2, 2**31])
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.append_to_answer(answer.id, [5], "In ")
+    store.append_to_answer(answer.id, [6, 7], "Norway.", "easy")
+    outcome = Outcome(
+        finish=Finish.COMPLETE,
+        usage=Usage(prompt_tokens=3, cached_tokens=1, computed_tokens=2, completion_tokens=3),
+        loaded=Loaded(disk=1),
+        timings=Timings(ttft_s=0.5, total_s=1.0),
+    )
+    finished = store.finish_answer(answer.id, outcome)
+    other = SessionStore(path)
+    assert other.session(session.id).system == "Be kind."
+    read = other.turns_to(answer.id)
+    assert read == (asked, finished)
+    assert (read[1].text, read[1].reasoning, read[1].token_ids) == ("In Norway.", "easy", (5, 6, 7))
+    assert read[1].usage == outcome.usage
+    assert read[1].loaded == outcome.loaded
+    assert read[1].timings == outcome.timings
+    assert not any(turn.damaged for turn in read)
+    other.close()
+
+
+def test_everything_is_readable_by_its_owner_alone(store: SessionStore, path: Path) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    store.add_turns(store.branch(session.id, MAIN), (asked, open_answer(asked)))
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    for file in path.parent.rglob("*"):
+        assert stat.S_IMODE(file.stat().st_mode) == (0o700 if file.is_dir() else 0o600), file
+
+
+def test_a_taken_title_is_refused_for_a_new_session_and_a_rename(store: SessionStore) -> None:
+    store.create_session(title="demo")
+    with pytest.raises(SessionExists, match="demo"):
+        store.create_session(title="demo")
+    other = store.create_session(title="other")
+    with pytest.raises(SessionExists):
+        store.rename(other.id, "demo")
+    assert store.rename(other.id, " my\nnotes ").title == "my notes"
+    assert store.rename(other.id, "my notes").title == "my notes"
+
+
+def test_session_ids_are_short_and_never_look_like_an_option(store: SessionStore) -> None:
+    ids = {store.create_session().id for _ in range(50)}
+    assert len(ids) == 50
+    assert all(len(one) == 8 and one.isalnum() and one == one.lower() for one in ids)
+
+
+def test_an_untitled_session_is_titled_by_the_first_line_said_in_it(store: SessionStore) -> None:
+    session = store.create_session()
+    branch = store.add_turn(
+        store.branch(session.id, MAIN), question(session.id, "\n  What is\ta cache?  \nTell me.")
+    )
+    assert store.session(session.id).title == "What is a cache?"
+    store.add_turn(branch, question(session.id, "x" * 500, parent=branch.leaf_id))
+    assert store.session(session.id).title == "What is a cache?"
+
+
+def test_a_long_first_line_is_cut(store: SessionStore) -> None:
+    session = store.create_session()
+    store.add_turn(store.branch(session.id, MAIN), question(session.id, "word " * 100))
+    title = store.session(session.id).title
+    assert len(title) <= 60
+    assert title.endswith("…")
+
+
+def test_two_writers_on_one_branch_make_two_branches(store: SessionStore, path: Path) -> None:
+    session = store.create_session()
+    other = SessionStore(path)
+    seen = store.branch(session.id, MAIN)
+    first = store.add_turn(seen, question(session.id, "one"))
+    second = other.add_turn(seen, question(session.id, "two"))
+    third = other.set_leaf(seen, None)
+    assert (first.name, second.name, third.name) == ("main", "main-2", "main-3")
+    assert [turn.text for turn in store.turns_to(second.leaf_id)] == ["two"]
+    assert [turn.text for turn in store.turns_to(store.branch(session.id, MAIN).leaf_id)] == ["one"]
+    other.close()
+
+
+def test_threads_that_write_one_branch_at_once_lose_nothing(store: SessionStore) -> None:
+    session = store.create_session(title="busy")
+    seen = store.branch(session.id, MAIN)
+    leaves = []
+
+    def write(name: str) -> None:
+        branch = seen
+        for count in range(5):
+            branch = exchange(store, branch, f"{name}{count}", "yes")
+        leaves.append((name, branch.leaf_id))
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, leaf in leaves:
+        assert [turn.text for turn in store.turns_to(leaf)][::2] == [f"{name}{count}" for count in range(5)]
+    assert len(store.branches(session.id)) == 4
+
+
+def test_a_new_branch_is_named_beside_the_one_it_leaves(store: SessionStore) -> None:
+    session = store.create_session()
+    names = [store.create_branch(session.id, leaf_id=None, beside=MAIN).name for _ in range(2)]
+    names.append(store.create_branch(session.id, leaf_id=None, beside="main-3").name)
+    names.append(store.create_branch(session.id, leaf_id=None, name="by boat").name)
+    assert names == ["main-2", "main-3", "main-4", "by boat"]
+    assert store.session(session.id).active_branch == "by boat"
+    with pytest.raises(UsageError, match="by boat"):
+        store.create_branch(session.id, leaf_id=None, name="by boat")
+    with pytest.raises(SessionNotFound, match="by boat"):
+        store.branch(session.id, "by train")
+
+
+def test_an_answer_in_progress_reads_as_partial_with_everything_stored(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.append_to_answer(answer.id, [4, 5], "Half")
+    assert store.settle(session.id) == 0
+    read = store.turn(answer.id)
+    assert (read.finish, read.text, read.token_ids) == (Finish.PARTIAL, "Half", (4, 5))
+
+
+def test_another_store_leaves_an_answer_alone_while_its_writer_lives(store: SessionStore, path: Path) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.append_to_answer(answer.id, [4], "Half")
+    other = SessionStore(path)
+    assert other.settle(session.id) == 0
+    assert other.turn(answer.id).finish is Finish.PARTIAL
+    with pytest.raises(UsageError):
+        other.reopen_answer(other.branch(session.id, MAIN), answer.id)
+    store.close()
+    assert other.turn(answer.id).finish is Finish.INTERRUPTED
+    assert other.settle(session.id) == 1
+    assert other.settle(session.id) == 0
+    settled = other.turn(answer.id)
+    assert (settled.finish, settled.text, settled.damaged) == (Finish.INTERRUPTED, "Half", False)
+    other.close()
+
+
+def test_growing_an_answer_costs_the_piece_and_not_the_answer(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    size = []
+    for at in range(3000):
+        store.append_to_answer(answer.id, [at], "word ")
+        if at in (100, 200, 2900, 2999):
+            with store._database.read() as connection:
+                size.append(connection.total_changes)
+    # One row per piece, however long the answer is by now.
+    assert size[1] - size[0] == 100
+    assert size[3] - size[2] == 99
+    assert len(store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE)).token_ids or ()) == 3000
+
+
+def test_an_interrupted_answer_can_grow_again(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    branch = store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.append_to_answer(answer.id, [4], "Half")
+    store.finish_answer(answer.id, Outcome(finish=Finish.INTERRUPTED))
+    same, turn = store.reopen_answer(branch, answer.id)
+    assert (same, turn.id) == (branch, answer.id)
+    store.append_to_answer(answer.id, [5], " more")
+    done = store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
+    assert (done.text, done.token_ids, done.damaged) == ("Half more", (4, 5), False)
+    with pytest.raises(UsageError, match="cut short"):
+        store.reopen_answer(branch, answer.id)
+
+
+def test_an_answer_that_another_branch_rests_on_grows_as_a_copy(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    branch = store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.append_to_answer(answer.id, [4], "Half")
+    store.finish_answer(answer.id, Outcome(finish=Finish.INTERRUPTED))
+    fork = store.create_branch(session.id, leaf_id=answer.id)
+    moved, copy = store.reopen_answer(branch, answer.id)
+    assert copy.id != answer.id
+    store.append_to_answer(copy.id, [5], " more")
+    store.finish_answer(copy.id, Outcome(finish=Finish.COMPLETE))
+    assert store.turns_to(moved.leaf_id)[-1].text == "Half more"
+    assert store.turns_to(fork.leaf_id)[-1].text == "Half"
+    assert len(store.children(asked.id)) == 2
+
+
+def test_deleting_a_session_takes_all_of_it_and_nothing_else(store: SessionStore) -> None:
+    kept, gone = store.create_session(title="kept"), store.create_session(title="gone")
+    exchange(store, store.branch(kept.id, MAIN), "blue fish", "yes")
+    branch = store.branch(gone.id, MAIN)
+    for _ in range(1200):  # deeper than SQLite would cascade
+        branch = store.add_turn(branch, question(gone.id, "red fish", parent=branch.leaf_id))
+    store.delete_session(gone.id)
+    assert [one.session.title for one in store.list_sessions()] == ["kept"]
+    assert [hit.title for hit in store.search("fish")] == ["kept"]
+    with pytest.raises(SessionNotFound):
+        store.session(gone.id)
+    with pytest.raises(SessionNotFound):
+        store.delete_session(gone.id)
+
+
+def test_an_answer_whose_session_is_deleted_meanwhile_says_so(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.delete_session(session.id)
+    with pytest.raises(SessionNotFound, match="deleted"):
+        store.append_to_answer(answer.id, [1], "a")
+
+
+def test_turns_are_added_all_or_none(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    with pytest.raises(StorageError):
+        store.add_turns(store.branch(session.id, MAIN), (asked, asked))
+    assert store.all_turns(session.id) == ()
+    assert store.branch(session.id, MAIN).leaf_id is None
+
+
+def test_a_changed_turn_is_marked_and_the_rest_opens(store: SessionStore, path: Path) -> None:
+    session = store.create_session(title="demo")
+    branch = exchange(store, store.branch(session.id, MAIN), "one", "first")
+    branch = exchange(store, branch, "two", "second")
+    branch = exchange(store, branch, "three", "third")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE turns SET text = 'forged' WHERE text = 'first'")
+        connection.execute("UPDATE turns SET token_ids = x'010203' WHERE text = 'second'")
+        connection.execute("UPDATE turns SET stats = 'broken' WHERE text = 'third'")
+    connection.close()
+    turns = store.turns_to(branch.leaf_id)
+    assert [turn.damaged for turn in turns] == [False, True, False, True, False, False]
+    assert turns[3].token_ids is None
+    assert turns[5].usage == Usage()
+
+
+def test_a_path_may_be_ten_thousand_turns_deep(store: SessionStore) -> None:
+    session = store.create_session()
+    branch = store.branch(session.id, MAIN)
+    for _ in range(10):
+        turns, parent = [], branch.leaf_id
+        for _ in range(1000):
+            turns.append(question(session.id, "hello", range(20), parent))
+            parent = turns[-1].id
+        branch = store.add_turns(branch, turns)
+    path = store.turns_to(branch.leaf_id)
+    assert len(path) == 10_000
+    assert all(child.parent_id == parent.id for parent, child in pairwise(path))
+
+
+def test_text_that_no_database_takes_is_stored_all_the_same(store: SessionStore) -> None:
+    session = store.create_session()
+    branch = store.add_turn(store.branch(session.id, MAIN), question(session.id, "a\udce4\x00b"))
+    (turn,) = store.turns_to(branch.leaf_id)
+    assert (turn.text, turn.damaged) == ("a?\x00b", False)
+
+
+def test_a_withdrawn_question_leaves_no_trace_on_the_branch(store: SessionStore) -> None:
+    session = store.create_session()
+    branch = exchange(store, store.branch(session.id, MAIN), "one", "first")
+    asked = question(session.id, "two", parent=branch.leaf_id)
+    answer = open_answer(asked)
+    grown = store.add_turns(branch, (asked, answer))
+    back = store.withdraw(grown, branch.leaf_id, [asked.id, answer.id])
+    assert back.leaf_id == branch.leaf_id
+    assert [turn.text for turn in store.all_turns(session.id)] == ["one", "first"]
+
+
+def test_a_database_of_a_newer_kvchat_is_left_alone(path: Path) -> None:
+    SessionStore(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    connection.close()
+    with pytest.raises(StorageError, match="newer kvchat"):
+        SessionStore(path)
+
+
+def test_a_file_that_is_no_database_is_named_with_what_to_do(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("this is not a database, but long enough to look like one " * 50)
+    with pytest.raises(StorageError, match=r"sessions\.db.*move it away"):
+        SessionStore(path)
+
+
+def test_a_place_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="--data-dir"):
+        SessionStore(tmp_path / "file" / "sessions.db")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_directory_is_named_with_what_to_do(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="--data-dir"):
+        SessionStore(tmp_path / "sessions.db")
+
+
+def test_a_full_disk_says_to_free_space_and_loses_nothing(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.append_to_answer(answer.id, [1], "kept ")
+    with store._database.read() as connection:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StorageError, match="free some space"):
+        store.append_to_answer(answer.id, [2], "x" * 100_000)
+    with store._database.read() as connection:
+        connection.execute(f"PRAGMA max_page_count = {pages + 1000}")
+    store.append_to_answer(answer.id, [2], "too")
+    assert store.turn(answer.id).text == "kept too"
+
+
+def test_a_locked_database_says_who_to_close(store: SessionStore, path: Path) -> None:
+    with store._database.read() as connection:
+        connection.execute("PRAGMA busy_timeout = 10")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StorageError, match="another program"):
+        store.create_session()
+    other.execute("ROLLBACK")
+    other.close()
+    store.create_session()

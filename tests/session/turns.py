@@ -1,0 +1,52 @@
+"""Turns and branches for tests of the store."""
+
+from collections.abc import Sequence
+from time import time
+
+from kvchat.session.store import Outcome, SessionStore, new_turn_id
+from kvchat.session.tree import Branch, Finish, Role, SessionId, Turn, TurnId
+
+FINGERPRINT = "ab" * 32
+
+
+def question(
+    session_id: SessionId, text: str = "Hello?", ids: Sequence[int] = (1, 2, 3), parent: TurnId | None = None
+) -> Turn:
+    return Turn(
+        id=new_turn_id(),
+        session_id=session_id,
+        parent_id=parent,
+        role=Role.USER,
+        text=text,
+        token_ids=tuple(ids),
+        finish=Finish.COMPLETE,
+        created_at=time(),
+        tokenizer="tok",
+    )
+
+
+def open_answer(asked: Turn) -> Turn:
+    return Turn(
+        id=new_turn_id(),
+        session_id=asked.session_id,
+        parent_id=asked.id,
+        role=Role.ASSISTANT,
+        text="",
+        token_ids=(),
+        finish=Finish.PARTIAL,
+        created_at=time(),
+        fingerprint=FINGERPRINT,
+        tokenizer="tok",
+    )
+
+
+def exchange(
+    store: SessionStore, branch: Branch, text: str, reply: str, ids: Sequence[int] = (7, 8, 9)
+) -> Branch:
+    """Store a question and its complete answer on a branch."""
+    asked = question(branch.session_id, text, parent=branch.leaf_id)
+    answer = open_answer(asked)
+    branch = store.add_turns(branch, (asked, answer))
+    store.append_to_answer(answer.id, ids, reply)
+    store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
+    return branch
