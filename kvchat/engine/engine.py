@@ -33,6 +33,7 @@ from kvchat.engine.handle import Handle
 from kvchat.engine.keeper import Keeper
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
+from kvchat.engine.sampler import Choice, Row
 from kvchat.engine.scheduler import Entry
 from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
 
@@ -117,7 +118,7 @@ class Engine:
         self._manager.finish_moves()
         if batch.chunks:
             logits = self._runner.run(batch)
-            self._record(batch, iter(self._sampler.sample(logits, self._sampling(batch))))
+            self._record(batch, iter(self._sampler.sample(logits, self._rows(batch))))
         else:
             self._refuse_stuck()
         self._keeper.after_step()
@@ -264,7 +265,7 @@ class Engine:
             else:
                 if is_first:
                     entry.loaded = None
-                self._scheduler.requeue(entry)
+                self._scheduler.abandon(entry)
 
     def _finish_cancelled(self) -> None:
         for entry in [entry for entry in self._entries.values() if entry.is_cancelled]:
@@ -280,24 +281,21 @@ class Engine:
 
     # One step's results
 
-    def _sampling(self, batch: Batch) -> list[tuple[RequestId, SamplingParams]]:
-        return [
-            (chunk.request, self._entries[chunk.request].request.sampling)
-            for chunk in batch.chunks
-            if chunk.samples
-        ]
+    def _rows(self, batch: Batch) -> list[Row]:
+        entries = [self._entries[chunk.request] for chunk in batch.chunks if chunk.samples]
+        return [Row(entry.id, entry.request.sampling, entry.branch.token_ids) for entry in entries]
 
-    def _record(self, batch: Batch, tokens: Iterator[int | None]) -> None:
+    def _record(self, batch: Batch, choices: Iterator[Choice | None]) -> None:
         for chunk in batch.chunks:
             entry = self._entries[chunk.request]
             self._manager.commit(entry.branch, chunk.end - chunk.start)
             if chunk.samples:
-                self._take_token(entry, next(tokens))
+                self._take_token(entry, next(choices))
             elif entry.num_generated == 0:
                 self._events.append(report.progress(entry))
 
-    def _take_token(self, entry: Entry, token: int | None) -> None:
-        if token is None:
+    def _take_token(self, entry: Entry, choice: Choice | None) -> None:
+        if choice is None:
             self._finish(entry, FinishReason.ERROR, "the model's output is not a number (NaN or infinite)")
             return
         if entry.first_token_s is None:
@@ -305,10 +303,17 @@ class Engine:
             self._reused_tokens += entry.cached_len
             self._computed_tokens += entry.prompt_len - entry.cached_len
             self._events.append(report.progress(entry))
-        entry.branch.token_ids.append(token)
+        entry.branch.token_ids.append(choice.token_id)
         entry.num_generated += 1
-        self._events.append(TokenEmitted(request_id=entry.id, branch=entry.branch.id, token_id=token))
-        reason = self._finish_reason(entry, token)
+        self._events.append(
+            TokenEmitted(
+                request_id=entry.id,
+                branch=entry.branch.id,
+                token_id=choice.token_id,
+                logprobs=choice.logprobs,
+            )
+        )
+        reason = self._finish_reason(entry, choice.token_id)
         if reason is not None:
             self._finish(entry, reason)
 

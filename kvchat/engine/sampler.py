@@ -4,12 +4,40 @@ Dimensions: R rows, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
+from kvchat.engine.api.events import TokenLogprobs
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence whose next token is due. `token_ids`: all it has so far."""
+
+    request: RequestId
+    params: SamplingParams
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The next token of a row; `logprobs` where they were asked for."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    """What is kept between the tokens of one sequence."""
+
+    generator: Generator | None = None
+    occurred: Tensor | None = None
+    """Which tokens have occurred [V]; only with a repetition penalty."""
 
 
 class Sampler:
@@ -24,45 +52,63 @@ class Sampler:
             self._seeds.seed()
         else:
             self._seeds.manual_seed(seed)
-        self._generators: dict[RequestId, Generator] = {}
+        self._states: dict[RequestId, _State] = {}
 
-    def sample(
-        self, logits: Tensor, requests: Sequence[tuple[RequestId, SamplingParams]]
-    ) -> list[int | None]:
-        """Return one token id per row of `logits` [R, V]; None where a row has no usable number."""
+    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Choice | None]:
+        """Return the next token for each row of `logits` [R, V]; None where a row has no usable number."""
+        if not rows:
+            return []
         greedy = logits.argmax(dim=-1).tolist()
         finite = torch.isfinite(logits.amax(dim=-1)).tolist()
         return [
-            None
-            if not finite[row]
-            else greedy[row]
-            if params.is_greedy
-            else self._draw(logits[row], request, params)
-            for row, (request, params) in enumerate(requests)
+            self._choose(logits[number], greedy[number], row) if finite[number] else None
+            for number, row in enumerate(rows)
         ]
 
     def forget(self, request: RequestId) -> None:
-        """Drop the generator of a finished request."""
-        self._generators.pop(request, None)
+        """Drop what is kept of a finished request."""
+        self._states.pop(request, None)
 
-    def _choose(self, logits: Tensor, greedy: int, request: RequestId, params: SamplingParams) -> int:
-        return greedy if params.is_greedy else self._draw(logits, request, params)
+    def _choose(self, logits: Tensor, greedy: int, row: Row) -> Choice:
+        params = row.params
+        raw = logits
+        if params.repetition_penalty != 1:
+            logits = self._penalized(logits, row)
+            greedy = int(logits.argmax())
+        token = greedy if params.is_greedy else self._draw(logits, row)
+        if params.repetition_penalty != 1:
+            self._occurred(row, logits.numel())[token] = True
+        report = None if params.logprobs is None else token_logprobs(raw, token, params.logprobs)
+        return Choice(token, report)
 
-    def _draw(self, logits: Tensor, request: RequestId, params: SamplingParams) -> int:
-        probabilities = distribution(logits, params).cpu()
-        generator = self._generators.get(request)
-        if generator is None:
-            generator = self._generators[request] = self._new_generator(params.seed)
-        return int(torch.multinomial(probabilities, 1, generator=generator))
+    def _draw(self, logits: Tensor, row: Row) -> int:
+        probabilities = distribution(logits, row.params).cpu()
+        return int(torch.multinomial(probabilities, 1, generator=self._generator(row)))
 
-    def _new_generator(self, seed: int | None) -> Generator:
-        if seed is None:
-            seed = int(torch.randint(2**62, (1,), generator=self._seeds))
-        return Generator().manual_seed(seed)
+    def _penalized(self, logits: Tensor, row: Row) -> Tensor:
+        penalty = row.params.repetition_penalty
+        weakened = torch.where(logits > 0, logits / penalty, logits * penalty)
+        return torch.where(self._occurred(row, logits.numel()).to(logits.device), weakened, logits)
+
+    def _occurred(self, row: Row, vocab_size: int) -> Tensor:
+        state = self._states.setdefault(row.request, _State())
+        if state.occurred is None:
+            state.occurred = torch.zeros(vocab_size, dtype=torch.bool)
+            state.occurred[torch.tensor(row.token_ids)] = True
+        return state.occurred
+
+    def _generator(self, row: Row) -> Generator:
+        state = self._states.setdefault(row.request, _State())
+        if state.generator is None:
+            seed = row.params.seed
+            if seed is None:
+                seed = int(torch.randint(2**62, (1,), generator=self._seeds))
+            state.generator = Generator().manual_seed(seed)
+        return state.generator
 
 
 def distribution(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Return the probabilities [V] that `params` leaves of `logits` [V]: temperature, top-k, then top-p."""
+    """Return the probabilities [V] that `params` leaves: temperature, top-k, top-p, then min-p."""
     scaled = logits / params.temperature
     if params.top_k is not None and params.top_k < scaled.numel():
         least = scaled.topk(params.top_k).values[-1]
@@ -72,4 +118,16 @@ def distribution(logits: Tensor, params: SamplingParams) -> Tensor:
         ordered, order = probabilities.sort(descending=True)
         before = ordered.cumsum(dim=-1) - ordered
         probabilities = probabilities.index_fill(0, order[before >= params.top_p], 0.0)
+    if params.min_p > 0:
+        least_probability = params.min_p * probabilities.max()
+        probabilities = probabilities.masked_fill(probabilities < least_probability, 0.0)
     return probabilities / probabilities.sum()
+
+
+def token_logprobs(logits: Tensor, token: int, num_top: int) -> TokenLogprobs:
+    """Return the log-probability of `token` under `logits` [V], and the `num_top` highest."""
+    logprobs = logits.log_softmax(dim=-1)
+    values, ids = logprobs.topk(min(num_top, logprobs.numel()))
+    return TokenLogprobs(
+        logprob=float(logprobs[token]), top=tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    )

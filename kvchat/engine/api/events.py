@@ -64,10 +64,25 @@ class PrefillProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities before temperature and truncation.
+
+    `top` has the most probable tokens as (token id, log-probability), most probable first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEmitted:
+    """The next token of a request's answer; `sample` numbers the answers of one request."""
+
     request_id: RequestId
     branch: BranchId
     token_id: int
+    sample: int = 0
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,11 @@ class SamplingParams:
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_k: keep the k most probable tokens; None keeps all.
         top_p: keep the smallest set of tokens whose probability reaches it, in (0, 1].
+        min_p: keep tokens at least this probable relative to the most probable one, in [0, 1).
+        repetition_penalty: logits of tokens that occurred (prompt included) are divided by it if positive and
+            multiplied if negative; 1 changes nothing. Keskar et al. 2019, section 4.1.
+        logprobs: report the log-probability of each chosen token and of this many most probable ones, before
+            temperature and truncation; None reports nothing.
         seed: seed of this request's own generator; None draws one.
         stop_token_ids: token ids that end the answer, besides the model's own end-of-turn ids.
         ignore_eos: go on past the model's end-of-turn ids.
@@ -27,6 +32,9 @@ class SamplingParams:
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -40,6 +48,12 @@ class SamplingParams:
             raise InvalidRequest(f"top_k must be at least 1, not {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise InvalidRequest(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if not 0 <= self.min_p < 1:
+            raise InvalidRequest(f"min_p must be at least 0 and below 1, not {self.min_p}")
+        if not isfinite(self.repetition_penalty) or self.repetition_penalty <= 0:
+            raise InvalidRequest(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise InvalidRequest(f"logprobs must be 0 or more, not {self.logprobs}")
 
     @property
     def is_greedy(self) -> bool:
