@@ -6,6 +6,7 @@ from typing import Protocol
 
 from kvchat.chat import ChatEvent, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.cli.streams import Output, Status
+from kvchat.conversation import Conversation
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Finish, Session, Turn
 from kvchat.ui.figures import count_text, rate_text, seconds_text
@@ -86,22 +87,25 @@ class JsonWriter:
 class NdjsonWriter:
     """An event per line; `done` or `error` is the last one."""
 
-    def __init__(self, output: Output, session: Session) -> None:
+    def __init__(self, output: Output, conversation: Conversation) -> None:
         self._output = output
-        self._session = session
+        self._conversation = conversation
 
     def take(self, event: ChatEvent) -> None:
         match event:
             case TurnStarted():
                 self._write(
-                    "start", session=self._session.id, title=self._session.title, turn=event.answer.id
+                    "start",
+                    session=self._conversation.session.id,
+                    title=self._conversation.session.title,
+                    turn=event.answer.id,
                 )
             case Prefill():
                 self._write("prefill", **asdict(event))
             case TextDelta():
                 self._write("reasoning" if event.reasoning else "text", text=event.text)
             case TurnFinished(error=None):
-                self._output.json(done_event(event.answer, self._session))
+                self._output.json(done_event(event.answer, self._conversation.session))
 
     def _write(self, name: str, **values: object) -> None:
         self._output.json({"v": EVENT_VERSION, "event": name} | values)

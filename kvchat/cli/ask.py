@@ -113,7 +113,7 @@ class _Question:
 
     def _writer(self, conversation: Conversation) -> AnswerWriter:
         if self._options.ndjson:
-            return NdjsonWriter(self._output, conversation.session)
+            return NdjsonWriter(self._output, conversation)
         if self._options.json:
             return JsonWriter(self._output, self._status, conversation.session)
         stats = self._settings.display.stats and not self._options.quiet

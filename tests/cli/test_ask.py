@@ -109,6 +109,7 @@ def test_ndjson_tells_events_as_they_come_and_ends_with_done(
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     names = [event["event"] for event in events]
     assert names[:2] == ["start", "prefill"]
+    assert events[0]["title"] == "hello"
     assert names.count("done") == 1
     assert names[-1] == "done"
     assert "".join(event["text"] for event in events if event["event"] == "text") == "Hello, Ana."
@@ -152,8 +153,9 @@ def test_a_model_that_does_not_load_leaves_no_empty_session(ask: Asker) -> None:
 
 
 def test_a_question_that_is_too_long_leaves_no_empty_session(ask: Asker) -> None:
+    ask.engine = ScriptedEngine(lambda prompt: [], max_context=50)
     with pytest.raises(ContextOverflow):
-        ask("word " * 200_000, new="demo")
+        ask("word " * 100, new="demo")
     assert stored() == []
 
 

@@ -1,0 +1,139 @@
+"""Whole processes, a real engine and a tiny random model: what survives their end, however they end."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.cpu
+
+DOCUMENT_TOKENS = 2000
+_KVCHAT = (sys.executable, "-m", "kvchat")
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Full and sliding layers with random weights; it hardly ever ends its answer."""
+    from tests.engine.tiny_models import make_config, save_model
+
+    directory = write_model(tmp_path_factory.mktemp("tiny"))
+    num_tokens = len(json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"])
+    return save_model(make_config("qwen3", vocab_size=num_tokens, max_position_embeddings=8192), directory)
+
+
+@pytest.fixture
+def ask(tiny_model: Path, home: Path) -> Run:
+    """Ask in a process of its own and return the last event."""
+
+    def run(*words: str, home: Path = home, max_tokens: int = 12) -> dict[str, Any]:
+        done = subprocess.run(
+            [*_KVCHAT, "ask", "-m", str(tiny_model), "--max-tokens", str(max_tokens), "--json", *words],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"KVCHAT_HOME": str(home)},
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        event: dict[str, Any] = json.loads(done.stdout)
+        return event
+
+    return run
+
+
+def start(tiny_model: Path, *words: str) -> "subprocess.Popen[str]":
+    """Start a long answer whose events can be read as they come."""
+    command = [*_KVCHAT, "ask", "-m", str(tiny_model), "--max-tokens", "4000", "--ndjson", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+
+
+def shown(process: "subprocess.Popen[str]", num_pieces: int) -> str:
+    """Read the first pieces of an answer."""
+    assert process.stdout is not None
+    text = ""
+    while num_pieces:
+        event = json.loads(process.stdout.readline())
+        if event["event"] == "text":
+            text += event["text"]
+            num_pieces -= 1
+    return text
+
+
+def stored_turns(reference: str) -> list[dict[str, Any]]:
+    command = [*_KVCHAT, "sessions", "show", reference, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    turns: list[dict[str, Any]] = json.loads(done.stdout)["turns"]
+    return turns
+
+
+def test_a_session_of_2000_tokens_goes_on_in_a_new_process_without_computing_it_again(
+    ask: Run, home: Path, tmp_path: Path
+) -> None:
+    document = tmp_path / "document.txt"
+    document.write_text(" ".join(f"{number} is a number." for number in range(350)))
+    first = ask("--new", "demo", "-f", str(document), "What is this?")
+    assert first["usage"]["prompt_tokens"] >= DOCUMENT_TOKENS
+    shutil.copytree(home, tmp_path / "cold")
+    shutil.rmtree(tmp_path / "cold" / "cache")
+
+    warm = ask("-s", "demo", "And what comes next?")
+    usage = warm["usage"]
+    question = stored_turns("demo")[2]
+    # The last sampled token was never fed; the question's ids hold the template's glue and the message.
+    assert usage["computed_tokens"] == 1 + len(question["token_ids"])
+    assert usage["cached_tokens"] + usage["computed_tokens"] == usage["prompt_tokens"]
+    assert warm["loaded"] == {"device": 0, "host": 0, "disk": usage["cached_tokens"]}
+
+    cold = ask("-s", "demo", "And what comes next?", home=tmp_path / "cold")
+    assert cold["usage"]["cached_tokens"] == 0
+    assert cold["usage"]["prompt_tokens"] == usage["prompt_tokens"]
+    assert cold["text"] == warm["text"] != ""
+
+
+def test_every_word_that_was_shown_survives_a_kill_and_the_talk_goes_on(ask: Run, tiny_model: Path) -> None:
+    with start(tiny_model, "--new", "demo", "Tell me a story.") as process:
+        text = shown(process, num_pieces=8)
+        process.kill()
+    question, answer = stored_turns("demo")
+    assert question["text"] == "Tell me a story."
+    assert answer["finish"] == "interrupted"
+    assert answer["text"].startswith(text)
+    assert ask("-s", "demo", "Go on.")["finish_reason"] in ("stop", "length")
+
+
+def test_ctrl_c_saves_what_was_shown_and_exits_130(tiny_model: Path) -> None:
+    with start(tiny_model, "--new", "demo", "Tell me a story.") as process:
+        text = shown(process, num_pieces=3)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        last = json.loads(process.stdout.readlines()[-1])
+        assert process.wait(timeout=30) == 130
+    assert (last["event"], last["finish_reason"]) == ("done", "cancelled")
+    assert stored_turns("demo")[-1]["text"].startswith(text)
+
+
+def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(tiny_model: Path) -> None:
+    command = [*_KVCHAT, "ask", "-m", str(tiny_model), "--max-tokens", "4000", "--new", "demo", "Hello?"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        complaints = process.stderr.read().decode()
+        assert process.wait(timeout=30) == 141
+    assert "Traceback" not in complaints
+    assert "Exception ignored" not in complaints
+    assert stored_turns("demo")[-1]["finish"] == "interrupted"
