@@ -54,6 +54,7 @@ class Mix:
     update_share: float = 0.2
     unknown_share: float = 0.16
     longest_document: int = 20
+    exercises: skills.Exercises = field(default_factory=skills.Exercises)
 
     @property
     def turn_weights(self) -> tuple[float, ...]:
@@ -181,7 +182,7 @@ class Conversation:
 
     def skill_turn(self) -> list[Message]:
         """Ask for a small exercise."""
-        exercise = skills.exercise(self.rng, self.lexicon)
+        exercise = skills.exercise(self.rng, self.lexicon, self.mix.exercises)
         weight = {"add": 1.5, "first": 1.5, "last": 1.5}.get(exercise.name, 1.0)
         if len(exercise.answer) > 60:
             weight = 0.5

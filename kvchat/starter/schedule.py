@@ -5,12 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvchat.starter.conversation import Mix
+from kvchat.starter.skills import Exercises
 
 BATCH_TOKENS = 4096
 WARMUP_STEPS = 100
 
 SHORT_MIX = Mix(fact=21, query=37, faq=14, small=7, outside=7, skill=13, document=1, longest_document=8)
-LONG_MIX = Mix(fact=17, query=40, faq=12, small=6, outside=7, skill=12, document=6, longest_document=24)
+LONG_EXERCISES = Exercises(add=44)
+LONG_MIX = Mix(
+    fact=17,
+    query=39,
+    faq=12,
+    small=6,
+    outside=7,
+    skill=14,
+    document=5,
+    longest_document=24,
+    exercises=LONG_EXERCISES,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +50,10 @@ class Stage:
 
 STAGES = (
     Stage(num_tokens=1_000_000, length=256, mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
-    Stage(num_tokens=5_000_000, length=512, mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
-    Stage(num_tokens=8_000_000, length=1024, mix=LONG_MIX, start_rate=2e-3, end_rate=1.6e-3),
-    Stage(num_tokens=7_000_000, length=2048, mix=LONG_MIX, start_rate=1.6e-3, end_rate=8e-4),
-    Stage(num_tokens=6_000_000, length=4096, mix=LONG_MIX, start_rate=8e-4, end_rate=2e-5),
+    Stage(num_tokens=4_000_000, length=512, mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
+    Stage(num_tokens=6_000_000, length=1024, mix=LONG_MIX, start_rate=2e-3, end_rate=1.6e-3),
+    Stage(num_tokens=5_000_000, length=2048, mix=LONG_MIX, start_rate=1.6e-3, end_rate=8e-4),
+    Stage(num_tokens=4_000_000, length=4096, mix=LONG_MIX, start_rate=8e-4, end_rate=2e-5),
 )
 TOTAL_TOKENS = sum(stage.num_tokens for stage in STAGES)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvchat.starter import words
@@ -152,20 +153,29 @@ def pick_item(rng: random.Random, forms: Split, values: Split, lexicon: Lexicon,
     return Exercise(name=which, request=request, answer=f"The {which} one is {items[-1 if last else 0]}.")
 
 
-def exercise(rng: random.Random, lexicon: Lexicon) -> Exercise:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exercises:
+    """Relative frequencies of the skills in training."""
+
+    repeat: float = 34
+    count_up: float = 16
+    count_down: float = 5
+    add: float = 20
+    times: float = 8
+    first: float = 8
+    last: float = 9
+
+
+def exercise(rng: random.Random, lexicon: Lexicon, exercises: Exercises) -> Exercise:
     """Return a training exercise of any kind."""
-    kind = rng.choices(
-        phrases("repeat | count | down | add | times | first | last"), (34, 16, 5, 20, 8, 8, 9)
-    )[0]
     train = Split.TRAIN
-    if kind == "repeat":
-        return repeat(rng, train, train, lexicon)
-    if kind == "count":
-        return count_up(rng, train)
-    if kind == "down":
-        return count_down(rng, train)
-    if kind == "add":
-        return add(rng, train, train)
-    if kind == "times":
-        return times(rng, train, train, lexicon)
-    return pick_item(rng, train, train, lexicon, last=kind == "last")
+    makers: dict[Callable[[], Exercise], float] = {
+        lambda: repeat(rng, train, train, lexicon): exercises.repeat,
+        lambda: count_up(rng, train): exercises.count_up,
+        lambda: count_down(rng, train): exercises.count_down,
+        lambda: add(rng, train, train): exercises.add,
+        lambda: times(rng, train, train, lexicon): exercises.times,
+        lambda: pick_item(rng, train, train, lexicon, last=False): exercises.first,
+        lambda: pick_item(rng, train, train, lexicon, last=True): exercises.last,
+    }
+    return rng.choices(list(makers), list(makers.values()))[0]()

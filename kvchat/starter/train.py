@@ -55,12 +55,12 @@ class Progress:
 class ThreadChooser:
     """Uses one thread or all, whichever was faster lately: on a busy machine more threads are slower."""
 
-    PERIOD, TRIAL = 60, 4
+    PERIOD, TRIAL = 24, 2
 
     def __init__(self, max_threads: int) -> None:
         self._choices = sorted({1, max_threads})
         self._speeds = dict.fromkeys(self._choices, 0.0)
-        self._best = max_threads
+        self._best = 1
 
     def prepare(self, step: int) -> None:
         """Set the number of threads for `step`: at times the one that is not the best so far."""
