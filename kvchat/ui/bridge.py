@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Protocol
 
-from kvchat.chat import ChatEvent, EngineStatus
+from kvchat.chat import ChatEvent
 from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.status import EngineStatus
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
 
@@ -64,6 +65,8 @@ class ChatService(Protocol):
     def stop(self, conversation: Any) -> None: ...
 
     def close(self, conversation: Any) -> None: ...
+
+    def notices(self, conversation: Any) -> Sequence[str]: ...
 
 
 class EngineView(Protocol):

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
-from kvchat.chat import EnginePhase, EngineStatus
 from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.bridge import EngineView
 from kvchat.ui.token_rate import TokenRate
 from kvchat.ui.widgets.cache_panel import CachePanel
@@ -17,7 +17,7 @@ _IDLE_POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What the screen shows, as far as the figures depend on it. `owner` is the open session's id, or empty."""
+    """What the screen shows, as far as the figures depend on it. `owner` is the open session, or empty."""
 
     owner: str
     titles: Mapping[str, str]

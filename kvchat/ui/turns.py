@@ -82,6 +82,7 @@ class Turns:
         self._garbage = GarbageSchedule()
         self._running: PendingTurn | None = None
         self._answer: AnswerView | None = None
+        self._question_id: TurnId | None = None
 
     @property
     def is_running(self) -> bool:
@@ -183,6 +184,7 @@ class Turns:
 
     async def _draw_start(self, event: TurnStarted) -> None:
         first = event.question or event.answer
+        self._question_id = event.question.id if event.question else None
         await self._transcript.cut_after(first.parent_id)
         if event.question is not None:
             await self._transcript.add_question(event.question)
@@ -207,12 +209,16 @@ class Turns:
             self._listener.turn_failed(RuntimeError(event.error), "")
 
     async def _draw_failure(self, error: Exception) -> None:
+        """Show what is stored now: a question that the engine refused was taken back."""
         answer, self._answer = self._answer, None
-        has_started = answer is not None
         if answer is not None:
             await answer.give_up()
-        unsent = self._running.text if self._running and not has_started else ""
-        self._listener.turn_failed(error, unsent)
+        kept = self.conversation.turns if self.conversation else ()
+        question_id, self._question_id = self._question_id, None
+        is_kept = question_id is not None and any(turn.id == question_id for turn in kept)
+        await self._transcript.cut_after(kept[-1].id if kept else None)
+        pending = self._running
+        self._listener.turn_failed(error, pending.text if pending and not is_kept else "")
 
 
 def _batch_key(event: FeedEvent) -> type | None:

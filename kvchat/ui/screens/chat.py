@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
-from kvchat.chat import EnginePhase, EngineStatus
+from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId, Turn
 from kvchat.ui.bridge import ChatService, ConversationView, EngineView
@@ -142,6 +142,9 @@ class ChatScreen(Screen[None]):
         await self.turns.show(conversation)
         if previous is not None:
             await asyncio.to_thread(self._chat.close, previous)
+        if conversation is not None:
+            for notice in await asyncio.to_thread(self._chat.notices, conversation):
+                self.warn(notice)
 
     @work
     async def change_with(self, change: Callable[[], Any]) -> None:

@@ -92,9 +92,10 @@ def layer_rows(snapshot: CacheSnapshot, *, expanded: bool) -> tuple[LayerRow, ..
 
 
 def blocks_per_cell(rows: Sequence[LayerRow], bar_width: int, block_size: int) -> int:
-    """Return the finest scale, a power of two, at which every row fits its bar."""
+    """Return the finest scale, a power of two, at which every row fits its bar, if there is one."""
+    most = max((row.num_shared + row.num_own + row.num_kept for row in rows), default=0)
     scale = 1
-    while any(_needed_cells(row, scale, block_size) > bar_width for row in rows):
+    while scale < most and any(_needed_cells(row, scale, block_size) > bar_width for row in rows):
         scale *= 2
     return scale
 
@@ -223,7 +224,7 @@ def _layer_label(row: LayerRow, digits: int) -> str:
     first = f"L{row.first:0{digits}}"
     if row.num_layers == 1:
         return first
-    return f"{first}-{row.last:0{digits}} ×{row.num_layers}"
+    return f"{first}-L{row.last:0{digits}} ×{row.num_layers}"
 
 
 def _layer_bar(row: LayerRow, bar_width: int, scale: int, block_size: int) -> tuple[Run, ...]:
@@ -236,7 +237,7 @@ def _layer_bar(row: LayerRow, bar_width: int, scale: int, block_size: int) -> tu
     end = max(num_held, _window_cells(row, scale, block_size)) if row.window else limit
     free = MARKS[Look.FREE] * max(0, min(end, limit) - num_held)
     rest = bar_width - num_held - len(free)
-    tail = f" {note}".ljust(rest) if note else " " * rest
+    tail = f" {note}"[:rest].ljust(rest) if note else " " * rest
     return *held, (free, Look.FREE), (tail, Look.FAINT)
 
 

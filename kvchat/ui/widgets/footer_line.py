@@ -13,7 +13,9 @@ SEPARATOR = " · "
 def footer_parts(turn: Turn) -> tuple[str, ...]:
     """Return what is said about a finished answer, in order; nothing if it never reached the engine."""
     parts = [*_usage_parts(turn), *_timing_parts(turn)]
-    if turn.token_ids is None:
+    if turn.damaged:
+        parts.append("damaged: its text or its tokens are not what was stored")
+    elif turn.token_ids is None:
         parts.append("imported text")
     elif parts:
         parts.append("exact" if turn.exact else "approximate")

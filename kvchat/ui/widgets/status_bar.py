@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from textual.content import Content
 from textual.widgets import Static
 
-from kvchat.chat import EnginePhase, EngineStatus
 from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.figures import percent_text, rate_text, short_count_text
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"

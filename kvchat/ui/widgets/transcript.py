@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from textual.app import ComposeResult
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
@@ -47,12 +47,18 @@ class Transcript(VerticalScroll):
         self._folds_reasoning = True
 
     def compose(self) -> ComposeResult:
-        yield Static("", id="welcome", markup=False)
+        # As high as the window at least: an anchored scroll would push a short conversation to the bottom.
+        with Vertical(id="page"):
+            yield Static("", id="welcome", markup=False)
+
+    @property
+    def page(self) -> Vertical:
+        return self.query_one("#page", Vertical)
 
     @property
     def views(self) -> list[TurnView]:
         """The mounted turns, oldest first."""
-        return [child for child in self.children if isinstance(child, QuestionView | AnswerView)]
+        return [child for child in self.page.children if isinstance(child, QuestionView | AnswerView)]
 
     @property
     def num_hidden(self) -> int:
@@ -79,7 +85,7 @@ class Transcript(VerticalScroll):
             num_answers -= is_answer
         async with self.batch():
             await self.query("QuestionView, AnswerView, EarlierLine").remove()
-            await self.mount_all([*self._earlier_line(), *views])
+            await self.page.mount_all([*self._earlier_line(), *views])
         self._show_or_hide_welcome()
         self.anchor()
 
@@ -92,19 +98,19 @@ class Transcript(VerticalScroll):
         async with self.batch():
             await self.query(EarlierLine).remove()
             views = [*self._earlier_line(), *(self._view(turn, is_live=False) for turn in page)]
-            await self.mount_all(views, before=first)
+            await self.page.mount_all(views, before=first)
         if first is not None:
             self.call_after_refresh(self.scroll_to_widget, first, animate=False, top=True)
 
     async def add_question(self, turn: Turn) -> None:
-        await self.mount(QuestionView(turn))
+        await self.page.mount(QuestionView(turn))
         self._show_or_hide_welcome()
         self.anchor()
 
     async def begin_answer(self, turn: Turn) -> AnswerView:
         """Add an answer that is about to stream."""
         view = AnswerView(turn, is_live=True, folds_reasoning=self._folds_reasoning)
-        await self.mount(view)
+        await self.page.mount(view)
         view.begin()
         await self._still_older_answers()
         return view

@@ -1,0 +1,104 @@
+"""Driving the interface in tests: an app on a script, waiting, and the screen as plain lines."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+from textual.pilot import Pilot
+
+from kvchat.ui.app import KvchatApp
+from kvchat.ui.screens.chat import ChatScreen
+from kvchat.ui.widgets.answer import AnswerView
+from kvchat.ui.widgets.transcript import QuestionView, Transcript
+from tests.ui.scripted import Answer, ScriptedChat, ScriptedEngine
+
+WIDE = (150, 40)
+PATIENCE_S = 15.0
+
+
+class Window:
+    """A running app and its script."""
+
+    def __init__(
+        self, app: KvchatApp, pilot: Pilot[None], chat: ScriptedChat, engine: ScriptedEngine
+    ) -> None:
+        self.app = app
+        self.pilot = pilot
+        self.chat = chat
+        self.engine = engine
+
+    @property
+    def screen(self) -> ChatScreen:
+        screen = self.app.screen_stack[0]
+        assert isinstance(screen, ChatScreen)
+        return screen
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.screen.transcript
+
+    @property
+    def questions(self) -> list[str]:
+        return [view.turn.text for view in self.transcript.views if isinstance(view, QuestionView)]
+
+    @property
+    def answers(self) -> list[AnswerView]:
+        return [view for view in self.transcript.views if isinstance(view, AnswerView)]
+
+    @property
+    def text(self) -> str:
+        """The whole screen as plain lines."""
+        strips = self.app.screen._compositor.render_strips()
+        return "\n".join(strip.text.rstrip() for strip in strips)
+
+    async def type(self, text: str) -> None:
+        for character in text:
+            await self.pilot.press({"\n": "ctrl+j", " ": "space", "/": "slash"}.get(character, character))
+
+    async def say(self, text: str) -> None:
+        await self.type(text)
+        await self.pilot.press("enter")
+
+    async def say_and_wait(self, text: str) -> None:
+        """Send a message and wait for its answer."""
+        await self.say(text)
+        await self.until(lambda: text in self.chat.sent)
+        await self.until(lambda: not self.screen.turns.is_running and bool(self.answers))
+
+    async def until(self, predicate: Callable[[], bool]) -> None:
+        """Wait until something holds; fail with the screen in the message."""
+        deadline = monotonic() + PATIENCE_S
+        while not predicate():
+            assert monotonic() < deadline, f"waited in vain; the screen shows:\n{self.text}"
+            await self.pilot.pause(0.02)
+
+    async def until_shown(self, text: str) -> None:
+        await self.until(lambda: text in self.text)
+
+    async def until_gone(self, text: str) -> None:
+        await self.until(lambda: text not in self.text)
+
+
+@asynccontextmanager
+async def window(
+    tmp_path: Path,
+    *answers: Answer,
+    engine: ScriptedEngine | None = None,
+    prepare: Callable[[ScriptedChat], object] = lambda chat: None,
+    initial: str | None = None,
+    size: tuple[int, int] = WIDE,
+) -> AsyncIterator[Window]:
+    """Run the interface on a script. `prepare` stores sessions before it starts."""
+    engine = engine or ScriptedEngine()
+    chat = ScriptedChat(engine, _or_default(answers))
+    prepare(chat)
+    app = KvchatApp(chat, engine, initial, log_path=tmp_path / "kvchat.log")
+    async with app.run_test(size=size, notifications=True) as pilot:
+        shown = Window(app, pilot, chat, engine)
+        await shown.until(lambda: bool(shown.screen.is_mounted))
+        yield shown
+
+
+def _or_default(answers: Sequence[Answer]) -> Sequence[Answer]:
+    return answers or (Answer(),)

@@ -1,0 +1,451 @@
+"""A chat service and an engine that follow a script: no model, no files, and the real interface on top."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import ceil
+from threading import Event
+from time import sleep
+
+from kvchat.chat import (
+    ChatEvent,
+    EnginePhase,
+    EngineStatus,
+    Prefill,
+    TextDelta,
+    TurnFinished,
+    TurnStarted,
+)
+from kvchat.engine.api.events import Loaded, Timings, Usage
+from kvchat.engine.api.ids import BranchId, GroupId
+from kvchat.engine.api.snapshot import (
+    BranchUsage,
+    CacheSnapshot,
+    GroupUsage,
+    LayerUsage,
+    Tier,
+    TierUsage,
+)
+from kvchat.errors import EngineFailed, SessionNotFound
+from kvchat.session.lookup import SessionSummary
+from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
+
+BLOCK_SIZE = 64
+NOW = 1_800_000_000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """A layer of the scripted model."""
+
+    window: int | None
+    block_bytes: int = 64 * 1024
+
+
+FULL = LayerKind(window=None)
+SLIDING = LayerKind(window=256)
+INTERLEAVED = (SLIDING, FULL) * 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldTokens:
+    """What one branch of the script holds; the first `num_shared` of its tokens are another branch's too."""
+
+    owner: str
+    num_tokens: int
+    num_shared: int = 0
+    running: bool = False
+
+
+def scripted_snapshot(
+    branches: Sequence[HeldTokens],
+    *,
+    layers: Sequence[LayerKind] = INTERLEAVED,
+    total_blocks: int = 256,
+    kept_tokens: int = 0,
+    disk_bytes: int | None = 0,
+    reused: int = 0,
+    computed: int = 0,
+) -> CacheSnapshot:
+    """Return a snapshot whose figures add up, as the pools' own accounting would."""
+    kinds = list(dict.fromkeys(layers))
+    groups = tuple(
+        _group(GroupId(number), kind, layers, branches, total_blocks=total_blocks, kept_tokens=kept_tokens)
+        for number, kind in enumerate(kinds)
+    )
+    layer_usage = tuple(_layer(index, groups[kinds.index(kind)]) for index, kind in enumerate(layers))
+    used_bytes = sum(layer.used_bytes for layer in layer_usage)
+    cached_bytes = sum(layer.cached_bytes for layer in layer_usage)
+    device = TierUsage(
+        tier=Tier.DEVICE,
+        used_bytes=used_bytes,
+        cached_bytes=cached_bytes,
+        total_bytes=sum(layer.total_bytes for layer in layer_usage),
+        num_blocks=sum(group.used_blocks + group.cached_blocks for group in groups),
+    )
+    disk = TierUsage(
+        tier=Tier.DISK, used_bytes=0, cached_bytes=disk_bytes or 0, total_bytes=None, num_blocks=0
+    )
+    held = sum(branch.num_tokens - branch.num_shared for branch in branches)
+    return CacheSnapshot(
+        model="scripted",
+        fingerprint="00" * 32,
+        block_size=BLOCK_SIZE,
+        max_context=8192,
+        tiers=(device, disk) if disk_bytes is not None else (device,),
+        groups=groups,
+        layers=layer_usage,
+        branches=tuple(_branch(number, branch, layers) for number, branch in enumerate(branches)),
+        num_running=sum(branch.running for branch in branches),
+        num_waiting=0,
+        reused_tokens=reused,
+        computed_tokens=computed,
+        room_tokens=max(0, total_blocks * BLOCK_SIZE - held - kept_tokens),
+    )
+
+
+def _blocks(kind: LayerKind, num_tokens: int) -> int:
+    blocks = ceil(num_tokens / BLOCK_SIZE)
+    return blocks if kind.window is None else min(blocks, ceil(kind.window / BLOCK_SIZE) + 1)
+
+
+def _group(
+    group: GroupId,
+    kind: LayerKind,
+    layers: Sequence[LayerKind],
+    branches: Sequence[HeldTokens],
+    *,
+    total_blocks: int,
+    kept_tokens: int,
+) -> GroupUsage:
+    members = tuple(index for index, layer in enumerate(layers) if layer == kind)
+    shared = max((_blocks(kind, branch.num_shared) for branch in branches), default=0)
+    own = sum(_blocks(kind, branch.num_tokens) - _blocks(kind, branch.num_shared) for branch in branches)
+    kept = _blocks(kind, kept_tokens)
+    return GroupUsage(
+        group=group,
+        kind="full" if kind.window is None else "sliding",
+        window=kind.window,
+        layers=members,
+        block_bytes=kind.block_bytes * len(members),
+        total_blocks=total_blocks,
+        free_blocks=total_blocks - shared - own - kept,
+        cached_blocks=kept,
+        used_blocks=shared + own,
+        shared_blocks=shared,
+    )
+
+
+def _layer(index: int, group: GroupUsage) -> LayerUsage:
+    block_bytes = group.block_bytes // len(group.layers)
+    return LayerUsage(
+        layer=index,
+        group=group.group,
+        kind=group.kind,
+        window=group.window,
+        used_bytes=group.used_blocks * block_bytes,
+        shared_bytes=group.shared_blocks * block_bytes,
+        cached_bytes=group.cached_blocks * block_bytes,
+        total_bytes=group.total_blocks * block_bytes,
+    )
+
+
+def _branch(number: int, branch: HeldTokens, layers: Sequence[LayerKind]) -> BranchUsage:
+    shared = sum(_blocks(kind, branch.num_shared) * kind.block_bytes for kind in layers)
+    held = sum(_blocks(kind, branch.num_tokens) * kind.block_bytes for kind in layers)
+    return BranchUsage(
+        branch=BranchId(number),
+        owner=branch.owner,
+        num_tokens=branch.num_tokens,
+        running=branch.running,
+        own_bytes=held - shared,
+        shared_bytes=shared,
+        blocks_per_group=tuple(_blocks(kind, branch.num_tokens) for kind in dict.fromkeys(layers)),
+    )
+
+
+@dataclass
+class ScriptedEngine:
+    """An engine whose state a test sets. It is loaded unless the test says otherwise."""
+
+    phase: EnginePhase = EnginePhase.READY
+    layers: Sequence[LayerKind] = INTERLEAVED
+    held: dict[str, HeldTokens] = field(default_factory=dict)
+    detail: str = ""
+    kept_tokens: int = 0
+    disk_bytes: int | None = 0
+    reused: int = 0
+    computed: int = 0
+
+    def status(self) -> EngineStatus:
+        error = EngineFailed("the model file is damaged") if self.phase is EnginePhase.FAILED else None
+        return EngineStatus(phase=self.phase, detail=self.detail, error=error)
+
+    def snapshot(self) -> CacheSnapshot | None:
+        if self.phase is not EnginePhase.READY:
+            return None
+        return scripted_snapshot(
+            tuple(self.held.values()),
+            layers=self.layers,
+            kept_tokens=self.kept_tokens,
+            disk_bytes=self.disk_bytes,
+            reused=self.reused,
+            computed=self.computed,
+        )
+
+
+@dataclass
+class ScriptedConversation:
+    session: Session
+    branch: Branch
+    turns: tuple[Turn, ...] = ()
+    is_stopped: bool = False
+
+
+class ScriptedStore:
+    """Sessions in memory."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[SessionId, Session] = {}
+        self.paths: dict[tuple[SessionId, BranchName], tuple[Turn, ...]] = {}
+
+    def list_sessions(self) -> Sequence[SessionSummary]:
+        return [
+            SessionSummary(
+                session=session,
+                num_turns=0,
+                num_tokens=0,
+                num_branches=len(self.branches(session.id)),
+                excerpt="",
+            )
+            for session in self.sessions.values()
+        ]
+
+    def branches(self, session_id: SessionId) -> Sequence[Branch]:
+        return [
+            Branch(
+                session_id=session_id,
+                name=name,
+                leaf_id=path[-1].id if path else None,
+                updated_at=NOW,
+            )
+            for (owner, name), path in self.paths.items()
+            if owner == session_id
+        ]
+
+    def rename(self, session_id: SessionId, title: str) -> None:
+        self.sessions[session_id] = replace(self.sessions[session_id], title=title)
+
+    def delete_session(self, session_id: SessionId) -> None:
+        del self.sessions[session_id]
+        for key in [key for key in self.paths if key[0] == session_id]:
+            del self.paths[key]
+
+
+@dataclass
+class Answer:
+    """One scripted answer. `hold`: wait for this event after each piece; `fail`: raise before the start."""
+
+    text: str = "Very well."
+    reasoning: str = ""
+    hold: Event | None = None
+    fail: Exception | None = None
+    piece_len: int = 6
+    pace_s: float = 0.0
+
+
+class ScriptedChat:
+    """A chat service that gives the answers of its script, then repeats the last one."""
+
+    def __init__(self, engine: ScriptedEngine, answers: Sequence[Answer] = (Answer(),)) -> None:
+        self.store = ScriptedStore()
+        self.sent: list[str] = []
+        self.closed: list[str] = []
+        self._engine = engine
+        self._answers = list(answers)
+        self._numbers = count(1)
+        self._clock: Callable[[], float] = lambda: NOW
+
+    def create(self, title: str = "", system: str = "") -> ScriptedConversation:
+        session = Session(
+            id=SessionId(f"s{next(self._numbers)}"),
+            title=title,
+            system=system,
+            model="scripted",
+            created_at=NOW,
+            updated_at=NOW + len(self.store.sessions),
+        )
+        self.store.sessions[session.id] = session
+        self.store.paths[session.id, MAIN] = ()
+        return self._conversation(session, MAIN)
+
+    def add_session(self, title: str, turns: Sequence[tuple[str, str]] = ()) -> ScriptedConversation:
+        """Store a finished conversation, as if it had been held before."""
+        conversation = self.create(title=title)
+        for question, answer in turns:
+            asked = self._question(conversation, question)
+            self._keep(conversation, (*conversation.turns, asked))
+            answered = replace(self._blank_answer(conversation, asked), text=answer, finish=Finish.COMPLETE)
+            self._keep(conversation, (*conversation.turns, self._with_figures(answered, 0, asked)))
+        return conversation
+
+    def open(self, reference: str, branch: str | None = None) -> ScriptedConversation:
+        for session in self.store.sessions.values():
+            if reference in (session.id, session.title):
+                return self._conversation(session, BranchName(branch or session.active_branch))
+        raise SessionNotFound(f"there is no session {reference!r}")
+
+    def send(self, conversation: ScriptedConversation, text: str) -> Iterator[ChatEvent]:
+        answer = self._next_answer()
+        if answer.fail:
+            raise answer.fail
+        self.sent.append(text)
+        session = conversation.session
+        if not session.title:
+            self.store.rename(session.id, text[:40])
+            conversation.session = self.store.sessions[session.id]
+        question = self._question(conversation, text)
+        self._keep(conversation, (*conversation.turns, question))
+        yield from self._answer(conversation, question, question, answer)
+
+    def retry(self, conversation: ScriptedConversation) -> Iterator[ChatEvent]:
+        question = conversation.turns[-2]
+        self._branch_off(conversation, conversation.turns[:-1], f"retry-{next(self._numbers)}")
+        yield from self._answer(conversation, None, question, self._next_answer())
+
+    def continue_answer(self, conversation: ScriptedConversation) -> Iterator[ChatEvent]:
+        *before, last = conversation.turns
+        self._keep(conversation, tuple(before))
+        answer = self._next_answer()
+        yield from self._answer(conversation, None, before[-1], answer, start=last)
+
+    def edit(self, conversation: ScriptedConversation, turn_id: TurnId, text: str) -> Iterator[ChatEvent]:
+        at = [turn.id for turn in conversation.turns].index(turn_id)
+        self._branch_off(conversation, conversation.turns[:at], f"edit-{next(self._numbers)}")
+        yield from self.send(conversation, text)
+
+    def fork(
+        self, conversation: ScriptedConversation, at: TurnId | None = None, name: str | None = None
+    ) -> ScriptedConversation:
+        branch = BranchName(name or f"fork-{next(self._numbers)}")
+        self.store.paths[conversation.session.id, branch] = conversation.turns
+        self._share(conversation)
+        return self._conversation(conversation.session, branch)
+
+    def stop(self, conversation: ScriptedConversation) -> None:
+        conversation.is_stopped = True
+
+    def notices(self, conversation: ScriptedConversation) -> Sequence[str]:
+        return ()
+
+    def close(self, conversation: ScriptedConversation) -> None:
+        self.closed.append(conversation.session.id)
+
+    def _answer(
+        self,
+        conversation: ScriptedConversation,
+        question: Turn | None,
+        parent: Turn,
+        answer: Answer,
+        start: Turn | None = None,
+    ) -> Iterator[ChatEvent]:
+        conversation.is_stopped = False
+        turn = start or self._blank_answer(conversation, parent)
+        cached = sum(len(turn.token_ids or ()) for turn in conversation.turns[:-1])
+        prompt = cached + len(parent.token_ids or ())
+        yield TurnStarted(question=question, answer=turn)
+        yield Prefill(
+            prompt_tokens=prompt, cached_tokens=cached, computed_tokens=prompt - cached, loaded=Loaded()
+        )
+        if answer.reasoning:
+            yield TextDelta(text=answer.reasoning, reasoning=True)
+        shown = turn.text
+        for at in range(0, len(answer.text), answer.piece_len):
+            if conversation.is_stopped:
+                break
+            piece = answer.text[at : at + answer.piece_len]
+            shown += piece
+            self._hold(conversation, prompt + len(shown.split()), running=True)
+            yield TextDelta(text=piece)
+            if answer.hold is not None:
+                answer.hold.wait(20)
+            sleep(answer.pace_s)
+        finish = Finish.INTERRUPTED if conversation.is_stopped else Finish.COMPLETE
+        done = replace(turn, text=shown, reasoning=answer.reasoning, finish=finish)
+        done = self._with_figures(done, cached, parent)
+        self._keep(conversation, (*conversation.turns, done))
+        self._hold(conversation, prompt + len(done.token_ids or ()), running=False)
+        self._engine.reused += cached
+        self._engine.computed += prompt - cached
+        yield TurnFinished(answer=done)
+
+    def _next_answer(self) -> Answer:
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+    def _conversation(self, session: Session, branch: BranchName) -> ScriptedConversation:
+        found = next(known for known in self.store.branches(session.id) if known.name == branch)
+        return ScriptedConversation(
+            session=self.store.sessions[session.id],
+            branch=found,
+            turns=self.store.paths[session.id, branch],
+        )
+
+    def _branch_off(self, conversation: ScriptedConversation, turns: Sequence[Turn], name: str) -> None:
+        conversation.branch = replace(conversation.branch, name=BranchName(name))
+        self._keep(conversation, tuple(turns))
+
+    def _keep(self, conversation: ScriptedConversation, turns: tuple[Turn, ...]) -> None:
+        conversation.turns = turns
+        self.store.paths[conversation.session.id, conversation.branch.name] = turns
+
+    def _question(self, conversation: ScriptedConversation, text: str) -> Turn:
+        return self._turn(conversation, Role.USER, text, tuple(range(12 + len(text.split()))))
+
+    def _blank_answer(self, conversation: ScriptedConversation, parent: Turn) -> Turn:
+        turn = self._turn(conversation, Role.ASSISTANT, "", ())
+        return replace(turn, parent_id=parent.id, finish=Finish.PARTIAL)
+
+    def _turn(self, conversation: ScriptedConversation, role: Role, text: str, ids: tuple[int, ...]) -> Turn:
+        return Turn(
+            id=TurnId(f"t{next(self._numbers)}"),
+            session_id=conversation.session.id,
+            parent_id=conversation.turns[-1].id if conversation.turns else None,
+            role=role,
+            text=text,
+            token_ids=ids,
+            finish=Finish.COMPLETE,
+            created_at=NOW,
+        )
+
+    def _with_figures(self, turn: Turn, cached: int, parent: Turn) -> Turn:
+        computed = len(parent.token_ids or ())
+        num_tokens = len(turn.text.split()) + 1
+        return replace(
+            turn,
+            token_ids=tuple(range(num_tokens)),
+            usage=Usage(
+                prompt_tokens=cached + computed,
+                cached_tokens=cached,
+                computed_tokens=computed,
+                completion_tokens=num_tokens,
+            ),
+            loaded=Loaded(device=cached),
+            timings=Timings(ttft_s=0.2, total_s=1.0, decode_tokens_per_s=38.0),
+        )
+
+    def _hold(self, conversation: ScriptedConversation, num_tokens: int, *, running: bool) -> None:
+        key = f"{conversation.session.id}/{conversation.branch.name}"
+        before = self._engine.held.get(key)
+        self._engine.held[key] = HeldTokens(
+            owner=conversation.session.id,
+            num_tokens=num_tokens,
+            num_shared=min(before.num_shared, num_tokens) if before else 0,
+            running=running,
+        )
+
+    def _share(self, conversation: ScriptedConversation) -> None:
+        """Let all branches of a forked conversation share what it has."""
+        num_tokens = sum(len(turn.token_ids or ()) for turn in conversation.turns)
+        self._engine.held[f"{conversation.session.id}/{conversation.branch.name}"] = HeldTokens(
+            owner=conversation.session.id, num_tokens=num_tokens, num_shared=num_tokens
+        )

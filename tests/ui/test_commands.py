@@ -1,0 +1,60 @@
+"""What is a command, and which."""
+
+import pytest
+
+from kvchat.ui.commands import (
+    COMMANDS,
+    completions,
+    find_command,
+    message_text,
+    nearest_command,
+    split_command,
+)
+
+pytestmark = pytest.mark.pure
+
+
+def names(line: str) -> list[str]:
+    return [command.name for command in completions(line)]
+
+
+def test_a_slash_offers_every_command() -> None:
+    assert len(completions("/")) == len(COMMANDS)
+
+
+def test_what_is_typed_narrows_the_offer_and_aliases_count() -> None:
+    assert names("/s") == ["stop", "switch", "system"]
+    assert names("/by") == ["quit"]
+
+
+@pytest.mark.parametrize("line", ["", "hello", "//help", "/fork now", "/help\nme", "/nothing"])
+def test_other_lines_complete_to_nothing(line: str) -> None:
+    assert names(line) == []
+
+
+def test_a_command_is_found_by_name_alias_and_in_any_case() -> None:
+    assert [find_command(name).name for name in ("quit", "bye", "exit", "HELP") if find_command(name)] == [
+        "quit",
+        "quit",
+        "quit",
+        "help",
+    ]
+    assert find_command("nothing") is None
+
+
+def test_a_line_is_split_into_name_and_argument() -> None:
+    assert split_command("/fork  by boat ") == ("fork", "by boat")
+    assert split_command("/help") == ("help", "")
+
+
+def test_a_mistyped_name_suggests_the_one_that_was_meant() -> None:
+    found = nearest_command("forc")
+    assert found is not None
+    assert found.name == "fork"
+    assert nearest_command("xyz") is None
+
+
+def test_a_doubled_slash_sends_one_only_if_it_was_typed() -> None:
+    assert message_text("//usr", is_typed_slash=True) == "/usr"
+    assert message_text("//usr", is_typed_slash=False) == "//usr"
+    assert message_text("a // b", is_typed_slash=False) == "a // b"

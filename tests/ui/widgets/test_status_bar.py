@@ -1,0 +1,64 @@
+"""The status line, read as text."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvchat.engine.api.status import EnginePhase, EngineStatus
+from kvchat.errors import ModelNotFound
+from kvchat.ui.widgets.status_bar import StatusFigures, gauge, status_text
+from tests.ui.scripted import HeldTokens, scripted_snapshot
+
+pytestmark = pytest.mark.pure
+
+BUSY = StatusFigures(
+    status=EngineStatus(phase=EnginePhase.READY),
+    snapshot=scripted_snapshot([HeldTokens(owner="s", num_tokens=3100)], reused=970, computed=30),
+    context_tokens=3100,
+    tokens_per_s=41.3,
+    hint="esc stop",
+)
+
+
+def test_it_shows_context_reuse_room_and_speed() -> None:
+    assert status_text(BUSY, 90).split("  esc")[0].rstrip() == (
+        "ctx 3.1k/8.2k ▕███     ▏ · reuse 97 % · room for 5.1k tokens · 41 tok/s"
+    )
+
+
+def test_the_hint_stands_at_the_right_edge() -> None:
+    line = status_text(BUSY, 100)
+    assert len(line) == 100
+    assert line.endswith("esc stop")
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 60, 80])
+def test_parts_that_do_not_fit_are_left_out_whole(width: int) -> None:
+    line = status_text(BUSY, width)
+    assert len(line) <= max(width, len("ctx 3.1k/8.2k ▕███     ▏"))
+    assert line.startswith("ctx 3.1k/8.2k")
+
+
+def test_it_shows_the_loading_phase_before_there_are_figures() -> None:
+    loading = EngineStatus(phase=EnginePhase.LOADING, detail="reading weights")
+    figures = replace(BUSY, status=loading, snapshot=None, num_queued=2)
+    assert status_text(figures, 80).startswith("◌ loading reading weights · 2 queued")
+
+
+def test_it_shows_the_first_line_of_a_failure() -> None:
+    error = ModelNotFound("no model at ./m\ntry kvchat -m starter")
+    failed = replace(BUSY, status=EngineStatus(phase=EnginePhase.FAILED, error=error), snapshot=None)
+    assert status_text(failed, 80).startswith("✗ no model at ./m ")
+
+
+def test_what_was_never_measured_is_unknown_and_not_zero() -> None:
+    figures = replace(BUSY, snapshot=scripted_snapshot([]), context_tokens=0, tokens_per_s=None)
+    assert "reuse – ·" in status_text(figures, 90)
+    assert "– tok/s" in status_text(figures, 90)
+
+
+def test_the_gauge_grows_in_eighths_and_stays_in_its_frame() -> None:
+    assert gauge(0, 100, 4) == "▕    ▏"
+    assert gauge(1, 32, 4) == "▕▏   ▏"
+    assert gauge(50, 100, 4) == "▕██  ▏"
+    assert gauge(200, 100, 4) == "▕████▏"
