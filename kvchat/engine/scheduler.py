@@ -101,9 +101,12 @@ class Scheduler:
     def requeue(self, entry: Entry) -> None:
         """Put a running request back; it starts again from what is cached."""
         self.manager.reset(entry.branch)
-        self.running.remove(entry)
-        self.waiting.append(entry)
-        self.waiting.sort(key=lambda waiting: waiting.rank)
+        self._wait_again(entry)
+
+    def abandon(self, entry: Entry) -> None:
+        """Put a request back whose blocks could not all be loaded."""
+        self.manager.abandon(entry.branch)
+        self._wait_again(entry)
 
     def schedule(self) -> Batch:
         """Choose the next step's tokens and make their slots writable. Empty if nothing can run."""
@@ -140,6 +143,11 @@ class Scheduler:
             if victim is entry:
                 return None
         return moves
+
+    def _wait_again(self, entry: Entry) -> None:
+        self.running.remove(entry)
+        self.waiting.append(entry)
+        self.waiting.sort(key=lambda waiting: waiting.rank)
 
     def _reset_idle(self) -> bool:
         """Take the blocks of the branch that has been idle longest; False if no idle branch holds any."""

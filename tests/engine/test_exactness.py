@@ -1,6 +1,6 @@
 """Greedy answers equal transformers' `generate` in float32, however a conversation was cut, cached or forked.
 
-One test compares logits rows as well, because greedy tokens alone can be right for the wrong reason (trap 34).
+Logits rows are compared as well, because greedy tokens alone can be right for the wrong reason (trap 34).
 """
 
 from collections.abc import Sequence

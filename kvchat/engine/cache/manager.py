@@ -84,13 +84,14 @@ class CacheManager:
         """Let go of a branch's blocks; its token ids stay, and it can be admitted again."""
         self._unwatch_tail(branch)
         self._name_tail(branch)
-        for group, table in zip(self.groups, branch.tables, strict=True):
-            for block in reversed(table):
-                if block is not None:
-                    self.pools[group.id].release(block)
-            table.clear()
-        branch.computed_len = 0
-        branch.keys.clear()
+        self._let_go(branch)
+
+    def abandon(self, branch: Branch) -> None:
+        """Let go of the blocks that `admit` took when a load failed: none of them gets a name, since their
+        bytes are not all there.
+        """
+        self._unwatch_tail(branch)
+        self._let_go(branch)
 
     # Blocks of a branch
 
@@ -103,7 +104,7 @@ class CacheManager:
 
         Returns:
             The copies and loads that fill them, or None if there is no room; then nothing has changed. After
-            loads, `confirm` or `reset` must follow.
+            loads, `confirm` or `abandon` must follow.
         """
         assert branch.computed_len == 0
         assert not any(branch.tables)
@@ -348,6 +349,15 @@ class CacheManager:
             if self.index.block(key, group.id) is None:
                 self.pools[group.id].name(block, key)
                 self.index.add(IndexNode(key, self._parent(branch), ids), group.id, block)
+
+    def _let_go(self, branch: Branch) -> None:
+        for group, table in zip(self.groups, branch.tables, strict=True):
+            for block in reversed(table):
+                if block is not None:
+                    self.pools[group.id].release(block)
+            table.clear()
+        branch.computed_len = 0
+        branch.keys.clear()
 
     def _leave_window(self, group: Group, table: list[BlockId | None], position: int) -> None:
         end = min(group.spec.first_visible(position) // self.block_size, len(table))

@@ -1,0 +1,185 @@
+"""A conversation that was closed goes on where it stopped: nothing that was computed is computed again."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from kvchat.engine.api.events import Loaded
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.engine import Engine
+from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
+from tests.engine.tiny_models import (
+    KINDS,
+    answer,
+    finish,
+    reference,
+    submit,
+    token_ids,
+)
+from tests.engine.tiny_models import (
+    open_engine as open_unmanaged,
+)
+
+pytestmark = pytest.mark.cpu
+
+ROOT = Path(__file__).parents[2]
+GLUE, MESSAGE = token_ids(3, seed=60), token_ids(11, seed=61)
+NUM_NEW = 1 + len(GLUE) + len(MESSAGE)
+"""The last sampled token was never fed; the template's glue and the message are new."""
+
+
+def say(model_dir: Path, cache_dir: Path, prompt: list[int], num_tokens: int = 12) -> list[int]:
+    """Answer in an engine of its own and close it; return the whole text."""
+    engine = open_unmanaged(model_dir, cache_dir=cache_dir)
+    text = prompt + answer(engine, prompt, num_tokens).token_ids
+    engine.close()
+    return text
+
+
+@pytest.mark.parametrize(("kind", "length"), [*((kind, 150) for kind in KINDS), ("qwen3", 30), ("qwen3", 53)])
+def test_a_reopened_conversation_computes_only_what_was_never_fed(
+    kind: str, length: int, tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """Traps 17, 19 and 26: below and beyond the window, also where a turn ends with a block."""
+    model_dir = tiny(kind)
+    text = say(model_dir, tmp_path, token_ids(length))
+    prompt = text + GLUE + MESSAGE
+    result = answer(open_engine(model_dir, cache_dir=tmp_path), prompt)
+    assert result.usage.computed_tokens == NUM_NEW
+    assert result.loaded == Loaded(disk=len(text) - 1)
+    assert result.token_ids == reference(model_dir).answer(prompt, 24)
+
+
+def test_two_thousand_tokens_of_another_process_are_loaded_and_the_answer_is_that_of_a_never_closed_engine(
+    tiny: TinyModels, open_recorded: OpenRecorded, tmp_path: Path
+) -> None:
+    model_dir = tiny("qwen3", max_position_embeddings=4096, sliding_window=200)
+    begun = token_ids(1960)
+    text = begun + _answer_elsewhere(model_dir, tmp_path, begun, 40)
+    assert len(text) == 2000
+    prompt = text + GLUE + MESSAGE
+
+    never_closed, recorder = open_recorded(model_dir, block_size=64)
+    handle = submit(never_closed, begun, 40)
+    assert finish(never_closed, handle).token_ids == text[1960:]
+    wanted = answer(never_closed, prompt, 32, handle.branch)
+    assert wanted.usage.computed_tokens == NUM_NEW
+
+    reopened, other = open_recorded(model_dir, block_size=64, cache_dir=tmp_path)
+    again = submit(reopened, prompt, 32)
+    result = finish(reopened, again)
+    assert result.usage.computed_tokens == NUM_NEW
+    assert result.usage.cached_tokens == 1999
+    assert result.loaded == Loaded(disk=1999)
+    assert [len(chunk.token_ids) for chunk in other.batches[0].chunks] == [NUM_NEW]
+    assert result.token_ids == wanted.token_ids == reference(model_dir).answer(prompt, 32)
+    end = len(prompt) - 1
+    assert (other.row(again.branch, end) - recorder.row(handle.branch, end)).abs().max() < 1e-4
+
+
+_ELSEWHERE = """
+import json, sys
+from pathlib import Path
+from kvchat.engine import Engine, EngineConfig, SamplingParams
+
+model, cache_dir, num_tokens = sys.argv[1:]
+engine = Engine.load(model, EngineConfig(device="cpu", block_size=64, cache_dir=Path(cache_dir)))
+(result,) = engine.generate([json.load(sys.stdin)], SamplingParams(max_tokens=int(num_tokens)))
+engine.close()
+json.dump(result.token_ids, sys.stdout)
+"""
+
+
+def _answer_elsewhere(model_dir: Path, cache_dir: Path, prompt: list[int], num_tokens: int) -> list[int]:
+    command = [sys.executable, "-c", _ELSEWHERE, str(model_dir), str(cache_dir), str(num_tokens)]
+    done = subprocess.run(
+        command, input=json.dumps(prompt), capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    tokens: list[int] = json.loads(done.stdout)
+    return tokens
+
+
+def test_turn_after_turn_in_engine_after_engine_stays_exact(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    model_dir = tiny("gemma3", sliding_window=23)
+    text: list[int] = []
+    for turn in range(5):
+        prompt = text + token_ids(17, seed=70 + turn)
+        engine = open_unmanaged(model_dir, cache_dir=tmp_path)
+        result = answer(engine, prompt, 13)
+        engine.close()
+        assert result.usage.computed_tokens == (18 if turn else 17)
+        assert result.token_ids == reference(model_dir).answer(prompt, 13)
+        text = prompt + result.token_ids
+
+
+def test_an_earlier_turn_is_answered_again_from_its_own_window(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """Traps 18 and 19: retry and edit at a turn's start find the sliding blocks of that time on disk."""
+    model_dir = tiny("qwen3", sliding_window=23)
+    first = say(model_dir, tmp_path, token_ids(90))
+    second = say(model_dir, tmp_path, first + GLUE + MESSAGE, 80)
+    assert len(second) > len(first) + 3 * 23
+    edited = first + GLUE + token_ids(11, seed=62)
+    result = answer(open_engine(model_dir, cache_dir=tmp_path), edited)
+    assert result.usage.cached_tokens == len(first) + len(GLUE)
+    assert result.token_ids == reference(model_dir).answer(edited, 24)
+
+
+def test_what_a_killed_engine_had_not_saved_is_a_tail_at_most(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """A copy of the directory stands for the disk at the moment of the kill."""
+    model_dir = tiny("qwen3")
+    engine = open_engine(model_dir, cache_dir=tmp_path / "live")
+    prompt = token_ids(100)
+    submit(engine, prompt, 50)
+    for _ in range(30):
+        engine.step()
+    text = prompt + reference(model_dir).answer(prompt, 30)
+    _wait_until_saved(engine, num_blocks=2 * ((len(text) - 1) // 16))
+    shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    result = answer(open_engine(model_dir, cache_dir=tmp_path / "killed"), text, 20)
+    assert result.loaded.disk >= (len(text) - 1) // 16 * 16
+    assert result.token_ids == reference(model_dir).answer(text, 20)
+
+
+def _wait_until_saved(engine: Engine, num_blocks: int) -> None:
+    end_s = monotonic() + 60
+    while engine.snapshot().tier(Tier.DISK).num_blocks < num_blocks and monotonic() < end_s:
+        sleep(0.01)
+
+
+def test_what_is_on_the_device_already_is_not_loaded_again(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    model_dir = tiny("qwen3")
+    text = say(model_dir, tmp_path, token_ids(90))
+    engine = open_engine(model_dir, cache_dir=tmp_path)
+    cold = answer(engine, text + GLUE, 8)
+    warm = answer(engine, text + GLUE + MESSAGE, 8)
+    assert cold.loaded == Loaded(disk=len(text) - 1)
+    assert warm.loaded.disk == 0
+    assert warm.loaded.device == len(text) + len(GLUE)
+
+
+def test_two_conversations_from_one_beginning_share_what_is_stored(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    model_dir = tiny("qwen3")
+    begun = token_ids(80)
+    left = say(model_dir, tmp_path, begun + token_ids(20, seed=63))
+    right = say(model_dir, tmp_path, begun + token_ids(20, seed=64))
+    engine = open_engine(model_dir, cache_dir=tmp_path)
+    for text in (left, right):
+        result = answer(engine, text + MESSAGE)
+        assert result.usage.cached_tokens == len(text) - 1
+        assert result.token_ids == reference(model_dir).answer(text + MESSAGE, 24)
