@@ -1,0 +1,268 @@
+"""Small caches to test bookkeeping with: groups, a slower tier, and a device whose slots know their content."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key, chain_keys, root_key
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.plan import Copy, Load, Move, Save, TableChange
+from kvchat.engine.cache.spec import FullSpec, Group, SlidingSpec
+
+FINGERPRINT = b"\x07" * 32
+ROOT = root_key(FINGERPRINT)
+UNWRITTEN = ("unwritten",)
+
+Content = tuple[int | str, ...]
+"""What a slot holds: the token ids up to its own, which its KV is a function of."""
+
+
+def full_group(group_id: int = 0) -> Group:
+    spec = FullSpec(num_kv_heads=1, head_dim_k=2, head_dim_v=2, dtype="F32")
+    return Group(id=GroupId(group_id), spec=spec, layers=(group_id,))
+
+
+def sliding_group(window_len: int, group_id: int = 1) -> Group:
+    spec = SlidingSpec(num_kv_heads=1, head_dim_k=2, head_dim_v=2, dtype="F32", window_len=window_len)
+    return Group(id=GroupId(group_id), spec=spec, layers=(group_id,))
+
+
+def name_of(token_ids: Sequence[int], block_size: int) -> BlockKey:
+    """Return the key of the last block or tail of `token_ids`."""
+    start = (len(token_ids) - 1) // block_size * block_size
+    keys = chain_keys(ROOT, token_ids[:start], block_size)
+    return block_key(keys[-1] if keys else ROOT, token_ids[start:])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    key: BlockKey
+    token_ids: tuple[int, ...]
+    groups: frozenset[GroupId]
+
+
+@dataclass(slots=True)
+class FakeTier:
+    """A slower tier in a dictionary. Blocks can be lost or damaged without its list of contents knowing."""
+
+    contents: dict[tuple[BlockKey, GroupId], list[Content]] = field(default_factory=dict)
+    nodes: dict[BlockKey, tuple[BlockKey, tuple[int, ...]]] = field(default_factory=dict)
+    unreadable: set[tuple[BlockKey, GroupId]] = field(default_factory=set)
+
+    def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
+        return [(key, group) in self.contents for key in keys]
+
+    def children(self, parent: BlockKey) -> Sequence[StoredBlock]:
+        return [
+            StoredBlock(key, ids, groups)
+            for key, (node_parent, ids) in self.nodes.items()
+            if node_parent == parent and (groups := frozenset(g for k, g in self.contents if k == key))
+        ]
+
+    def write(self, save: Save, contents: Sequence[Content]) -> None:
+        self.contents[save.key, save.group] = list(contents)
+        self.nodes[save.key] = (save.parent, save.token_ids)
+        self.unreadable.discard((save.key, save.group))
+        if save.replaces is not None and save.replaces != save.key:
+            self.contents.pop((save.replaces, save.group), None)
+
+    def read(self, load: Load) -> list[Content] | None:
+        """Return a block's slots, or None if it is gone or damaged; then it is not offered again."""
+        assert self.nodes[load.key] == (load.parent, load.token_ids)
+        if (load.key, load.group) in self.unreadable:
+            del self.contents[load.key, load.group]
+            return None
+        return self.contents[load.key, load.group]
+
+
+class FakeDevice:
+    """Slots that hold what wrote them, and block tables that know only the reported changes."""
+
+    def __init__(self, manager: CacheManager, tier: FakeTier) -> None:
+        self.manager = manager
+        self.tier = tier
+        self.tables: dict[tuple[BranchId, GroupId], dict[int, BlockId]] = {}
+        self.slots: dict[tuple[GroupId, BlockId], list[Content]] = {
+            (group, BlockId(index)): [UNWRITTEN] * manager.block_size
+            for group, pool in manager.pools.items()
+            for index in range(pool.num_blocks)
+        }
+
+    def execute(self, moves: Iterable[Move]) -> bool:
+        """Carry out moves in order; stop and return False at the first load that fails."""
+        for move in moves:
+            contents: Sequence[Content] | None
+            if isinstance(move, Copy):
+                assert move.source != move.target
+                contents = self.slots[move.group, move.source][: move.num_tokens]
+            else:
+                contents = self.tier.read(move)
+            self.poison(move.group, move.target)
+            if contents is None:
+                return False
+            self.slots[move.group, move.target][: len(contents)] = contents
+        return True
+
+    def poison(self, group: GroupId, block: BlockId) -> None:
+        self.slots[group, block] = [UNWRITTEN] * self.manager.block_size
+
+    def poison_free_blocks(self) -> None:
+        for group, block in self.slots:
+            pool = self.manager.pools[group]
+            if pool.count(block) == 0 and pool.key(block) is None:
+                self.poison(group, block)
+
+    def apply(self, changes: Iterable[TableChange], dropped: Iterable[BranchId]) -> None:
+        for change in changes:
+            table = self.tables.setdefault((change.branch, change.group), {})
+            table.update(enumerate(change.block_ids, start=change.start))
+        for branch in dropped:
+            for group in self.manager.pools:
+                self.tables.pop((branch, group), None)
+
+    def write(self, branch: Branch, start: int, end: int) -> None:
+        """Write the KV of tokens `[start, end)` of a branch through the reported tables."""
+        for group, pool in self.manager.pools.items():
+            for position in range(start, end):
+                number, offset = divmod(position, self.manager.block_size)
+                block = self.tables[branch.id, group][number]
+                assert pool.key(block) is None, "a named block is written"
+                assert self._num_tables(group, block) == 1, "a block of several branches is written"
+                self.slots[group, block][offset] = tuple(branch.token_ids[: position + 1])
+
+    def check_seen(self, branch: Branch, start: int, end: int) -> None:
+        """Assert that queries `[start, end)` see the right content through the reported tables."""
+        for group in self.manager.groups:
+            for position in range(group.spec.first_visible(start), end):
+                number, offset = divmod(position, self.manager.block_size)
+                block = self.tables[branch.id, group.id][number]
+                right = tuple(branch.token_ids[: position + 1])
+                assert self.slots[group.id, block][offset] == right, f"wrong content at {position}"
+
+    def check_held(self, branch: Branch) -> None:
+        """Assert that all a branch's next query sees is in its own tables."""
+        for group in self.manager.groups:
+            for position in range(group.spec.first_visible(branch.computed_len), branch.computed_len):
+                number, offset = divmod(position, self.manager.block_size)
+                block = branch.tables[group.id][number]
+                assert block is not None, f"a hole at {position}"
+                right = tuple(branch.token_ids[: position + 1])
+                assert self.slots[group.id, block][offset] == right, f"wrong content at {position}"
+
+    def check_named(self, tokens_of: dict[BlockKey, tuple[int, ...]]) -> None:
+        """Assert that every named block holds what its name says, in the device and in the slower tier."""
+        for node in self.manager.index:
+            for group, block in node.blocks.items():
+                assert self.slots[group, block][: len(node.token_ids)] == self._right(tokens_of, node.key)
+        for (key, _), contents in self.tier.contents.items():
+            assert contents == self._right(tokens_of, key)
+
+    def _right(self, tokens_of: dict[BlockKey, tuple[int, ...]], key: BlockKey) -> list[Content]:
+        tokens = tokens_of[key]
+        start = (len(tokens) - 1) // self.manager.block_size * self.manager.block_size
+        return [tokens[: end + 1] for end in range(start, len(tokens))]
+
+    def _num_tables(self, group: GroupId, block: BlockId) -> int:
+        return sum(branch.tables[group].count(block) for branch in self.manager.branches.values())
+
+
+@dataclass(slots=True, init=False)
+class Cache:
+    """A manager with a device and a slower tier around it, driven as an engine drives them."""
+
+    manager: CacheManager
+    device: FakeDevice
+    tier: FakeTier
+
+    def __init__(self, *groups: Group, num_blocks: int | Sequence[int] = 32, block_size: int = 4) -> None:
+        counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
+        self.tier = FakeTier()
+        self.manager = CacheManager(
+            groups,
+            {group.id: count for group, count in zip(groups, counts, strict=True)},
+            block_size=block_size,
+            fingerprint=FINGERPRINT,
+            slow=self.tier,
+        )
+        self.device = FakeDevice(self.manager, self.tier)
+
+    def open(self, token_ids: Sequence[int]) -> Branch:
+        return self.manager.open("someone", token_ids)
+
+    def admit(self, branch: Branch) -> bool:
+        """Fill a branch's tables with what is cached; a load that fails makes it match again."""
+        while True:
+            moves = self.manager.admit(branch, self.manager.match(branch))
+            if moves is None:
+                return False
+            is_complete = self.device.execute(moves)
+            self.manager.finish_moves()
+            if is_complete:
+                self.manager.confirm(branch)
+                return True
+            self.manager.abandon(branch)
+
+    def compute(self, branch: Branch, num_tokens: int | None = None, chunk_len: int = 9) -> None:
+        """Compute the next `num_tokens` tokens, or all, in chunks."""
+        left = branch.num_uncomputed if num_tokens is None else num_tokens
+        while left:
+            moves = self.manager.extend(branch, min(left, chunk_len))
+            assert moves is not None
+            self.run(moves, [(branch, min(left, chunk_len))])
+            left -= min(left, chunk_len)
+
+    def run(self, moves: Iterable[Move], chunks: Sequence[tuple[Branch, int]]) -> None:
+        """Carry out a step whose slots are writable: move, write, look, commit."""
+        assert self.device.execute(moves)
+        self.manager.finish_moves()
+        self.device.apply(*self.manager.take_changes())
+        for branch, num_tokens in chunks:
+            self.device.write(branch, branch.computed_len, branch.computed_len + num_tokens)
+        for branch, num_tokens in chunks:
+            self.device.check_seen(branch, branch.computed_len, branch.computed_len + num_tokens)
+        for branch, num_tokens in chunks:
+            self.manager.commit(branch, num_tokens)
+
+    def computed(self, token_ids: Sequence[int]) -> Branch:
+        """Return a live branch all of whose tokens are computed."""
+        branch = self.open(token_ids)
+        assert self.admit(branch)
+        self.compute(branch)
+        return branch
+
+    def matched_len(self, token_ids: Sequence[int]) -> int:
+        """Return how many of a prompt's tokens would be reused."""
+        branch = self.open(token_ids)
+        length = self.manager.match(branch).length
+        self.manager.release(branch)
+        return length
+
+    def store(self, saves: Iterable[Save]) -> None:
+        for save in saves:
+            slots = self.device.slots[save.group, save.block]
+            self.tier.write(save, slots[: len(save.token_ids)])
+
+    def store_branch(self, branch: Branch) -> None:
+        """Save all that a branch holds."""
+        self.store(self.manager.block_saves(branch))
+        tails = self.manager.tail_saves(branch)
+        self.store(tails)
+        if tails:
+            branch.saved_tail = tails[0].key
+
+    def forget_device(self) -> None:
+        """Evict every block that no branch holds."""
+        for pool in self.manager.pools.values():
+            for block in [pool.allocate() for _ in range(pool.num_available)]:
+                pool.release(block)
+        self.device.poison_free_blocks()
+
+    def num_used(self) -> list[int]:
+        return [pool.num_used for pool in self.manager.pools.values()]
+
+    def check(self) -> None:
+        """Assert that the books are in order and that every branch would see the right content."""
+        self.device.poison_free_blocks()
+        self.manager.check_integrity()
+        for branch in self.manager.branches.values():
+            self.device.check_held(branch)
