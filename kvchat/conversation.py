@@ -190,8 +190,7 @@ class Answering:
             request = self._request(conversation, prompt, answer, sampling)
             if conversation.is_stopping:
                 return Outcome(finish=Finish.INTERRUPTED), None
-            handle = self._engine.submit(request)
-            self._hold(conversation, handle)
+            handle = self._submit(conversation, request)
             finished = yield from self._deliver(conversation, handle, answer)
         except EngineFailed as error:
             conversation.engine_branch = None
@@ -238,12 +237,19 @@ class Answering:
             if answer.is_due:
                 yield from _shown(answer.store_pending())
 
-    def _hold(self, conversation: Conversation, handle: RequestHandle) -> None:
-        """Take the request's branch as the conversation's live one, and let `stop` reach the request."""
-        if conversation.engine_branch != handle.branch:
+    def _submit(self, conversation: Conversation, request: Request) -> RequestHandle:
+        """Hand in a request, keep its branch as the conversation's live one, and let `stop` reach it."""
+        try:
+            handle = self._engine.submit(request)
+        except InvalidRequest:
+            if request.branch is None:
+                raise
+            # The engine has let go of the branch; it finds the same blocks by their ids.
             self.release(conversation)
+            handle = self._engine.submit(replace(request, branch=None))
         conversation.engine_branch = handle.branch
         conversation.watch(handle)
+        return handle
 
     def _break_off(self, conversation: Conversation, answer: Answer, error: BaseException) -> None:
         """Stop the model, store what it had sampled, and let go of the live branch.

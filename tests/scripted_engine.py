@@ -143,6 +143,8 @@ class ScriptedEngine:
         if len(request.token_ids) >= self._max_context:
             raise ContextOverflow(f"the conversation is longer than {self._max_context} tokens; shorten it")
         branch = self._new_branch([]) if request.branch is None else request.branch
+        if branch not in self.live:
+            raise InvalidRequest(f"there is no live branch {branch}")
         held = self.live[branch]
         if list(request.token_ids[: len(held)]) != held:
             raise InvalidRequest("the request does not continue its branch")

@@ -470,6 +470,15 @@ def test_a_session_deleted_under_an_answer_ends_it_with_a_message(desk: Desk) ->
     assert desk.engine.live == {}
 
 
+def test_a_live_branch_that_the_engine_has_lost_costs_nothing_but_time(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    list(desk.chat.send(conversation, "One"))
+    desk.engine.live.clear()
+    assert shown(list(desk.chat.send(conversation, "Two"))) == REPLY
+    assert [request.branch is None for request in desk.engine.requests] == [True, False, True]
+    assert conversation.engine_branch in desk.engine.live
+
+
 def test_delete_removes_the_session_and_lets_go_of_its_branch(desk: Desk) -> None:
     conversation = desk.chat.create("demo")
     list(desk.chat.send(conversation, "Hello"))

@@ -171,13 +171,9 @@ class ChatTemplate:
         """
         if self.is_plain or not history or history[-1].role != Role.ASSISTANT:
             return None
-        content = _raw_content(history[-1])
-        later = [*history[:-1], Message(Role.ASSISTANT, content), Message(Role.USER, "…")]
-        # Unguarded: a template looks for the marks of reasoning.
-        asked = self._rendered(history[:-1], _EPOCH, guards=False)
-        if asked.rstrip().endswith("<think>"):
-            content = content.removeprefix("<think>\n")
-        return _difference((asked + content).rstrip(), self._rendered(later, _EPOCH, guards=False))
+        with suppress(UnsupportedModel):
+            return self._rewrite(history)
+        return None
 
     def is_closed(self, token_ids: Sequence[int]) -> bool:
         """Return whether an answer's ids end with an end-of-turn id."""
@@ -208,6 +204,15 @@ class ChatTemplate:
         think = self.tokenizer.think_ids
         last = next((token for token in reversed(prompt_ids) if think and token in think), None)
         return think is not None and last == think[0]
+
+    def _rewrite(self, history: Sequence[Message]) -> HistoryRewrite | None:
+        content = _raw_content(history[-1])
+        later = [*history[:-1], Message(Role.ASSISTANT, content), Message(Role.USER, "…")]
+        # Unguarded: a template looks for the marks of reasoning.
+        asked = self._rendered(history[:-1], _EPOCH, guards=False)
+        if asked.rstrip().endswith("<think>"):
+            content = content.removeprefix("<think>\n")
+        return _difference((asked + content).rstrip(), self._rendered(later, _EPOCH, guards=False))
 
     def _behind_answer(self, history: Sequence[Message], text: str, now: datetime) -> str:
         messages = [*history[:-1], Message(Role.ASSISTANT, ANSWER_MARK), Message(Role.USER, text)]

@@ -123,6 +123,21 @@ def test_a_system_prompt_that_the_template_refuses_goes_before_the_first_message
     assert following == "\n<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n"
 
 
+def test_an_end_of_turn_that_swallows_blanks_swallows_them_here_too(tmp_path: Path) -> None:
+    """Some models' control tokens take the white space behind them with them."""
+    model_dir = write_model(tmp_path, CHATML)
+    data = json.loads((model_dir / "tokenizer.json").read_text())
+    for token in data["added_tokens"]:
+        token["rstrip"] = token["content"] == "<|im_end|>"
+    (model_dir / "tokenizer.json").write_text(json.dumps(data))
+    template = ChatTemplate.from_dir(model_dir)
+    end = template.tokenizer.id_of("<|im_end|>")
+    answer = [*template.tokenizer.encode("Hello, Ana!"), end]
+    ids = template.opening("", "My name is Ana.") + answer
+    ids += template.following(HISTORY[1:], "And?", closed=True)
+    assert ids == template.whole(HISTORY[1:], "And?")
+
+
 def test_the_date_in_a_template_is_the_one_that_it_is_told(tmp_path: Path) -> None:
     template = template_of(tmp_path, DATED)
     text = text_of(template, template.opening("", "Hello", now=datetime(2026, 2, 3)))
