@@ -9,7 +9,7 @@ from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.block_file import BlockHeader
 from kvchat.errors import StorageError
 
-_FIRST_PAUSE_S = 0.5
+FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
 
@@ -35,11 +35,12 @@ class BlockWriter:
     queue is dropped: KV on disk saves time and holds no word of a conversation.
     """
 
-    def __init__(self, store: BlockSink, *, max_bytes: int) -> None:
+    def __init__(self, store: BlockSink, *, max_bytes: int, first_pause_s: float = FIRST_PAUSE_S) -> None:
         """Start the thread.
 
         Args:
             max_bytes: most bytes of payload waiting; a single larger block is taken when nothing else waits.
+            first_pause_s: until a refused block is tried again; doubles with each refusal, up to 30 s.
         """
         self.problem: str | None = None
         """What the disk last refused; None once a block was written after it."""
@@ -48,6 +49,7 @@ class BlockWriter:
         self.num_dropped = 0
         self._store = store
         self._max_bytes = max_bytes
+        self._first_pause_s = first_pause_s
         self._queue: deque[Submission] = deque()
         self._queued_bytes = 0
         self._pause_s = 0.0
@@ -145,5 +147,5 @@ class BlockWriter:
         with self._changed:
             self.problem = problem
             self._num_refusals += 1
-            self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) or self._first_pause_s
             self._changed.notify_all()

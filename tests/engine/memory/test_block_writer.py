@@ -111,7 +111,7 @@ def test_a_full_disk_is_told_tried_again_and_forgotten_once_it_has_room() -> Non
     """Trap 25: a full disk never fails the chat."""
     disk, blocks = Disk(), chain(list(range(8)))
     disk.refusal = StorageError("There is no room left")
-    writer = BlockWriter(disk, max_bytes=1 << 20)
+    writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=3600.0)  # only a flush ends it
     assert writer.problem is None
     assert writer.submit(blocks[0].header, blocks[0].payload)
     assert not writer.flush(LONG_S)
@@ -127,7 +127,7 @@ def test_a_full_disk_is_told_tried_again_and_forgotten_once_it_has_room() -> Non
 def test_a_disk_that_refuses_is_tried_again_without_being_asked() -> None:
     disk, (block,) = Disk(), chain([1, 2, 3, 4])
     disk.refusal = StorageError("full")
-    writer = BlockWriter(disk, max_bytes=1 << 20)
+    writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=0.01)
     writer.submit(block.header, block.payload)
     assert disk.attempted.wait(LONG_S)
     disk.attempted.clear()
