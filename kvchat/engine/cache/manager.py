@@ -109,17 +109,9 @@ class CacheManager:
         assert branch.computed_len == 0
         assert not any(branch.tables)
         resident = {group.id: self._resident(group, match) for group in self.groups}
-        pinned = self._pin(resident, match)
-        if any(
-            sum(block is None for block in blocks) + (match.partial is not None)
-            > self.pools[group].num_available
-            for group, blocks in resident.items()
-        ):
-            for group_id, block in pinned:
-                self.pools[group_id].release(block)
+        if not all(self._has_room(group, resident[group.id], match) for group in self.groups):
             return None
-        if match.partial:
-            self._pins += [(group, block) for group, block in match.partial.blocks.items()]
+        self._hold(resident, match)
         moves: list[Move] = []
         for group, table in zip(self.groups, branch.tables, strict=True):
             moves += self._fill_table(group, table, resident[group.id], match)
@@ -252,18 +244,26 @@ class CacheManager:
         first = group.spec.first_visible(match.length) // self.block_size
         return [self.index.block(key, group.id) for key in match.keys[first:]]
 
-    def _pin(
-        self, resident: dict[GroupId, list[BlockId | None]], match: PrefixMatch
-    ) -> list[tuple[GroupId, BlockId]]:
-        """Hold every matched device block, so that allocating cannot evict what is about to be used."""
-        pinned = [
-            (group, block) for group, blocks in resident.items() for block in blocks if block is not None
-        ]
+    def _has_room(self, group: Group, resident: list[BlockId | None], match: PrefixMatch) -> bool:
+        """Whether the blocks that `group` lacks can be allocated without evicting those that are matched."""
+        pool = self.pools[group.id]
+        found = [block for block in resident if block is not None]
+        num_missing = len(resident) - len(found)
         if match.partial:
-            pinned += match.partial.blocks.items()
-        for group, block in pinned:
-            self.pools[group].share(block)
-        return pinned
+            num_missing += 1
+            found += [match.partial.blocks[group.id]] if group.id in match.partial.blocks else []
+        return num_missing <= pool.num_available - sum(pool.count(block) == 0 for block in found)
+
+    def _hold(self, resident: dict[GroupId, list[BlockId | None]], match: PrefixMatch) -> None:
+        """Hold every matched block before anything is allocated: tables those in place, pins the source."""
+        for group, blocks in resident.items():
+            for block in blocks:
+                if block is not None:
+                    self.pools[group].share(block)
+        if match.partial:
+            for group, block in match.partial.blocks.items():
+                self.pools[group].share(block)
+                self._pins.append((group, block))
 
     def _fill_table(
         self, group: Group, table: list[BlockId | None], resident: list[BlockId | None], match: PrefixMatch

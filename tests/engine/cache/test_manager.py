@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.cache.caches import Cache, full_group, sliding_group
+from tests.engine.cache.caches import Cache, full_group
 
 pytestmark = pytest.mark.pure
 
@@ -26,3 +26,16 @@ def test_a_load_that_fails_names_nothing_it_was_meant_to_fill() -> None:
 
     assert len(cache.manager.index) == 0
     assert all(pool.num_free == pool.num_blocks for pool in cache.manager.pools.values())
+
+
+def test_an_admission_without_room_leaves_the_order_of_eviction() -> None:
+    cache = Cache(full_group(), num_blocks=8)
+    cache.manager.release(cache.computed(LONG))
+    cache.computed([9] * 20)
+    wanting = cache.open([*LONG[:10], 1, 1])
+    assert not cache.admit(wanting)
+
+    cache.computed([8] * 4)
+    assert cache.matched_len(LONG) == 8
+    cache.computed([7] * 4)
+    assert cache.matched_len(LONG) == 4
