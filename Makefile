@@ -50,13 +50,13 @@ $(DEV): pyproject.toml | $(BIN)/python
 chat: $(RUNTIME)
 	@if [ -t 0 ] && [ -t 1 ] && [ -t 2 ]; then exec $(BIN)/kvchat; else exec $(MAKE) --no-print-directory demo; fi
 
-# The answers go to standard output, what they cost to standard error.
+# Each question is a process of its own: what it reuses comes from the disk.
 demo: $(RUNTIME)
 	@home=$$(mktemp -d) && trap 'rm -rf "$$home"' EXIT && export KVCHAT_HOME="$$home" && \
-	  say() { echo "you:    $$1"; shift; printf 'kvchat: '; $(BIN)/kvchat ask "$$@"; echo; } && \
-	  say "Hello! My name is Ana." --new demo "Hello! My name is Ana." && \
-	  say "What is a KV cache?" -s demo "What is a KV cache?" && \
-	  say "What is my name?" -s demo "What is my name?" && \
+	  say() { echo "you:    $$1"; printf 'kvchat: '; $(BIN)/kvchat ask $$2 "$$1" 2>&1 && echo; } && \
+	  say "Hello! My name is Ana." "--new demo" && \
+	  say "What is a KV cache?" "-s demo" && \
+	  say "What is my name?" "-s demo" && \
 	  $(BIN)/kvchat sessions list && $(BIN)/kvchat cache status
 
 test: lint
