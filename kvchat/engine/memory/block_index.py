@@ -21,7 +21,8 @@ BlockName = tuple[bytes, BlockKey, GroupId]
 """Fingerprint, key and group: what names one file."""
 
 _BUSY_TIMEOUT_S = 5.0
-_SQLITE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter: a damaged name in a message
+# What SQLite raises for a damaged file; a damaged page size asks for too much memory.
+_SQLITE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError, MemoryError)
 _DAMAGE_CODES = (
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,
@@ -315,10 +316,12 @@ class BlockIndex:
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)
 
 
-def _is_damage(error: sqlite3.DatabaseError | UnicodeDecodeError) -> bool:
+def _is_damage(error: Exception) -> bool:
     """Whether a new file helps: malformed, no database or other tables; not locked, full or unreadable."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    return code in _DAMAGE_CODES
+    if isinstance(error, sqlite3.ProgrammingError):
+        return False  # used after close
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # none: a value that cannot be decoded
+    return code & 0xFF in _DAMAGE_CODES
 
 
 def _has_our_tables(connection: sqlite3.Connection) -> bool:

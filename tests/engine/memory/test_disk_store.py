@@ -364,6 +364,24 @@ class TestLimit:
         return num_bytes
 
 
+def test_a_late_use_of_a_closed_store_harms_nobody(tmp_path: Path) -> None:
+    """A writer that did not end in time must not take the index of the next process with it."""
+    blocks = chain(list(range(8)))
+    closed = open_store(tmp_path)
+    write_all(closed, blocks[:1])
+    closed.close()
+    store = open_store(tmp_path)
+    inode = (tmp_path / "index.db").stat().st_ino
+    assert not closed.has(blocks[0].key, FULL)
+    with pytest.raises(StorageError):
+        closed.write(blocks[1].header, blocks[1].payload)
+    assert (tmp_path / "index.db").stat().st_ino == inode
+    assert store.has(blocks[0].key, FULL)
+    assert not store.write(blocks[1].header, blocks[1].payload)
+    assert read(store, blocks[1]) == blocks[1].payload
+    store.close()
+
+
 def test_two_stores_share_a_directory(tmp_path: Path) -> None:
     blocks = chain(list(range(12)))
     one, two = open_store(tmp_path), open_store(tmp_path)
