@@ -125,7 +125,8 @@ class Scheduler:
             moves += added
             chunks.append(_chunk(entry, num_tokens))
             budget -= num_tokens
-        changes, dropped = self.manager.take_changes()
+        # An empty batch reaches no runner, so what changed must wait for the next one.
+        changes, dropped = self.manager.take_changes() if chunks else ((), ())
         return Batch(tuple(chunks), tuple(moves), changes, dropped)
 
     def _extend(self, entry: Entry, num_tokens: int, scheduled: set[RequestId]) -> tuple[Move, ...] | None:
