@@ -137,6 +137,8 @@ KEYS: Mapping[str, Key] = {
     "sampling.temperature": Key(read=number, variable="KVCHAT_TEMPERATURE", in_project=True),
     "sampling.top_p": Key(read=number, variable="KVCHAT_TOP_P", in_project=True),
     "sampling.top_k": Key(read=or_none(integer), variable="KVCHAT_TOP_K", in_project=True),
+    "sampling.min_p": Key(read=number, variable="KVCHAT_MIN_P", in_project=True),
+    "sampling.repetition_penalty": Key(read=number, variable="KVCHAT_REPETITION_PENALTY", in_project=True),
     "sampling.seed": Key(read=or_none(integer), variable="KVCHAT_SEED", in_project=True),
     "display.color": Key(read=yes_or_no, variable="KVCHAT_COLOR", in_project=True),
     "display.stats": Key(read=yes_or_no, variable="KVCHAT_STATS", in_project=True),
@@ -147,6 +149,7 @@ KEYS: Mapping[str, Key] = {
     "engine.disk_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DISK_BYTES"),
     "engine.max_batch_tokens": Key(read=positive, variable="KVCHAT_MAX_BATCH_TOKENS"),
     "engine.max_context": Key(read=or_none(positive), variable="KVCHAT_MAX_CONTEXT"),
+    "engine.threads": Key(read=or_none(positive), variable="KVCHAT_THREADS"),
     "paths.data_dir": Key(read=path, variable="KVCHAT_DATA_DIR"),
     "paths.cache_dir": Key(read=path, variable="KVCHAT_CACHE_DIR"),
 }

@@ -1,11 +1,12 @@
 """Layers of settings: who overrules whom, and what is refused with which words."""
 
+import json
 import stat
 from pathlib import Path
 
 import pytest
 
-from kvchat.config import Settings, make_private, read_settings
+from kvchat.config import KEYS, Settings, make_private, read_settings
 from kvchat.errors import ConfigError, StorageError, UsageError
 
 pytestmark = pytest.mark.pure
@@ -178,3 +179,39 @@ def test_a_directory_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot create"):
         make_private(tmp_path / "file" / "inside")
+
+
+def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd: Path) -> None:
+    written = {
+        "model": "m",
+        "system": "s",
+        "sampling.max_tokens": 5,
+        "sampling.temperature": 0.5,
+        "sampling.top_p": 0.5,
+        "sampling.top_k": 5,
+        "sampling.min_p": 0.5,
+        "sampling.repetition_penalty": 1.5,
+        "sampling.seed": 5,
+        "display.color": True,
+        "display.stats": False,
+        "engine.device": "cpu",
+        "engine.dtype": "float32",
+        "engine.block_size": 16,
+        "engine.device_bytes": 5,
+        "engine.disk_bytes": 5,
+        "engine.max_batch_tokens": 5,
+        "engine.max_context": 5,
+        "engine.threads": 2,
+        "paths.data_dir": "/data",
+        "paths.cache_dir": "/cache",
+    }
+    assert written.keys() == KEYS.keys()
+    by_variable = read(home, cwd, {KEYS[name].variable: str(value) for name, value in written.items()})
+    lines = (f"{name} = {json.dumps(value)}" for name, value in written.items())
+    (home / "config.toml").write_text("\n".join(lines))
+    assert read(home, cwd) == by_variable
+    for name, value in written.items():
+        found = by_variable
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert str(found) == str(value), name
