@@ -97,12 +97,13 @@ class PrefixMatcher:
         """Return the longest usable prefix of `token_ids[:-1]`."""
         limit = len(token_ids) - 1
         chain = self._chain(root, token_ids, limit)
-        num_blocks = self._num_leading(chain)
-        partial = self._best_partial(
-            chain, num_blocks, root, token_ids[num_blocks * self._block_size : limit]
-        )
-        if partial is None:
-            num_blocks = next(n for n in range(num_blocks, -1, -1) if self._windows_present(chain, n, 0))
+        partial = None
+        for num_blocks in range(self._num_leading(chain), -1, -1):
+            start = num_blocks * self._block_size
+            rest = token_ids[start : min(start + self._block_size, limit)]
+            partial = self._best_partial(chain, num_blocks, root, rest)
+            if partial or self._windows_present(chain, num_blocks, 0):
+                break
         length = num_blocks * self._block_size + (partial.num_tokens if partial else 0)
         return PrefixMatch(
             keys=tuple(chain.keys[:num_blocks]),
@@ -154,6 +155,9 @@ class PrefixMatcher:
     def _best_partial(
         self, chain: _Chain, num_blocks: int, root: BlockKey, rest: Sequence[int]
     ) -> PartialBlock | None:
+        # The further into the block, the less of the blocks before it is seen.
+        if not self._windows_present(chain, num_blocks, self._block_size - 1):
+            return None
         parent = chain.keys[num_blocks - 1] if num_blocks else root
         best: PartialBlock | None = None
         for candidate in self._candidates(parent):

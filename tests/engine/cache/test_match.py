@@ -1,0 +1,213 @@
+"""How much of a prompt is found again."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.cache.caches import Cache, full_group, name_of, sliding_group
+
+pytestmark = pytest.mark.pure
+
+PROMPT = list(range(100, 130))
+
+
+def test_a_window_that_is_gone_leaves_the_tail_of_an_earlier_turn() -> None:
+    """The full group still has everything; the sliding group has a window only where the first turn ended."""
+    cache = Cache(full_group(), sliding_group(4))
+    turn = cache.computed(PROMPT[:10])
+    cache.store(cache.manager.block_saves(turn))
+    cache.store(cache.manager.tail_saves(turn))
+    later = cache.computed(PROMPT[:24])
+    cache.store([save for save in cache.manager.block_saves(later) if save.group == 0])
+    for branch in (turn, later):
+        cache.manager.release(branch)
+    cache.forget_device()
+
+    assert cache.matched_len(PROMPT) == 10
+
+
+def test_blocks_that_agree_are_found_by_key_and_the_rest_to_the_exact_token() -> None:
+    cache = Cache(full_group())
+    cache.computed(PROMPT[:14])
+    for agreed in range(1, 14):
+        assert cache.matched_len([*PROMPT[:agreed], 1, 1]) == agreed
+
+
+def test_at_least_one_token_is_left_to_compute() -> None:
+    """Trap 10."""
+    cache = Cache(full_group(), sliding_group(5))
+    cache.computed(PROMPT)
+    for length in range(1, 31):
+        assert cache.matched_len(PROMPT[:length]) == length - 1
+
+
+def test_the_run_inside_a_block_comes_from_a_live_tail() -> None:
+    cache = Cache(full_group())
+    live = cache.computed(PROMPT[:7])
+    match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
+    assert match.partial is not None
+    assert match.partial.key is None
+    assert match.partial.blocks == {0: live.tables[0][1]}
+    assert match.partial.num_tokens == 2
+
+
+def test_the_run_inside_a_block_comes_from_a_tail_that_was_released() -> None:
+    cache = Cache(full_group())
+    cache.manager.release(cache.computed(PROMPT[:7]))
+    match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
+    assert match.partial is not None
+    assert match.partial.token_ids == tuple(PROMPT[4:7])
+    assert match.length == 6
+
+
+def test_the_run_inside_a_block_comes_from_a_full_sibling() -> None:
+    cache = Cache(full_group())
+    cache.computed(PROMPT[:8])
+    match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
+    assert match.partial is not None
+    assert match.partial.token_ids == tuple(PROMPT[4:8])
+    assert match.length == 6
+
+
+@pytest.mark.parametrize("stored_len", [7, 8])
+def test_the_run_inside_a_block_comes_from_a_stored_block_or_tail(stored_len: int) -> None:
+    cache = Cache(full_group(), sliding_group(2))
+    cache.store_branch(branch := cache.computed(PROMPT[:stored_len]))
+    cache.manager.release(branch)
+    cache.forget_device()
+    match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
+    assert match.partial is not None
+    assert match.partial.blocks == {}
+    assert match.length == match.disk_len == 6
+
+
+def test_of_equal_runs_one_on_the_device_is_taken() -> None:
+    cache = Cache(full_group())
+    cache.store_branch(branch := cache.computed([*PROMPT[:6], 2]))
+    cache.manager.release(branch)
+    cache.forget_device()
+    cache.computed([*PROMPT[:6], 3])
+    match = cache.manager.match(cache.open([*PROMPT[:6], 1]))
+    assert match.length == 6
+    assert match.disk_len == 0
+
+
+def test_the_longest_of_several_runs_is_taken() -> None:
+    cache = Cache(full_group())
+    for length in (5, 7, 6):
+        cache.computed([*PROMPT[:length], 1])
+    assert cache.matched_len(PROMPT) == 7
+
+
+def test_a_tail_is_a_copy_source_and_never_a_parent() -> None:
+    cache = Cache(full_group())
+    cache.manager.release(cache.computed(PROMPT[:6]))
+    assert cache.matched_len(PROMPT) == 6
+    match = cache.manager.match(cache.open(PROMPT))
+    assert len(match.keys) == 1
+    cache.computed(PROMPT[:12])
+    full = [node for node in cache.manager.index if len(node.token_ids) == 4]
+    assert {node.parent for node in full} <= {cache.manager.root, *(node.key for node in full)}
+
+
+def test_a_block_with_the_right_key_and_other_ids_is_no_hit() -> None:
+    """Trap 4: a hash that collides, on the device and in the slower tier."""
+    cache = Cache(full_group())
+    cache.computed(PROMPT[:8])
+    key = name_of(PROMPT[:8], 4)
+    for node in cache.manager.index:
+        if node.key == key:
+            node.token_ids = (1, 2, 3, 4)
+    assert cache.matched_len(PROMPT) == 4
+
+
+def test_the_match_ends_where_one_full_group_ends() -> None:
+    cache = Cache(full_group(), full_group(1))
+    branch = cache.computed(PROMPT[:12])
+    keep = branch.keys[1]
+    cache.store([save for save in cache.manager.block_saves(branch) if save.group == 0 or save.key != keep])
+    cache.manager.release(branch)
+    cache.forget_device()
+    assert cache.matched_len(PROMPT) == 4
+
+
+def test_the_match_ends_where_a_sliding_group_lacks_a_block_of_its_window() -> None:
+    """Trap 19: an unaligned window needs one block more."""
+    cache = Cache(full_group(), sliding_group(6))
+    branch = cache.computed(PROMPT[:16])
+    saves = cache.manager.block_saves(branch)
+    in_window = [save for save in saves if save.group == 1]
+    assert len(in_window) == 2
+    cache.store([save for save in saves if save != in_window[0]])
+    cache.manager.release(branch)
+    cache.forget_device()
+    assert cache.matched_len(PROMPT) == 0
+
+
+def test_a_sliding_group_needs_only_its_window() -> None:
+    cache = Cache(full_group(), sliding_group(4))
+    branch = cache.computed(PROMPT[:20])
+    cache.store_branch(branch)
+    cache.manager.release(branch)
+    cache.forget_device()
+    assert [group for _, group in cache.tier.contents].count(1) == 1
+    assert cache.matched_len(PROMPT[:21]) == 20
+    assert cache.matched_len(PROMPT[:20]) == 19
+    assert cache.matched_len(PROMPT[:16]) == 0
+
+
+def test_matching_changes_nothing() -> None:
+    """Trap 13: a match must not consume what it finds."""
+    cache = Cache(full_group(), sliding_group(5))
+    cache.manager.release(cache.computed(PROMPT))
+    waiting = cache.open(PROMPT)
+    before = [(pool.num_free, pool.num_cached, pool.num_used) for pool in cache.manager.pools.values()]
+    assert cache.manager.match(waiting) == cache.manager.match(waiting)
+    after = [(pool.num_free, pool.num_cached, pool.num_used) for pool in cache.manager.pools.values()]
+    assert before == after
+
+
+def test_loads_are_counted_in_the_tokens_of_blocks_that_some_group_lacks() -> None:
+    cache = Cache(full_group(), full_group(1))
+    branch = cache.computed(PROMPT[:10])
+    cache.store_branch(branch)
+    cache.manager.release(branch)
+    cache.forget_device()
+    cache.computed(PROMPT[:4])
+    match = cache.manager.match(cache.open(PROMPT))
+    assert (match.length, match.disk_len) == (10, 6)
+
+
+# The definition: what one prompt has in common with each sequence that was computed.
+
+
+def longest_common_prefix(computed: list[list[int]], prompt: list[int]) -> int:
+    longest = 0
+    for tokens in computed:
+        common = 0
+        while common < min(len(tokens), len(prompt) - 1) and tokens[common] == prompt[common]:
+            common += 1
+        longest = max(longest, common)
+    return longest
+
+
+tokens = st.lists(st.integers(0, 2), min_size=1, max_size=22)
+turns = st.lists(st.tuples(tokens, st.integers(0, 22), st.booleans()), min_size=1, max_size=8)
+
+
+@given(turns=turns, prompts=st.lists(tokens, min_size=1, max_size=5), window_len=st.integers(1, 9))
+def test_without_eviction_the_match_is_the_longest_common_prefix(
+    turns: list[tuple[list[int], int, bool]], prompts: list[list[int]], window_len: int
+) -> None:
+    cache = Cache(full_group(), sliding_group(window_len), num_blocks=100)
+    computed: list[list[int]] = []
+    for prompt, num_tokens, is_released in turns:
+        branch = cache.open(prompt)
+        assert cache.manager.match(branch).length == longest_common_prefix(computed, prompt)
+        assert cache.admit(branch)
+        cache.compute(branch, min(num_tokens, branch.num_uncomputed), chunk_len=5)
+        computed.append(prompt[: branch.computed_len])
+        if is_released:
+            cache.manager.release(branch)
+    for prompt in prompts:
+        assert cache.matched_len(prompt) == longest_common_prefix(computed, prompt)
