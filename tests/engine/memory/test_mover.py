@@ -1,0 +1,127 @@
+"""Moves are carried out in order and to the bit; a block that fails once is not offered again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
+from kvchat.engine.cache.plan import Copy, Load
+from kvchat.engine.cache.spec import FullSpec, Group, SlidingSpec
+from kvchat.engine.memory.block_file import BlockHeader, block_path
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.mover import Mover
+
+pytestmark = pytest.mark.cpu
+
+BLOCK_SIZE = 4
+FULL, SLIDING = GroupId(0), GroupId(1)
+FINGERPRINT = b"\x01" * 32
+ROOT = root_key(FINGERPRINT)
+IDS = (1, 2, 3, 4)
+KEY = block_key(ROOT, IDS)
+TAIL_IDS = (5, 6)
+TAIL = block_key(KEY, TAIL_IDS)
+
+
+@pytest.fixture
+def pool() -> DevicePool:
+    full = FullSpec(num_kv_heads=2, head_dim_k=3, head_dim_v=4, dtype="BF16")
+    sliding = SlidingSpec(num_kv_heads=2, head_dim_k=3, head_dim_v=3, dtype="BF16", window_len=5)
+    groups = [Group(id=FULL, spec=full, layers=(0, 1)), Group(id=SLIDING, spec=sliding, layers=(2,))]
+    pool = DevicePool(groups, {FULL: 4, SLIDING: 4}, BLOCK_SIZE, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    for layer in pool.layers.values():
+        layer.keys.copy_(torch.randn(layer.keys.shape, generator=generator))
+        layer.values.copy_(torch.randn(layer.values.shape, generator=generator))
+    return pool
+
+
+@pytest.fixture
+def store(pool: DevicePool, tmp_path: Path) -> Iterator[DiskStore]:
+    store = DiskStore(
+        tmp_path,
+        fingerprint=FINGERPRINT,
+        layouts=pool.layouts(),
+        block_size=BLOCK_SIZE,
+        limit_bytes=None,
+    )
+    yield store
+    store.close()
+
+
+def save(pool: DevicePool, store: DiskStore, group: GroupId, block: int) -> bytes:
+    data = pool.read_block(group, BlockId(block), BLOCK_SIZE)
+    store.write(BlockHeader(key=KEY, parent=ROOT, group=group, token_ids=IDS), data)
+    return data
+
+
+def load_into(block: int, group: GroupId = FULL) -> Load:
+    return Load(group, KEY, ROOT, IDS, BlockId(block))
+
+
+def read(pool: DevicePool, group: GroupId, block: int) -> bytes:
+    return pool.read_block(group, BlockId(block), BLOCK_SIZE)
+
+
+@pytest.mark.parametrize("group", [FULL, SLIDING])
+def test_a_load_brings_back_every_bit(pool: DevicePool, store: DiskStore, group: GroupId) -> None:
+    data = save(pool, store, group, 0)
+    assert read(pool, group, 3) != data
+    assert Mover(pool, store).execute([load_into(3, group)])
+    assert read(pool, group, 3) == data
+
+
+def test_moves_happen_in_their_order(pool: DevicePool, store: DiskStore) -> None:
+    """Trap 21: what is loaded can be copied in the same plan, and overwritten after that."""
+    data, other = save(pool, store, FULL, 0), read(pool, FULL, 2)
+    moves = [
+        load_into(3),
+        Copy(FULL, BlockId(3), BlockId(1), BLOCK_SIZE),
+        Copy(FULL, BlockId(2), BlockId(3), BLOCK_SIZE),
+    ]
+    assert Mover(pool, store).execute(moves)
+    assert read(pool, FULL, 1) == data
+    assert read(pool, FULL, 3) == other
+
+
+def test_a_failed_load_ends_the_plan_and_is_not_offered_again(
+    pool: DevicePool, store: DiskStore, tmp_path: Path
+) -> None:
+    """Trap 22: look-up says yes, load says no; the same request must not run into it for ever."""
+    save(pool, store, FULL, 0)
+    save(pool, store, SLIDING, 0)
+    path = block_path(tmp_path / "blocks", FINGERPRINT, KEY, FULL)
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    mover = Mover(pool, store)
+    assert list(mover.has_all([KEY], FULL)) == [True]
+    path.write_bytes(damaged)
+    before = read(pool, FULL, 1)
+    assert not mover.execute([load_into(3), Copy(FULL, BlockId(0), BlockId(1), BLOCK_SIZE)])
+    assert read(pool, FULL, 1) == before, "a move behind the failed one was carried out"
+    assert mover.num_unreadable == 1
+
+    path.write_bytes(damaged)  # as if it came back: this process has seen enough of it
+    store.rebuild()
+    assert list(mover.has_all([KEY], FULL)) == [False]
+    assert list(mover.has_all([KEY], SLIDING)) == [True]
+    assert [node.key for node in mover.children(ROOT)] == []
+
+
+def test_children_are_those_of_the_store(pool: DevicePool, store: DiskStore) -> None:
+    save(pool, store, FULL, 0)
+    data = pool.read_block(FULL, BlockId(1), len(TAIL_IDS))
+    store.write(BlockHeader(key=TAIL, parent=KEY, group=FULL, token_ids=TAIL_IDS), data)
+    mover = Mover(pool, store)
+    (node,) = mover.children(KEY)
+    assert (node.key, node.token_ids, node.groups) == (TAIL, TAIL_IDS, frozenset([FULL]))
+
+
+def test_without_a_store_there_is_nothing_to_load(pool: DevicePool) -> None:
+    mover = Mover(pool, None)
+    assert list(mover.has_all([KEY, BlockKey(bytes(32))], FULL)) == [False, False]
+    assert list(mover.children(ROOT)) == []
+    assert mover.execute([Copy(FULL, BlockId(0), BlockId(1), 2)])
