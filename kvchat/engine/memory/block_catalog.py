@@ -57,4 +57,5 @@ class BlockCatalog:
             num_blocks += len(block.groups)
             num_tails += len(block.groups) * block.is_tail
             num_bytes += block.num_bytes
+        self._directory.remove_empty()
         return DiskUsage(num_blocks=num_blocks, num_tails=num_tails, num_bytes=num_bytes)

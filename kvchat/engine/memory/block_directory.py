@@ -91,13 +91,11 @@ class BlockDirectory:
         header = identity.header
         path = self.path(identity.fingerprint, header.key, header.group)
         with storage_errors(path.parent):
-            make_private_directories(path.parent)
             try:
-                num_bytes = write_file(path, identity, payload)
+                num_bytes = _write(path, identity, payload)
             except FileNotFoundError:
                 # Another process removed the directory because it was empty.
-                make_private_directories(path.parent)
-                num_bytes = write_file(path, identity, payload)
+                num_bytes = _write(path, identity, payload)
         row = FoundBlock(
             fingerprint=identity.fingerprint,
             header=header,
@@ -108,17 +106,19 @@ class BlockDirectory:
         self.index.add([row])
 
     def remove(self, fingerprint: bytes, key: BlockKey, groups: Iterable[GroupId]) -> None:
-        """Remove a block's files, then its rows, then directories that became empty."""
+        """Remove a block's files, then its rows."""
         names = [(fingerprint, key, group) for group in groups]
-        paths = [self.path(*name) for name in names]
         with storage_errors(self.blocks_dir):
-            for path in paths:
-                path.unlink(missing_ok=True)
+            for name in names:
+                self.path(*name).unlink(missing_ok=True)
         self.index.drop(names)
-        for path in paths:
-            with suppress(OSError):  # not empty, or gone
-                path.parent.rmdir()
-                path.parent.parent.rmdir()
+
+    def remove_empty(self) -> None:
+        """Remove directories that hold nothing."""
+        for directory in _directories(self.blocks_dir):
+            for empty in (*_directories(directory), directory):
+                with suppress(OSError):  # not empty, or gone
+                    empty.rmdir()
 
     def set_aside(self, path: Path) -> None:
         """Move a damaged file to the quarantine, which keeps the newest few; remove it where that fails."""
@@ -151,6 +151,11 @@ class BlockDirectory:
             if _FINGERPRINT.fullmatch(directory.name):
                 for shelf in _directories(directory):
                     yield from ((bytes.fromhex(directory.name), file) for file in _listing(shelf))
+
+
+def _write(path: Path, identity: FileIdentity, payload: memoryview) -> int:
+    make_private_directories(path.parent)
+    return write_file(path, identity, payload)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from time import monotonic, sleep
 from typing import Any
 
 from kvchat.engine.api.ids import BlockKey, GroupId, from_u32le, u32le
@@ -273,16 +274,18 @@ class BlockIndex:
         self._was_lost = True
 
     def _open(self) -> sqlite3.Connection:
-        try:
+        until_s = monotonic() + _BUSY_TIMEOUT_S
+        while True:
             try:
                 return self._connect()
-            except _SQLITE_ERRORS as error:
-                if not _is_damage(error):
-                    raise
-            self._unlink()
-            return self._connect()
-        except (*_SQLITE_ERRORS, OSError) as error:
-            raise StorageError(f"The cache index {self._path} cannot be opened: {error}.") from error
+            except (*_SQLITE_ERRORS, OSError) as error:
+                is_passing = _is_damage(error) or _is_busy(error)
+                if not is_passing or monotonic() > until_s:
+                    raise StorageError(f"The cache index {self._path} cannot be opened: {error}.") from error
+                if _is_damage(error):
+                    self._unlink()
+            # SQLite's own timeout does not cover the change to write-ahead logging.
+            sleep(0.01)
 
     def _connect(self) -> sqlite3.Connection:
         # Created first with the mode it must have; SQLite gives its side files the same.
@@ -302,14 +305,12 @@ class BlockIndex:
 
     def _create_tables(self, connection: sqlite3.Connection) -> None:
         connection.execute("BEGIN EXCLUSIVE")
-        try:
-            if not _has_our_tables(connection):
-                for table in ("blocks", "totals"):
-                    connection.execute(f"DROP TABLE IF EXISTS {table}")
-                for statement in _SCHEMA:
-                    connection.execute(statement)
-        finally:
-            connection.execute("COMMIT")
+        if not _has_our_tables(connection):
+            for table in ("blocks", "totals"):
+                connection.execute(f"DROP TABLE IF EXISTS {table}")
+            for statement in _SCHEMA:
+                connection.execute(statement)
+        connection.execute("COMMIT")
 
     def _unlink(self) -> None:
         for suffix in ("", "-wal", "-shm"):
@@ -318,10 +319,14 @@ class BlockIndex:
 
 def _is_damage(error: Exception) -> bool:
     """Whether a new file helps: malformed, no database or other tables; not locked, full or unreadable."""
-    if isinstance(error, sqlite3.ProgrammingError):
-        return False  # used after close
+    if isinstance(error, OSError | sqlite3.ProgrammingError):
+        return False  # the latter: used after close
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # none: a value that cannot be decoded
     return code & 0xFF in _DAMAGE_CODES
+
+
+def _is_busy(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _has_our_tables(connection: sqlite3.Connection) -> bool:

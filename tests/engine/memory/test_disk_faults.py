@@ -297,6 +297,49 @@ for block in chain(list(range(4000)), namespace=sys.argv[2]):
     store.close()
 
 
+@pytest.mark.parametrize("limit_bytes", [None, 9000])
+def test_processes_that_open_write_and_evict_at_once_do_not_disturb_each_other(
+    tmp_path: Path, limit_bytes: int | None
+) -> None:
+    script = f"""
+import sys
+from pathlib import Path
+from kvchat.errors import BlockMissing
+from tests.engine.memory.chains import *
+print("ready", flush=True)
+sys.stdin.readline()
+for start in range(0, 120, 40):
+    store = open_store(Path(sys.argv[1]), limit_bytes={limit_bytes})
+    for block in chain(list(range(start, start + 40))):
+        store.write(block.header, block.payload)
+        try:
+            assert read(store, block) == block.payload
+        except BlockMissing:
+            assert {limit_bytes is not None}
+    store.close()
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    processes = [
+        subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    complaints = [process.communicate(timeout=60)[1].decode() for process in processes]
+    assert complaints == [""] * 3
+    store = open_store(tmp_path)
+    sizes = [path.stat().st_size for path in (tmp_path / "blocks").rglob("*.*")]
+    assert (store.usage().num_blocks, store.usage().num_bytes) == (len(sizes), sum(sizes))
+    store.close()
+
+
 def _flipped(data: bytes, position: int, mask: int) -> bytes:
     return data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :]
 
