@@ -5,21 +5,18 @@ and records what they mean for blocks and events.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Self
+
+from torch import Tensor
 
 from kvchat.engine import occupancy, report
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import (
     Event,
     FinishReason,
-    Loaded,
     RequestFinished,
-    Timings,
-    TokenEmitted,
-    Usage,
 )
 from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.request import Request
@@ -29,25 +26,15 @@ from kvchat.engine.batch import Batch
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.sizing import least_blocks
+from kvchat.engine.family import Family, seeded
 from kvchat.engine.handle import Handle
 from kvchat.engine.keeper import Keeper
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
+from kvchat.engine.results import Result, collect
 from kvchat.engine.sampler import Choice, Row
 from kvchat.engine.scheduler import Entry
 from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One finished request of `generate`."""
-
-    token_ids: list[int]
-    finish_reason: FinishReason
-    usage: Usage
-    loaded: Loaded
-    timings: Timings
-    error: str | None
 
 
 class Engine:
@@ -65,6 +52,7 @@ class Engine:
         self._clock = clock
         self._ids = count(1)
         self._entries: dict[RequestId, Entry] = {}
+        self._families: dict[RequestId, Family] = {}
         self._handles: dict[RequestId, Handle] = {}
         self._events: list[Event] = []
         self._reused_tokens = 0
@@ -99,11 +87,14 @@ class Engine:
             id=RequestId(next(self._ids)),
             request=request,
             branch=branch,
+            sampling=seeded(request.sampling, 0),
             max_tokens=request.sampling.max_tokens or self.info.max_context,
             submitted_s=self._clock(),
             prompt_len=len(request.token_ids),
+            stop=request.stop,
         )
         self._entries[entry.id] = entry
+        self._families[entry.id] = Family(entry, [entry])
         self._scheduler.add(entry)
         handle = Handle(entry.id, branch.id, self.step, self.cancel)
         self._handles[entry.id] = handle
@@ -117,8 +108,7 @@ class Engine:
         self._mover.execute(batch.moves)
         self._manager.finish_moves()
         if batch.chunks:
-            logits = self._runner.run(batch)
-            self._record(batch, iter(self._sampler.sample(logits, self._rows(batch))))
+            self._record(batch, self._runner.run(batch))
         else:
             self._refuse_stuck()
         self._keeper.after_step()
@@ -126,8 +116,8 @@ class Engine:
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request at the next step; unknown or finished ones are ignored."""
-        entry = self._entries.get(request_id)
-        if entry is not None:
+        family = self._families.get(request_id)
+        for entry in family.running if family is not None else ():
             entry.is_cancelled = True
 
     def fork(self, branch: BranchId) -> BranchId:
@@ -151,13 +141,15 @@ class Engine:
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
     ) -> list[Result]:
         """Answer all prompts together; blocks stay cached, branches do not stay live."""
-        handles = [
-            self.submit(Request(token_ids=tuple(prompt), sampling=sampling or SamplingParams()))
-            for prompt in prompts
+        requests = [
+            Request(token_ids=tuple(prompt), sampling=sampling or SamplingParams()) for prompt in prompts
         ]
-        results = [_collect(handle) for handle in handles]
-        for handle in handles:
-            self.release(handle.branch)
+        for request in requests:
+            self._validate(request)
+        results = [collect(handle) for handle in [self.submit(request) for request in requests]]
+        for result in results:
+            for branch in result.branches:
+                self.release(branch)
         return results
 
     def snapshot(self) -> CacheSnapshot:
@@ -281,60 +273,76 @@ class Engine:
 
     # One step's results
 
-    def _rows(self, batch: Batch) -> list[Row]:
-        entries = [self._entries[chunk.request] for chunk in batch.chunks if chunk.samples]
-        return [Row(entry.id, entry.request.sampling, entry.branch.token_ids) for entry in entries]
-
-    def _record(self, batch: Batch, choices: Iterator[Choice | None]) -> None:
+    def _record(self, batch: Batch, logits: Tensor) -> None:
+        """Note what the batch has computed and append the tokens that follow."""
+        due: list[tuple[int, Entry]] = []
+        row = 0
         for chunk in batch.chunks:
             entry = self._entries[chunk.request]
             self._manager.commit(entry.branch, chunk.end - chunk.start)
             if chunk.samples:
-                self._take_token(entry, next(choices))
+                due += [(row, entry), *((row, sibling) for sibling in self._fork_siblings(entry))]
+                row += 1
             elif entry.num_generated == 0:
                 self._events.append(report.progress(entry))
+        rows = [Row(entry.id, entry.sampling, entry.branch.token_ids) for _, entry in due]
+        choices = self._sampler.sample(logits[[number for number, _ in due]], rows)
+        for (_, entry), choice in zip(due, choices, strict=True):
+            self._take_token(entry, choice)
+
+    def _fork_siblings(self, entry: Entry) -> list[Entry]:
+        """Return the further answers that begin where the first one's prompt has just been computed."""
+        family = self._families[entry.request_id or entry.id]
+        siblings = []
+        for _ in range(family.num_missing):
+            sibling = family.sibling(RequestId(next(self._ids)), self._manager.fork(entry.branch))
+            self._entries[sibling.id] = sibling
+            self._scheduler.add(sibling)
+            siblings.append(sibling)
+        return siblings
 
     def _take_token(self, entry: Entry, choice: Choice | None) -> None:
         if choice is None:
             self._finish(entry, FinishReason.ERROR, "the model's output is not a number (NaN or infinite)")
             return
         if entry.first_token_s is None:
-            entry.first_token_s = self._clock()
-            self._reused_tokens += entry.cached_len
-            self._computed_tokens += entry.prompt_len - entry.cached_len
-            self._events.append(report.progress(entry))
+            self._note_first_token(entry)
         entry.branch.token_ids.append(choice.token_id)
         entry.num_generated += 1
-        self._events.append(
-            TokenEmitted(
-                request_id=entry.id,
-                branch=entry.branch.id,
-                token_id=choice.token_id,
-                logprobs=choice.logprobs,
-            )
-        )
+        entry.sum_logprob += choice.logprobs.logprob if choice.logprobs else 0.0
+        self._events.append(report.token(entry, choice))
         reason = self._finish_reason(entry, choice.token_id)
         if reason is not None:
             self._finish(entry, reason)
 
+    def _note_first_token(self, entry: Entry) -> None:
+        entry.first_token_s = self._clock()
+        if entry.request_id is None:
+            self._reused_tokens += entry.cached_len
+            self._computed_tokens += entry.prompt_len - entry.cached_len
+            self._events.append(report.progress(entry))
+
     def _finish_reason(self, entry: Entry, token: int) -> FinishReason | None:
-        request = entry.request
-        ends_turn = token in self.info.eos_token_ids and not request.sampling.ignore_eos
-        if ends_turn or token in request.sampling.stop_token_ids:
+        ends_turn = token in self.info.eos_token_ids and not entry.sampling.ignore_eos
+        if ends_turn or token in entry.sampling.stop_token_ids:
             return FinishReason.STOP
-        if request.stop is not None and request.stop.feed(token):
+        if entry.stop is not None and entry.stop.feed(token):
             return FinishReason.STOP
         if entry.num_generated >= entry.max_tokens or len(entry.branch.token_ids) >= self.info.max_context:
             return FinishReason.LENGTH
         return None
 
     def _finish(self, entry: Entry, reason: FinishReason, error: str | None = None) -> None:
+        """End one answer; the request is over with its last one."""
         self._scheduler.remove(entry)
         self._scheduler.touch(entry.branch.id)
         self._sampler.forget(entry.id)
         del self._entries[entry.id]
         self._keeper.save_branch(entry.branch)
-        self._events.append(report.finished(entry, reason, error, self._clock()))
+        family = self._families[entry.request_id or entry.id]
+        if family.end(entry, reason, error):
+            del self._families[family.first.id]
+            self._events.append(report.finished(family, self._clock()))
 
     def _disk_usage(self) -> TierUsage:
         if self._store is None:
@@ -357,17 +365,3 @@ class Engine:
             if isinstance(event, RequestFinished):
                 self._handles.pop(event.request_id, None)
         return events
-
-
-def _collect(handle: Handle) -> Result:
-    token_ids = [event.token_id for event in handle if isinstance(event, TokenEmitted)]
-    finished = handle.result
-    assert finished is not None
-    return Result(
-        token_ids=token_ids,
-        finish_reason=finished.reason,
-        usage=finished.usage,
-        loaded=finished.loaded,
-        timings=finished.timings,
-        error=finished.error,
-    )

@@ -1,13 +1,15 @@
 """What is told about a request: its events, counts and times."""
 
 from kvchat.engine.api.events import (
-    FinishReason,
     Loaded,
     PrefillProgress,
     RequestFinished,
     Timings,
+    TokenEmitted,
     Usage,
 )
+from kvchat.engine.family import Family
+from kvchat.engine.sampler import Choice
 from kvchat.engine.scheduler import Entry
 
 
@@ -23,21 +25,33 @@ def progress(entry: Entry) -> PrefillProgress:
     )
 
 
-def finished(entry: Entry, reason: FinishReason, error: str | None, now_s: float) -> RequestFinished:
+def token(entry: Entry, choice: Choice) -> TokenEmitted:
+    return TokenEmitted(
+        request_id=entry.request_id or entry.id,
+        branch=entry.branch.id,
+        token_id=choice.token_id,
+        sample=entry.sample,
+        logprobs=choice.logprobs if entry.request.sampling.logprobs is not None else None,
+    )
+
+
+def finished(family: Family, now_s: float) -> RequestFinished:
     """Return the last event of a request."""
+    entry, samples = family.first, family.ranked()
     return RequestFinished(
         request_id=entry.id,
-        branch=entry.branch.id,
-        reason=reason,
+        branch=samples[0].branch,
+        reason=samples[0].reason,
         usage=Usage(
             prompt_tokens=entry.prompt_len,
             cached_tokens=entry.cached_len,
             computed_tokens=_computed_len(entry),
-            completion_tokens=entry.num_generated,
+            completion_tokens=family.num_generated,
         ),
         loaded=entry.loaded or Loaded(),
-        timings=_timings(entry, now_s),
-        error=error,
+        timings=_timings(family, now_s),
+        error=samples[0].error,
+        samples=samples,
     )
 
 
@@ -48,11 +62,12 @@ def _computed_len(entry: Entry) -> int:
     return max(0, entry.branch.computed_len - entry.cached_len)
 
 
-def _timings(entry: Entry, now_s: float) -> Timings:
+def _timings(family: Family, now_s: float) -> Timings:
+    entry = family.first
     first_s = entry.first_token_s
     decode_s = now_s - first_s if first_s is not None else 0.0
     return Timings(
         ttft_s=first_s - entry.submitted_s if first_s is not None else None,
         total_s=now_s - entry.submitted_s,
-        decode_tokens_per_s=(entry.num_generated - 1) / decode_s if decode_s > 0 else None,
+        decode_tokens_per_s=(family.num_generated - 1) / decode_s if decode_s > 0 else None,
     )

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import BranchId, RequestId
-from kvchat.engine.api.request import Request
+from kvchat.engine.api.request import Request, StopMatcher
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
@@ -23,13 +24,22 @@ class Entry:
     """A request inside the scheduler."""
 
     id: RequestId
+    """Names this sequence; the first answer of a request has the request's own id."""
     request: Request
     branch: Branch
     max_tokens: int
     submitted_s: float
     prompt_len: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """The request's, with what differs between its answers."""
     loaded: Loaded | None = None
     """Where its cached tokens came from when it was first admitted."""
+    request_id: RequestId | None = None
+    """The request this is a further answer to; None for the first answer."""
+    sample: int = 0
+    """Number of the answer among those of its request."""
+    stop: StopMatcher | None = None
+    sum_logprob: float = 0.0
     num_generated: int = 0
     first_token_s: float | None = None
     is_cancelled: bool = False
@@ -38,6 +48,13 @@ class Entry:
     def rank(self) -> tuple[int, int]:
         """Sorts by importance: priority, then arrival."""
         return (self.request.priority, self.id)
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """Mean log-probability of the tokens, where it was asked for."""
+        if self.sampling.logprobs is None or not self.num_generated:
+            return None
+        return self.sum_logprob / self.num_generated
 
     @property
     def cached_len(self) -> int:
@@ -86,12 +103,15 @@ class Scheduler:
             The moves that fill them, or None if there is no room for them.
         """
         match = self.manager.match(entry.branch)
-        moves = self.manager.admit(entry.branch, match)
-        while moves is None and self._reset_idle():
-            match = self.manager.match(entry.branch)
-            moves = self.manager.admit(entry.branch, match)
-        if moves is None:
-            return None
+        while (moves := self._take(entry, match)) is None:
+            if self._reset_idle() or self._requeue_less_important(entry):
+                match = self.manager.match(entry.branch)
+            elif match.partial and not self.running:
+                # The copy's source takes a block of its own; the last request must not fail for that.
+                num_whole = len(match.keys) * self.manager.block_size
+                match = self.manager.match(entry.branch, max_len=num_whole)
+            else:
+                return None
         self.waiting.remove(entry)
         self.running.append(entry)
         if entry.loaded is None:
@@ -110,36 +130,44 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Choose the next step's tokens and make their slots writable. Empty if nothing can run."""
-        budget = self.max_batch_tokens
-        chunks: list[Chunk] = []
+        chunks: dict[RequestId, Chunk] = {}
         moves: list[Move] = []
-        order = sorted(self.running, key=lambda entry: (not entry.is_decoding, entry.rank))
-        for entry in order:
+        for entry in sorted(self.running, key=lambda entry: (not entry.is_decoding, entry.rank)):
+            budget = self.max_batch_tokens - sum(len(chunk.token_ids) for chunk in chunks.values())
             if not budget or entry not in self.running:
                 continue
             num_tokens = min(entry.branch.num_uncomputed, budget)
-            scheduled = {chunk.request for chunk in chunks}
-            added = self._extend(entry, num_tokens, scheduled)
+            added = self._extend(entry, num_tokens, chunks)
             if added is None:
                 continue
             moves += added
-            chunks.append(_chunk(entry, num_tokens))
-            budget -= num_tokens
+            chunks[entry.id] = _chunk(entry, num_tokens)
         # An empty batch reaches no runner, so what changed must wait for the next one.
         changes, dropped = self.manager.take_changes() if chunks else ((), ())
-        return Batch(tuple(chunks), tuple(moves), changes, dropped)
+        return Batch(tuple(chunks.values()), tuple(moves), changes, dropped)
 
-    def _extend(self, entry: Entry, num_tokens: int, scheduled: set[RequestId]) -> tuple[Move, ...] | None:
-        """Make slots writable, taking blocks from idle branches and then from less important requests."""
+    def _take(self, entry: Entry, match: PrefixMatch) -> tuple[Move, ...] | None:
+        """Admit a branch. Beside others there must also be room for its next chunk, or it would have to make
+        way in the same step.
+        """
+        num_following = 0
+        if self.running:
+            num_following = min(len(entry.branch.token_ids) - match.length, self.max_batch_tokens)
+        return self.manager.admit(entry.branch, match, num_following)
+
+    def _extend(
+        self, entry: Entry, num_tokens: int, chunks: dict[RequestId, Chunk]
+    ) -> tuple[Move, ...] | None:
+        """Make slots writable, taking blocks from idle branches and then from less important requests, also
+        from those in `chunks`.
+        """
         while (moves := self.manager.extend(entry.branch, num_tokens)) is None:
             if self._reset_idle():
                 continue
-            victim = max(
-                (other for other in self.running if other.id not in scheduled), key=lambda other: other.rank
-            )
-            alone = len(self.running) == 1
-            if alone:
+            if len(self.running) == 1:
                 return None
+            victim = max(self.running, key=lambda other: other.rank)
+            chunks.pop(victim.id, None)
             self.requeue(victim)
             if victim is entry:
                 return None
@@ -149,6 +177,14 @@ class Scheduler:
         self.running.remove(entry)
         self.waiting.append(entry)
         self.waiting.sort(key=lambda waiting: waiting.rank)
+
+    def _requeue_less_important(self, entry: Entry) -> bool:
+        """Take the blocks of the least important running request; False if none is less important."""
+        victim = max(self.running, key=lambda other: other.rank, default=entry)
+        if victim.rank <= entry.rank:
+            return False
+        self.requeue(victim)
+        return True
 
     def _reset_idle(self) -> bool:
         """Take the blocks of the branch that has been idle longest; False if no idle branch holds any."""

@@ -1,6 +1,7 @@
 """Token ids to text while they come: whole characters only, reasoning marked, stop strings kept back."""
 
 import codecs
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -123,6 +124,9 @@ class StopStrings:
     def feed(self, token_id: int) -> bool:
         self._stream.feed(token_id)
         return self._stream.stopped
+
+    def fork(self) -> "StopStrings":
+        return StopStrings(copy.deepcopy(self._stream))
 
 
 class _ByteLevelDecoder:

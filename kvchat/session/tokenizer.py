@@ -44,6 +44,10 @@ class ChatTokenizer:
         # A look-ahead finds overlapping ones too.
         self._control_pattern = re.compile("(?=" + "|".join(map(re.escape, texts)) + ")") if texts else None
 
+    def __deepcopy__(self, memo: object) -> "ChatTokenizer":
+        """A tokenizer never changes; copies of what uses it share it."""
+        return self
+
     @classmethod
     def from_dir(cls, model_dir: Path, markup: str = "") -> "ChatTokenizer":
         """Read the tokenizer of a model directory.

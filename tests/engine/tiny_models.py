@@ -20,10 +20,11 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.batch import Batch
 from kvchat.engine.build import build_parts
-from kvchat.engine.engine import Engine, Result
+from kvchat.engine.engine import Engine
 from kvchat.engine.handle import Handle
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.locate import locate_model
+from kvchat.engine.results import Result, Sample
 from kvchat.engine.runner import Runner
 
 VOCAB_SIZE = 512
@@ -184,12 +185,10 @@ def finish(engine: Engine, handle: Handle) -> Result:
     finished = handle.result
     assert finished is not None
     result = Result(
-        token_ids=tokens,
-        finish_reason=finished.reason,
+        samples=[Sample(token_ids=tokens, finish_reason=finished.reason, error=finished.error)],
         usage=finished.usage,
         loaded=finished.loaded,
         timings=finished.timings,
-        error=finished.error,
     )
     check_counts(result)
     return result

@@ -187,3 +187,14 @@ def test_mistral_style_tokens_stream(tmp_path: Path) -> None:
     tokenizer = ChatTokenizer.from_dir(write_model(tmp_path, MISTRAL, sentencepiece=True))
     ids = tokenizer.encode("Grüße aus Köln", after="[/INST]")
     assert text_of(streamed(TextStream(tokenizer), ids)) == "Grüße aus Köln"
+
+
+def test_a_forked_matcher_goes_on_by_itself(byte_level: ChatTokenizer) -> None:
+    matcher = StopStrings(TextStream(byte_level, stop_strings=["END"]))
+    first, second, third = (byte_level.encode(letter)[0] for letter in "END")
+    matcher.feed(first)
+    fork = matcher.fork()
+    assert not matcher.feed(second)
+    assert not fork.feed(first)
+    assert matcher.feed(third)
+    assert not fork.feed(third)

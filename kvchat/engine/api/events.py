@@ -86,8 +86,27 @@ class TokenEmitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleEnd:
+    """How one answer of a request ended. Its branch stays live until it is released.
+
+    `mean_logprob` is the mean log-probability of its tokens, None where none was asked for.
+    """
+
+    sample: int
+    branch: BranchId
+    reason: FinishReason
+    completion_tokens: int
+    mean_logprob: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFinished:
-    """The last event of a request. `error` is a message to show where `reason` is ERROR."""
+    """The last event of a request. `error` is a message to show where `reason` is ERROR.
+
+    `branch`, `reason` and `error` are those of the first of `samples`, which stand in order of preference: by
+    number, or where more were sampled than returned the most probable first. Usage counts all of them.
+    """
 
     request_id: RequestId
     branch: BranchId
@@ -96,6 +115,7 @@ class RequestFinished:
     loaded: Loaded = field(default_factory=Loaded)
     timings: Timings = field(default_factory=Timings)
     error: str | None = None
+    samples: tuple[SampleEnd, ...] = ()
 
 
 Event = PrefillProgress | TokenEmitted | RequestFinished

@@ -14,6 +14,10 @@ class StopMatcher(Protocol):
         """Take the next token and return whether the answer ends with it."""
         ...
 
+    def fork(self) -> "StopMatcher":
+        """Return a matcher in the same state that goes on by itself, for another answer to the prompt."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:

@@ -21,6 +21,8 @@ class SamplingParams:
         logprobs: report the log-probability of each chosen token and of this many most probable ones, before
             temperature and truncation; None reports nothing.
         seed: seed of this request's own generator; None draws one.
+        n: answers to return; above 1 they are sampled from one computed prompt and share its blocks.
+        best_of: answers to sample, at least n; those with the highest mean log-probability are returned.
         stop_token_ids: token ids that end the answer, besides the model's own end-of-turn ids.
         ignore_eos: go on past the model's end-of-turn ids.
 
@@ -35,6 +37,8 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: int | None = None
+    n: int = 1
+    best_of: int | None = None
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -54,6 +58,20 @@ class SamplingParams:
             raise InvalidRequest(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
         if self.logprobs is not None and self.logprobs < 0:
             raise InvalidRequest(f"logprobs must be 0 or more, not {self.logprobs}")
+        self._check_samples()
+
+    def _check_samples(self) -> None:
+        if self.n < 1:
+            raise InvalidRequest(f"n must be at least 1, not {self.n}")
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequest(f"best_of must be at least n ({self.n}), not {self.best_of}")
+        if self.num_samples > 1 and self.is_greedy:
+            raise InvalidRequest("greedy answers are all the same; set a temperature above 0, or n to 1")
+
+    @property
+    def num_samples(self) -> int:
+        """Answers that are sampled, whether returned or not."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def is_greedy(self) -> bool:

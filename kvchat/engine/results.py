@@ -1,0 +1,80 @@
+"""What `generate` returns: a request's answers, collected from its events."""
+
+from dataclasses import dataclass, field
+
+from kvchat.engine.api.events import (
+    FinishReason,
+    Loaded,
+    SampleEnd,
+    Timings,
+    TokenEmitted,
+    TokenLogprobs,
+    Usage,
+)
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.handle import Handle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One answer. `logprobs` has an entry per token where they were asked for."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason
+    mean_logprob: float | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One finished request; the properties speak of its first answer."""
+
+    samples: list[Sample]
+    usage: Usage
+    loaded: Loaded
+    timings: Timings
+    branches: tuple[BranchId, ...] = ()
+    """Every branch the request has used, live until released."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.samples[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.samples[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        return self.samples[0].logprobs
+
+    @property
+    def error(self) -> str | None:
+        return self.samples[0].error
+
+
+def collect(handle: Handle) -> Result:
+    """Iterate a handle to its end and return what came."""
+    emitted = [event for event in handle if isinstance(event, TokenEmitted)]
+    finished = handle.result
+    assert finished is not None
+    branches = {event.branch: None for event in emitted} | {finished.branch: None}
+    return Result(
+        samples=[_sample(end, emitted) for end in finished.samples],
+        usage=finished.usage,
+        loaded=finished.loaded,
+        timings=finished.timings,
+        branches=tuple(branches),
+    )
+
+
+def _sample(end: SampleEnd, emitted: list[TokenEmitted]) -> Sample:
+    own = [event for event in emitted if event.sample == end.sample]
+    return Sample(
+        token_ids=[event.token_id for event in own],
+        finish_reason=end.reason,
+        mean_logprob=end.mean_logprob,
+        logprobs=[event.logprobs for event in own if event.logprobs is not None],
+        error=end.error,
+    )
