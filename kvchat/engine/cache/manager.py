@@ -95,12 +95,15 @@ class CacheManager:
 
     # Blocks of a branch
 
-    def match(self, branch: Branch) -> PrefixMatch:
-        """Return what of an empty branch's tokens can be reused. Pure."""
-        return self._matcher.match(self.root, branch.token_ids)
+    def match(self, branch: Branch, max_len: int | None = None) -> PrefixMatch:
+        """Return what of an empty branch's tokens can be reused, at most `max_len` tokens. Pure."""
+        return self._matcher.match(self.root, branch.token_ids, max_len)
 
-    def admit(self, branch: Branch, match: PrefixMatch) -> tuple[Move, ...] | None:
+    def admit(self, branch: Branch, match: PrefixMatch, num_following: int = 0) -> tuple[Move, ...] | None:
         """Take the matched blocks into an empty branch's tables.
+
+        Args:
+            num_following: tokens behind the matched ones for which there must be room too.
 
         Returns:
             The copies and loads that fill them, or None if there is no room; then nothing has changed. After
@@ -109,7 +112,7 @@ class CacheManager:
         assert branch.computed_len == 0
         assert not any(branch.tables)
         resident = {group.id: self._resident(group, match) for group in self.groups}
-        if not all(self._has_room(group, resident[group.id], match) for group in self.groups):
+        if not all(self._has_room(group, resident[group.id], match, num_following) for group in self.groups):
             return None
         self._hold(resident, match)
         moves: list[Move] = []
@@ -244,11 +247,14 @@ class CacheManager:
         first = group.spec.first_visible(match.length) // self.block_size
         return [self.index.block(key, group.id) for key in match.keys[first:]]
 
-    def _has_room(self, group: Group, resident: list[BlockId | None], match: PrefixMatch) -> bool:
+    def _has_room(
+        self, group: Group, resident: list[BlockId | None], match: PrefixMatch, num_following: int
+    ) -> bool:
         """Whether the blocks that `group` lacks can be allocated without evicting those that are matched."""
         pool = self.pools[group.id]
         found = [block for block in resident if block is not None]
         num_missing = len(resident) - len(found)
+        num_missing += self._num_blocks(match.length + num_following) - self._num_blocks(match.length)
         if match.partial:
             num_missing += 1
             found += [match.partial.blocks[group.id]] if group.id in match.partial.blocks else []

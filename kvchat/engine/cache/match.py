@@ -93,9 +93,11 @@ class PrefixMatcher:
         self._slow = slow
         self._live_tails = live_tails
 
-    def match(self, root: BlockKey, token_ids: Sequence[int]) -> PrefixMatch:
-        """Return the longest usable prefix of `token_ids[:-1]`."""
+    def match(self, root: BlockKey, token_ids: Sequence[int], max_len: int | None = None) -> PrefixMatch:
+        """Return the longest usable prefix of `token_ids[:-1]`, of at most `max_len` tokens."""
         limit = len(token_ids) - 1
+        if max_len is not None:
+            limit = min(limit, max_len)
         chain = self._chain(root, token_ids, limit)
         partial = None
         for num_blocks in range(self._num_leading(chain), -1, -1):
