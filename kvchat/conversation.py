@@ -8,14 +8,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Event as StopFlag
 from threading import Lock
-from time import monotonic
 
 from kvchat.client import EngineClient, RequestHandle
-from kvchat.engine.api.events import Loaded, PrefillProgress, RequestFinished, TokenEmitted
+from kvchat.engine.api.events import Loaded, PrefillProgress, RequestFinished
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import CapacityError, EngineFailed, InvalidRequest, KvchatError, UsageError
+from kvchat.recorder import Recorder
 from kvchat.session.answer import Answer, outcome_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
@@ -24,7 +24,8 @@ from kvchat.session.tree import Branch, Finish, Session, Turn, path_token_ids
 
 Undo = Callable[[], None]
 
-_DRAIN_S = 1.0
+_STOP_S = 1.0
+"""How long the model may take to stop before what it samples then is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +79,9 @@ class Conversation:
         """Nobody will go on from here, so no live branch is kept."""
         self._busy = Lock()
         self._stop = StopFlag()
-        self.handle: RequestHandle | None = None
-        """The request in progress."""
+        self.recorder: Recorder | None = None
+        """What stores the answer in progress."""
+        self._handle: RequestHandle | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -108,19 +110,20 @@ class Conversation:
         try:
             yield
         finally:
-            self.handle = None
+            self._handle = None
+            self.recorder = None
             self._busy.release()
 
     def watch(self, handle: RequestHandle) -> None:
         """Let `stop` reach a request."""
-        self.handle = handle
+        self._handle = handle
         if self.is_stopping:
             handle.cancel()
 
     def stop(self) -> None:
         """Ask the answer in progress to end; from any thread."""
         self._stop.set()
-        handle = self.handle
+        handle = self._handle
         if handle is not None:
             handle.cancel()
 
@@ -190,15 +193,19 @@ class Answering:
             request = self._request(conversation, prompt, answer, sampling)
             if conversation.is_stopping:
                 return Outcome(finish=Finish.INTERRUPTED), None
-            handle = self._submit(conversation, request)
-            finished = yield from self._deliver(conversation, handle, answer)
+            recorder = Recorder(self._submit(conversation, request), answer)
+            conversation.recorder = recorder
+            for item in recorder.recorded():
+                if not isinstance(item, RequestFinished):
+                    yield _shown(item)
         except EngineFailed as error:
             conversation.engine_branch = None
-            yield from _shown(answer.store_rest())
             return Outcome(finish=Finish.ERROR), str(error)
+        finished = recorder.finished
+        assert finished is not None
         if finished.error is not None or conversation.is_closed:
             self.release(conversation)
-        return outcome_of(finished, closed=self._template.is_closed(answer.token_ids)), finished.error
+        return self._outcome(finished, answer), finished.error
 
     def _request(
         self, conversation: Conversation, prompt: tuple[int, ...], answer: Answer, sampling: SamplingParams
@@ -214,28 +221,6 @@ class Answering:
             branch=conversation.engine_branch,
             stop=self._template.stop_matcher(prompt, so_far),
         )
-
-    def _deliver(
-        self, conversation: Conversation, handle: RequestHandle, answer: Answer
-    ) -> Generator[ChatEvent, None, RequestFinished]:
-        """Take events until the last, storing what was sampled before it is yielded."""
-        while True:
-            prefill, finished = None, None
-            for event in handle.take_events(answer.wait_s):
-                if isinstance(event, TokenEmitted):
-                    answer.take(event.token_id)
-                elif isinstance(event, PrefillProgress):
-                    prefill = event
-                else:
-                    finished = event
-            if prefill is not None:
-                yield _prefill(prefill)
-            if finished is not None:
-                conversation.handle = None
-                yield from _shown(answer.store_rest())
-                return finished
-            if answer.is_due:
-                yield from _shown(answer.store_pending())
 
     def _submit(self, conversation: Conversation, request: Request) -> RequestHandle:
         """Hand in a request, keep its branch as the conversation's live one, and let `stop` reach it."""
@@ -257,27 +242,18 @@ class Answering:
         Tokens may have been lost on the way, so the branch may hold more than is stored; the next request
         finds its blocks by their ids.
         """
-        if conversation.handle is not None:
-            _drain(conversation.handle, answer)
+        recorder = conversation.recorder
+        if recorder is not None:
+            recorder.stop(_STOP_S)
         self.release(conversation)
-        failed = isinstance(error, KvchatError)
+        outcome = Outcome(finish=Finish.ERROR if isinstance(error, KvchatError) else Finish.INTERRUPTED)
+        if recorder is not None and recorder.finished is not None:
+            outcome = self._outcome(recorder.finished, answer)
         with suppress(KvchatError):
-            conversation.show_last(
-                answer.finish_or_abandon(Outcome(finish=Finish.ERROR if failed else Finish.INTERRUPTED))
-            )
+            conversation.show_last(answer.finish_or_abandon(outcome))
 
-
-def _drain(handle: RequestHandle, answer: Answer) -> None:
-    """Cancel a request and take what it had sampled, for a short while at most."""
-    deadline = monotonic() + _DRAIN_S
-    with suppress(KvchatError):
-        handle.cancel()
-        while monotonic() < deadline:
-            for event in handle.take_events(0.05):
-                if isinstance(event, TokenEmitted):
-                    answer.take(event.token_id)
-                elif isinstance(event, RequestFinished):
-                    return
+    def _outcome(self, finished: RequestFinished, answer: Answer) -> Outcome:
+        return outcome_of(finished, closed=self._template.is_closed(answer.token_ids))
 
 
 def _ending_with(sampling: SamplingParams, end_ids: frozenset[int], vocab_size: int) -> SamplingParams:
@@ -297,5 +273,7 @@ def _prefill(event: PrefillProgress) -> Prefill:
     )
 
 
-def _shown(pieces: tuple[Piece, ...]) -> Iterator[TextDelta]:
-    return (TextDelta(text=piece.text, reasoning=piece.reasoning) for piece in pieces)
+def _shown(item: PrefillProgress | Piece) -> Prefill | TextDelta:
+    if isinstance(item, PrefillProgress):
+        return _prefill(item)
+    return TextDelta(text=item.text, reasoning=item.reasoning)

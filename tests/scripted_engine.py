@@ -113,6 +113,7 @@ class ScriptedEngine:
         self.dies_after: int | None = None
         self.step_tokens = 1
         self.step_s = 0.0
+        self.handle_class = ScriptedHandle
         self._script = script
         self._max_context = max_context
         self._fingerprint = fingerprint
@@ -150,7 +151,7 @@ class ScriptedEngine:
             raise InvalidRequest("the request does not continue its branch")
         self.live[branch] = list(request.token_ids[:-1])
         self.feed(branch, request.token_ids[-1])
-        handle = ScriptedHandle(self, request, branch, self._script(request.token_ids))
+        handle = self.handle_class(self, request, branch, self._script(request.token_ids))
         self.handles.append(handle)
         return handle
 

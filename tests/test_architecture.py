@@ -41,6 +41,7 @@ FLOORS = {
     "kvchat.engine.sampler": 3,
     "kvchat.engine": 4,
     "kvchat.client": 0,
+    "kvchat.recorder": 2,
     "kvchat.conversation": 4,
     "kvchat.client": 5,
     "kvchat.conversation": 5,
@@ -58,6 +59,7 @@ FOUNDATIONS = (
     "kvchat.engine.api",
     "kvchat.engine.cache.plan",
     "kvchat.client",
+    "kvchat.recorder",
     "kvchat.conversation",
 )
 
@@ -82,8 +84,10 @@ WITHOUT_TORCH = (
     "kvchat.config",
     "kvchat.errors",
     "kvchat.client",
+    "kvchat.recorder",
     "kvchat.conversation",
     "kvchat.client",
+    "kvchat.recorder",
     "kvchat.conversation",
     "kvchat.chat",
     "kvchat.session",

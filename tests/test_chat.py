@@ -2,12 +2,15 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
+from signal import SIGINT, pthread_kill
+from threading import Thread, main_thread
+from time import monotonic, sleep
 
 import pytest
 
 from kvchat.chat import Chat, ChatEvent, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.conversation import Conversation
+from kvchat.engine.api.events import Event
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import (
     ContextOverflow,
@@ -20,7 +23,7 @@ from kvchat.errors import (
 from kvchat.session.store import SessionStore
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import Finish, Role
-from tests.scripted_engine import ScriptedEngine
+from tests.scripted_engine import ScriptedEngine, ScriptedHandle
 from tests.tiny_models import CHATML, QWEN_THINKING, STARTER, write_model
 
 pytestmark = pytest.mark.pure
@@ -56,6 +59,13 @@ def desk(tmp_path: Path, template: ChatTemplate) -> Iterator[Desk]:
     desk = Desk(tmp_path, template)
     yield desk
     desk.store.close()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = monotonic() + 20
+    while not is_so():
+        assert monotonic() < deadline
+        sleep(0.01)
 
 
 def shown(events: list[ChatEvent]) -> str:
@@ -171,6 +181,7 @@ def test_an_abandoned_answer_is_stopped_and_kept_as_interrupted(desk: Desk) -> N
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, BrokenPipeError, SystemExit])
 def test_an_answer_is_kept_whatever_ends_its_reader(desk: Desk, interrupt: type[BaseException]) -> None:
+    desk.engine.step_s = 0.02
     conversation = desk.chat.create()
 
     def read() -> None:
@@ -187,29 +198,40 @@ def test_an_answer_is_kept_whatever_ends_its_reader(desk: Desk, interrupt: type[
     assert not conversation.is_busy
 
 
+class InterruptingHandle(ScriptedHandle):
+    """Sends an interrupt to the main thread after some steps, as Ctrl-C does, while that thread waits."""
+
+    num_steps = 0
+
+    def take_events(self, timeout_s: float) -> tuple[Event, ...]:
+        events = super().take_events(timeout_s)
+        self.num_steps += 1
+        if self.num_steps == 4:
+            pthread_kill(main_thread().ident or 0, SIGINT)
+            sleep(0.1)
+        return events
+
+
 def test_an_interrupt_while_waiting_for_the_engine_keeps_what_was_sampled(desk: Desk) -> None:
+    desk.engine.handle_class = InterruptingHandle
+    desk.engine.step_s = 0.02
     conversation = desk.chat.create()
-    take = ScriptedEngine.submit
-
-    def submit(request):
-        handle = take(desk.engine, request)
-        original, calls = handle.take_events, []
-
-        def take_events(timeout_s: float):
-            calls.append(1)
-            if len(calls) == 4:
-                raise KeyboardInterrupt
-            return original(timeout_s)
-
-        handle.take_events = take_events
-        return handle
-
-    desk.engine.submit = submit
     with pytest.raises(KeyboardInterrupt):
         list(desk.chat.send(conversation, "Hello"))
     kept = desk.store.turns_to(conversation.branch.leaf_id)[-1]
     assert kept.finish is Finish.INTERRUPTED
-    assert len(kept.token_ids or ()) >= 3
+    assert len(kept.token_ids or ()) >= 4
+
+
+def test_sampled_tokens_are_stored_though_nobody_reads(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    with closing(desk.chat.send(conversation, "Hello")) as events:
+        for event in events:
+            if isinstance(event, TextDelta):
+                break
+        wait_until(lambda: desk.store.turn(conversation.turns[-1].id).text == REPLY)
+    # The engine had ended the answer, so it is complete, seen or not.
+    assert desk.store.turns_to(conversation.branch.leaf_id)[-1].finish is Finish.COMPLETE
 
 
 def test_stop_from_another_thread_ends_the_answer_as_interrupted(desk: Desk) -> None:
@@ -245,6 +267,7 @@ def test_stop_before_the_engine_has_the_request_never_starts_it(desk: Desk) -> N
 
 
 def test_closing_a_conversation_that_is_being_answered_stops_it_and_leaves_no_branch(desk: Desk) -> None:
+    desk.engine.step_s = 0.02
     conversation = desk.chat.create()
     for event in desk.chat.send(conversation, "Hello"):
         if isinstance(event, TextDelta):
