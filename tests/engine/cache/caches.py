@@ -1,4 +1,4 @@
-"""Small caches to test bookkeeping with: groups, a slower tier, and a device whose slots know their content."""
+"""Small caches to test bookkeeping with: groups, a slower tier, a device whose slots know their content."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

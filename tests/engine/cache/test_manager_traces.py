@@ -1,0 +1,282 @@
+"""Random traces over a cache manager whose every slot is known.
+
+Each slot of the device holds the tokens its KV was computed from. After every rule, all that any branch could
+attend to and all that any name promises must be exactly that: nothing stale, aliased or unwritten (traps 7,
+8, 9, 11, 13, 15, 16, 22 and 28).
+"""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvchat.engine.api.ids import BlockKey, GroupId
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.plan import Move, Save
+from kvchat.engine.cache.sizing import window_blocks
+from kvchat.engine.cache.spec import SlidingSpec
+from tests.engine.cache.caches import Cache, full_group, name_of, sliding_group
+
+pytestmark = pytest.mark.pure
+
+BLOCK_SIZE = 4
+MAX_LEN = 26
+MAX_BRANCHES = 6
+MAX_CHUNK = 9
+
+token = st.integers(0, 1)
+pick = st.integers(0, 1000)
+
+
+class CacheTraces(RuleBasedStateMachine):
+    @initialize(
+        window_len=st.sampled_from([1, 3, 4, 5, 7, 10]),
+        num_full=st.integers(7, 12),
+        num_sliding=st.integers(7, 9),
+    )
+    def build(self, window_len: int, num_full: int, num_sliding: int) -> None:
+        groups = [full_group(), sliding_group(window_len)]
+        self.cache = Cache(*groups, num_blocks=[num_full, num_sliding], block_size=BLOCK_SIZE)
+        self.manager, self.device, self.tier = self.cache.manager, self.cache.device, self.cache.tier
+        self.admitted: list[Branch] = []
+        self.waiting: list[Branch] = []
+        self.sequences: list[tuple[int, ...]] = [()]
+        self.tokens_of: dict[BlockKey, tuple[int, ...]] = {}
+        self.saves: list[Save] = []
+
+    # Branches
+
+    @precondition(lambda self: len(self.manager.branches) < MAX_BRANCHES)
+    @rule(base=pick, keep=st.integers(0, MAX_LEN), suffix=st.lists(token, max_size=12))
+    def open(self, base: int, keep: int, suffix: list[int]) -> None:
+        known = self.sequences[base % len(self.sequences)]
+        tokens = (*known[:keep], *suffix)[:MAX_LEN] or (0,)
+        branch = self.manager.open("someone", tokens)
+        self.remember(branch)
+        self.waiting.append(branch)
+        self.admit(branch)
+
+    @precondition(lambda self: len(self.manager.branches) < MAX_BRANCHES)
+    @rule(
+        base=pick,
+        keep=st.integers(0, MAX_LEN),
+        suffix=st.lists(token, max_size=12),
+        answer=st.lists(token, max_size=5),
+    )
+    def converse(self, base: int, keep: int, suffix: list[int], answer: list[int]) -> None:
+        self.open(base, keep, suffix)
+        if self.admitted:
+            self.turn(-1, answer)
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=pick)
+    def admit_waiting(self, which: int) -> None:
+        self.admit(self.waiting[which % len(self.waiting)])
+
+    @precondition(lambda self: self.admitted and len(self.manager.branches) < MAX_BRANCHES)
+    @rule(which=pick)
+    def fork(self, which: int) -> None:
+        num_used = [pool.num_used for pool in self.manager.pools.values()]
+        child = self.manager.fork(self.admitted[which % len(self.admitted)])
+        assert [pool.num_used for pool in self.manager.pools.values()] == num_used
+        self.admitted.append(child)
+
+    @precondition(lambda self: len(self.admitted) > 1)
+    @rule(which=pick)
+    def release(self, which: int) -> None:
+        self.manager.release(self.admitted.pop(which % len(self.admitted)))
+
+    @precondition(lambda self: self.admitted)
+    @rule(which=pick)
+    def reset(self, which: int) -> None:
+        self.take_back(self.admitted[which % len(self.admitted)])
+
+    @precondition(lambda self: len(self.admitted) > 2)
+    @rule(which=pick, cut=st.integers(1, MAX_LEN), suffix=st.lists(token, min_size=1, max_size=6))
+    def reset_to_other_tokens(self, which: int, cut: int, suffix: list[int]) -> None:
+        branch = self.admitted[which % len(self.admitted)]
+        self.take_back(branch)
+        branch.token_ids[cut:] = suffix
+        self.remember(branch)
+
+    # Steps
+
+    @rule(chunk_lens=st.lists(st.integers(0, 12), min_size=MAX_BRANCHES, max_size=MAX_BRANCHES))
+    def step(self, chunk_lens: list[int]) -> None:
+        chunks: dict[int, tuple[Branch, int]] = {}
+        moves: list[Move] = []
+        for branch, chunk_len in zip(list(self.admitted), chunk_lens, strict=False):
+            num_tokens = min(chunk_len, branch.num_uncomputed)
+            if num_tokens and branch in self.admitted:
+                moves += self.extend(branch, num_tokens, chunks)
+                chunks[branch.id] = (branch, num_tokens)
+        self.cache.run(moves, list(chunks.values()))
+
+    @precondition(lambda self: self.admitted)
+    @rule(which=pick, answer=st.lists(token, max_size=5))
+    def turn(self, which: int, answer: list[int]) -> None:
+        """Compute all of one branch, and an answer of which the last token is not fed."""
+        branch = self.admitted[which % len(self.admitted)]
+        self.compute(branch)
+        branch.token_ids += answer[: MAX_LEN - len(branch.token_ids)]
+        self.remember(branch)
+        self.compute(branch, leave=1)
+
+    @precondition(lambda self: self.admitted)
+    @rule(which=pick, num_tokens=st.integers(1, 9), num_written=st.integers(0, 9))
+    def step_that_is_aborted(self, which: int, num_tokens: int, num_written: int) -> None:
+        branch = self.admitted[which % len(self.admitted)]
+        num_tokens = min(num_tokens, branch.num_uncomputed)
+        moves = self.extend(branch, num_tokens, {})
+        assert self.device.execute(moves)
+        self.manager.finish_moves()
+        self.device.apply(*self.manager.take_changes())
+        start = branch.computed_len
+        self.device.write(branch, start, start + min(num_written, num_tokens))
+        self.take_back(branch)
+
+    @precondition(lambda self: any(not branch.num_uncomputed for branch in self.admitted))
+    @rule(which=pick, tokens=st.lists(token, min_size=1, max_size=5))
+    def append(self, which: int, tokens: list[int]) -> None:
+        computed = [branch for branch in self.admitted if not branch.num_uncomputed]
+        branch = computed[which % len(computed)]
+        branch.token_ids += tokens[: MAX_LEN - len(branch.token_ids)]
+        self.remember(branch)
+
+    # The slower tier
+
+    @rule(num_lost=st.integers(0, 2))
+    def save_blocks(self, num_lost: int) -> None:
+        self.saves += self.manager.take_saves()
+        del self.saves[:num_lost]
+        self.cache.store(filter(self.manager.is_resident, self.saves))
+        self.saves.clear()
+
+    @precondition(lambda self: self.admitted)
+    @rule(which=pick)
+    def save_branch(self, which: int) -> None:
+        branch = self.admitted[which % len(self.admitted)]
+        self.cache.store_branch(branch)
+
+    @precondition(lambda self: len(self.sequences) > 4)
+    @rule(num_saved=st.integers(1, MAX_BRANCHES))
+    def leave_the_device(self, num_saved: int) -> None:
+        """Save some branches, release all and evict what is cached."""
+        for which in range(min(num_saved, len(self.admitted))):
+            self.save_branch(which)
+        while self.admitted:
+            self.release(0)
+        self.cache.forget_device()
+
+    @precondition(lambda self: self.tier.contents)
+    @rule(which=pick)
+    def damage(self, which: int) -> None:
+        self.tier.unreadable.add(list(self.tier.contents)[which % len(self.tier.contents)])
+
+    @precondition(lambda self: self.tier.contents)
+    @rule(which=pick)
+    def lose(self, which: int) -> None:
+        del self.tier.contents[list(self.tier.contents)[which % len(self.tier.contents)]]
+
+    # What must always hold
+
+    @invariant()
+    def every_slot_in_sight_is_right(self) -> None:
+        self.device.poison_free_blocks()
+        for branch in self.manager.branches.values():
+            self.device.check_held(branch)
+        self.device.check_named(self.tokens_of)
+
+    @invariant()
+    def accounts_are_in_order(self) -> None:
+        self.manager.check_integrity()
+        for pool in self.manager.pools.values():
+            assert pool.num_free + pool.num_cached + pool.num_used == pool.num_blocks
+        for branch in self.waiting:
+            assert not any(branch.tables)
+
+    @invariant()
+    def a_full_groups_blocks_have_their_parents(self) -> None:
+        for node in self.manager.index:
+            if GroupId(0) in node.blocks and node.parent != self.manager.root:
+                assert self.manager.index.block(node.parent, GroupId(0)) is not None
+
+    @invariant()
+    def a_branch_holds_no_more_than_its_window(self) -> None:
+        spec = self.manager.groups[1].spec
+        assert isinstance(spec, SlidingSpec)
+        for branch in self.admitted:
+            held = [block for block in branch.tables[1] if block is not None]
+            assert len(held) <= window_blocks(spec.window_len, BLOCK_SIZE)
+
+    # Parts of the rules
+
+    def admit(self, branch: Branch) -> None:
+        """Admit as an engine does: a load that fails makes the branch match again."""
+        while True:
+            match = self.manager.match(branch)
+            assert match == self.manager.match(branch)
+            assert match.length < len(branch.token_ids)
+            assert 0 <= match.disk_len <= match.length
+            moves = self.manager.admit(branch, match)
+            if moves is None:
+                return
+            is_complete = self.device.execute(moves)
+            self.manager.finish_moves()
+            if is_complete:
+                break
+            self.manager.abandon(branch)
+        self.manager.confirm(branch)
+        assert branch.computed_len == match.length
+        self.waiting.remove(branch)
+        self.admitted.append(branch)
+
+    def extend(
+        self, branch: Branch, num_tokens: int, chunks: dict[int, tuple[Branch, int]]
+    ) -> tuple[Move, ...]:
+        """Make slots writable, at the cost of other branches and of their part in this step."""
+        num_known = [len(table) for table in branch.tables]
+        while (moves := self.manager.extend(branch, num_tokens)) is None:
+            victim = next(other for other in self.admitted if other is not branch)
+            chunks.pop(victim.id, None)
+            self.take_back(victim)
+        for group, table, known in zip(self.manager.groups, branch.tables, num_known, strict=True):
+            for block in table[known:]:
+                assert block is not None
+                self.device.poison(group.id, block)
+        return moves
+
+    def compute(self, branch: Branch, leave: int = 0) -> None:
+        """Compute a branch in chunks until `leave` tokens are left."""
+        while branch.num_uncomputed > leave:
+            num_tokens = min(branch.num_uncomputed - leave, MAX_CHUNK)
+            moves = self.extend(branch, num_tokens, {})
+            self.cache.run(moves, [(branch, num_tokens)])
+
+    def take_back(self, branch: Branch) -> None:
+        self.manager.reset(branch)
+        self.admitted.remove(branch)
+        self.waiting.append(branch)
+
+    def remember(self, branch: Branch) -> None:
+        tokens = tuple(branch.token_ids)
+        self.sequences.append(tokens)
+        for end in range(1, len(tokens) + 1):
+            self.tokens_of[name_of(tokens[:end], BLOCK_SIZE)] = tokens[:end]
+
+
+class TestTraces(CacheTraces.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(
+        max_examples=150,
+        stateful_step_count=30,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+@pytest.mark.slow
+class TestManyTraces(CacheTraces.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(
+        max_examples=3000,
+        stateful_step_count=80,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
