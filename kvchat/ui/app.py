@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -31,6 +31,10 @@ class KvchatApp(App[None]):
         engine: what the status line and the cache panel read.
         initial: the session to open; None begins a new conversation.
         log_path: where writes go that would spoil the screen.
+        on_first_frame: called once when the window has been drawn.
+
+    Attributes:
+        chat_screen: the window's one screen.
     """
 
     TITLE = "kvchat"
@@ -41,13 +45,20 @@ class KvchatApp(App[None]):
     ]
 
     def __init__(
-        self, chat: ChatService, engine: EngineView, initial: str | None = None, *, log_path: Path
+        self,
+        chat: ChatService,
+        engine: EngineView,
+        initial: str | None = None,
+        *,
+        log_path: Path,
+        on_first_frame: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__()
         self.register_theme(KVCHAT_THEME)
         self.theme = KVCHAT_THEME.name
-        self._chat_screen = ChatScreen(chat, engine, initial)
+        self.chat_screen = ChatScreen(chat, engine, initial)
         self._log_path = log_path
+        self._on_first_frame = on_first_frame
         self._early_input: list[events.Key | events.Paste] = []
         self._is_ready = False
 
@@ -58,12 +69,12 @@ class KvchatApp(App[None]):
         return self.return_code or 0
 
     def get_default_screen(self) -> Screen[None]:
-        return self._chat_screen
+        return self.chat_screen
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
         for number, status in _SIGNALS.items():
-            loop.add_signal_handler(number, partial(self._chat_screen.quit, status))
+            loop.add_signal_handler(number, partial(self.chat_screen.quit, status))
 
     async def on_event(self, event: events.Event) -> None:
         """Send what is typed to the prompt wherever the focus is; keep what comes before there is one."""
@@ -78,14 +89,15 @@ class KvchatApp(App[None]):
         self._is_ready = True
         early, self._early_input = self._early_input, []
         for event in early:
-            self.post_message(event)
+            self.post_message(_as_meant(event))
+        self.call_after_refresh(self._on_first_frame)
 
     def action_leave(self) -> None:
-        self._chat_screen.quit()
+        self.chat_screen.quit()
 
     def action_interrupt(self) -> None:
-        if self.screen is self._chat_screen:
-            self._chat_screen.interrupt()
+        if self.screen is self.chat_screen:
+            self.chat_screen.interrupt()
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """List kvchat's commands in the palette, then the choice of a theme."""
@@ -95,12 +107,19 @@ class KvchatApp(App[None]):
 
     def _run_command(self, command: Command) -> None:
         if command.needs_argument:
-            self._chat_screen.restore_command(f"/{command.name} ")
+            self.chat_screen.restore_command(f"/{command.name} ")
         else:
-            self._chat_screen.verbs.run(f"/{command.name}")
+            self.chat_screen.verbs.run(f"/{command.name}")
 
     def _focus_prompt_for(self, event: events.Key | events.Paste) -> None:
-        if self.screen is not self._chat_screen or isinstance(self.focused, Prompt | Input):
+        if self.screen is not self.chat_screen or isinstance(self.focused, Prompt | Input):
             return
         if isinstance(event, events.Paste) or event.is_printable:
-            self.set_focus(self._chat_screen.prompt)
+            self.set_focus(self.chat_screen.prompt)
+
+
+def _as_meant(event: events.Key | events.Paste) -> events.Key | events.Paste:
+    """Return an early key as it was pressed: until kvchat runs, the terminal makes enter a ctrl+j."""
+    if isinstance(event, events.Key) and event.key == "ctrl+j":
+        return events.Key("enter", "\r")
+    return event

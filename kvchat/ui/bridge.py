@@ -11,6 +11,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from kvchat.chat import ChatEvent
+from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
 from kvchat.session.lookup import SessionSummary
@@ -28,6 +29,11 @@ class ConversationView(Protocol):
 
     @property
     def turns(self) -> Sequence[Turn]: ...
+
+    @property
+    def engine_branch(self) -> BranchId | None:
+        """The live branch that holds this conversation in the engine's cache, if there is one."""
+        ...
 
 
 class SessionShelf(Protocol):

@@ -1,6 +1,6 @@
 """Reads the engine's state again and again and draws it: cache panel and status bar."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
@@ -9,6 +9,7 @@ from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.bridge import EngineView
 from kvchat.ui.token_rate import TokenRate
 from kvchat.ui.widgets.cache_panel import CachePanel
+from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
 
 _BUSY_POLL_S = 1 / 12
@@ -20,7 +21,7 @@ class Shown:
     """What the screen shows, as far as the figures depend on it. `owner` is the open session, or empty."""
 
     owner: str
-    titles: Mapping[str, str]
+    names: BranchNames
     context_len: int
     is_running: bool
     num_queued: int
@@ -32,6 +33,7 @@ class EngineWatch:
 
     Attributes:
         status: the engine's state when last looked at.
+        snapshot: the cache's, None while it loads.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class EngineWatch:
         on_phase: Callable[[EngineStatus], None],
     ) -> None:
         self.status = EngineStatus(phase=EnginePhase.LOADING)
+        self.snapshot: CacheSnapshot | None = None
         self._engine = engine
         self._panel = panel
         self._status_bar = status_bar
@@ -56,9 +59,10 @@ class EngineWatch:
         """Read and draw; return the seconds until the next look."""
         status, snapshot = self._engine.status(), self._engine.snapshot()
         before, self.status = self.status, status
+        self.snapshot = snapshot
         if snapshot is not None:
             self._observe(snapshot)
-            self._panel.show_snapshot(snapshot, shown.titles, shown.owner)
+            self._panel.show_snapshot(snapshot, shown.names)
         self._status_bar.show_figures(self._figures(snapshot, shown))
         if status.phase is not before.phase:
             self._on_phase(status)
@@ -67,9 +71,8 @@ class EngineWatch:
 
     def own_bytes(self) -> dict[str, int]:
         """Return what each session on the device has for itself, by its id."""
-        snapshot = self._engine.snapshot()
         own: dict[str, int] = {}
-        for branch in snapshot.branches if snapshot else ():
+        for branch in self.snapshot.branches if self.snapshot else ():
             own[branch.owner] = own.get(branch.owner, 0) + branch.own_bytes
         return own
 

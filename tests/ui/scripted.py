@@ -199,6 +199,7 @@ class ScriptedConversation:
     session: Session
     branch: Branch
     turns: tuple[Turn, ...] = ()
+    engine_branch: BranchId | None = None
     is_stopped: bool = False
 
 

@@ -1,7 +1,7 @@
 """The one screen: sessions, conversation, cache panel, prompt, status."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from time import time
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from kvchat.session.tree import SessionId, Turn
 from kvchat.ui.bridge import ChatService, ConversationView, EngineView
 from kvchat.ui.engine_watch import EngineWatch, Shown
 from kvchat.ui.figures import plural
+from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.panes import PaneWish, pane_widths
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.screens.confirm import ConfirmScreen
@@ -27,6 +28,7 @@ from kvchat.ui.screens.help import HelpScreen
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
 from kvchat.ui.verbs import Verbs
 from kvchat.ui.widgets.cache_panel import CachePanel
+from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.command_list import CommandList
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
@@ -57,11 +59,12 @@ class ChatScreen(Screen[None]):
     def __init__(self, chat: ChatService, engine: EngineView, initial: str | None) -> None:
         super().__init__()
         self._chat = chat
-        self._engine = engine
+        self.engine = engine
         self._initial = initial
         self._wish = PaneWish()
         self._last_rate: float | None = None
         self._editing: Turn | None = None
+        self._kept = KeptOpen()
         self._sessions: tuple[SessionWithBranches, ...] = ()
 
     def compose(self) -> ComposeResult:
@@ -89,7 +92,7 @@ class ChatScreen(Screen[None]):
         self.turns = Turns(self._chat, self.transcript, self)
         self.verbs = Verbs(self, self._chat, self.turns)
         self._watch = EngineWatch(
-            self._engine, self.query_one(CachePanel), self.query_one(StatusBar), self._phase_changed
+            self.engine, self.query_one(CachePanel), self.query_one(StatusBar), self._phase_changed
         )
         self.query_one("#queue").display = False
         self.prompt.focus()
@@ -131,20 +134,28 @@ class ChatScreen(Screen[None]):
 
     @work(exclusive=True, group="open")
     async def open_with(self, opener: _Opener) -> None:
-        """Open another conversation; the one on screen is closed when that has worked."""
+        """Put another conversation on the screen; the one that was there stays open behind it."""
         try:
             conversation = await opener()
         except KvchatError as error:
             self.warn(str(error))
             return
-        previous = self.turns.conversation
+        closing: list[ConversationView] = []
+        if self.turns.conversation is not None:
+            closing += self._kept.keep(self.turns.conversation)
+        if conversation is not None:
+            conversation, stale = self._kept.take(conversation)
+            closing += stale
         self._end_edit()
         await self.turns.show(conversation)
-        if previous is not None:
-            await asyncio.to_thread(self._chat.close, previous)
+        await self._close(closing)
         if conversation is not None:
             for notice in await asyncio.to_thread(self._chat.notices, conversation):
                 self.warn(notice)
+
+    async def _close(self, conversations: Sequence[ConversationView]) -> None:
+        for conversation in conversations:
+            await asyncio.to_thread(self._chat.close, conversation)
 
     @work
     async def change_with(self, change: Callable[[], Any]) -> None:
@@ -164,9 +175,11 @@ class ChatScreen(Screen[None]):
         consequence = "Its messages are gone for good; blocks that other sessions share stay."
         if not await self.app.push_screen_wait(ConfirmScreen(f"Delete “{title}”?", consequence)):
             return
-        if is_open:
+        closing = self._kept.drop_session(session_id)
+        if is_open and conversation is not None:
+            closing.append(conversation)
             await self.turns.show(None)
-            await asyncio.to_thread(self._chat.close, conversation)
+        await self._close(closing)
         self.change_with(lambda: self._chat.store.delete_session(session_id))
 
     def quit(self, return_code: int = 0) -> None:
@@ -318,13 +331,15 @@ class ChatScreen(Screen[None]):
         """Draw the engine's state, and come back: often while an answer is written."""
         shown = Shown(
             owner=self._owner(),
-            titles=self._titles(),
+            names=self._names(),
             context_len=self.turns.context_len,
             is_running=self.turns.is_running,
             num_queued=len(self.turns.queue),
             last_rate=self._last_rate,
         )
         self.set_timer(self._watch.look(shown), self._look)
+        if self._watch.snapshot is not None and (closing := self._kept.drop_for_room(self._watch.snapshot)):
+            self.run_worker(self._close(closing))
 
     def _phase_changed(self, status: EngineStatus) -> None:
         self._draw_welcome()
@@ -339,6 +354,18 @@ class ChatScreen(Screen[None]):
     def _owner(self) -> str:
         conversation = self.turns.conversation
         return conversation.session.id if conversation else ""
+
+    def _names(self) -> BranchNames:
+        """Name the live branches of the session on screen by branch, all others by session."""
+        here = self.turns.conversation
+        known = [here, *self._kept] if here else list(self._kept)
+        of_branches = {
+            conversation.engine_branch: one_line(conversation.branch.name)
+            for conversation in known
+            if conversation.engine_branch is not None and conversation.session.id == self._owner()
+        }
+        active = here.engine_branch if here else None
+        return BranchNames(of_branches=of_branches, of_sessions=self._titles(), active=active)
 
     def _titles(self) -> dict[str, str]:
         return {session.id: title_of(session) for session, _ in self._sessions}

@@ -1,7 +1,5 @@
 """The cache panel: live occupancy per tier and per layer, drawn line by line."""
 
-from collections.abc import Mapping
-
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -10,7 +8,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.ui.widgets.cache_rows import Look, PanelOptions, Row, panel_rows
+from kvchat.ui.widgets.cache_rows import BranchNames, Look, PanelOptions, Row, panel_rows
 
 _WAITING: tuple[Row, ...] = ((("the model is not loaded yet", Look.FAINT),),)
 
@@ -30,15 +28,14 @@ class CachePanel(ScrollView, can_focus=False):
         self.rows: tuple[Row, ...] = _WAITING
         self.is_expanded = False
         self._snapshot: CacheSnapshot | None = None
-        self._titles: Mapping[str, str] = {}
-        self._active = ""
+        self._names = BranchNames(of_branches={}, of_sessions={})
         self._styles: dict[Look, Style] = {}
 
-    def show_snapshot(self, snapshot: CacheSnapshot, titles: Mapping[str, str], active: str) -> None:
-        """Draw `snapshot`; `titles` and `active` are as in `PanelOptions`."""
-        if (snapshot, titles, active) == (self._snapshot, self._titles, self._active):
+    def show_snapshot(self, snapshot: CacheSnapshot, names: BranchNames) -> None:
+        """Draw `snapshot` with these names."""
+        if (snapshot, names) == (self._snapshot, self._names):
             return
-        self._snapshot, self._titles, self._active = snapshot, dict(titles), active
+        self._snapshot, self._names = snapshot, names
         self._compose_rows()
 
     def toggle_expanded(self) -> None:
@@ -71,11 +68,11 @@ class CachePanel(ScrollView, can_focus=False):
         return style
 
     def _compose_rows(self) -> None:
-        width = self.scrollable_content_region.width
-        if self._snapshot is None or width <= 0:
+        region = self.scrollable_content_region
+        if self._snapshot is None or region.width <= 0:
             return
         options = PanelOptions(
-            width=width, expanded=self.is_expanded, titles=self._titles, active=self._active
+            width=region.width, max_rows=region.height, expanded=self.is_expanded, names=self._names
         )
         before, self.rows = self.rows, panel_rows(self._snapshot, options)
         self._refresh_changed(before)

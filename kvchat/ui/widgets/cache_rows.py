@@ -11,8 +11,9 @@ from enum import StrEnum
 from itertools import groupby
 from math import ceil
 
+from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot, LayerUsage, TierUsage
-from kvchat.ui.figures import bytes_text, count_text, part_text, percent_text, short_count_text
+from kvchat.ui.figures import UNKNOWN, bytes_text, count_text, part_text, percent_text, short_count_text
 
 
 class Look(StrEnum):
@@ -57,13 +58,27 @@ class LayerRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BranchNames:
+    """What live branches are called: by their own id where that is known, by their session's id otherwise."""
+
+    of_branches: Mapping[BranchId, str]
+    of_sessions: Mapping[str, str]
+    active: BranchId | None = None
+    """The branch on screen."""
+
+    def name_of(self, branch: BranchUsage) -> str:
+        of_session = self.of_sessions.get(branch.owner) or branch.owner or UNKNOWN
+        return self.of_branches.get(branch.branch) or of_session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PanelOptions:
-    """How to draw. `titles` maps an owner to the name shown for it; `active` is the owner on screen."""
+    """How to draw. `max_rows`: leave out blank rows rather than have more."""
 
     width: int
+    max_rows: int | None = None
     expanded: bool = False
-    titles: Mapping[str, str]
-    active: str = ""
+    names: BranchNames
 
 
 def panel_rows(snapshot: CacheSnapshot, options: PanelOptions) -> tuple[Row, ...]:
@@ -75,6 +90,8 @@ def panel_rows(snapshot: CacheSnapshot, options: PanelOptions) -> tuple[Row, ...
     if snapshot.branches:
         rows += [blank, *_branch_section(snapshot, options)]
     rows += [blank, *_totals_section(snapshot, options.width)]
+    if options.max_rows is not None and len(rows) > options.max_rows:
+        rows = [row for row in rows if row is not blank]
     return tuple(rows)
 
 
@@ -174,11 +191,10 @@ def _tier_section(snapshot: CacheSnapshot, width: int) -> list[Row]:
 def _tier_row(tier: TierUsage, width: int) -> Row:
     label = f"{tier.tier.value:<7}"
     held_bytes = tier.used_bytes + tier.cached_bytes
-    if tier.total_bytes is None:
-        value = bytes_text(held_bytes)
-        note = "no limit" if held_bytes else "empty"
-        gap = max(1, width - len(label) - len(note) - len(value))
-        return (label, Look.LABEL), (note, Look.FAINT), (" " * gap, Look.FAINT), (value, Look.VALUE)
+    if not tier.total_bytes:
+        note = "no limit" if tier.total_bytes is None else "not used"
+        value = bytes_text(held_bytes).rjust(width - len(label) - len(note))
+        return (label, Look.LABEL), (note, Look.FAINT), (value if held_bytes else "", Look.VALUE)
     value = part_text(held_bytes, tier.total_bytes)
     bar_width = max(_MIN_BAR_WIDTH, width - len(label) - 16)
     bar = _share_bar((tier.used_bytes, tier.cached_bytes), tier.total_bytes, bar_width)
@@ -257,14 +273,14 @@ def _branch_section(snapshot: CacheSnapshot, options: PanelOptions) -> list[Row]
 
 def _branch_row(branch: BranchUsage, options: PanelOptions) -> Row:
     """Return a branch with its tokens and what closing it would free (own) or leave (shared)."""
-    mark = "▸ " if branch.running else "● " if branch.owner == options.active else "  "
+    mark = "▸ " if branch.running else "● " if branch.branch == options.names.active else "  "
     own = f"{bytes_text(branch.own_bytes):>8}"
-    shared = f"{bytes_text(branch.shared_bytes):>8}"
+    shared = f"{bytes_text(branch.shared_bytes):>8}" if branch.shared_bytes else " " * 8
     room = max(4, options.width - len(mark) - 2 * (_VALUE_WIDTH + 2))
-    title = _fitted(options.titles.get(branch.owner, branch.owner or "–"), room)
+    title = _fitted(options.names.name_of(branch), room)
     return (
         (mark + title, Look.LABEL),
-        (f" {MARKS[Look.SHARED]} ", Look.SHARED),
+        (f" {MARKS[Look.SHARED] if branch.shared_bytes else ' '} ", Look.SHARED),
         (shared, Look.VALUE),
         (f" {MARKS[Look.OWN]} ", Look.OWN),
         (own, Look.VALUE),

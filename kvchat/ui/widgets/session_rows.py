@@ -14,12 +14,13 @@ SessionWithBranches = tuple[Session, Sequence[Branch]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLine:
-    """One line: a session, or a branch under it. `name` is what is written before the figures."""
+    """One line: a session, or a branch under it. `name` is written before the figures."""
 
     session_id: SessionId
     branch: BranchName | None
     name: str
-    figures: str
+    size: str
+    age: str
     is_active: bool
 
     @property
@@ -49,10 +50,15 @@ def session_lines(sessions: Sequence[SessionWithBranches], options: ListOptions)
 
 
 def line_text(line: SessionLine, width: int) -> tuple[str, str]:
-    """Return the name, cut and padded, and the figures; together exactly `width` cells."""
-    figures = line.figures if width - len(line.figures) >= 8 else ""
+    """Return the name, cut and padded, and the figures; together exactly `width` cells.
+
+    The size gives way to the name, the age only where there is hardly room for a name.
+    """
+    age = f" {line.age:>3}"
+    size = f" {line.size:>5}" if line.size and len(line.name) + len(age) + 6 <= width else ""
+    figures = size + age if width >= 14 else ""
     room = width - len(figures)
-    name = line.name if len(line.name) < room else line.name[: room - 2] + "…"
+    name = line.name if len(line.name) <= room else line.name[: room - 1] + "…"
     return name.ljust(room), figures
 
 
@@ -69,13 +75,12 @@ def _session_line(session: Session, options: ListOptions) -> SessionLine:
     is_active = session.id == options.active_session
     own_bytes = options.own_bytes.get(session.id)
     mark = "●" if is_active else "○" if own_bytes is not None else "·"
-    size = short_bytes_text(own_bytes) if own_bytes else ""
-    age = age_text(max(0.0, options.now - session.updated_at))
     return SessionLine(
         session_id=session.id,
         branch=None,
         name=f"{mark} {title_of(session)}",
-        figures=f" {size} {age:>3}",
+        size=short_bytes_text(own_bytes) if own_bytes else "",
+        age=age_text(max(0.0, options.now - session.updated_at)),
         is_active=is_active,
     )
 
@@ -90,7 +95,8 @@ def _branch_lines(session: Session, branches: Sequence[Branch], options: ListOpt
                 session_id=session.id,
                 branch=branch.name,
                 name=f"  {elbow} {'● ' if is_active else ''}{one_line(branch.name)}",
-                figures=f" {age_text(max(0.0, options.now - branch.updated_at)):>3}",
+                size="",
+                age=age_text(max(0.0, options.now - branch.updated_at)),
                 is_active=is_active,
             )
         )

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.ui.widgets.cache_rows import Look, PanelOptions, layer_rows, panel_rows, row_text
+from kvchat.ui.widgets.cache_rows import BranchNames, Look, PanelOptions, layer_rows, panel_rows, row_text
 from tests.ui.scripted import FULL, INTERLEAVED, SLIDING, HeldTokens, LayerKind, scripted_snapshot
 
 pytestmark = pytest.mark.pure
 
+NAMELESS = BranchNames(of_branches={}, of_sessions={})
 FORKED = (
     HeldTokens(owner="s1", num_tokens=1260, num_shared=1100, running=True),
     HeldTokens(owner="s2", num_tokens=1400, num_shared=1100),
@@ -17,8 +19,8 @@ FORKED = (
 
 
 def lines(snapshot: CacheSnapshot, width: int = 40, *, expanded: bool = False) -> list[str]:
-    titles = {"s1": "Trip to Oslo", "s2": "Proof reading"}
-    options = PanelOptions(width=width, expanded=expanded, titles=titles, active="s1")
+    names = BranchNames(of_branches={}, of_sessions={"s1": "Trip to Oslo", "s2": "Proof reading"})
+    options = PanelOptions(width=width, expanded=expanded, names=names)
     return [row_text(row).rstrip() for row in panel_rows(snapshot, options)]
 
 
@@ -101,7 +103,7 @@ def test_an_empty_cache_says_what_is_not_known() -> None:
     shown = "\n".join(lines(scripted_snapshot([])))
     assert "0 of 0 · –" in shown
     assert "branches" not in shown
-    assert "empty" in shown
+    assert "not used" not in shown
 
 
 def test_what_is_there_at_all_gets_a_cell() -> None:
@@ -110,9 +112,9 @@ def test_what_is_there_at_all_gets_a_cell() -> None:
 
 
 def test_every_meaning_has_a_mark_of_its_own() -> None:
-    row = panel_rows(
-        scripted_snapshot(FORKED, kept_tokens=300), PanelOptions(width=40, titles={}, active="")
-    )[4 + 1]
+    row = panel_rows(scripted_snapshot(FORKED, kept_tokens=300), PanelOptions(width=40, names=NAMELESS))[
+        4 + 1
+    ]
     marks = {look: set(text) for text, look in row if look in (Look.SHARED, Look.OWN, Look.KEPT, Look.FREE)}
     assert marks == {Look.SHARED: {"▒"}, Look.OWN: {"▓"}, Look.KEPT: {"░"}, Look.FREE: {"·"}}
 
@@ -120,3 +122,19 @@ def test_every_meaning_has_a_mark_of_its_own() -> None:
 def test_a_pool_without_blocks_is_drawn_too() -> None:
     snapshot = scripted_snapshot([], total_blocks=0)
     assert lines(replace(snapshot, tiers=()))
+
+
+def test_branches_are_called_by_their_own_name_where_it_is_known() -> None:
+    names = BranchNames(
+        of_branches={BranchId(0): "by boat"}, of_sessions={"s2": "Proof reading"}, active=BranchId(1)
+    )
+    rows = panel_rows(scripted_snapshot(FORKED), PanelOptions(width=40, names=names))
+    shown = [row_text(row)[:15] for row in rows if "KiB" in row_text(row)][-2:]
+    assert shown == ["▸ by boat      ", "● Proof reading"]
+
+
+def test_blank_rows_are_left_out_where_there_is_no_room() -> None:
+    snapshot = scripted_snapshot(FORKED)
+    rows = panel_rows(snapshot, PanelOptions(width=40, max_rows=16, names=NAMELESS))
+    assert all(rows)
+    assert all(panel_rows(snapshot, PanelOptions(width=40, max_rows=25, names=NAMELESS))) is False

@@ -46,7 +46,7 @@ def test_sessions_and_branches_stand_in_columns_newest_first() -> None:
         "● Trip to Oslo    4.0M  2m",
         "  ├ ● main              2m",
         "  └ by boat             2m",
-        "○ Proof reading a l…    2h",
+        "○ Proof reading a lon…  2h",
         "· kv notes             12d",
     ]
 

@@ -1,0 +1,144 @@
+"""Draw the README's pictures: a scripted person at the real interface, engine and model.
+
+    python docs/pictures/make.py [MODEL]
+
+Keys go in, screenshots come out as SVG beside this file; the sessions of the run are thrown away.
+"""
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+
+from textual.pilot import Pilot
+
+from kvchat.cli.compose import opened, start_worker
+from kvchat.config import read_settings
+from kvchat.engine.api.status import EnginePhase
+from kvchat.session.tree import Turn
+from kvchat.ui.app import KvchatApp
+from kvchat.ui.turns import Turns
+
+HERE = Path(__file__).parent
+SIZE = (132, 36)
+SMALL = (80, 24)
+PATIENCE_S = 120.0
+FONTS = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
+
+TALK = (
+    "Hello! My name is Ana.",
+    "What is a KV cache?",
+    "What is a block?",
+    "What is a prefix?",
+    "Why does a sliding layer need less memory?",
+    "What is paged attention?",
+    "What is the capital of Norway?",
+    "How many days are in a week?",
+    "What does a scheduler do?",
+    "What is copy-on-write?",
+    "What is a tokenizer?",
+    "What is my name?",
+)
+
+
+class Person:
+    """Someone who types and waits."""
+
+    def __init__(self, app: KvchatApp, pilot: Pilot[None]) -> None:
+        self._app = app
+        self._pilot = pilot
+
+    async def says(self, text: str) -> None:
+        turns = self._app.chat_screen.turns
+        num_before = len(_said(turns))
+        await self._types(text)
+        await self._until(lambda: len(_said(turns)) >= num_before + 2 and not turns.is_running)
+        await self._pilot.pause(0.8)
+
+    async def commands(self, line: str) -> None:
+        await self._types(line)
+        await self._pilot.pause(0.8)
+
+    async def presses(self, *keys: str) -> None:
+        await self._pilot.press(*keys)
+        await self._pilot.pause(0.8)
+
+    async def waits_for_the_model(self) -> None:
+        engine = self._app.chat_screen.engine
+        await self._until(lambda: engine.status().phase is not EnginePhase.LOADING)
+        if engine.status().error is not None:
+            sys.exit(str(engine.status().error))
+        await self._pilot.pause(0.8)
+
+    async def looks(self, name: str) -> None:
+        """Save what is on the screen."""
+        self._app.clear_notifications()
+        await self._pilot.pause(0.8)
+        (HERE / f"{name}.svg").write_text(
+            _tidy(self._app.export_screenshot(title="kvchat")), encoding="utf-8"
+        )
+
+    async def resizes(self, width: int, height: int) -> None:
+        await self._pilot.resize_terminal(width, height)
+        await self._pilot.pause(0.8)
+
+    async def _types(self, text: str) -> None:
+        for character in text:
+            await self._pilot.press({" ": "space", "/": "slash"}.get(character, character))
+        await self._pilot.press("enter")
+
+    async def _until(self, predicate: Callable[[], bool]) -> None:
+        deadline = monotonic() + PATIENCE_S
+        while not predicate():
+            if monotonic() > deadline:
+                sys.exit("waited in vain for the interface")
+            await self._pilot.pause(0.05)
+
+
+async def draw(model: str | None, home: Path) -> None:
+    flags: dict[str, object] = {"paths.data_dir": home / "data", "paths.cache_dir": home / "cache"}
+    with opened(read_settings(flags), start_worker) as kvchat:
+        chat = kvchat.load(None, model)
+        app = KvchatApp(chat, kvchat.engine, None, log_path=home / "log")
+        async with app.run_test(size=SIZE) as pilot:
+            person = Person(app, pilot)
+            await person.waits_for_the_model()
+            await play(person)
+
+
+async def play(person: Person) -> None:
+    """The script of the pictures."""
+    for message in TALK:
+        await person.says(message)
+    await person.commands("/title Notes on caching")
+    await person.looks("chat")
+    await person.commands("/fork shorter answers")
+    await person.says("What is eviction?")
+    await person.looks("fork")
+    await person.resizes(*SMALL)
+    await person.presses("f3")
+    await person.looks("small")
+
+
+def _said(turns: Turns) -> Sequence[Turn]:
+    return turns.conversation.turns if turns.conversation else ()
+
+
+def _tidy(svg: str) -> str:
+    """Return the picture with the reader's fonts: nothing is fetched when it is shown."""
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    svg = svg.replace("Fira Code, monospace", FONTS)
+    # Runs of spaces are part of the picture.
+    return svg.replace("<svg ", '<svg xml:space="preserve" ', 1)
+
+
+def main() -> None:
+    with TemporaryDirectory(prefix="kvchat-pictures-") as home:
+        asyncio.run(draw(sys.argv[1] if len(sys.argv) > 1 else None, Path(home)))
+
+
+if __name__ == "__main__":
+    main()
