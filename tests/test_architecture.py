@@ -43,8 +43,6 @@ FLOORS = {
     "kvchat.client": 0,
     "kvchat.recorder": 2,
     "kvchat.conversation": 4,
-    "kvchat.client": 5,
-    "kvchat.conversation": 5,
     "kvchat.chat": 5,
     "kvchat.ui": 6,
     "kvchat.cli": 7,
@@ -58,9 +56,6 @@ FOUNDATIONS = (
     "kvchat.quantities",
     "kvchat.engine.api",
     "kvchat.engine.cache.plan",
-    "kvchat.client",
-    "kvchat.recorder",
-    "kvchat.conversation",
 )
 
 # Packages inside which modules of one floor may import each other.
@@ -83,9 +78,6 @@ WITHOUT_TORCH = (
     "kvchat.quantities",
     "kvchat.config",
     "kvchat.errors",
-    "kvchat.client",
-    "kvchat.recorder",
-    "kvchat.conversation",
     "kvchat.client",
     "kvchat.recorder",
     "kvchat.conversation",
