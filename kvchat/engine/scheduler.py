@@ -10,60 +10,11 @@ from dataclasses import dataclass, field
 
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import BranchId, RequestId
-from kvchat.engine.api.request import Request, StopMatcher
-from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.batch import Batch, Chunk
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
-
-
-@dataclass(slots=True)
-class Entry:
-    """A request inside the scheduler."""
-
-    id: RequestId
-    """Names this sequence; the first answer of a request has the request's own id."""
-    request: Request
-    branch: Branch
-    max_tokens: int
-    submitted_s: float
-    prompt_len: int
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    """The request's, with what differs between its answers."""
-    loaded: Loaded | None = None
-    """Where its cached tokens came from when it was first admitted."""
-    request_id: RequestId | None = None
-    """The request this is a further answer to; None for the first answer."""
-    sample: int = 0
-    """Number of the answer among those of its request."""
-    stop: StopMatcher | None = None
-    sum_logprob: float = 0.0
-    num_generated: int = 0
-    first_token_s: float | None = None
-    is_cancelled: bool = False
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Sorts by importance: priority, then arrival."""
-        return (self.request.priority, self.id)
-
-    @property
-    def mean_logprob(self) -> float | None:
-        """Mean log-probability of the tokens, where it was asked for."""
-        if self.sampling.logprobs is None or not self.num_generated:
-            return None
-        return self.sum_logprob / self.num_generated
-
-    @property
-    def cached_len(self) -> int:
-        """Prompt tokens that were found instead of computed."""
-        return self.loaded.total if self.loaded else 0
-
-    @property
-    def is_decoding(self) -> bool:
-        return self.branch.num_uncomputed == 1 and self.num_generated > 0
+from kvchat.engine.entry import Entry as Entry
 
 
 @dataclass(slots=True)
@@ -120,6 +71,9 @@ class Scheduler:
 
     def requeue(self, entry: Entry) -> None:
         """Put a running request back; it starts again from what is cached."""
+        if entry.loaded and entry.branch.computed_len <= entry.loaded.total:
+            # It has used nothing of what it found, and may find less next time.
+            entry.loaded = None
         self.manager.reset(entry.branch)
         self._wait_again(entry)
 
@@ -134,7 +88,7 @@ class Scheduler:
         moves: list[Move] = []
         for entry in sorted(self.running, key=lambda entry: (not entry.is_decoding, entry.rank)):
             budget = self.max_batch_tokens - sum(len(chunk.token_ids) for chunk in chunks.values())
-            if not budget or entry not in self.running:
+            if not budget or entry.is_held or entry not in self.running:
                 continue
             num_tokens = min(entry.branch.num_uncomputed, budget)
             added = self._extend(entry, num_tokens, chunks)

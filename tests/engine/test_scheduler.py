@@ -322,6 +322,17 @@ def test_a_request_that_was_put_back_waits_until_it_has_room_for_a_step() -> Non
     assert len(loop.done) == 2
 
 
+def test_what_was_found_and_given_back_unused_is_not_counted_as_cached() -> None:
+    """Trap 26: success reported, nothing restored."""
+    loop = Loop(full_group(), sliding_group(1), num_blocks=[15, 13], max_batch_tokens=3)
+    loop.submit([*numbers(0, 8), *numbers(0, 19)], max_tokens=11)
+    loop.step()
+    loop.submit(numbers(100, 18), max_tokens=2)
+    last = loop.submit([0, 200])
+    loop.finish()
+    assert min(loop.computed(last)) == last.cached_len
+
+
 def test_the_last_request_is_not_refused_for_the_block_that_a_copy_needs() -> None:
     loop = Loop(num_blocks=4, max_batch_tokens=16)
     first = loop.submit(numbers(0, 14), max_tokens=2)
