@@ -65,7 +65,9 @@ class CacheManager:
         child = self.open(branch.owner, branch.token_ids)
         child.computed_len = branch.computed_len
         child.keys = list(branch.keys)
-        child.tables = [list(table) for table in branch.tables]
+        # Blocks behind the tail belong to a step that never ended; both would write them.
+        num_blocks = self._num_blocks(branch.computed_len)
+        child.tables = [table[:num_blocks] for table in branch.tables]
         for group, table in zip(self.groups, child.tables, strict=True):
             for block in table:
                 if block is not None:

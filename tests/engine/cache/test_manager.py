@@ -39,3 +39,16 @@ def test_an_admission_without_room_leaves_the_order_of_eviction() -> None:
     assert cache.matched_len(LONG) == 8
     cache.computed([7] * 4)
     assert cache.matched_len(LONG) == 4
+
+
+def test_a_fork_does_not_share_blocks_that_a_step_has_left_unwritten() -> None:
+    """Trap 11: both branches would write them."""
+    cache = Cache(full_group())
+    parent = cache.computed(LONG[:6])
+    parent.token_ids += LONG[6:]
+    assert cache.manager.extend(parent, 5) is not None
+    child = cache.manager.fork(parent)
+    cache.compute(parent, 5)
+    child.token_ids[6:] = [1, 2, 3, 4, 5]
+    cache.compute(child)
+    cache.check()
