@@ -169,11 +169,11 @@ class Answering:
             yield TurnStarted(question=question, answer=turn)
             outcome, problem = yield from self._compute(conversation, prompt, answer, sampling)
             ended = answer.finish(outcome)
-        except (CapacityError, InvalidRequest):
-            take_back()
-            raise
         except BaseException as error:
-            self._break_off(conversation, answer, error)
+            if conversation.recorder is None and isinstance(error, (CapacityError, InvalidRequest)):
+                take_back()
+            else:
+                self._break_off(conversation, answer, error)
             raise
         conversation.show_last(ended)
         yield TurnFinished(answer=ended, error=problem)
