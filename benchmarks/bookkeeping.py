@@ -8,7 +8,8 @@ from kvchat.engine.api.ids import GroupId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.spec import FullSpec, Group, SlidingSpec
-from kvchat.engine.scheduler import Entry, Scheduler
+from kvchat.engine.entry import Entry
+from kvchat.engine.scheduler import Scheduler
 
 BLOCK_SIZE = 64
 NUM_SEQUENCES = 64

@@ -6,12 +6,10 @@ and records what they mean for blocks and events.
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Self
 
-from torch import Tensor
-
 from kvchat.engine import occupancy, report
+from kvchat.engine.answers import Answers
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import (
     Event,
@@ -22,18 +20,14 @@ from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier, TierUsage
-from kvchat.engine.batch import Batch
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.sizing import least_blocks
-from kvchat.engine.family import Family, seeded
 from kvchat.engine.handle import Handle
 from kvchat.engine.keeper import Keeper
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.results import Result, collect
-from kvchat.engine.sampler import Choice, Row
-from kvchat.engine.scheduler import Entry
 from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
 
 
@@ -45,18 +39,19 @@ class Engine:
         self._manager = parts.manager
         self._scheduler = parts.scheduler
         self._runner = parts.runner
-        self._sampler = parts.sampler
         self._mover = parts.mover
         self._keeper = Keeper(parts.manager, parts.saver, clock)
         self._store = parts.store
-        self._clock = clock
-        self._ids = count(1)
-        self._entries: dict[RequestId, Entry] = {}
-        self._families: dict[RequestId, Family] = {}
+        self._answers = Answers(
+            manager=parts.manager,
+            scheduler=parts.scheduler,
+            sampler=parts.sampler,
+            keeper=self._keeper,
+            clock=clock,
+            eos_ids=frozenset(parts.info.eos_token_ids),
+            max_context=parts.info.max_context,
+        )
         self._handles: dict[RequestId, Handle] = {}
-        self._events: list[Event] = []
-        self._reused_tokens = 0
-        self._computed_tokens = 0
 
     @classmethod
     def load(cls, model: str, config: EngineConfig | None = None) -> Self:
@@ -71,7 +66,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._events)
+        return self._scheduler.has_work or bool(self._answers.events)
 
     def submit(self, request: Request) -> Handle:
         """Queue a request.
@@ -83,32 +78,20 @@ class Engine:
         """
         self._validate(request)
         branch = self._branch_for(request)
-        entry = Entry(
-            id=RequestId(next(self._ids)),
-            request=request,
-            branch=branch,
-            sampling=seeded(request.sampling, 0),
-            max_tokens=request.sampling.max_tokens or self.info.max_context,
-            submitted_s=self._clock(),
-            prompt_len=len(request.token_ids),
-            stop=request.stop,
-        )
-        self._entries[entry.id] = entry
-        self._families[entry.id] = Family(entry, [entry])
-        self._scheduler.add(entry)
+        entry = self._answers.open(request, branch)
         handle = Handle(entry.id, branch.id, self.step, self.cancel)
         self._handles[entry.id] = handle
         return handle
 
     def step(self) -> tuple[Event, ...]:
         """Compute one batch and return what happened. Does nothing without work."""
-        self._finish_cancelled()
+        self._answers.finish_cancelled()
         self._admit_waiting()
         batch = self._scheduler.schedule()
         self._mover.execute(batch.moves)
         self._manager.finish_moves()
         if batch.chunks:
-            self._record(batch, self._runner.run(batch))
+            self._answers.record(batch, self._runner.run(batch))
         else:
             self._refuse_stuck()
         self._keeper.after_step()
@@ -116,9 +99,7 @@ class Engine:
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request at the next step; unknown or finished ones are ignored."""
-        family = self._families.get(request_id)
-        for entry in family.running if family is not None else ():
-            entry.is_cancelled = True
+        self._answers.cancel(request_id)
 
     def fork(self, branch: BranchId) -> BranchId:
         """Return a new live branch on the same blocks. No byte moves until one of them writes.
@@ -131,11 +112,13 @@ class Engine:
     def release(self, branch: BranchId) -> None:
         """Let go of a live branch; its blocks stay cached. Cancels the request that runs on it."""
         live = self._live(branch)
-        entry = self._running_on(branch)
+        entry = self._answers.running_on(branch)
         if entry is not None:
-            self._finish(entry, FinishReason.CANCELLED)
-        self._keeper.save_branch(live)
-        self._manager.release(live)
+            self._answers.cancel(entry.request_id or entry.id)
+            self._answers.finish_cancelled()
+        if branch in self._manager.branches:  # a search lets go of its beams by itself
+            self._keeper.save_branch(live)
+            self._manager.release(live)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
@@ -170,8 +153,8 @@ class Engine:
             branches=occupancy.branch_usages(self._manager, running),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
-            reused_tokens=self._reused_tokens,
-            computed_tokens=self._computed_tokens,
+            reused_tokens=self._answers.reused_tokens,
+            computed_tokens=self._answers.computed_tokens,
             room_tokens=occupancy.room_tokens(self._manager),
         )
 
@@ -185,8 +168,9 @@ class Engine:
 
     def close(self) -> None:
         """Save every live branch and end the writer."""
-        for entry in list(self._entries.values()):
-            self._finish(entry, FinishReason.CANCELLED)
+        for request_id in self._answers.families:
+            self._answers.cancel(request_id)
+        self._answers.finish_cancelled()
         self._keeper.close(self._manager.branches.values())
         if self._store is not None:
             self._store.close()
@@ -221,7 +205,7 @@ class Engine:
         if request.branch is None:
             return self._manager.open(request.owner, request.token_ids)
         branch = self._live(request.branch)
-        if self._running_on(branch.id) is not None:
+        if self._answers.running_on(branch.id) is not None:
             raise InvalidRequest(f"branch {branch.id} is still answering")
         if tuple(branch.token_ids[: branch.computed_len]) != request.token_ids[: branch.computed_len]:
             raise InvalidRequest(f"branch {branch.id} does not begin the prompt; submit without a branch")
@@ -235,9 +219,6 @@ class Engine:
         if live is None:
             raise InvalidRequest(f"there is no live branch {branch}")
         return live
-
-    def _running_on(self, branch: BranchId) -> Entry | None:
-        return next((entry for entry in self._entries.values() if entry.branch.id == branch), None)
 
     def _admit_waiting(self) -> None:
         """Give waiting requests the blocks they can reuse; a damaged stored block makes a request match
@@ -253,96 +234,19 @@ class Engine:
             if is_complete:
                 self._manager.confirm(entry.branch)
                 if entry.num_generated == 0:
-                    self._events.append(report.progress(entry))
+                    self._answers.events.append(report.progress(entry))
             else:
                 if is_first:
                     entry.loaded = None
                 self._scheduler.abandon(entry)
 
-    def _finish_cancelled(self) -> None:
-        for entry in [entry for entry in self._entries.values() if entry.is_cancelled]:
-            self._finish(entry, FinishReason.CANCELLED)
-
     def _refuse_stuck(self) -> None:
         """End the request that cannot get a block though nobody else holds one."""
         stuck = self._scheduler.running or self._scheduler.waiting
         if stuck:
-            self._finish(
+            self._answers.finish(
                 stuck[0], FinishReason.ERROR, "the cache is full; give it more with --kv-device-bytes"
             )
-
-    # One step's results
-
-    def _record(self, batch: Batch, logits: Tensor) -> None:
-        """Note what the batch has computed and append the tokens that follow."""
-        due: list[tuple[int, Entry]] = []
-        row = 0
-        for chunk in batch.chunks:
-            entry = self._entries[chunk.request]
-            self._manager.commit(entry.branch, chunk.end - chunk.start)
-            if chunk.samples:
-                due += [(row, entry), *((row, sibling) for sibling in self._fork_siblings(entry))]
-                row += 1
-            elif entry.num_generated == 0:
-                self._events.append(report.progress(entry))
-        rows = [Row(entry.id, entry.sampling, entry.branch.token_ids) for _, entry in due]
-        choices = self._sampler.sample(logits[[number for number, _ in due]], rows)
-        for (_, entry), choice in zip(due, choices, strict=True):
-            self._take_token(entry, choice)
-
-    def _fork_siblings(self, entry: Entry) -> list[Entry]:
-        """Return the further answers that begin where the first one's prompt has just been computed."""
-        family = self._families[entry.request_id or entry.id]
-        siblings = []
-        for _ in range(family.num_missing):
-            sibling = family.sibling(RequestId(next(self._ids)), self._manager.fork(entry.branch))
-            self._entries[sibling.id] = sibling
-            self._scheduler.add(sibling)
-            siblings.append(sibling)
-        return siblings
-
-    def _take_token(self, entry: Entry, choice: Choice | None) -> None:
-        if choice is None:
-            self._finish(entry, FinishReason.ERROR, "the model's output is not a number (NaN or infinite)")
-            return
-        if entry.first_token_s is None:
-            self._note_first_token(entry)
-        entry.branch.token_ids.append(choice.token_id)
-        entry.num_generated += 1
-        entry.sum_logprob += choice.logprobs.logprob if choice.logprobs else 0.0
-        self._events.append(report.token(entry, choice))
-        reason = self._finish_reason(entry, choice.token_id)
-        if reason is not None:
-            self._finish(entry, reason)
-
-    def _note_first_token(self, entry: Entry) -> None:
-        entry.first_token_s = self._clock()
-        if entry.request_id is None:
-            self._reused_tokens += entry.cached_len
-            self._computed_tokens += entry.prompt_len - entry.cached_len
-            self._events.append(report.progress(entry))
-
-    def _finish_reason(self, entry: Entry, token: int) -> FinishReason | None:
-        ends_turn = token in self.info.eos_token_ids and not entry.sampling.ignore_eos
-        if ends_turn or token in entry.sampling.stop_token_ids:
-            return FinishReason.STOP
-        if entry.stop is not None and entry.stop.feed(token):
-            return FinishReason.STOP
-        if entry.num_generated >= entry.max_tokens or len(entry.branch.token_ids) >= self.info.max_context:
-            return FinishReason.LENGTH
-        return None
-
-    def _finish(self, entry: Entry, reason: FinishReason, error: str | None = None) -> None:
-        """End one answer; the request is over with its last one."""
-        self._scheduler.remove(entry)
-        self._scheduler.touch(entry.branch.id)
-        self._sampler.forget(entry.id)
-        del self._entries[entry.id]
-        self._keeper.save_branch(entry.branch)
-        family = self._families[entry.request_id or entry.id]
-        if family.end(entry, reason, error):
-            del self._families[family.first.id]
-            self._events.append(report.finished(family, self._clock()))
 
     def _disk_usage(self) -> TierUsage:
         if self._store is None:
@@ -357,7 +261,7 @@ class Engine:
         )
 
     def _deliver(self) -> tuple[Event, ...]:
-        events, self._events = tuple(self._events), []
+        events, self._answers.events = tuple(self._answers.events), []
         for event in events:
             handle = self._handles.get(event.request_id)
             if handle is not None:

@@ -5,47 +5,62 @@ from dataclasses import dataclass, field, replace
 from kvchat.engine.api.events import FinishReason, SampleEnd
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.beam import BeamSearch
 from kvchat.engine.cache.branch import Branch
-from kvchat.engine.scheduler import Entry
+from kvchat.engine.entry import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A finished answer of a beam search. `score`: summed log-probability of its tokens."""
+
+    branch: Branch
+    score: float
+    num_tokens: int
+    reason: FinishReason
 
 
 @dataclass(slots=True)
 class Family:
-    """One request's first answer, its siblings, and those that have ended."""
+    """One request's answers: those that run, and those that have ended.
+
+    Args:
+        first: the answer with which the request began.
+        running: sampled answers, or the beams of a search, the most probable first.
+        search: decides instead of the sampler, if the request asks for it.
+    """
 
     first: Entry
     running: list[Entry]
+    search: BeamSearch | None = None
     ended: list[SampleEnd] = field(default_factory=list)
     num_generated: int = 0
+    hypotheses: list[Hypothesis] = field(default_factory=list)
 
     @property
-    def num_missing(self) -> int:
-        """Siblings still to be forked from the first answer, once its prompt is computed."""
-        known = len(self.running) + len(self.ended)
-        return self.first.request.sampling.num_samples - known if self.first in self.running else 0
+    def missing_samples(self) -> range:
+        """Numbers of the answers still to be forked from the first one, when its prompt is computed."""
+        num_samples = self.first.request.sampling.num_samples
+        is_due = self.search is None and self.running == [self.first] and not self.ended
+        return range(1, num_samples) if is_due else range(0)
 
-    def sibling(self, sequence_id: RequestId, branch: Branch) -> Entry:
-        """Return a further answer on `branch`, a fork of the first one's at the end of the prompt."""
-        first, sample = self.first, len(self.running) + len(self.ended)
-        assert first.num_generated == 0
-        entry = Entry(
+    def sibling(self, parent: Entry, sequence_id: RequestId, branch: Branch, sample: int) -> Entry:
+        """Return a further answer that goes on from where `parent` stands, on a fork of its branch."""
+        request = self.first.request
+        entry = replace(
+            parent,
             id=sequence_id,
-            request=first.request,
             branch=branch,
-            sampling=seeded(first.request.sampling, sample),
-            max_tokens=first.max_tokens,
-            submitted_s=first.submitted_s,
-            prompt_len=first.prompt_len,
-            loaded=first.loaded,
-            request_id=first.id,
+            sampling=seeded(request.sampling, sample),
+            request_id=self.first.id,
             sample=sample,
-            stop=first.stop.fork() if first.stop is not None else None,
+            stop=parent.stop.fork() if parent.stop is not None else None,
         )
         self.running.append(entry)
         return entry
 
-    def end(self, entry: Entry, reason: FinishReason, error: str | None) -> bool:
-        """Record that an answer has ended; True if it was the last."""
+    def end(self, entry: Entry, reason: FinishReason, error: str | None) -> None:
+        """Record that an answer has ended."""
         self.running.remove(entry)
         self.num_generated += entry.num_generated
         self.ended.append(
@@ -58,7 +73,39 @@ class Family:
                 error=error,
             )
         )
-        return not self.running
+
+    def keep(self, hypothesis: Hypothesis) -> list[Hypothesis]:
+        """Put a finished answer among the best ones and return those that fall out."""
+        assert self.search is not None
+        search = self.search
+        self.hypotheses.append(hypothesis)
+        self.hypotheses.sort(key=lambda kept: -search.normalised(kept.score, kept.num_tokens))
+        lost = self.hypotheses[search.width :]
+        del self.hypotheses[search.width :]
+        return lost
+
+    def end_search(self) -> list[Hypothesis]:
+        """Make the best finished answers the request's samples and return those that are not wanted."""
+        wanted = self.first.request.sampling.n
+        lost = self.hypotheses[wanted:]
+        del self.hypotheses[wanted:]
+        for sample, hypothesis in enumerate(self.hypotheses):
+            self.num_generated += hypothesis.num_tokens
+            self.ended.append(
+                SampleEnd(
+                    sample=sample,
+                    branch=hypothesis.branch.id,
+                    reason=hypothesis.reason,
+                    completion_tokens=hypothesis.num_tokens,
+                    mean_logprob=hypothesis.score / hypothesis.num_tokens,
+                )
+            )
+        return lost
+
+    def take_hypotheses(self) -> list[Hypothesis]:
+        """Return the finished answers of a search that is given up, and forget them."""
+        taken, self.hypotheses = self.hypotheses, []
+        return taken
 
     def ranked(self) -> tuple[SampleEnd, ...]:
         """Return the answers to give: by number, or the most probable ones of all that were sampled."""

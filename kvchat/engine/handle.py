@@ -25,9 +25,11 @@ class Handle:
         self._events: deque[Event] = deque()
 
     def push(self, event: Event) -> None:
+        """Take an event; the last one tells which branch holds the answer."""
         self._events.append(event)
         if isinstance(event, RequestFinished):
             self.result = event
+            self.branch = event.branch
 
     def cancel(self) -> None:
         """Ask for the end of the request; takes effect with the next step."""

@@ -8,9 +8,9 @@ from kvchat.engine.api.events import (
     TokenEmitted,
     Usage,
 )
+from kvchat.engine.entry import Entry
 from kvchat.engine.family import Family
 from kvchat.engine.sampler import Choice
-from kvchat.engine.scheduler import Entry
 
 
 def progress(entry: Entry) -> PrefillProgress:
@@ -33,6 +33,17 @@ def token(entry: Entry, choice: Choice) -> TokenEmitted:
         sample=entry.sample,
         logprobs=choice.logprobs if entry.request.sampling.logprobs is not None else None,
     )
+
+
+def hypothesis_tokens(family: Family) -> list[TokenEmitted]:
+    """Return the tokens of a search's answers, which are known only at its end."""
+    return [
+        TokenEmitted(
+            request_id=family.first.id, branch=hypothesis.branch.id, token_id=token_id, sample=sample
+        )
+        for sample, hypothesis in enumerate(family.hypotheses)
+        for token_id in hypothesis.branch.token_ids[-hypothesis.num_tokens :]
+    ]
 
 
 def finished(family: Family, now_s: float) -> RequestFinished:

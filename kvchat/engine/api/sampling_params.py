@@ -23,6 +23,8 @@ class SamplingParams:
         seed: seed of this request's own generator; None draws one.
         n: answers to return; above 1 they are sampled from one computed prompt and share its blocks.
         best_of: answers to sample, at least n; those with the highest mean log-probability are returned.
+        beam_width: beams of a beam search, which replaces sampling; at least n, the best n are returned.
+        length_penalty: exponent of the length by which a beam's log-probability is divided.
         stop_token_ids: token ids that end the answer, besides the model's own end-of-turn ids.
         ignore_eos: go on past the model's end-of-turn ids.
 
@@ -39,6 +41,8 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -65,8 +69,16 @@ class SamplingParams:
             raise InvalidRequest(f"n must be at least 1, not {self.n}")
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidRequest(f"best_of must be at least n ({self.n}), not {self.best_of}")
-        if self.num_samples > 1 and self.is_greedy:
+        if self.beam_width is not None:
+            self._check_beams(self.beam_width)
+        elif self.num_samples > 1 and self.is_greedy:
             raise InvalidRequest("greedy answers are all the same; set a temperature above 0, or n to 1")
+
+    def _check_beams(self, beam_width: int) -> None:
+        if beam_width < self.n:
+            raise InvalidRequest(f"beam_width must be at least n ({self.n}), not {beam_width}")
+        if not self.is_greedy or self.best_of is not None or self.repetition_penalty != 1:
+            raise InvalidRequest("a beam search takes no temperature, best_of or repetition_penalty")
 
     @property
     def num_samples(self) -> int:

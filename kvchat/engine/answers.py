@@ -1,0 +1,251 @@
+"""The answers in progress: what the logits of a step mean for them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from kvchat.engine import report
+from kvchat.engine.api.events import Event, FinishReason
+from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.request import Request
+from kvchat.engine.batch import Batch
+from kvchat.engine.beam import Advance, BeamSearch, Continuation
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.entry import Entry
+from kvchat.engine.family import Family, Hypothesis, seeded
+from kvchat.engine.keeper import Keeper
+from kvchat.engine.sampler import Choice, Row, Sampler
+from kvchat.engine.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class Answers:
+    """Every running sequence, the requests they belong to, and the events that are still to be told.
+
+    Args:
+        eos_ids: tokens that end the model's turn.
+        max_context: most tokens of a sequence.
+    """
+
+    manager: CacheManager
+    scheduler: Scheduler
+    sampler: Sampler
+    keeper: Keeper
+    clock: Callable[[], float]
+    eos_ids: frozenset[int]
+    max_context: int
+    entries: dict[RequestId, Entry] = field(default_factory=dict)
+    families: dict[RequestId, Family] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    reused_tokens: int = 0
+    computed_tokens: int = 0
+    _ids: "count[int]" = field(default_factory=lambda: count(1))
+
+    def open(self, request: Request, branch: Branch) -> Entry:
+        """Queue a request whose answer begins on `branch`."""
+        entry = Entry(
+            id=self._new_id(),
+            request=request,
+            branch=branch,
+            sampling=seeded(request.sampling, 0),
+            max_tokens=self._max_tokens(request),
+            submitted_s=self.clock(),
+            prompt_len=len(request.token_ids),
+            stop=request.stop,
+        )
+        self.entries[entry.id] = entry
+        self.families[entry.id] = Family(entry, [entry], search=self._new_search(request))
+        self.scheduler.add(entry)
+        return entry
+
+    def running_on(self, branch: BranchId) -> Entry | None:
+        return next((entry for entry in self.entries.values() if entry.branch.id == branch), None)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Mark a request's answers; `finish_cancelled` ends them."""
+        family = self.families.get(request_id)
+        for entry in family.running if family is not None else ():
+            entry.is_cancelled = True
+
+    def finish_cancelled(self) -> None:
+        for entry in [entry for entry in self.entries.values() if entry.is_cancelled]:
+            if entry.id in self.entries:  # a search ends with its first beam
+                self.finish(entry, FinishReason.CANCELLED)
+
+    def record(self, batch: Batch, logits: Tensor) -> None:
+        """Note what a batch has computed and append the tokens that follow from its logits [R, V]."""
+        sampled: list[tuple[Tensor, Entry]] = []
+        searched: list[tuple[Tensor, Entry]] = []
+        rows = iter(logits)
+        for chunk in batch.chunks:
+            entry = self.entries[chunk.request]
+            self.manager.commit(entry.branch, chunk.end - chunk.start)
+            if chunk.samples:
+                due = sampled if self._family(entry).search is None else searched
+                row = next(rows)
+                due += [(row, entry), *((row, sibling) for sibling in self._fork_siblings(entry))]
+            elif entry.num_generated == 0:
+                self.events.append(report.progress(entry))
+        self._sample(sampled)
+        self._search(searched)
+
+    def finish(self, entry: Entry, reason: FinishReason, error: str | None = None) -> None:
+        """End one answer, or all beams of a search; the request is over with its last one."""
+        family = self._family(entry)
+        if family.search is not None:
+            entry = family.running[0]
+            self._drop(family, family.running[1:])
+            self._release(family.take_hypotheses())
+        self._take_out(entry)
+        self.keeper.save_branch(entry.branch)
+        family.end(entry, reason, error)
+        self._tell_end(family)
+
+    # Sampling
+
+    def _sample(self, due: list[tuple[Tensor, Entry]]) -> None:
+        if not due:
+            return
+        rows = [Row(entry.id, entry.sampling, entry.branch.token_ids) for _, entry in due]
+        choices = self.sampler.sample(torch.stack([row for row, _ in due]), rows)
+        for (_, entry), choice in zip(due, choices, strict=True):
+            self._take_token(entry, choice)
+
+    def _fork_siblings(self, entry: Entry) -> list[Entry]:
+        """Return the further answers that begin where the first one's prompt has just been computed."""
+        family = self._family(entry)
+        return [self._fork(entry, sample) for sample in family.missing_samples]
+
+    def _fork(self, entry: Entry, sample: int) -> Entry:
+        sibling = self._family(entry).sibling(entry, self._new_id(), self.manager.fork(entry.branch), sample)
+        self.entries[sibling.id] = sibling
+        self.scheduler.add(sibling)
+        return sibling
+
+    def _take_token(self, entry: Entry, choice: Choice | None) -> None:
+        if choice is None:
+            self.finish(entry, FinishReason.ERROR, "the model's output is not a number (NaN or infinite)")
+            return
+        self._note_first_token(entry)
+        entry.append(choice.token_id, choice.logprobs.logprob if choice.logprobs else 0.0)
+        self.events.append(report.token(entry, choice))
+        reason = self._finish_reason(entry, choice.token_id)
+        if reason is not None:
+            self.finish(entry, reason)
+
+    def _note_first_token(self, entry: Entry) -> None:
+        if entry.first_token_s is not None:
+            return
+        entry.first_token_s = self.clock()
+        if entry.request_id is None:
+            self.reused_tokens += entry.cached_len
+            self.computed_tokens += entry.prompt_len - entry.cached_len
+            self.events.append(report.progress(entry))
+
+    def _finish_reason(self, entry: Entry, token: int) -> FinishReason | None:
+        ends_turn = token in self.eos_ids and not entry.sampling.ignore_eos
+        if ends_turn or token in entry.sampling.stop_token_ids:
+            return FinishReason.STOP
+        if entry.stop is not None and entry.stop.feed(token):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if entry.num_generated >= entry.max_tokens else None
+
+    # Beam search
+
+    def _search(self, due: list[tuple[Tensor, Entry]]) -> None:
+        """Keep the beams' logits; where a search has those of all its beams, let it choose."""
+        ready: dict[RequestId, Family] = {}
+        for row, entry in due:
+            family = self._family(entry)
+            assert family.search is not None
+            self._note_first_token(entry)
+            entry.is_held = True
+            family.search.offer(entry, row)
+            if family.search.is_ready(family.running):
+                ready[family.first.id] = family
+        for family in ready.values():
+            assert family.search is not None
+            if family.search.is_finite:
+                self._apply(family, family.search.advance(family.running))
+            else:
+                self.finish(family.first, FinishReason.ERROR, "the model's output is not a number")
+
+    def _apply(self, family: Family, advance: Advance) -> None:
+        """Fork beams with several continuations, release those with none, append the tokens."""
+        for continuation in advance.finished:
+            self._keep_hypothesis(family, continuation)
+        grown: list[tuple[Entry, Continuation]] = []
+        taken: set[RequestId] = set()
+        for continuation in advance.kept:
+            parent = continuation.parent
+            grown.append((self._fork(parent, 0) if parent.id in taken else parent, continuation))
+            taken.add(parent.id)
+        for entry, continuation in grown:
+            entry.is_held = False
+            entry.append(continuation.token_id, continuation.score - entry.sum_logprob)
+        alive = {entry.id for entry, _ in grown}
+        self._drop(family, [entry for entry in family.running if entry.id not in alive])
+        family.running.sort(key=lambda entry: -entry.sum_logprob)
+        if advance.is_over:
+            self._drop(family, family.running)
+            self._release(family.end_search())
+            self.events += report.hypothesis_tokens(family)
+            self._tell_end(family)
+
+    def _keep_hypothesis(self, family: Family, end: Continuation) -> None:
+        """Put a finished answer among the best ones, on a branch of its own."""
+        branch = self.manager.fork(end.parent.branch)
+        branch.token_ids.append(end.token_id)
+        reason = FinishReason.STOP if end.token_id in self._ends(end.parent) else FinishReason.LENGTH
+        num_tokens = end.parent.num_generated + 1
+        self._release(family.keep(Hypothesis(branch, end.score, num_tokens, reason)))
+
+    def _drop(self, family: Family, beams: list[Entry]) -> None:
+        """Let go of beams that are not continued."""
+        for entry in list(beams):
+            self._take_out(entry)
+            family.running.remove(entry)
+            self.manager.release(entry.branch)
+
+    def _release(self, hypotheses: list[Hypothesis]) -> None:
+        for hypothesis in hypotheses:
+            self.manager.release(hypothesis.branch)
+
+    def _ends(self, entry: Entry) -> frozenset[int]:
+        own = frozenset(entry.sampling.stop_token_ids)
+        return own if entry.sampling.ignore_eos else own | self.eos_ids
+
+    # Both
+
+    def _tell_end(self, family: Family) -> None:
+        if family.running:
+            return
+        del self.families[family.first.id]
+        self.events.append(report.finished(family, self.clock()))
+
+    def _take_out(self, entry: Entry) -> None:
+        self.scheduler.remove(entry)
+        self.scheduler.touch(entry.branch.id)
+        self.sampler.forget(entry.id)
+        del self.entries[entry.id]
+
+    def _family(self, entry: Entry) -> Family:
+        return self.families[entry.request_id or entry.id]
+
+    def _new_id(self) -> RequestId:
+        return RequestId(next(self._ids))
+
+    def _max_tokens(self, request: Request) -> int:
+        room = self.max_context - len(request.token_ids)
+        return min(request.sampling.max_tokens or room, room)
+
+    def _new_search(self, request: Request) -> BeamSearch | None:
+        sampling = request.sampling
+        if sampling.beam_width is None:
+            return None
+        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.eos_ids)
+        return BeamSearch(sampling.beam_width, sampling.length_penalty, ends, self._max_tokens(request))

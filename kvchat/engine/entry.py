@@ -1,0 +1,68 @@
+"""One sequence that is being computed for a request."""
+
+from dataclasses import dataclass, field
+
+from kvchat.engine.api.events import Loaded
+from kvchat.engine.api.ids import RequestId
+from kvchat.engine.api.request import Request, StopMatcher
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.cache.branch import Branch
+
+
+@dataclass(slots=True)
+class Entry:
+    """A sequence inside the scheduler: an answer, or a beam of a search.
+
+    Args:
+        id: names this sequence; the first answer of a request has the request's own id.
+        prompt_len: tokens of the request's prompt.
+    """
+
+    id: RequestId
+    request: Request
+    branch: Branch
+    max_tokens: int
+    submitted_s: float
+    prompt_len: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """The request's, with what differs between its answers."""
+    loaded: Loaded | None = None
+    """Where its cached tokens came from when it was first admitted."""
+    request_id: RequestId | None = None
+    """The request this is a further answer to; None for the first answer."""
+    sample: int = 0
+    """Number of the answer among those of its request."""
+    stop: StopMatcher | None = None
+    sum_logprob: float = 0.0
+    num_generated: int = 0
+    first_token_s: float | None = None
+    is_cancelled: bool = False
+    is_held: bool = False
+    """Its last token is not decided yet: a search waits for the other beams."""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sorts by importance: priority, then arrival."""
+        return (self.request.priority, self.id)
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """Mean log-probability of the tokens, where it was asked for."""
+        if self.sampling.logprobs is None or not self.num_generated:
+            return None
+        return self.sum_logprob / self.num_generated
+
+    @property
+    def cached_len(self) -> int:
+        """Prompt tokens that were found instead of computed."""
+        return self.loaded.total if self.loaded else 0
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.branch.num_uncomputed == 1 and self.num_generated > 0
+
+    def append(self, token_id: int, logprob: float) -> None:
+        """Add the next token. `logprob`: its log-probability, 0 where nobody asked."""
+        self.branch.token_ids.append(token_id)
+        self.num_generated += 1
+        self.sum_logprob += logprob
