@@ -89,7 +89,7 @@ def opened(settings: Settings, engine_factory: EngineFactory, *, temp: bool = Fa
 def _forgetful(settings: Settings, directory: Path) -> Settings:
     return replace(
         settings,
-        paths=replace(settings.paths, data_dir=directory),
+        paths=replace(settings.paths, data_dir=directory, cache_dir=directory),
         engine=replace(settings.engine, cache_dir=None),
     )
 

@@ -22,36 +22,55 @@ class Removed:
     shared_bytes: int = 0
 
 
-def remove_sessions(store: SessionStore, doomed: Iterable[SessionId], cache_dir: Path) -> Removed:
-    """Delete sessions, their text first, and then the blocks that only they referred to.
+class TidyStore(SessionStore):
+    """A store that deletes, with a session, the blocks that only this session referred to.
 
-    Blocks that no session of this store refers to stay: another store may share the directory.
-
-    Raises:
-        StorageError: the database or the blocks cannot be written.
+    Args:
+        path: see `SessionStore`.
+        cache_dir: where the blocks are.
     """
-    doomed = tuple(doomed)
-    if not cache_dir.is_dir():
-        _delete(store, doomed)
-        return Removed()
-    with closing(BlockCatalog(cache_dir)) as catalog:
-        blocks = catalog.blocks()
-        own = _refer(store, blocks, doomed)
-        _delete(store, doomed)
-        others = _refer(store, blocks, None)
-        shared = [block for block in blocks if _is_referenced(block, own) and _is_referenced(block, others)]
-        freed = catalog.collect(lambda block: not _is_referenced(block, own) or _is_referenced(block, others))
-    return Removed(
-        freed_blocks=freed.num_blocks,
-        freed_bytes=freed.num_bytes,
-        shared_blocks=sum(len(block.groups) for block in shared),
-        shared_bytes=sum(block.num_bytes for block in shared),
-    )
 
+    def __init__(self, path: Path, cache_dir: Path) -> None:
+        super().__init__(path)
+        self._cache_dir = cache_dir
 
-def _delete(store: SessionStore, doomed: Iterable[SessionId]) -> None:
-    for session_id in doomed:
-        store.delete_session(session_id)
+    def delete_session(self, session_id: SessionId) -> None:
+        """Delete a session, its text first, and then its blocks."""
+        self.remove_sessions([session_id])
+
+    def remove_sessions(self, doomed: Iterable[SessionId]) -> Removed:
+        """Delete sessions and return what that freed.
+
+        Blocks that no session of this store refers to stay: another store may share the directory.
+
+        Raises:
+            StorageError: the database or the blocks cannot be written.
+        """
+        doomed = tuple(doomed)
+        if not self._cache_dir.is_dir():
+            self._delete_text(doomed)
+            return Removed()
+        with closing(BlockCatalog(self._cache_dir)) as catalog:
+            blocks = catalog.blocks()
+            own = _refer(self, blocks, doomed)
+            self._delete_text(doomed)
+            others = _refer(self, blocks, None)
+            shared = [
+                block for block in blocks if _is_referenced(block, own) and _is_referenced(block, others)
+            ]
+            freed = catalog.collect(
+                lambda block: not _is_referenced(block, own) or _is_referenced(block, others)
+            )
+        return Removed(
+            freed_blocks=freed.num_blocks,
+            freed_bytes=freed.num_bytes,
+            shared_blocks=sum(len(block.groups) for block in shared),
+            shared_bytes=sum(block.num_bytes for block in shared),
+        )
+
+    def _delete_text(self, doomed: Iterable[SessionId]) -> None:
+        for session_id in doomed:
+            super().delete_session(session_id)
 
 
 def _refer(
@@ -63,7 +82,10 @@ def _refer(
 
 
 def _is_referenced(block: IndexedBlock, found: dict[int, References]) -> bool:
-    known = found[block.block_size]
+    known = found.get(block.block_size, _NOTHING)
     if block.is_tail:
         return known.covers_tail(block.parent, block.token_ids)
     return block.key in known.keys
+
+
+_NOTHING = References()

@@ -8,7 +8,6 @@ from time import localtime, strftime, time
 
 import typer
 
-from kvchat.cli import removal
 from kvchat.cli.options import (
     ListOptions,
     RemoveOptions,
@@ -103,14 +102,13 @@ def rename_session(options: RenameOptions) -> None:
 
 def remove_sessions(options: RemoveOptions) -> int | None:
     """Remove sessions, and the KV blocks that no other session needs."""
-    settings = options.settings()
     output, status = Output(), Status(quiet=options.quiet)
-    with closing(open_store(settings)) as store:
+    with closing(open_store(options.settings())) as store:
         doomed = list({one.id: one for one in map(store.find, options.sessions)}.values())
         if not options.yes and not _confirmed(doomed):
             status.note("nothing was removed")
             return 1
-        removed = removal.remove_sessions(store, [one.id for one in doomed], settings.paths.cache_dir)
+        removed = store.remove_sessions([one.id for one in doomed])
     if options.json:
         output.json({"removed": [one.id for one in doomed]} | asdict(removed))
         return None

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable
 
+from kvchat.cli.removal import TidyStore
 from kvchat.config import Settings
-from kvchat.session.store import SessionStore
 
 _MIN_PREFIX = 4
 
 
-def open_store(settings: Settings) -> SessionStore:
+def open_store(settings: Settings) -> TidyStore:
     """Open the person's sessions; the database is made if there is none."""
-    return SessionStore(settings.paths.sessions_db)
+    return TidyStore(settings.paths.sessions_db, settings.paths.cache_dir)
 
 
 def short_id(session_id: str, all_ids: Iterable[str]) -> str:

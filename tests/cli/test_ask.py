@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from threading import Thread
-from time import sleep
+from time import monotonic, sleep
 
 import pytest
 from tokenizers import Tokenizer
@@ -59,14 +59,18 @@ def stored() -> list[Sequence[Turn]]:
 
 
 def after_first_token(ask: Asker, act: Callable[[], None]) -> Thread:
-    """Do something as soon as the engine has sampled."""
+    """Do something as soon as the engine has sampled; give up after some seconds."""
 
     def wait() -> None:
-        while not (ask.engine.handles and ask.engine.handles[-1]._num_sampled):
+        deadline_s = monotonic() + 20
+        while monotonic() < deadline_s:
+            requests, live = ask.engine.requests, [*ask.engine.live.values()]
+            if requests and any(len(tokens) > len(requests[-1].token_ids) for tokens in live):
+                act()
+                return
             sleep(0.002)
-        act()
 
-    thread = Thread(target=wait)
+    thread = Thread(target=wait, daemon=True)
     thread.start()
     return thread
 

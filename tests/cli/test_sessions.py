@@ -185,6 +185,16 @@ def test_removing_says_what_was_freed_and_what_stays(
     assert "freed 1 block, " in capsys.readouterr().err
 
 
+def test_deleting_from_the_interface_frees_blocks_too(store: SessionStore, home: Path) -> None:
+    session = store.create_session(title="gone")
+    add(store, session, "q", "a", ids=[[1, 2], [3, 4]])
+    disk = chains.open_store(home / "cache")
+    chains.write_all(disk, chains.chain([1, 2, 3, 4]))
+    store.delete_session(session.id)
+    assert not disk.has(chains.chain([1, 2, 3, 4])[0].key, chains.FULL)
+    disk.close()
+
+
 def test_a_short_name_is_as_long_as_it_must_be() -> None:
     assert short_id("abcdefgh", ["abcdefgh", "zzzzzzzz"]) == "abcd"
     assert short_id("abcdefgh", ["abcdefgh", "abcdezzz"]) == "abcdef"
