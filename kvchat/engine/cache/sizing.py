@@ -8,7 +8,9 @@ from kvchat.engine.cache.spec import Group
 from kvchat.errors import PoolExhausted
 
 SLIDING_SHARE = 4
-"""A sliding group gets one block for this many blocks of a full group, beyond what running sequences need."""
+"""A sliding group gets at least one block for this many blocks of a full group."""
+LEAST_BLOCKS = 2
+"""Smaller pools of a full group are refused."""
 
 
 def window_blocks(window: int, block_size: int) -> int:
@@ -29,8 +31,8 @@ def pool_blocks(
 ) -> dict[GroupId, int]:
     """Return the number of blocks of each group's pool.
 
-    Full groups get equal numbers of tokens. Sliding groups get a share of that, because a sequence holds only
-    its window there; without full groups they are treated as full ones.
+    Full groups get equal numbers of tokens. Sliding groups get what a sequence needs that fills a full group,
+    and more where there is room for many; without full groups they are treated as full ones.
 
     Args:
         limit_bytes: most bytes of all pools together.
@@ -38,37 +40,37 @@ def pool_blocks(
         chunk_len: tokens computed in one step.
 
     Raises:
-        PoolExhausted: not even one block and one window fit; the message says how many bytes would.
+        PoolExhausted: not even two blocks fit; the message says how many bytes would.
     """
-    shortest = {
-        g.id: least_blocks(g, min(context_len, 2 * block_size), chunk_len, block_size) for g in groups
-    }
-    least = sum(g.block_bytes(block_size) * shortest[g.id] for g in groups)
-    if least > limit_bytes:
+
+    def shares(num_full: int) -> dict[GroupId, int]:
+        longest = min(context_len, num_full * block_size)
+        return {
+            group.id: max(
+                least_blocks(group, longest, chunk_len, block_size),
+                num_full // _divisor(group, groups),
+            )
+            for group in groups
+        }
+
+    def num_bytes(num_full: int) -> int:
+        counts = shares(num_full)
+        return sum(group.block_bytes(block_size) * counts[group.id] for group in groups)
+
+    low, high = LEAST_BLOCKS, limit_bytes // min(group.block_bytes(block_size) for group in groups)
+    if num_bytes(low) > limit_bytes:
         raise PoolExhausted(
-            f"the device pool needs at least {least} bytes for this model, but may use {limit_bytes}"
+            f"the device pool needs at least {num_bytes(low)} bytes for this model, but may use {limit_bytes}"
         )
-    low, high = 1, limit_bytes // min(g.block_bytes(block_size) for g in groups)
     while low < high:
         middle = (low + high + 1) // 2
-        if _total_bytes(groups, middle, shortest, block_size) <= limit_bytes:
+        if num_bytes(middle) <= limit_bytes:
             low = middle
         else:
             high = middle - 1
-    return _shares(groups, low, shortest)
+    return shares(low)
 
 
-def _shares(groups: Sequence[Group], num_full: int, shortest: dict[GroupId, int]) -> dict[GroupId, int]:
-    has_full = any(group.spec.window is None for group in groups)
-    shares: dict[GroupId, int] = {}
-    for group in groups:
-        divisor = SLIDING_SHARE if has_full and group.spec.window is not None else 1
-        shares[group.id] = max(shortest[group.id], num_full // divisor)
-    return shares
-
-
-def _total_bytes(
-    groups: Sequence[Group], num_full: int, shortest: dict[GroupId, int], block_size: int
-) -> int:
-    shares = _shares(groups, num_full, shortest)
-    return sum(group.block_bytes(block_size) * shares[group.id] for group in groups)
+def _divisor(group: Group, groups: Sequence[Group]) -> int:
+    has_full = any(other.spec.window is None for other in groups)
+    return SLIDING_SHARE if has_full and group.spec.window is not None else 1
