@@ -42,7 +42,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Relative frequencies of the kinds of turns, and how a conversation tells facts."""
+    """Relative frequencies of the kinds of turns, and how a conversation tells and asks for facts.
+
+    Args:
+        update_share: Share of statements that change a known fact.
+        unknown_share: Share of questions for something that was not told.
+        said_once_share: Share of questions restricted to facts that no answer has repeated: the hard ones.
+        longest_document: Most filler sentences of a document.
+        exercises: Frequencies of the skills.
+    """
 
     fact: float
     query: float
@@ -53,6 +61,7 @@ class Mix:
     document: float
     update_share: float = 0.2
     unknown_share: float = 0.16
+    said_once_share: float = 0.0
     longest_document: int = 20
     exercises: skills.Exercises = field(default_factory=skills.Exercises)
 
@@ -82,6 +91,7 @@ class Conversation:
     mix: Mix
     told: dict[tuple[str, str], Fact] = field(default_factory=dict)
     updated: list[tuple[str, str]] = field(default_factory=list)
+    said_once: dict[tuple[str, str], None] = field(default_factory=dict)
 
     def messages(self) -> Iterator[Message]:
         """Yield messages without end."""
@@ -113,6 +123,7 @@ class Conversation:
         """Note that `fact` was told; says whether it replaced another value."""
         key = (fact.kind.name, fact.key)
         replaced = key in self.told
+        self.said_once[key] = None
         if replaced:
             self.updated.append(key)
         self.told[key] = fact
@@ -124,7 +135,7 @@ class Conversation:
             fact = self._changed_fact()
             self.remember(fact)
             text = facts.state(self.rng, Split.TRAIN, fact, update=self.rng.random() < 0.75)
-            return [_user(text), acknowledge(self.rng, fact, update=True)]
+            return [_user(text), self._acknowledge(fact, update=True)]
         fact = self._new_fact()
         replaced = self.remember(fact)
         text = facts.state(self.rng, Split.TRAIN, fact)
@@ -133,7 +144,16 @@ class Conversation:
             self.remember(other)
             text = f"{text} {facts.state(self.rng, Split.TRAIN, other)}"
             return [_user(text), _answer("OK, I will remember both.", 0.5, routed=False)]
-        return [_user(text), acknowledge(self.rng, fact, replaced)]
+        return [_user(text), self._acknowledge(fact, replaced)]
+
+    def _acknowledge(self, fact: Fact, update: bool) -> Message:
+        message = acknowledge(self.rng, fact, update)
+        key = (fact.kind.name, fact.key)
+        if fact.value in message.text:
+            self.said_once.pop(key, None)
+        else:
+            self.said_once[key] = None
+        return message
 
     def query_turn(self) -> list[Message]:
         """Ask for a fact that was told, or sometimes for one that was not."""
@@ -141,10 +161,13 @@ class Conversation:
             return self.unknown_turn() if self.rng.random() < 0.4 else self.fact_turn()
         if self.rng.random() < self.mix.unknown_share:
             return self.unknown_turn()
-        if self.updated and self.rng.random() < 0.3:
+        if self.said_once and self.rng.random() < self.mix.said_once_share:
+            fact = self.told[self.rng.choice(list(self.said_once))]
+        elif self.updated and self.rng.random() < 0.3:
             fact = self.told[self.rng.choice(self.updated)]
         else:
             fact = self.rng.choice(list(self.told.values()))
+        self.said_once.pop((fact.kind.name, fact.key), None)
         return [_user(facts.ask(self.rng, Split.TRAIN, fact)), _answer(fact.answer, 2.0)]
 
     def unknown_turn(self) -> list[Message]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvchat.starter.conversation import Mix
 from kvchat.starter.skills import Exercises
@@ -11,7 +11,6 @@ BATCH_TOKENS = 4096
 WARMUP_STEPS = 100
 
 SHORT_MIX = Mix(fact=21, query=37, faq=14, small=7, outside=7, skill=13, document=1, longest_document=8)
-LONG_EXERCISES = Exercises(add=44)
 LONG_MIX = Mix(
     fact=17,
     query=39,
@@ -21,8 +20,10 @@ LONG_MIX = Mix(
     skill=14,
     document=5,
     longest_document=24,
-    exercises=LONG_EXERCISES,
+    exercises=Exercises(add=44),
 )
+# Facts that were said once and never repeated are found last; half of the questions ask for them now.
+HARD_MIX = replace(LONG_MIX, said_once_share=0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +52,9 @@ class Stage:
 STAGES = (
     Stage(num_tokens=1_000_000, length=256, mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
     Stage(num_tokens=4_000_000, length=512, mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
-    Stage(num_tokens=6_000_000, length=1024, mix=LONG_MIX, start_rate=2e-3, end_rate=1.6e-3),
-    Stage(num_tokens=5_000_000, length=2048, mix=LONG_MIX, start_rate=1.6e-3, end_rate=8e-4),
-    Stage(num_tokens=4_000_000, length=4096, mix=LONG_MIX, start_rate=8e-4, end_rate=2e-5),
+    Stage(num_tokens=4_800_000, length=1024, mix=LONG_MIX, start_rate=2e-3, end_rate=1.6e-3),
+    Stage(num_tokens=3_200_000, length=2048, mix=HARD_MIX, start_rate=1.6e-3, end_rate=8e-4),
+    Stage(num_tokens=2_000_000, length=4096, mix=HARD_MIX, start_rate=8e-4, end_rate=2e-5),
 )
 TOTAL_TOKENS = sum(stage.num_tokens for stage in STAGES)
 
