@@ -35,6 +35,7 @@ FLOORS = {
     "kvchat.engine.cache.manager": 2,
     "kvchat.engine.memory": 2,
     "kvchat.engine.attention": 2,
+    "kvchat.engine.entry": 2,
     "kvchat.engine.scheduler": 3,
     "kvchat.engine.models": 3,
     "kvchat.engine.runner": 3,
