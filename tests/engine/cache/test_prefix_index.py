@@ -1,0 +1,73 @@
+"""Names of the blocks on the device."""
+
+import pytest
+
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key
+from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
+from tests.engine.cache.caches import ROOT
+
+pytestmark = pytest.mark.pure
+
+FIRST, SECOND = GroupId(0), GroupId(1)
+
+
+def node(parent: BlockKey, *token_ids: int) -> IndexNode:
+    return IndexNode(block_key(parent, token_ids), parent, token_ids)
+
+
+def test_a_node_is_found_by_its_key_and_its_ids_together() -> None:
+    """Trap 4: never by the hash alone."""
+    index = PrefixIndex()
+    added = node(ROOT, 1, 2)
+    index.add(added, FIRST, BlockId(7))
+    assert index.find(added.key, (1, 2)) is added
+    assert index.find(added.key, (1, 3)) is None
+    assert index.find(block_key(ROOT, (1, 3)), (1, 3)) is None
+
+
+def test_each_group_has_its_own_block_under_one_key() -> None:
+    index = PrefixIndex()
+    added = node(ROOT, 1, 2)
+    index.add(added, FIRST, BlockId(7))
+    assert index.block(added.key, SECOND) is None
+    index.add(node(ROOT, 1, 2), SECOND, BlockId(3))
+    assert (index.block(added.key, FIRST), index.block(added.key, SECOND)) == (7, 3)
+    assert len(index) == 1
+
+
+def test_a_node_goes_with_its_last_block_and_its_children_stay() -> None:
+    index = PrefixIndex()
+    parent = node(ROOT, 1, 2)
+    child = node(parent.key, 3, 4)
+    index.add(parent, FIRST, BlockId(0))
+    index.add(parent, SECOND, BlockId(0))
+    index.add(child, FIRST, BlockId(1))
+    index.remove(parent.key, FIRST)
+    assert index.children(ROOT) == [parent]
+    index.remove(parent.key, SECOND)
+    assert index.children(ROOT) == []
+    assert index.children(parent.key) == [child]
+    assert [known.key for known in index] == [child.key]
+
+
+def test_children_are_full_blocks_and_tails_behind_one_parent() -> None:
+    index = PrefixIndex()
+    nodes = [node(ROOT, 1, 2, 3, 4), node(ROOT, 1, 2), node(ROOT, 5)]
+    for number, added in enumerate(nodes):
+        index.add(added, FIRST, BlockId(number))
+    index.add(node(nodes[0].key, 9), FIRST, BlockId(9))
+    assert {child.token_ids for child in index.children(ROOT)} == {(1, 2, 3, 4), (1, 2), (5,)}
+
+
+def test_a_key_that_is_claimed_for_other_ids_is_a_bug() -> None:
+    index = PrefixIndex()
+    index.add(node(ROOT, 1, 2), FIRST, BlockId(0))
+    with pytest.raises(AssertionError):
+        index.add(IndexNode(block_key(ROOT, (1, 2)), ROOT, (1, 3)), SECOND, BlockId(0))
+
+
+def test_a_group_has_at_most_one_block_under_a_key() -> None:
+    index = PrefixIndex()
+    index.add(node(ROOT, 1, 2), FIRST, BlockId(0))
+    with pytest.raises(AssertionError):
+        index.add(node(ROOT, 1, 2), FIRST, BlockId(1))
