@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.engine.cache.caches import Cache, full_group
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.cache.plan import Load, Move
+from tests.engine.cache.caches import Cache, full_group, name_of, sliding_group
 
 pytestmark = pytest.mark.pure
 
@@ -51,4 +53,297 @@ def test_a_fork_does_not_share_blocks_that_a_step_has_left_unwritten() -> None:
     cache.compute(parent, 5)
     child.token_ids[6:] = [1, 2, 3, 4, 5]
     cache.compute(child)
+    cache.check()
+
+
+# Sharing and copy-on-write
+
+
+def test_ten_forks_add_no_block_until_they_write_and_then_one_per_group_each() -> None:
+    cache = Cache(full_group(), sliding_group(512), num_blocks=64, block_size=64)
+    parent = cache.open(list(range(2000)))
+    assert cache.admit(parent)
+    cache.compute(parent, chunk_len=512)
+    before = cache.num_used()
+    children = [cache.manager.fork(parent) for _ in range(10)]
+    assert cache.num_used() == before
+
+    for number, child in enumerate(children, start=1):
+        child.token_ids.append(3000 + number)
+        cache.compute(child)
+        assert cache.num_used() == [used + number for used in before]
+    cache.check()
+
+
+def test_a_fork_at_a_block_boundary_shares_all_and_copies_nothing() -> None:
+    cache = Cache(full_group())
+    parent = cache.computed(LONG[:8])
+    child = cache.manager.fork(parent)
+    child.token_ids.append(1)
+    moves = cache.manager.extend(child, 1)
+    assert moves == ()
+    assert child.tables[0][:2] == parent.tables[0]
+
+
+@pytest.mark.parametrize("first_writer", ["parent", "child"])
+def test_the_first_writer_copies_the_tail_and_the_last_holder_writes_in_place(first_writer: str) -> None:
+    """Trap 11: nobody writes through an alias."""
+    cache = Cache(full_group(), sliding_group(6))
+    parent = cache.computed(LONG[:7])
+    child = cache.manager.fork(parent)
+    first, last = (parent, child) if first_writer == "parent" else (child, parent)
+    shared = [table[1] for table in last.tables]
+    first.token_ids += [1, 2, 3]
+    last.token_ids += [4, 5, 6]
+
+    moves = cache.manager.extend(first, 3)
+    assert moves is not None
+    assert [(move.source, move.num_tokens) for move in moves] == [(block, 3) for block in shared]
+    cache.run(moves, [(first, 3)])
+    moves = cache.manager.extend(last, 3)
+    assert moves == ()
+    assert [table[1] for table in last.tables] == shared
+    cache.run(moves, [(last, 3)])
+    cache.check()
+
+
+def test_branches_that_share_a_tail_may_write_in_one_step() -> None:
+    cache = Cache(full_group(), sliding_group(6))
+    branches = [cache.computed(LONG[:7])]
+    branches += [cache.manager.fork(branches[0]) for _ in range(3)]
+    moves: list[Move] = []
+    for number, branch in enumerate(branches):
+        branch.token_ids.append(number)
+        moves += cache.manager.extend(branch, 1) or ()
+    cache.run(moves, [(branch, 1) for branch in branches])
+    cache.check()
+
+
+def test_without_room_for_the_copy_nothing_changes() -> None:
+    cache = Cache(full_group(), num_blocks=2)
+    parent = cache.computed(LONG[:6])
+    child = cache.manager.fork(parent)
+    child.token_ids.append(1)
+    assert cache.manager.extend(child, 1) is None
+    assert child.tables == parent.tables
+    cache.manager.release(parent)
+    assert cache.manager.extend(child, 1) == ()
+
+
+def test_a_source_that_is_still_to_be_copied_is_not_handed_out() -> None:
+    """Trap 21: the branch that held the source lets go before the copy has run."""
+    cache = Cache(full_group(), num_blocks=3)
+    parent = cache.computed(LONG[:6])
+    child = cache.manager.fork(parent)
+    child.token_ids.append(1)
+    moves = cache.manager.extend(child, 1)
+    assert moves is not None
+    cache.manager.release(parent)
+    assert cache.manager.extend(cache.open([9]), 1) is None
+    cache.run(moves, [(child, 1)])
+    cache.check()
+
+
+# Names
+
+
+def test_the_same_content_computed_twice_becomes_one_block_and_the_tables_change() -> None:
+    """Trap 9: the runner must hear of it."""
+    cache = Cache(full_group(), sliding_group(9))
+    first, second = cache.open(LONG), cache.open(LONG)
+    for branch in (first, second):
+        assert cache.admit(branch)
+    cache.compute(first)
+    apart = cache.manager.extend(second, 8)
+    assert apart == ()
+    own = [tuple(table) for table in second.tables]
+    cache.run(apart, [(second, 8)])
+    changes, _ = cache.manager.take_changes()
+    assert [table[:2] for table in second.tables] == [table[:2] for table in first.tables]
+    told = {
+        (change.group, change.start + offset): block
+        for change in changes
+        for offset, block in enumerate(change.block_ids)
+    }
+    for group, blocks in enumerate(own):
+        for number, block in enumerate(blocks):
+            assert told[group, number] == first.tables[group][number] != block
+    cache.device.apply(changes, ())
+    cache.compute(second)
+    cache.check()
+
+
+def test_a_full_block_is_named_when_it_is_committed_and_not_before() -> None:
+    """Trap 7."""
+    cache = Cache(full_group())
+    branch = cache.open(LONG)
+    assert cache.admit(branch)
+    cache.manager.extend(branch, 8)
+    assert len(cache.manager.index) == 0
+    cache.device.apply(*cache.manager.take_changes())
+    cache.device.write(branch, 0, 8)
+    cache.manager.commit(branch, 8)
+    assert {node.key for node in cache.manager.index} == set(branch.keys)
+
+
+@pytest.mark.parametrize("num_computed", range(11))
+def test_a_prompt_that_is_given_up_names_exactly_what_it_has_computed(num_computed: int) -> None:
+    """Trap 7: slots are writable, perhaps written in part, when the step is given up."""
+    cache = Cache(full_group(), sliding_group(5))
+    branch = cache.open(LONG)
+    assert cache.admit(branch)
+    cache.compute(branch, num_computed, chunk_len=3)
+    assert cache.manager.extend(branch, 11 - num_computed) is not None
+    cache.manager.reset(branch)
+    assert cache.matched_len([*LONG, 1]) == num_computed
+    cache.check()
+
+
+def test_a_branch_that_was_reset_is_admitted_again_with_what_it_had() -> None:
+    cache = Cache(full_group(), sliding_group(5))
+    branch = cache.computed(LONG)
+    cache.manager.reset(branch)
+    assert cache.num_used() == [0, 0]
+    assert cache.admit(branch)
+    assert branch.computed_len == len(LONG) - 1
+    cache.compute(branch)
+    cache.check()
+
+
+def test_a_tail_stays_a_copy_source_and_is_never_written_again() -> None:
+    cache = Cache(full_group())
+    cache.manager.release(cache.computed(LONG[:6]))
+    tail = next(node for node in cache.manager.index if len(node.token_ids) == 2)
+    branch = cache.open(LONG)
+    assert cache.admit(branch)
+    assert branch.tables[0][1] != tail.blocks[GroupId(0)]
+    cache.compute(branch)
+    assert cache.matched_len([*LONG[:6], 1]) == 6
+    cache.check()
+
+
+def test_an_evicted_block_is_no_longer_found() -> None:
+    """Trap 8."""
+    cache = Cache(full_group(), num_blocks=3)
+    cache.manager.release(cache.computed(LONG))
+    cache.computed([1] * 4)
+    assert cache.matched_len([*LONG, 1]) == 8
+    cache.computed([2] * 8)
+    assert cache.matched_len([*LONG, 1]) == 0
+
+
+def test_eviction_takes_leaves_before_their_parents() -> None:
+    """Trap 13: of two conversations with one beginning, the beginning goes last."""
+    cache = Cache(full_group(), num_blocks=6)
+    older = cache.computed([*LONG[:8], 1, 1, 1, 1])
+    newer = cache.computed([*LONG[:8], 2, 2, 2, 2])
+    cache.manager.release(newer)
+    cache.manager.release(older)
+    left = []
+    for number in range(6):
+        cache.manager.release(cache.computed([50 + number, 1, 1, 1]))
+        left.append((cache.matched_len([*older.token_ids, 9]), cache.matched_len([*newer.token_ids, 9])))
+    assert left == [(12, 12), (12, 12), (12, 8), (8, 8), (4, 4), (0, 0)]
+
+
+# Windows
+
+
+@pytest.mark.parametrize("window_len", [1, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("chunk_len", [1, 2, 4, 7])
+def test_a_branch_holds_no_more_of_a_sliding_group_than_its_window(window_len: int, chunk_len: int) -> None:
+    """Trap 15."""
+    cache = Cache(full_group(), sliding_group(window_len))
+    branch = cache.open(list(range(40)))
+    while branch.num_uncomputed:
+        cache.compute(branch, min(chunk_len, branch.num_uncomputed))
+        held = [block for block in branch.tables[1] if block is not None]
+        assert len(held) <= -(-window_len // 4) + 1
+        assert None not in branch.tables[0]
+    cache.check()
+
+
+def test_a_matched_branch_takes_only_the_window_of_a_sliding_group() -> None:
+    cache = Cache(full_group(), sliding_group(4))
+    cache.computed(list(range(20)))
+    branch = cache.open([*range(18), 99])
+    assert cache.admit(branch)
+    assert branch.tables[1][:3] == [None] * 3
+    assert None not in branch.tables[1][3:]
+    cache.compute(branch)
+
+
+# Slower tiers
+
+
+def test_blocks_are_offered_for_saving_once_each_in_their_order() -> None:
+    cache = Cache(full_group(), sliding_group(4))
+    branch = cache.computed(LONG)
+    saves = cache.manager.take_saves()
+    assert [(save.group, save.key) for save in saves] == [(g, key) for key in branch.keys for g in (0, 1)]
+    assert [save.parent for save in saves[::2]] == [cache.manager.root, branch.keys[0]]
+    assert cache.manager.take_saves() == ()
+    assert all(cache.manager.is_resident(save) for save in saves)
+
+
+def test_a_block_that_was_evicted_before_it_was_saved_is_not_resident() -> None:
+    cache = Cache(full_group(), num_blocks=3)
+    cache.manager.release(cache.computed(LONG[:8]))
+    saves = cache.manager.take_saves()
+    cache.computed([1] * 8)
+    assert [cache.manager.is_resident(save) for save in saves] == [True, False]
+
+
+def test_a_tail_is_saved_once_and_replaces_the_one_before() -> None:
+    cache = Cache(full_group(), sliding_group(4))
+    branch = cache.open(LONG)
+    assert cache.admit(branch)
+    cache.compute(branch, 5)
+    cache.store_branch(branch)
+    assert cache.manager.tail_saves(branch) == ()
+    cache.compute(branch, 2)
+    later = cache.manager.tail_saves(branch)
+    assert {save.replaces for save in later} == {name_of(LONG[:5], 4)}
+    assert {save.key for save in later} == {name_of(LONG[:7], 4)}
+
+
+def test_the_block_that_a_tail_has_grown_into_replaces_it() -> None:
+    cache = Cache(full_group())
+    branch = cache.open(LONG)
+    assert cache.admit(branch)
+    cache.compute(branch, 7)
+    cache.store_branch(branch)
+    cache.manager.take_saves()
+    cache.compute(branch, 1)
+    assert [save.replaces for save in cache.manager.take_saves()] == [name_of(LONG[:7], 4)]
+    assert cache.manager.tail_saves(branch) == ()
+
+
+def test_what_was_saved_comes_back_bit_for_bit_and_is_named_once_it_is_there() -> None:
+    cache = Cache(full_group(), sliding_group(6))
+    cache.store_branch(branch := cache.computed(LONG))
+    cache.manager.release(branch)
+    cache.forget_device()
+    again = cache.open([*LONG, 1])
+    moves = cache.manager.admit(again, cache.manager.match(again))
+    assert moves is not None
+    assert all(isinstance(move, Load) for move in moves)
+    assert len(cache.manager.index) == 0
+    assert cache.device.execute(moves)
+    cache.manager.confirm(again)
+    assert {node.key for node in cache.manager.index} == set(again.keys)
+    cache.compute(again)
+    cache.check()
+
+
+def test_a_matched_block_is_not_evicted_to_load_another() -> None:
+    """Trap 13."""
+    cache = Cache(full_group(), num_blocks=4)
+    stored = cache.computed(list(range(16)))
+    cache.store_branch(stored)
+    cache.manager.release(stored)
+    cache.computed([50] * 4)
+    assert cache.manager.match(cache.open(range(17))).disk_len == 4
+    branch = cache.open(range(17))
+    assert cache.manager.admit(branch, cache.manager.match(branch)) is None
     cache.check()
