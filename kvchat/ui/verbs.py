@@ -1,24 +1,58 @@
 """What each slash command does."""
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
-from kvchat.session.tree import Role, Turn
+from kvchat.session.tree import Role, SessionId, Turn
 from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
 from kvchat.ui.widgets.session_rows import title_of
 
-if TYPE_CHECKING:
-    from kvchat.ui.screens.chat import ChatScreen
+Opener = Callable[[], Awaitable[ConversationView | None]]
+"""Gets the conversation to show; None is a new one."""
+
+
+class CommandDesk(Protocol):
+    """What commands need of the screen they are typed on."""
+
+    def tell(self, message: str, *, title: str = "") -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+    def restore_command(self, line: str) -> None: ...
+
+    def queue(self, pending: PendingTurn) -> None: ...
+
+    def begin_edit(self, question: Turn) -> None: ...
+
+    def open_with(self, opener: Opener) -> object: ...
+
+    def change_with(self, change: Callable[[], object]) -> object: ...
+
+    def ask_to_delete(self, session_id: SessionId, title: str) -> object: ...
+
+    def conversation_changed(self) -> None: ...
+
+    def show_sessions_pane(self) -> None: ...
+
+    def action_help(self) -> None: ...
+
+    def action_stop(self) -> None: ...
+
+    def action_cache(self) -> None: ...
+
+    def action_layers(self) -> None: ...
+
+    def quit(self) -> None: ...
 
 
 class Verbs:
     """Runs commands for the chat screen. Anything that may read a file runs in a thread."""
 
-    def __init__(self, screen: "ChatScreen", chat: ChatService, turns: Turns) -> None:
+    def __init__(self, screen: CommandDesk, chat: ChatService, turns: Turns) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns

@@ -1,9 +1,8 @@
 """The one screen: sessions, conversation, cache panel, prompt, status."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from time import time
 from typing import Any, ClassVar
 
 from textual import events, work
@@ -25,21 +24,19 @@ from kvchat.ui.panes import PaneWish, pane_widths
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.screens.confirm import ConfirmScreen
 from kvchat.ui.screens.help import HelpScreen
+from kvchat.ui.stored_sessions import StoredSessions, list_options
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
-from kvchat.ui.verbs import Verbs
+from kvchat.ui.verbs import Opener, Verbs
 from kvchat.ui.widgets.cache_panel import CachePanel
-from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.command_list import CommandList
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.session_rows import ListOptions, SessionWithBranches, title_of
+from kvchat.ui.widgets.session_rows import UNTITLED, title_of
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
 
 _DRAIN_S = 1 / 30
 _SHORT_SCREEN = 18
-
-_Opener = Callable[[], Awaitable[ConversationView | None]]
 
 
 class ChatScreen(Screen[None]):
@@ -65,7 +62,7 @@ class ChatScreen(Screen[None]):
         self._last_rate: float | None = None
         self._editing: Turn | None = None
         self._kept = KeptOpen()
-        self._sessions: tuple[SessionWithBranches, ...] = ()
+        self._sessions = StoredSessions(chat.store)
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="body"):
@@ -133,7 +130,7 @@ class ChatScreen(Screen[None]):
         self.query_one(SessionList).focus()
 
     @work(exclusive=True, group="open")
-    async def open_with(self, opener: _Opener) -> None:
+    async def open_with(self, opener: Opener) -> None:
         """Put another conversation on the screen; the one that was there stays open behind it."""
         try:
             conversation = await opener()
@@ -203,10 +200,11 @@ class ChatScreen(Screen[None]):
     @work(exclusive=True, group="sessions")
     async def _read_and_draw_sessions(self) -> None:
         try:
-            self._sessions = await asyncio.to_thread(self._read_sessions)
+            await asyncio.to_thread(self._sessions.read)
         except KvchatError as error:
             self.warn(str(error))
-        self._draw_sessions()
+        options = list_options(self.turns.conversation, self._watch.own_bytes())
+        self.query_one(SessionList).show_sessions(self._sessions.entries, options)
         self._draw_heading()
 
     def turn_failed(self, error: Exception, unsent: str) -> None:
@@ -246,7 +244,7 @@ class ChatScreen(Screen[None]):
             self.open_with(lambda: asyncio.to_thread(self._chat.open, event.session_id, event.branch))
 
     def on_session_list_delete_asked(self, event: SessionList.DeleteAsked) -> None:
-        self.ask_to_delete(event.session_id, self._titles().get(event.session_id, ""))
+        self.ask_to_delete(event.session_id, self._sessions.title(event.session_id) or UNTITLED)
 
     def on_markdown_link_clicked(self, event: Any) -> None:
         self.app.copy_to_clipboard(event.href)
@@ -331,7 +329,7 @@ class ChatScreen(Screen[None]):
         """Draw the engine's state, and come back: often while an answer is written."""
         shown = Shown(
             owner=self._owner(),
-            names=self._names(),
+            names=self._sessions.branch_names(self.turns.conversation, self._kept),
             context_len=self.turns.context_len,
             is_running=self.turns.is_running,
             num_queued=len(self.turns.queue),
@@ -355,27 +353,12 @@ class ChatScreen(Screen[None]):
         conversation = self.turns.conversation
         return conversation.session.id if conversation else ""
 
-    def _names(self) -> BranchNames:
-        """Name the live branches of the session on screen by branch, all others by session."""
-        here = self.turns.conversation
-        known = [here, *self._kept] if here else list(self._kept)
-        of_branches = {
-            conversation.engine_branch: one_line(conversation.branch.name)
-            for conversation in known
-            if conversation.engine_branch is not None and conversation.session.id == self._owner()
-        }
-        active = here.engine_branch if here else None
-        return BranchNames(of_branches=of_branches, of_sessions=self._titles(), active=active)
-
-    def _titles(self) -> dict[str, str]:
-        return {session.id: title_of(session) for session, _ in self._sessions}
-
     def _draw_heading(self) -> None:
         conversation = self.turns.conversation
         if conversation is None:
             text = self.turns.draft.title or "new conversation"
         else:
-            text = self._titles().get(conversation.session.id) or title_of(conversation.session)
+            text = self._sessions.title(conversation.session.id) or title_of(conversation.session)
             text += f"  ›  {one_line(conversation.branch.name)}"
         if self._editing is not None:
             text += "  ·  editing an earlier message, esc gives up"
@@ -388,25 +371,9 @@ class ChatScreen(Screen[None]):
             EnginePhase.FAILED: "The engine has stopped. What was said is kept.",
         }
         first = lines.get(self._watch.status.phase, "Say something.")
-        stored = f"{plural(len(self._sessions), 'session')} kept · " if self._sessions else ""
+        num_stored = len(self._sessions.entries)
+        stored = f"{plural(num_stored, 'session')} kept · " if num_stored else ""
         self.transcript.show_welcome(f"{first}\n\n{stored}/ for commands · f1 help")
-
-    def _draw_sessions(self) -> None:
-        conversation = self.turns.conversation
-        options = ListOptions(
-            active_session=conversation.session.id if conversation else None,
-            active_branch=conversation.branch.name if conversation else None,
-            own_bytes=self._watch.own_bytes(),
-            now=time(),
-        )
-        self.query_one(SessionList).show_sessions(self._sessions, options)
-
-    def _read_sessions(self) -> tuple[SessionWithBranches, ...]:
-        store = self._chat.store
-        return tuple(
-            (summary.session, store.branches(summary.session.id) if summary.num_branches > 1 else ())
-            for summary in store.list_sessions()
-        )
 
     def _place_panes(self) -> None:
         widths = pane_widths(self.size.width, self._wish)

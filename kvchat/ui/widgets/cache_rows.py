@@ -1,8 +1,9 @@
 """The cache panel's content: a snapshot in, rows of marked text out. Pure: tests read it as plain lines.
 
 Every layer's bar has the same scale, so many blocks per cell, and is drawn in the order shared, own, kept,
-free. A full layer shows its free blocks up to the edge of the panel; a sliding one only those that its window
-can still take, then the window: however much is said, its bar stays short.
+free. A full layer shows its free blocks up to the edge of the panel. A sliding one shows those that its
+window can still take, then the window, then what is kept of the blocks that it has left behind: however much
+is said, its bar stays short.
 """
 
 from collections.abc import Mapping, Sequence
@@ -163,7 +164,7 @@ def _cells(count: int, scale: int) -> int:
 
 
 def _held_cells(row: LayerRow, scale: int) -> int:
-    return sum(_cells(count, scale) for count in (row.num_shared, row.num_own, row.num_kept))
+    return _cells(row.num_shared, scale) + _cells(row.num_own, scale)
 
 
 def _window_cells(row: LayerRow, scale: int, block_size: int) -> int:
@@ -173,8 +174,10 @@ def _window_cells(row: LayerRow, scale: int, block_size: int) -> int:
 
 def _needed_cells(row: LayerRow, scale: int, block_size: int) -> int:
     note = _kind_note(row)
-    bar = max(_held_cells(row, scale), _window_cells(row, scale, block_size))
-    return bar + len(note) + 1 if note else bar
+    held, kept = _held_cells(row, scale), _cells(row.num_kept, scale)
+    if not note:
+        return held + kept
+    return max(held, _window_cells(row, scale, block_size)) + len(note) + 2 + kept
 
 
 def _kind_note(row: LayerRow) -> str:
@@ -245,16 +248,28 @@ def _layer_label(row: LayerRow, digits: int) -> str:
 
 def _layer_bar(row: LayerRow, bar_width: int, scale: int, block_size: int) -> tuple[Run, ...]:
     """Return the bar, its free part and its note, padded to exactly `bar_width`."""
-    counts = ((Look.SHARED, row.num_shared), (Look.OWN, row.num_own), (Look.KEPT, row.num_kept))
-    held = bar_runs(counts, scale)
-    num_held = sum(len(text) for text, _ in held)
+    held = bar_runs(((Look.SHARED, row.num_shared), (Look.OWN, row.num_own)), scale)
+    kept = bar_runs(((Look.KEPT, row.num_kept),), scale)
     note = _kind_note(row)
-    limit = min(bar_width, _cells(row.num_total, scale))
-    end = max(num_held, _window_cells(row, scale, block_size)) if row.window else limit
-    free = MARKS[Look.FREE] * max(0, min(end, limit) - num_held)
-    rest = bar_width - num_held - len(free)
-    tail = f" {note}"[:rest].ljust(rest) if note else " " * rest
-    return *held, (free, Look.FREE), (tail, Look.FAINT)
+    if note:
+        num_free = _window_cells(row, scale, block_size) - _held_cells(row, scale)
+        runs = (*held, (MARKS[Look.FREE] * num_free, Look.FREE), (f" {note} ", Look.FAINT), *kept)
+    else:
+        num_free = min(bar_width, _cells(row.num_total, scale)) - _width((*held, *kept))
+        runs = (*held, *kept, (MARKS[Look.FREE] * num_free, Look.FREE))
+    return _padded(runs, bar_width)
+
+
+def _width(runs: Sequence[Run]) -> int:
+    return sum(len(text) for text, _ in runs)
+
+
+def _padded(runs: Sequence[Run], width: int) -> tuple[Run, ...]:
+    """Return runs that are exactly `width` cells wide together."""
+    fitted: list[Run] = []
+    for text, look in runs:
+        fitted.append((text[: width - _width(fitted)], look))
+    return *fitted, (" " * (width - _width(fitted)), Look.FAINT)
 
 
 def _legend(width: int) -> Row:

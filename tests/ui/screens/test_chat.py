@@ -117,7 +117,7 @@ async def test_a_refused_message_comes_back_to_the_prompt(tmp_path: Path) -> Non
     async with window(tmp_path, Answer(fail=refusal)) as shown:
         await shown.say("one more")
         await shown.until(lambda: shown.screen.prompt.text == "one more")
-        await shown.until_shown("start another with /new")
+        await shown.until_shown("this conversation is full")
         assert shown.questions == []
 
 

@@ -1,0 +1,57 @@
+"""What the store holds, as last read: the list on the left and the names everywhere."""
+
+from time import time
+
+from kvchat.session.tree import SessionId
+from kvchat.ui.bridge import ConversationView, SessionShelf
+from kvchat.ui.kept_open import KeptOpen
+from kvchat.ui.plain_text import one_line
+from kvchat.ui.widgets.cache_rows import BranchNames
+from kvchat.ui.widgets.session_rows import ListOptions, SessionWithBranches, title_of
+
+
+class StoredSessions:
+    """Sessions with their branches; the branches only where there are several.
+
+    Attributes:
+        entries: newest first.
+    """
+
+    def __init__(self, store: SessionShelf) -> None:
+        self.entries: tuple[SessionWithBranches, ...] = ()
+        self._store = store
+
+    def read(self) -> None:
+        """Read the store again; from any thread."""
+        store = self._store
+        self.entries = tuple(
+            (summary.session, store.branches(summary.session.id) if summary.num_branches > 1 else ())
+            for summary in store.list_sessions()
+        )
+
+    def title(self, session_id: SessionId) -> str | None:
+        return self.titles.get(session_id)
+
+    @property
+    def titles(self) -> dict[str, str]:
+        return {session.id: title_of(session) for session, _ in self.entries}
+
+    def branch_names(self, here: ConversationView | None, kept: KeptOpen) -> BranchNames:
+        """Name the live branches of the session on screen by branch, all others by session."""
+        of_branches = {
+            known.engine_branch: one_line(known.branch.name)
+            for known in (here, *kept)
+            if here and known and known.engine_branch is not None and known.session.id == here.session.id
+        }
+        active = here.engine_branch if here else None
+        return BranchNames(of_branches=of_branches, of_sessions=self.titles, active=active)
+
+
+def list_options(here: ConversationView | None, own_bytes: dict[str, int]) -> ListOptions:
+    """Return how to draw the list with the conversation on screen marked."""
+    return ListOptions(
+        active_session=here.session.id if here else None,
+        active_branch=here.branch.name if here else None,
+        own_bytes=own_bytes,
+        now=time(),
+    )

@@ -1,0 +1,129 @@
+"""Typing: lines, commands, pastes, history."""
+
+from pathlib import Path
+
+import pytest
+from textual import events
+
+from tests.ui.harness import Window, window
+
+pytestmark = pytest.mark.tui
+
+
+async def paste(shown: Window, text: str) -> None:
+    shown.app.post_message(events.Paste(text))
+    await shown.pilot.pause()
+
+
+async def test_enter_sends_and_other_keys_make_lines(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("one")
+        await shown.pilot.press("ctrl+j")
+        await shown.type("two")
+        await shown.pilot.press("shift+enter")
+        await shown.type("three")
+        assert shown.screen.prompt.size.height == 3
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.chat.sent == ["one\ntwo\nthree"])
+        assert shown.screen.prompt.text == ""
+
+
+async def test_an_empty_message_is_not_sent(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say("  ")
+        await shown.pilot.pause(0.1)
+        assert not shown.screen.turns.is_running
+        assert shown.chat.sent == []
+
+
+async def test_a_paste_is_text_even_if_it_looks_like_a_command(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await paste(shown, "/quit")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.chat.sent == ["/quit"])
+
+
+async def test_a_paste_of_many_lines_is_one_message(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await paste(shown, "first\r\nsecond\rthird\x1b[31m")
+        assert shown.chat.sent == []
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.chat.sent == ["first\nsecond\nthird[31m"])
+
+
+async def test_a_pasted_name_does_not_complete_a_typed_slash(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("/")
+        await paste(shown, "quit")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.chat.sent == ["/quit"])
+
+
+async def test_an_argument_may_be_pasted(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.type("/title ")
+        await paste(shown, "From a paste")
+        await shown.pilot.press("enter")
+        await shown.until_shown("From a paste  ›  main")
+
+
+async def test_a_doubled_slash_sends_one(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say("//help")
+        await shown.until(lambda: shown.chat.sent == ["/help"])
+
+
+async def test_a_slash_inside_a_line_is_text(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say("a/b")
+        await shown.until(lambda: shown.chat.sent == ["a/b"])
+
+
+async def test_commands_are_offered_chosen_and_completed(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("/s")
+        await shown.until_shown("▸ /stop")
+        await shown.pilot.press("down")
+        await shown.until_shown("▸ /switch")
+        await shown.pilot.press("tab")
+        assert shown.screen.prompt.text == "/switch"
+
+
+async def test_enter_on_an_offered_command_that_needs_a_word_waits_for_it(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/ti")
+        assert shown.screen.prompt.text == "/title "
+        await shown.say("Oslo")
+        await shown.until_shown("Oslo  ›  main")
+
+
+async def test_escape_closes_the_offer_and_keeps_the_line(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("/s")
+        await shown.until_shown("▸ /stop")
+        await shown.pilot.press("escape")
+        await shown.until_gone("▸ /stop")
+        assert shown.screen.prompt.text == "/s"
+
+
+async def test_earlier_messages_come_back_with_up_and_leave_with_down(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("first")
+        await shown.say_and_wait("second")
+        await shown.pilot.press("up", "up")
+        assert shown.screen.prompt.text == "first"
+        await shown.pilot.press("down")
+        assert shown.screen.prompt.text == "second"
+        await shown.pilot.press("down")
+        assert shown.screen.prompt.text == ""
+
+
+async def test_a_pasted_command_stays_text_in_the_history(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await paste(shown, "/quit")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: len(shown.answers) == 1 and not shown.screen.turns.is_running)
+        await shown.pilot.press("up", "enter")
+        await shown.until(lambda: shown.chat.sent == ["/quit", "/quit"])
