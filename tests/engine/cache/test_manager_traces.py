@@ -135,6 +135,21 @@ class CacheTraces(RuleBasedStateMachine):
         self.device.write(branch, start, start + min(num_written, num_tokens))
         self.take_back(branch)
 
+    @precondition(lambda self: self.admitted and len(self.manager.branches) < MAX_BRANCHES)
+    @rule(which=pick, written=token)
+    def step_whose_source_is_given_up(self, which: int, written: int) -> None:
+        """Between plan and execution the branch that held the tail goes, and its block is wanted."""
+        parent = self.admitted[which % len(self.admitted)]
+        self.fork(which)
+        child = self.admitted[-1]
+        child.token_ids[child.computed_len :] = [written]
+        self.remember(child)
+        moves = self.extend(child, 1, {})
+        if parent in self.admitted:
+            self.take_back(parent)
+        self.cache.forget_device()
+        self.cache.run(moves, [(child, 1)])
+
     @precondition(lambda self: any(not branch.num_uncomputed for branch in self.admitted))
     @rule(which=pick, tokens=st.lists(token, min_size=1, max_size=5))
     def append(self, which: int, tokens: list[int]) -> None:
