@@ -18,3 +18,8 @@ def clean_text(text: str) -> str:
 def one_line(text: str) -> str:
     """Return `text` cleaned and with every run of white space as one space."""
     return " ".join(clean_text(text).split())
+
+
+def fitted(text: str, width: int) -> str:
+    """Return one line cut to `width` characters, with a mark where something is missing."""
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -21,7 +21,7 @@ from kvchat.ui.engine_watch import EngineWatch, Shown
 from kvchat.ui.figures import plural
 from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.panes import PaneWish, pane_widths
-from kvchat.ui.plain_text import one_line
+from kvchat.ui.plain_text import fitted, one_line
 from kvchat.ui.screens.confirm import ConfirmScreen
 from kvchat.ui.screens.help import HelpScreen
 from kvchat.ui.stored_sessions import StoredSessions, list_options
@@ -253,6 +253,7 @@ class ChatScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < _SHORT_SCREEN, "-short")
         self._place_panes()
+        self.call_after_refresh(self._draw_heading)
 
     def action_help(self) -> None:
         self.app.push_screen(HelpScreen())
@@ -355,14 +356,14 @@ class ChatScreen(Screen[None]):
 
     def _draw_heading(self) -> None:
         conversation = self.turns.conversation
-        if conversation is None:
-            text = self.turns.draft.title or "new conversation"
-        else:
-            text = self._sessions.title(conversation.session.id) or title_of(conversation.session)
-            text += f"  ›  {one_line(conversation.branch.name)}"
+        heading = self.query_one("#heading", Static)
+        title, rest = self.turns.draft.title or "new conversation", ""
+        if conversation is not None:
+            title = self._sessions.title(conversation.session.id) or title_of(conversation.session)
+            rest = f"  ›  {one_line(conversation.branch.name)}"
         if self._editing is not None:
-            text += "  ·  editing an earlier message, esc gives up"
-        self.query_one("#heading", Static).update(Content(text))
+            rest = "  ·  editing an earlier message, esc gives up"
+        heading.update(Content(fitted(title, max(12, heading.content_size.width - len(rest))) + rest))
         self._draw_welcome()
 
     def _draw_welcome(self) -> None:

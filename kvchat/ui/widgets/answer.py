@@ -105,6 +105,7 @@ class AnswerView(Vertical):
         """Start to take text; what the answer has already stays."""
         assert isinstance(self._body, AnswerMarkdown)
         self._body.begin()
+        self._ending.display = False
         self._footer.show_parts(("reading",))
 
     def show_prefill(self, prefill: Prefill) -> None:

@@ -15,6 +15,7 @@ from math import ceil
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot, LayerUsage, TierUsage
 from kvchat.ui.figures import UNKNOWN, bytes_text, count_text, part_text, percent_text, short_count_text
+from kvchat.ui.plain_text import fitted
 
 
 class Look(StrEnum):
@@ -292,7 +293,7 @@ def _branch_row(branch: BranchUsage, options: PanelOptions) -> Row:
     own = f"{bytes_text(branch.own_bytes):>8}"
     shared = f"{bytes_text(branch.shared_bytes):>8}" if branch.shared_bytes else " " * 8
     room = max(4, options.width - len(mark) - 2 * (_VALUE_WIDTH + 2))
-    title = _fitted(options.names.name_of(branch), room)
+    title = fitted(options.names.name_of(branch), room).ljust(room)
     return (
         (mark + title, Look.LABEL),
         (f" {MARKS[Look.SHARED] if branch.shared_bytes else ' '} ", Look.SHARED),
@@ -300,10 +301,6 @@ def _branch_row(branch: BranchUsage, options: PanelOptions) -> Row:
         (f" {MARKS[Look.OWN]} ", Look.OWN),
         (own, Look.VALUE),
     )
-
-
-def _fitted(text: str, width: int) -> str:
-    return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
 
 
 def _totals_section(snapshot: CacheSnapshot, width: int) -> list[Row]:

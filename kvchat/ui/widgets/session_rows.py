@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvchat.session.tree import Branch, BranchName, Session, SessionId
 from kvchat.ui.figures import age_text, short_bytes_text
-from kvchat.ui.plain_text import one_line
+from kvchat.ui.plain_text import fitted, one_line
 
 UNTITLED = "untitled"
 
@@ -58,8 +58,7 @@ def line_text(line: SessionLine, width: int) -> tuple[str, str]:
     size = f" {line.size:>5}" if line.size and len(line.name) + len(age) + 6 <= width else ""
     figures = size + age if width >= 14 else ""
     room = width - len(figures)
-    name = line.name if len(line.name) <= room else line.name[: room - 1] + "…"
-    return name.ljust(room), figures
+    return fitted(line.name, room).ljust(room), figures
 
 
 def title_of(session: Session) -> str:

@@ -71,7 +71,7 @@ def _engine_parts(figures: StatusFigures) -> list[str]:
     status = figures.status
     parts = []
     if status.phase is EnginePhase.LOADING:
-        parts.append(f"◌ loading {status.detail}".rstrip())
+        parts.append(f"◌ {status.detail or 'loading the model'}")
     elif status.phase is EnginePhase.FAILED:
         parts.append(f"✗ {status.error or status.detail or 'the engine stopped'}".splitlines()[0])
     elif status.phase is EnginePhase.CLOSED:

@@ -37,6 +37,7 @@ async def test_an_answer_streams_while_it_is_written(tmp_path: Path) -> None:
         await shown.say("go")
         await shown.until_shown("first")
         assert "later" not in shown.text
+        assert "/continue" not in shown.text
         hold.set()
         await shown.until_shown("first and later")
 
@@ -67,7 +68,7 @@ async def test_escape_stops_the_answer_and_offers_to_go_on(tmp_path: Path) -> No
 
 
 async def test_what_is_typed_while_the_model_loads_is_sent_when_it_is_loaded(tmp_path: Path) -> None:
-    engine = ScriptedEngine(phase=EnginePhase.LOADING, detail="scripted model")
+    engine = ScriptedEngine(phase=EnginePhase.LOADING, detail="loading scripted model")
     async with window(tmp_path, engine=engine) as shown:
         await shown.until_shown("loading scripted model")
         await shown.say("are you there?")

@@ -42,7 +42,7 @@ def test_parts_that_do_not_fit_are_left_out_whole(width: int) -> None:
 def test_it_shows_the_loading_phase_before_there_are_figures() -> None:
     loading = EngineStatus(phase=EnginePhase.LOADING, detail="reading weights")
     figures = replace(BUSY, status=loading, snapshot=None, num_queued=2)
-    assert status_text(figures, 80).startswith("◌ loading reading weights · 2 queued")
+    assert status_text(figures, 80).startswith("◌ reading weights · 2 queued")
 
 
 def test_it_shows_the_first_line_of_a_failure() -> None:
