@@ -167,7 +167,7 @@ class Engine:
         self._keeper.after_step()
 
     def close(self) -> None:
-        """Save every live branch and end the writer."""
+        """Save every live branch and end the writer. May be called twice."""
         for request_id in self._answers.families:
             self._answers.cancel(request_id)
         self._answers.finish_cancelled()

@@ -42,11 +42,17 @@ class Keeper:
             self._save_tail(self._saver, branch)
 
     def close(self, branches: Iterable[Branch]) -> None:
-        """Save the branches and wait until everything is durable."""
-        for branch in branches:
-            self.save_branch(branch)
-        if self._saver is not None:
-            self._saver.close(CLOSE_TIMEOUT_S)
+        """Save the branches and wait until everything is durable. Later calls do nothing."""
+        saver, self._saver = self._saver, None
+        if saver is None:
+            return
+        live = tuple(branches)
+        for branch in live:
+            saver.save_missing(self._manager.block_saves(branch))
+        for branch in live:
+            saver.flush(CLOSE_TIMEOUT_S)  # a tail does not wait in line: it needs room in the queue
+            self._save_tail(saver, branch)
+        saver.close(CLOSE_TIMEOUT_S)
 
     def _save_tail(self, saver: Saver, branch: Branch) -> None:
         saves = self._manager.tail_saves(branch)

@@ -4,14 +4,19 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
 
+from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
+from kvchat.engine.memory.block_writer import BlockWriter
+from kvchat.engine.memory.saver import Saver
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.tiny_models import (
     KINDS,
@@ -183,3 +188,23 @@ def test_two_conversations_from_one_beginning_share_what_is_stored(
         result = answer(engine, text + MESSAGE)
         assert result.usage.cached_tokens == len(text) - 1
         assert result.token_ids == reference(model_dir).answer(text + MESSAGE, 24)
+
+
+def test_closing_saves_everything_however_little_the_writer_takes_at_a_time(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """The writer's queue has room for one block, so that blocks and the tail have to wait for each other."""
+    model_dir = tiny("llama")
+    config = EngineConfig(device="cpu", block_size=16, cache_dir=tmp_path)
+    parts = build_parts("tiny", model_dir, config)
+    assert parts.saver is not None
+    assert parts.store is not None
+    parts.saver.close(timeout_s=10)
+    writer = BlockWriter(parts.store, max_bytes=1)
+    saver = Saver(parts.pool, parts.store, writer, parts.manager.is_resident)
+    engine = Engine(replace(parts, saver=saver))
+    handle = submit(engine, token_ids(150), 12)
+    text = token_ids(150) + finish(engine, handle).token_ids
+    engine.close()
+    result = answer(open_engine(model_dir, cache_dir=tmp_path), text + MESSAGE, 4)
+    assert result.loaded == Loaded(disk=len(text) - 1)

@@ -4,7 +4,7 @@ The weights are wide (std 0.15), so that greedy answers vary and a wrong key sho
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.events import TokenEmitted
+from kvchat.engine.api.events import FinishReason, Loaded, TokenEmitted, Usage
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -24,7 +24,6 @@ from kvchat.engine.engine import Engine
 from kvchat.engine.handle import Handle
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.locate import locate_model
-from kvchat.engine.results import Result, Sample
 from kvchat.engine.runner import Runner
 
 VOCAB_SIZE = 512
@@ -175,7 +174,18 @@ def submit(engine: Engine, ids: Sequence[int], num_tokens: int, branch: BranchId
     return engine.submit(Request(token_ids=tuple(ids), sampling=sampling, branch=branch))
 
 
-def finish(engine: Engine, handle: Handle) -> Result:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a request brought."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason
+    usage: Usage
+    loaded: Loaded
+    error: str | None
+
+
+def finish(engine: Engine, handle: Handle) -> Answer:
     """Step until the request has ended, with every invariant checked after every step."""
     tokens = []
     for event in handle:
@@ -184,11 +194,12 @@ def finish(engine: Engine, handle: Handle) -> Result:
             tokens.append(event.token_id)
     finished = handle.result
     assert finished is not None
-    result = Result(
-        samples=[Sample(token_ids=tokens, finish_reason=finished.reason, error=finished.error)],
+    result = Answer(
+        token_ids=tokens,
+        finish_reason=finished.reason,
         usage=finished.usage,
         loaded=finished.loaded,
-        timings=finished.timings,
+        error=finished.error,
     )
     check_counts(result)
     return result
@@ -196,7 +207,7 @@ def finish(engine: Engine, handle: Handle) -> Result:
 
 def answer(
     engine: Engine, ids: Sequence[int], num_tokens: int = 24, branch: BranchId | None = None
-) -> Result:
+) -> Answer:
     """Return a greedy answer. The branch it ran on is released unless it was given."""
     handle = submit(engine, ids, num_tokens, branch)
     result = finish(engine, handle)
@@ -206,7 +217,7 @@ def answer(
     return result
 
 
-def check_counts(result: Result) -> None:
+def check_counts(result: Answer) -> None:
     """What a request says about its tokens adds up."""
     usage = result.usage
     assert usage.completion_tokens == len(result.token_ids)

@@ -60,13 +60,17 @@ class Saver:
                 return
             self._waiting.popleft()
 
-    def close(self, timeout_s: float) -> bool:
+    def flush(self, timeout_s: float) -> bool:
         """Write everything that is still resident; False if it took longer than `timeout_s`."""
         done = True
         while self._waiting and done:
             self.pump()
             done = self._writer.flush(timeout_s)
-        done = self._writer.flush(timeout_s) and done
+        return self._writer.flush(timeout_s) and done
+
+    def close(self, timeout_s: float) -> bool:
+        """Do as `flush`, then end the writer."""
+        done = self.flush(timeout_s)
         self._writer.close()
         return done
 

@@ -1,0 +1,355 @@
+"""What the engine takes, refuses and ends, and that one request never harms another."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
+from kvchat.engine.api.events import FinishReason, PrefillProgress, RequestFinished, TokenEmitted
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.batch import Batch
+from kvchat.engine.build import build_parts
+from kvchat.engine.runner import Runner
+from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
+from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
+from tests.engine.tiny_models import VOCAB_SIZE, answer, finish, reference, submit, token_ids
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture
+def model_dir(tiny: TinyModels) -> Path:
+    return tiny("llama")
+
+
+@pytest.fixture
+def engine(model_dir: Path, open_engine: OpenEngine) -> Engine:
+    return open_engine(model_dir)
+
+
+def ask(
+    engine: Engine, prompt: list[int], sampling: SamplingParams, branch: BranchId | None = None
+) -> list[int]:
+    handle = engine.submit(Request(token_ids=tuple(prompt), sampling=sampling, branch=branch))
+    return finish(engine, handle).token_ids
+
+
+# What is refused, and says why
+
+
+@pytest.mark.parametrize("prompt", [[], [5, VOCAB_SIZE], [-1], [5, 2**40]])
+def test_a_prompt_that_is_empty_or_not_of_the_vocabulary_is_refused(
+    engine: Engine, prompt: list[int]
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"empty|vocabulary"):
+        submit(engine, prompt, 3)
+    assert engine.snapshot().branches == ()
+    assert answer(engine, [5], 3).usage.prompt_tokens == 1
+
+
+def test_a_prompt_without_room_for_an_answer_is_refused(model_dir: Path, open_engine: OpenEngine) -> None:
+    engine = open_engine(model_dir, max_context=40)
+    for length in (40, 41, 400):
+        with pytest.raises(ContextOverflow, match=f"{length} tokens"):
+            submit(engine, token_ids(length), 3)
+    result = answer(engine, token_ids(39), 3)
+    assert (len(result.token_ids), result.finish_reason) == (1, FinishReason.LENGTH)
+
+
+def test_a_prompt_that_never_fits_into_the_pool_is_refused_before_it_waits(
+    model_dir: Path, open_engine: OpenEngine
+) -> None:
+    engine = open_engine(model_dir, device_bytes=4 * 16 * 1024)
+    assert engine.snapshot().groups[0].total_blocks == 4
+    with pytest.raises(PoolExhausted, match="--kv-device-bytes"):
+        submit(engine, token_ids(64), 3)
+    assert not engine.has_work
+    result = answer(engine, token_ids(63), 1)
+    assert result.token_ids == reference(model_dir).answer(token_ids(63), 1)
+
+
+def test_an_answer_that_outgrows_the_pool_ends_with_a_reason_and_the_next_one_works(
+    model_dir: Path, open_engine: OpenEngine
+) -> None:
+    engine = open_engine(model_dir, device_bytes=4 * 16 * 1024)
+    result = answer(engine, token_ids(50), 100)
+    assert result.finish_reason is FinishReason.ERROR
+    assert result.error is not None
+    assert "--kv-device-bytes" in result.error
+    wanted = reference(model_dir).answer(token_ids(50), 100)
+    assert result.token_ids == wanted[: len(result.token_ids)]
+    assert len(result.token_ids) == 64 - 50 + 1
+    assert answer(engine, token_ids(30), 5).finish_reason is FinishReason.LENGTH
+
+
+def test_a_cache_too_small_for_the_model_is_refused_with_the_number_it_needs(
+    model_dir: Path, open_engine: OpenEngine
+) -> None:
+    with pytest.raises(PoolExhausted, match=r"needs at least \d+ bytes"):
+        open_engine(model_dir, device_bytes=1000)
+
+
+def test_a_branch_that_is_unknown_busy_or_different_is_refused(engine: Engine) -> None:
+    handle = submit(engine, token_ids(20), 10)
+    engine.step()
+    with pytest.raises(InvalidRequest, match="no live branch"):
+        submit(engine, token_ids(30), 3, BranchId(99))
+    with pytest.raises(InvalidRequest, match="still answering"):
+        submit(engine, token_ids(20), 3, handle.branch)
+    text = token_ids(20) + finish(engine, handle).token_ids
+    with pytest.raises(InvalidRequest, match="does not begin"):
+        submit(engine, [*text[:10], 7, 7, *text[12:]], 3, handle.branch)
+    with pytest.raises(InvalidRequest, match="does not begin"):
+        submit(engine, text[:10], 3, handle.branch)
+    assert answer(engine, [*text, 8], 3, handle.branch).usage.cached_tokens == len(text) - 1
+
+
+# How an answer ends
+
+
+def test_an_answer_has_exactly_max_tokens(engine: Engine, model_dir: Path) -> None:
+    wanted = reference(model_dir).answer(token_ids(17), 9)
+    for max_tokens in (1, 2, 9):
+        result = answer(engine, token_ids(17), max_tokens)
+        assert (result.token_ids, result.finish_reason) == (wanted[:max_tokens], FinishReason.LENGTH)
+
+
+def test_without_max_tokens_an_answer_fills_the_context(model_dir: Path, open_engine: OpenEngine) -> None:
+    engine = open_engine(model_dir, max_context=60)
+    tokens = ask(engine, token_ids(17), SamplingParams(max_tokens=None))
+    assert tokens == reference(model_dir).answer(token_ids(17), 60 - 17)
+
+
+def test_any_of_the_models_end_ids_ends_the_answer_and_is_its_last_token(
+    tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    """The generation config lists several; each counts, unless the request says otherwise."""
+    prompt = token_ids(17)
+    wanted = reference(tiny("llama")).answer(prompt, 30)
+    ends = [wanted[12], wanted[5]]
+    engine = open_engine(tiny("llama", eos_token_id=ends))
+    assert set(engine.info.eos_token_ids) == set(ends)
+    result = answer(engine, prompt, 30)
+    assert result.token_ids == wanted[:6]
+    assert result.finish_reason is FinishReason.STOP
+    assert ask(engine, prompt, SamplingParams(max_tokens=30, ignore_eos=True)) == wanted
+
+
+def test_a_stop_token_of_the_request_ends_the_answer(engine: Engine, model_dir: Path) -> None:
+    wanted = reference(model_dir).answer(token_ids(17), 20)
+    stop = next(token for token in wanted[4:] if token not in wanted[:4])
+    end = wanted.index(stop) + 1
+    sampling = SamplingParams(max_tokens=20, stop_token_ids=(999, stop))
+    assert ask(engine, token_ids(17), sampling) == wanted[:end]
+
+
+@dataclass
+class StopsAfter:
+    """Ends an answer with its n-th token and remembers what it was fed."""
+
+    num_tokens: int
+    fed: list[int] = field(default_factory=list)
+
+    def feed(self, token_id: int) -> bool:
+        self.fed.append(token_id)
+        return len(self.fed) == self.num_tokens
+
+
+def test_a_stop_matcher_sees_every_token_once_and_ends_the_answer(engine: Engine, model_dir: Path) -> None:
+    matcher = StopsAfter(7)
+    sampling = SamplingParams(max_tokens=20)
+    handle = engine.submit(Request(token_ids=tuple(token_ids(17)), sampling=sampling, stop=matcher))
+    result = finish(engine, handle)
+    assert result.finish_reason is FinishReason.STOP
+    assert matcher.fed == result.token_ids == reference(model_dir).answer(token_ids(17), 7)
+
+
+# Cancel and release
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3, 7, 12])
+def test_a_cancelled_request_ends_at_the_next_step_and_leaves_its_neighbours_alone(
+    num_steps: int, model_dir: Path, open_engine: OpenEngine
+) -> None:
+    """Waiting, in its prompt, and in its answer."""
+    engine = open_engine(model_dir, max_batch_tokens=16)
+    doomed, other = submit(engine, token_ids(70), 50), submit(engine, token_ids(40, seed=1), 20)
+    for _ in range(num_steps):
+        engine.step()
+    doomed.cancel()
+    engine.step()
+    assert doomed.result is not None
+    assert doomed.result.reason is FinishReason.CANCELLED
+    assert doomed.result.usage.computed_tokens == min(16 * num_steps, 70)
+    assert finish(engine, other).token_ids == reference(model_dir).answer(token_ids(40, seed=1), 20)
+    assert not engine.has_work
+    doomed.cancel()
+    assert engine.step() == ()
+
+
+def test_releasing_a_branch_that_answers_ends_its_request(engine: Engine) -> None:
+    handle = submit(engine, token_ids(40), 50)
+    for _ in range(5):
+        engine.step()
+    engine.release(handle.branch)
+    engine.check_integrity()
+    assert finish(engine, handle).finish_reason is FinishReason.CANCELLED
+    assert engine.snapshot().branches == ()
+
+
+# Events and counts
+
+
+def test_events_come_in_order_and_progress_reaches_the_whole_prompt(
+    model_dir: Path, open_engine: OpenEngine
+) -> None:
+    engine = open_engine(model_dir, max_batch_tokens=16)
+    answer(engine, token_ids(20), 1)
+    handle = submit(engine, token_ids(20) + token_ids(50, seed=1), 3)
+    events = list(handle)
+    kinds = [type(event) for event in events]
+    assert kinds == sorted(kinds, key=[PrefillProgress, TokenEmitted, RequestFinished].index)
+    assert kinds.count(TokenEmitted) == 3
+    progress = [event for event in events if isinstance(event, PrefillProgress)]
+    done = [event.cached_tokens + event.computed_tokens for event in progress]
+    assert done == [20, 36, 52, 68, 70]
+    assert all(event.prompt_tokens == 70 and event.loaded.device == 20 for event in progress)
+    assert {event.request_id for event in events} == {handle.request_id}
+
+
+def test_times_are_those_of_the_engines_clock(model_dir: Path) -> None:
+    """A clock that advances a second with every look makes every duration positive."""
+    parts = build_parts("tiny", model_dir, EngineConfig(device="cpu", block_size=16))
+    seconds = count()
+    engine = Engine(parts, clock=lambda: float(next(seconds)))
+    handle = submit(engine, token_ids(20), 4)
+    finish(engine, handle)
+    assert handle.result is not None
+    timings = handle.result.timings
+    assert timings.ttft_s is not None
+    assert 0 < timings.ttft_s < timings.total_s
+    assert timings.decode_tokens_per_s is not None
+    assert timings.decode_tokens_per_s > 0
+
+
+def test_generate_answers_all_prompts_and_keeps_only_their_blocks(engine: Engine, model_dir: Path) -> None:
+    prompts = [token_ids(length, seed=2) for length in (3, 16, 50)]
+    results = engine.generate(prompts, SamplingParams(max_tokens=8))
+    assert [result.token_ids for result in results] == [
+        reference(model_dir).answer(prompt, 8) for prompt in prompts
+    ]
+    snapshot = engine.snapshot()
+    assert snapshot.branches == ()
+    assert snapshot.groups[0].cached_blocks > 0
+
+
+def test_the_session_on_screen_goes_first(model_dir: Path, open_engine: OpenEngine) -> None:
+    engine = open_engine(model_dir, max_batch_tokens=16)
+    late = Request(token_ids=tuple(token_ids(60)), priority=5, sampling=SamplingParams(max_tokens=2))
+    first = Request(token_ids=tuple(token_ids(60, seed=1)), priority=0, sampling=SamplingParams(max_tokens=2))
+    waiting, shown = engine.submit(late), engine.submit(first)
+    finish(engine, shown)
+    assert waiting.result is None
+    assert finish(engine, waiting).finish_reason is FinishReason.LENGTH
+
+
+def test_two_engines_in_one_process_never_meet(tiny: TinyModels, open_engine: OpenEngine) -> None:
+    dirs = [tiny("llama"), tiny("qwen3")]
+    engines = [open_engine(path) for path in dirs]
+    handles = [submit(engine, token_ids(50), 20) for engine in engines]
+    while any(engine.has_work for engine in engines):
+        for engine in engines:
+            engine.step()
+    for path, engine, handle in zip(dirs, engines, handles, strict=True):
+        assert finish(engine, handle).token_ids == reference(path).answer(token_ids(50), 20)
+
+
+def test_a_step_without_work_does_nothing(engine: Engine) -> None:
+    before = engine.snapshot()
+    assert not engine.has_work
+    assert engine.step() == ()
+    engine.tick()
+    assert engine.snapshot() == before
+
+
+def test_closing_twice_is_closing_once(model_dir: Path, open_engine: OpenEngine, tmp_path: Path) -> None:
+    engine = open_engine(model_dir, cache_dir=tmp_path)
+    handle = submit(engine, token_ids(40), 30)
+    engine.step()
+    engine.close()
+    engine.close()
+    assert handle.result is None or handle.result.reason is FinishReason.CANCELLED
+    again = answer(open_engine(model_dir, cache_dir=tmp_path), token_ids(41), 3)
+    assert again.token_ids == reference(model_dir).answer(token_ids(41), 3)
+
+
+# A model that fails
+
+
+class BrokenFor:
+    """Turns the logits of one branch into NaN."""
+
+    def __init__(self, inner: Runner) -> None:
+        self._inner = inner
+        self.branch: BranchId | None = None
+
+    def run(self, batch: Batch) -> Tensor:
+        logits = self._inner.run(batch).clone()
+        sampling = [chunk for chunk in batch.chunks if chunk.samples]
+        for row, chunk in enumerate(sampling):
+            if chunk.branch == self.branch:
+                logits[row, 3] = float("nan")
+        return logits
+
+
+@pytest.fixture
+def broken(model_dir: Path) -> Iterator[tuple[Engine, BrokenFor]]:
+    parts = build_parts("tiny", model_dir, EngineConfig(device="cpu", block_size=16))
+    runner = BrokenFor(parts.runner)
+    engine = Engine(replace(parts, runner=runner))
+    yield engine, runner
+    engine.close()
+
+
+def test_logits_that_are_not_numbers_end_their_request_alone(
+    broken: tuple[Engine, BrokenFor], model_dir: Path
+) -> None:
+    engine, runner = broken
+    prompts = [token_ids(20, seed=seed) for seed in range(3)]
+    handles = [submit(engine, prompt, 12) for prompt in prompts]
+    for _ in range(4):
+        engine.step()
+    runner.branch = handles[1].branch
+    results = [finish(engine, handle) for handle in handles]
+    assert results[1].finish_reason is FinishReason.ERROR
+    assert results[1].error is not None
+    assert "not a number" in results[1].error
+    assert len(results[1].token_ids) == 4
+    for number in (0, 2):
+        assert results[number].token_ids == reference(model_dir).answer(prompts[number], 12)
+
+
+def test_an_engine_is_reached_through_its_public_face(model_dir: Path) -> None:
+    engine = Engine.load(str(model_dir), EngineConfig(device="cpu"))
+    (result,) = engine.generate([token_ids(5)], SamplingParams(max_tokens=4))
+    engine.close()
+    assert result.token_ids == reference(model_dir).answer(token_ids(5), 4)
+    assert engine.info.block_size == 64
+    assert engine.info.dtype == "float32"
+
+
+def test_a_prompt_longer_than_a_step_is_computed_beside_a_running_answer(
+    model_dir: Path, open_recorded: OpenRecorded
+) -> None:
+    engine, recorder = open_recorded(model_dir, max_batch_tokens=20)
+    short = submit(engine, token_ids(5), 30)
+    engine.step()
+    long = submit(engine, token_ids(150), 3)
+    assert finish(engine, short).token_ids == reference(model_dir).answer(token_ids(5), 30)
+    assert finish(engine, long).token_ids == reference(model_dir).answer(token_ids(150), 3)
+    steps = [[len(chunk.token_ids) for chunk in batch.chunks] for batch in recorder.batches]
+    assert [1, 19] in steps, "an answer stood still while a prompt was computed"
