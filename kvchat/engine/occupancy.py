@@ -36,7 +36,7 @@ def branch_usages(manager: CacheManager, running: Collection[BranchId]) -> tuple
 
 def room_tokens(manager: CacheManager) -> int:
     """Return how many tokens one more branch can hold in blocks that are free."""
-    unbounded = [group for group in manager.groups if group.spec.window is None] or list(manager.groups)
+    unbounded = [group for group in manager.groups if group.spec.max_visible is None] or list(manager.groups)
     return min(manager.pools[group.id].num_free for group in unbounded) * manager.block_size
 
 
@@ -45,7 +45,7 @@ def _group_usage(manager: CacheManager, group: Group) -> GroupUsage:
     return GroupUsage(
         group=group.id,
         kind=group.spec.kind,
-        window=group.spec.window,
+        window=group.spec.max_visible,
         layers=group.layers,
         block_bytes=group.block_bytes(manager.block_size),
         total_blocks=pool.num_blocks,

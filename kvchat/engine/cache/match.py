@@ -138,7 +138,7 @@ class PrefixMatcher:
         """Return how many blocks from the start every group without a window has."""
         leading = len(chain.keys)
         for group in self._groups:
-            if group.spec.window is None:
+            if group.spec.max_visible is None:
                 flags = chain.present[group.id]
                 leading = min(leading, flags.index(False) if False in flags else len(flags))
         return leading

@@ -13,17 +13,17 @@ LEAST_BLOCKS = 2
 """Smaller pools of a full group are refused."""
 
 
-def window_blocks(window: int, block_size: int) -> int:
-    """Return the most blocks a running sequence holds in a sliding group between steps."""
-    return ceil(window / block_size) + 1
+def window_blocks(max_visible: int, block_size: int) -> int:
+    """Return the most blocks a running sequence holds between steps in a group with this reach."""
+    return ceil(max_visible / block_size) + 1
 
 
 def least_blocks(group: Group, context_len: int, chunk_len: int, block_size: int) -> int:
     """Return how many blocks one sequence of `context_len` tokens needs in `group`, computed in chunks."""
     whole = ceil(context_len / block_size)
-    if group.spec.window is None:
+    if group.spec.max_visible is None:
         return whole
-    return min(whole, window_blocks(group.spec.window, block_size) + ceil(chunk_len / block_size))
+    return min(whole, window_blocks(group.spec.max_visible, block_size) + ceil(chunk_len / block_size))
 
 
 def pool_blocks(
@@ -72,5 +72,5 @@ def pool_blocks(
 
 
 def _divisor(group: Group, groups: Sequence[Group]) -> int:
-    has_full = any(other.spec.window is None for other in groups)
-    return SLIDING_SHARE if has_full and group.spec.window is not None else 1
+    has_full = any(other.spec.max_visible is None for other in groups)
+    return SLIDING_SHARE if has_full and group.spec.max_visible is not None else 1

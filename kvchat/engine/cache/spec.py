@@ -37,7 +37,8 @@ class FullSpec:
         return "full"
 
     @property
-    def window(self) -> int | None:
+    def max_visible(self) -> int | None:
+        """The most tokens that a query sees, itself included; None: all before it, however many."""
         return None
 
     @property
@@ -61,7 +62,7 @@ class SlidingSpec(FullSpec):
         return "sliding"
 
     @property
-    def window(self) -> int | None:
+    def max_visible(self) -> int | None:
         return self.window_len
 
     def first_visible(self, position: int) -> int:
@@ -69,26 +70,63 @@ class SlidingSpec(FullSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedSpec(FullSpec):
+    """A layer whose queries see themselves and what came before in their own chunk of `chunk_len` tokens."""
+
+    chunk_len: int
+
+    @property
+    def kind(self) -> str:
+        return "chunked"
+
+    @property
+    def max_visible(self) -> int | None:
+        return self.chunk_len
+
+    def first_visible(self, position: int) -> int:
+        return position - position % self.chunk_len
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Layers with the same spec; they share block tables and a pool."""
+    """Layers with the same spec; they share block tables and a pool.
+
+    Args:
+        layers: the layers that store keys and values.
+        borrowers: layers that attend to what another layer has stored, as (layer, that layer); they keep
+            nothing themselves.
+    """
 
     id: GroupId
     spec: FullSpec
     layers: tuple[int, ...]
+    borrowers: tuple[tuple[int, int], ...] = ()
 
     def block_bytes(self, block_size: int) -> int:
         return self.spec.token_bytes * len(self.layers) * block_size
 
 
-def group_layers(specs: Mapping[int, FullSpec]) -> tuple[Group, ...]:
+def group_layers(
+    specs: Mapping[int, FullSpec], borrowed: Mapping[int, int] | None = None
+) -> tuple[Group, ...]:
     """Return the groups of a model, in the order of their first layers.
 
     The order is a function of the model alone, so a group's id means the same in every process.
+
+    Args:
+        specs: what each layer keeps, by layer index.
+        borrowed: layers without a spec of their own, each with the layer whose keys and values it reads.
     """
+    borrowers = sorted((borrowed or {}).items())
     members: dict[FullSpec, list[int]] = {}
     for layer in sorted(specs):
         members.setdefault(specs[layer], []).append(layer)
     return tuple(
-        Group(id=GroupId(index), spec=spec, layers=tuple(layers))
+        Group(
+            id=GroupId(index),
+            spec=spec,
+            layers=tuple(layers),
+            borrowers=tuple((layer, lender) for layer, lender in borrowers if lender in layers),
+        )
         for index, (spec, layers) in enumerate(members.items())
     )

@@ -104,9 +104,9 @@ def _check_types(text_config: Any, recorder: _Recorder) -> None:
             continue
         if kind not in FULL_TYPES | SLIDING_TYPES:
             recorder.problems.append(f"layer {layer} is of type {kind}")
-        elif kind in SLIDING_TYPES and spec.window is None:
+        elif kind in SLIDING_TYPES and spec.max_visible is None:
             recorder.problems.append(f"layer {layer} slides, but passes no window to its attention")
-        elif kind in FULL_TYPES and spec.window is not None:
+        elif kind in FULL_TYPES and spec.max_visible is not None:
             recorder.problems.append(f"layer {layer} is declared full, but passes a window")
 
 

@@ -27,6 +27,7 @@ class Shape:
     head_dim_v: int = 8
     block_size: int = 16
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
     num_new: int | None = None
@@ -73,7 +74,12 @@ def make_case(shape: Shape, lengths: Sequence[int] = LENGTHS) -> Case:
         k_pool=fill_pool(keys, spans, shape, sum(num_blocks) + 3),
         v_pool=fill_pool(values, spans, shape, sum(num_blocks) + 3),
         args=AttentionArgs(
-            spans=spans, softmax_scale=0.4, window=shape.window, softcap=shape.softcap, sinks=sinks
+            spans=spans,
+            softmax_scale=0.4,
+            window=shape.window,
+            chunk=shape.chunk,
+            softcap=shape.softcap,
+            sinks=sinks,
         ),
         keys=keys,
         values=values,
@@ -87,11 +93,17 @@ def make_spans(shape: Shape, lengths: Sequence[int], tables: Sequence[Tensor]) -
     for length, table in zip(lengths, tables, strict=True):
         num_new = min(length, shape.num_new or length)
         position = length - num_new
-        visible = 0 if shape.window is None else max(0, position - shape.window + 1)
-        first_block = visible // shape.block_size
+        first_block = first_visible(shape, position) // shape.block_size
         spans.append(SequenceSpan(row, row + num_new, position, first_block, table[first_block:]))
         row += num_new
     return spans
+
+
+def first_visible(shape: Shape, position: int) -> int:
+    """Return the first position that a query at `position` sees."""
+    if shape.chunk is not None:
+        return position // shape.chunk * shape.chunk
+    return 0 if shape.window is None else max(0, position - shape.window + 1)
 
 
 def fill_pool(parts: Sequence[Tensor], spans: Sequence[SequenceSpan], shape: Shape, size: int) -> Tensor:
@@ -99,8 +111,7 @@ def fill_pool(parts: Sequence[Tensor], spans: Sequence[SequenceSpan], shape: Sha
     pool = torch.full((size, shape.num_kv_heads, shape.block_size, parts[0].shape[2]), float("nan"))
     pool = pool.to(torch.float64)
     for part, span in zip(parts, spans, strict=True):
-        first = 0 if shape.window is None else max(0, span.position - shape.window + 1)
-        for position in range(first, len(part)):
+        for position in range(first_visible(shape, span.position), len(part)):
             block = span.blocks[position // shape.block_size - span.first_block]
             pool[block, :, position % shape.block_size] = part[position]
     return pool
@@ -128,6 +139,8 @@ def _dense_sequence(
     visible = seen <= at
     if args.window is not None:
         visible &= seen > at - args.window
+    if args.chunk is not None:
+        visible &= seen // args.chunk == at // args.chunk
     weights = torch.where(visible, scores.exp(), 0.0)
     total = weights.sum(dim=2, keepdim=True)
     if args.sinks is not None:

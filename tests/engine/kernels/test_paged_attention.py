@@ -21,6 +21,11 @@ SHAPES = {
     "window of a block": Shape(window=16),
     "window over blocks": Shape(window=37),
     "window beyond everything": Shape(window=500),
+    "chunks inside a block": Shape(chunk=7),
+    "chunks of a block": Shape(chunk=16),
+    "chunks over blocks": Shape(chunk=37),
+    "chunks beyond everything": Shape(chunk=500),
+    "chunks and sinks": Shape(chunk=21, has_sinks=True, num_kv_heads=1),
     "soft cap": Shape(softcap=2.0),
     "sinks": Shape(has_sinks=True),
     "everything": Shape(num_kv_heads=1, head_dim_v=5, window=21, softcap=1.5, has_sinks=True),
@@ -66,10 +71,12 @@ def test_sixteen_bit_inputs_are_computed_in_float32_and_rounded_once(dtype: torc
     assert torch.equal(out, wanted.to(dtype))
 
 
-@pytest.mark.parametrize("window", [None, 40])
-def test_prompts_longer_than_a_piece_are_cut_without_a_seam(window: int | None) -> None:
+@pytest.mark.parametrize(
+    "visible", [{}, {"window": 40}, {"chunk": 40}], ids=["all", "window of 40", "chunks of 40"]
+)
+def test_prompts_longer_than_a_piece_are_cut_without_a_seam(visible: dict[str, int]) -> None:
     length = 2 * torch_ops.PIECE_LEN + 3
-    case = make_case(Shape(window=window, num_heads=2, num_kv_heads=1, head_dim_k=4), (length, 5))
+    case = make_case(Shape(num_heads=2, num_kv_heads=1, head_dim_k=4, **visible), (length, 5))
     small = case.to(torch.float32)
     out = torch_ops.paged_attention(small.query, small.k_pool, small.v_pool, small.args)
     torch.testing.assert_close(out.double(), dense(case), rtol=1e-4, atol=1e-5)

@@ -33,6 +33,7 @@ class AttentionArgs:
         spans: the sequences of the batch.
         softmax_scale: factor of the query-key products.
         window: a query at p sees (p - window, p]; None: [0, p].
+        chunk: a query at p sees [p - p % chunk, p]; None: no such bound. Not together with a window.
         softcap: scores become softcap * tanh(score / softcap); None: as they are.
         sinks: one more logit per query head that takes part in the softmax and has no value [H]; None: none.
     """
@@ -40,5 +41,12 @@ class AttentionArgs:
     spans: Sequence[SequenceSpan]
     softmax_scale: float
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+
+    def first_visible(self, position: int) -> int:
+        """Return the first position that a query at `position` sees."""
+        if self.chunk is not None:
+            return position - position % self.chunk
+        return 0 if self.window is None else max(0, position - self.window + 1)

@@ -34,8 +34,7 @@ def _attend(
     query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs, span: SequenceSpan, position: int
 ) -> Tensor:
     block_size = k_pool.shape[2]
-    first = 0 if args.window is None else max(0, position - args.window + 1)
-    positions = torch.arange(first, position + 1)
+    positions = torch.arange(args.first_visible(position), position + 1)
     blocks = span.blocks[positions // block_size - span.first_block]
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     keys = k_pool[blocks, :, positions % block_size].to(dtype)  # [S, H_kv, D_k]

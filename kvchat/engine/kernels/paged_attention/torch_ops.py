@@ -31,7 +31,7 @@ def _attend_piece(
     num_queries, num_heads, _ = query.shape
     num_kv_heads, block_size = k_pool.shape[1], k_pool.shape[2]
     last = position + num_queries
-    first = 0 if args.window is None else max(0, position - args.window + 1)
+    first = args.first_visible(position)
     first_block = first // block_size
     blocks = span.blocks[first_block - span.first_block : -(-last // block_size) - span.first_block]
     start, end = first - first_block * block_size, last - first_block * block_size
@@ -45,7 +45,7 @@ def _attend_piece(
     if args.softcap is not None:
         scores = scores.div_(args.softcap).tanh_().mul_(args.softcap)
     if num_queries > 1:
-        scores.masked_fill_(_hidden(first, position, last, args.window, query.device), float("-inf"))
+        scores.masked_fill_(_hidden(first, position, last, args, query.device), float("-inf"))
     weights = _softmax(scores, args.sinks).view(num_kv_heads, group * num_queries, end - start)
     out = torch.bmm(weights, values).view(num_kv_heads, group, num_queries, -1)
     return out.permute(2, 0, 1, 3).reshape(num_queries, num_heads, -1).to(query.dtype)
@@ -58,13 +58,15 @@ def _gather(pool: Tensor, blocks: Tensor) -> Tensor:
     return gathered.transpose(0, 1).reshape(num_heads, num_blocks * block_size, dim).float()
 
 
-def _hidden(first: int, position: int, last: int, window: int | None, device: torch.device) -> Tensor:
+def _hidden(first: int, position: int, last: int, args: AttentionArgs, device: torch.device) -> Tensor:
     """Return which keys [first, last) each query [position, last) does not see, [Q, S]."""
     queries = torch.arange(position, last, device=device)[:, None]
     keys = torch.arange(first, last, device=device)[None, :]
     hidden = keys > queries
-    if window is not None:
-        hidden |= keys <= queries - window
+    if args.window is not None:
+        hidden |= keys <= queries - args.window
+    if args.chunk is not None:
+        hidden |= keys < queries - queries % args.chunk
     return hidden
 
 
