@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from kvchat.engine.api.events import FinishReason, SampleEnd
 from kvchat.engine.api.ids import RequestId
-from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.api.sampling_params import NUM_SEEDS, SamplingParams
 from kvchat.engine.beam import BeamSearch
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.entry import Entry
@@ -119,7 +119,7 @@ class Family:
 def seeded(sampling: SamplingParams, sample: int) -> SamplingParams:
     """Return the sampling of one answer: a seed of its own, and log-probabilities where they decide."""
     if sampling.seed is not None:
-        sampling = replace(sampling, seed=sampling.seed + sample)
+        sampling = replace(sampling, seed=(sampling.seed + sample) % NUM_SEEDS)
     if sampling.num_samples > sampling.n and sampling.logprobs is None:
         sampling = replace(sampling, logprobs=0)
     return sampling

@@ -13,6 +13,9 @@ from kvchat.engine.api.events import TokenLogprobs
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
 
+LEAST_TEMPERATURE = 1e-6
+"""Below this, float32 leaves only the most probable token anyway, and dividing by less would overflow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -109,7 +112,7 @@ class Sampler:
 
 def distribution(logits: Tensor, params: SamplingParams) -> Tensor:
     """Return the probabilities [V] that `params` leaves: temperature, top-k, top-p, then min-p."""
-    scaled = logits / params.temperature
+    scaled = (logits - logits.max()) / max(params.temperature, LEAST_TEMPERATURE)
     if params.top_k is not None and params.top_k < scaled.numel():
         least = scaled.topk(params.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < least, float("-inf"))

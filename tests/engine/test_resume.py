@@ -12,10 +12,12 @@ import pytest
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import Loaded
+from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
 from kvchat.engine.memory.block_writer import BlockWriter
+from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
 from kvchat.engine.memory.saver import Saver
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.tiny_models import (
@@ -190,6 +192,20 @@ def test_two_conversations_from_one_beginning_share_what_is_stored(
         assert result.token_ids == reference(model_dir).answer(text + MESSAGE, 24)
 
 
+class SlowSink:
+    """A disk that takes its time, so that the writer's queue is full whenever someone looks."""
+
+    def __init__(self, store: DiskStore) -> None:
+        self._store = store
+
+    def write(self, header: BlockHeader, payload: bytes) -> bool:
+        sleep(0.02)
+        return self._store.write(header, payload)
+
+    def remove(self, key: BlockKey, group: GroupId) -> None:
+        self._store.remove(key, group)
+
+
 def test_closing_saves_everything_however_little_the_writer_takes_at_a_time(
     tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
 ) -> None:
@@ -200,7 +216,7 @@ def test_closing_saves_everything_however_little_the_writer_takes_at_a_time(
     assert parts.saver is not None
     assert parts.store is not None
     parts.saver.close(timeout_s=10)
-    writer = BlockWriter(parts.store, max_bytes=1)
+    writer = BlockWriter(SlowSink(parts.store), max_bytes=1)
     saver = Saver(parts.pool, parts.store, writer, parts.manager.is_resident)
     engine = Engine(replace(parts, saver=saver))
     handle = submit(engine, token_ids(150), 12)

@@ -6,6 +6,10 @@ from math import isfinite
 from kvchat.errors import InvalidRequest
 
 
+NUM_SEEDS = 2**63
+"""Seeds are in [0, NUM_SEEDS), which every generator takes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling of one request.
@@ -62,6 +66,8 @@ class SamplingParams:
             raise InvalidRequest(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
         if self.logprobs is not None and self.logprobs < 0:
             raise InvalidRequest(f"logprobs must be 0 or more, not {self.logprobs}")
+        if self.seed is not None and not 0 <= self.seed < NUM_SEEDS:
+            raise InvalidRequest(f"seed must be at least 0 and below {NUM_SEEDS}, not {self.seed}")
         self._check_samples()
 
     def _check_samples(self) -> None:

@@ -1,0 +1,167 @@
+"""Each request draws from its own generator, from the distribution it asked for."""
+
+from math import inf, log, nan
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.ids import RequestId
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.sampler import Row, Sampler, distribution
+from kvchat.errors import InvalidRequest
+
+pytestmark = pytest.mark.cpu
+
+PROBABILITIES = (0.4, 0.3, 0.2, 0.1)
+LOGITS = torch.tensor([log(p) for p in PROBABILITIES])
+
+
+def row(params: SamplingParams, number: int = 1, token_ids: tuple[int, ...] = (0,)) -> Row:
+    return Row(RequestId(number), params, token_ids)
+
+
+def draw(sampler: Sampler, logits: Tensor, params: SamplingParams, num_tokens: int) -> list[int]:
+    """Return the tokens that one request draws from the same logits again and again."""
+    tokens = []
+    for _ in range(num_tokens):
+        (choice,) = sampler.sample(logits[None], [row(params)])
+        assert choice is not None
+        tokens.append(choice.token_id)
+    return tokens
+
+
+def kept(**settings: float | int) -> set[int]:
+    """Return the tokens that a distribution leaves possible."""
+    probabilities = distribution(LOGITS, SamplingParams(temperature=1.0, **settings))  # type: ignore[arg-type]
+    assert probabilities.sum() == pytest.approx(1.0)
+    return set(probabilities.nonzero().flatten().tolist())
+
+
+def test_temperature_zero_takes_the_most_probable_token() -> None:
+    logits = torch.randn(5, 100, generator=torch.Generator().manual_seed(0))
+    rows = [row(SamplingParams(), number) for number in range(5)]
+    tokens = [choice.token_id for choice in Sampler(0).sample(logits, rows) if choice]
+    assert tokens == logits.argmax(dim=1).tolist()
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 0.999}])
+def test_a_set_of_one_token_is_greedy_at_any_temperature(settings: dict[str, float]) -> None:
+    logits = torch.randn(50, 100, generator=torch.Generator().manual_seed(0))
+    params = SamplingParams(temperature=5.0, seed=3, **settings)  # type: ignore[arg-type]
+    sampler = Sampler(0)
+    for line in logits:
+        assert draw(sampler, line, params, 1) == [int(line.argmax())]
+
+
+def test_top_k_top_p_and_min_p_keep_the_most_probable_tokens() -> None:
+    assert kept(top_k=2) == {0, 1}
+    assert kept(top_k=99) == {0, 1, 2, 3}
+    assert kept(top_p=0.39) == {0}
+    assert kept(top_p=0.41) == {0, 1}
+    assert kept(top_p=0.69) == {0, 1}
+    assert kept(top_p=1.0) == {0, 1, 2, 3}
+    assert kept(min_p=0.3) == {0, 1, 2}
+    assert kept(top_k=3, top_p=0.65) == {0, 1}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_come_as_often_as_their_probability_says(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=7)
+    tokens = draw(Sampler(0), LOGITS, params, 4000)
+    weights = [p ** (1 / temperature) for p in PROBABILITIES]
+    for token, weight in enumerate(weights):
+        assert tokens.count(token) / 4000 == pytest.approx(weight / sum(weights), abs=0.03)
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-12, 1e30])
+def test_extreme_temperatures_still_choose_a_token(temperature: float) -> None:
+    logits = torch.tensor([-60.0, 90.0, 89.0])
+    (token,) = draw(Sampler(0), logits, SamplingParams(temperature=temperature, seed=0), 1)
+    assert token in range(3)
+    assert temperature > 1 or token == 1
+
+
+def test_a_seed_gives_the_same_text_whatever_else_is_in_the_batch() -> None:
+    logits = torch.randn(30, 50, generator=torch.Generator().manual_seed(0))
+    params, other = SamplingParams(temperature=1.0, seed=11), SamplingParams(temperature=0.7)
+    alone = [draw_one(Sampler(seed=0), logits, [row(params)])]
+    crowded = Sampler(seed=99)
+    texts = []
+    for step in range(30):
+        lines = logits[[step, 29 - step, step]]
+        choices = crowded.sample(lines, [row(other, 5), row(other, 6), row(params, 7)])
+        assert choices[2] is not None
+        texts.append(choices[2].token_id)
+    assert alone == [texts]
+    assert draw_one(Sampler(0), logits, [row(SamplingParams(temperature=1.0, seed=12))]) != texts
+
+
+def draw_one(sampler: Sampler, logits: Tensor, rows: list[Row]) -> list[int]:
+    choices = [sampler.sample(line[None], rows)[0] for line in logits]
+    return [choice.token_id for choice in choices if choice is not None]
+
+
+def test_requests_without_a_seed_follow_from_the_engines_seed() -> None:
+    params = SamplingParams(temperature=1.0)
+    logits = torch.zeros(200)
+    first, again, other = (draw(Sampler(seed), logits, params, 20) for seed in (4, 4, 5))
+    assert first == again != other
+
+
+def test_a_finished_requests_generator_is_forgotten() -> None:
+    sampler, params = Sampler(0), SamplingParams(temperature=1.0, seed=1)
+    logits = torch.zeros(200)
+    first = draw(sampler, logits, params, 10)
+    sampler.forget(RequestId(1))
+    assert draw(sampler, logits, params, 10) == first
+    sampler.forget(RequestId(42))
+
+
+@pytest.mark.parametrize("poison", [nan, inf, -inf])
+def test_a_row_without_usable_numbers_has_no_token_and_its_neighbours_have_theirs(poison: float) -> None:
+    logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
+    if poison == -inf:
+        logits[1] = poison
+    else:
+        logits[1, 4] = poison
+    for params in (SamplingParams(), SamplingParams(temperature=1.0)):
+        choices = Sampler(0).sample(logits, [row(params, number) for number in range(3)])
+        assert choices[1] is None
+        assert choices[0] is not None
+        assert choices[2] is not None
+
+
+def test_tokens_that_are_ruled_out_by_the_model_are_never_drawn() -> None:
+    logits = LOGITS.clone()
+    logits[0] = -inf
+    assert 0 not in draw(Sampler(0), logits, SamplingParams(temperature=3.0, seed=0), 200)
+
+
+def test_a_repetition_penalty_weakens_what_the_text_already_has() -> None:
+    logits = torch.tensor([2.0, 1.5, -1.0])
+    params = SamplingParams(repetition_penalty=2.0)
+    choices = Sampler(0).sample(logits[None], [row(params, token_ids=(0,))])
+    assert choices[0] is not None
+    assert choices[0].token_id == 1
+
+
+def test_logprobs_are_those_of_the_model_before_temperature() -> None:
+    params = SamplingParams(temperature=3.0, top_k=1, seed=0, logprobs=2)
+    (choice,) = Sampler(0).sample(LOGITS[None], [row(params)])
+    assert choice is not None
+    assert choice.logprobs is not None
+    assert choice.logprobs.logprob == pytest.approx(log(0.4))
+    assert [token for token, _ in choice.logprobs.top] == [0, 1]
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1])
+def test_every_seed_that_is_taken_can_be_used(seed: int) -> None:
+    assert draw(Sampler(0), LOGITS, SamplingParams(temperature=1.0, seed=seed), 1)[0] in range(4)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**70])
+def test_a_seed_that_no_generator_takes_is_refused_at_once(seed: int) -> None:
+    """One request's bad number must not stop the engine for all."""
+    with pytest.raises(InvalidRequest, match="seed"):
+        SamplingParams(temperature=1.0, seed=seed)
