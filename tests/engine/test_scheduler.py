@@ -202,9 +202,9 @@ def test_a_block_that_cannot_be_loaded_is_computed() -> None:
 
 def test_a_long_prompt_never_stops_an_answer() -> None:
     loop = Loop(max_batch_tokens=8)
-    answering = loop.submit(numbers(0, 6), max_tokens=12)
+    answering = loop.submit(numbers(0, 6), max_tokens=12, priority=1)
     loop.step()
-    loop.submit(numbers(100, 60))
+    loop.submit(numbers(100, 60), priority=0)
     for _ in range(5):
         batch = loop.step()
         assert batch.chunks[0].request == answering.id
@@ -273,6 +273,26 @@ def test_idle_branches_lose_their_blocks_first_the_longest_idle_one_before_other
     assert [entry.branch.computed_len for entry in idle] == [0, 10, 10]
     assert running.branch.computed_len == 5
     assert loop.refused == []
+
+
+def test_a_branch_that_has_just_answered_is_the_last_to_lose_its_blocks() -> None:
+    loop = Loop(num_blocks=9, max_batch_tokens=64)
+    idle = [loop.submit(numbers(100 * n, 10)) for n in range(3)]
+    loop.finish()
+    loop.submit([*idle[0].branch.token_ids], branch=idle[0].branch)
+    loop.finish()
+    loop.submit(numbers(500, 3), max_tokens=3)
+    loop.finish()
+    assert [entry.branch.computed_len for entry in idle] == [11, 0, 10]
+
+
+def test_the_queue_is_in_order_of_importance_and_who_is_put_back_keeps_its_place() -> None:
+    loop = Loop()
+    running = loop.submit(numbers(0, 12), max_tokens=10)
+    loop.step()
+    later = [loop.submit(numbers(100 * n, 12), priority=n) for n in (2, 0, 1)]
+    loop.scheduler.requeue(running)
+    assert loop.scheduler.waiting == [running, later[1], later[2], later[0]]
 
 
 def test_the_least_important_and_most_recent_request_is_put_back_and_completes_later() -> None:
