@@ -5,6 +5,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from threading import enumerate as enumerate_threads
+from threading import main_thread
 from typing import Annotated, Any
 
 import typer
@@ -99,8 +101,11 @@ _add_commands()
 
 def main() -> None:
     """Run the command line of this process and end it."""
-    code = run(sys.argv[1:])
-    sys.exit(_flushed(code))
+    code = _flushed(run(sys.argv[1:]))
+    if any(thread is not main_thread() and thread.daemon for thread in enumerate_threads()):
+        # A model that is still being loaded: native code in a thread does not survive the interpreter's end.
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(words: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 import sys
 from difflib import get_close_matches
 
-from kvchat.cli.compose import Kvchat, opened, start_worker
+from kvchat.cli.compose import Kvchat, LateStart, opened
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import ResumeOptions
 from kvchat.errors import NoTerminal, SessionNotFound
@@ -14,7 +14,8 @@ _COMMANDS = ("ask", "resume", "sessions", "cache")
 def resume(options: ResumeOptions) -> int:
     """Open the terminal interface and return its exit code."""
     settings = options.settings()
-    with opened(settings, start_worker, temp=options.temp) as kvchat:
+    engine = LateStart()
+    with opened(settings, engine, temp=options.temp) as kvchat:
         reference = _session_id(kvchat, options)
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise NoTerminal(
@@ -26,7 +27,13 @@ def resume(options: ResumeOptions) -> int:
         # Imported last: a wrong word is answered without it.
         from kvchat.ui.app import KvchatApp
 
-        app = KvchatApp(chat, kvchat.engine, reference, log_path=settings.paths.log_file)
+        app = KvchatApp(
+            chat,
+            kvchat.engine,
+            reference,
+            log_path=settings.paths.log_file,
+            on_first_frame=engine.start,
+        )
         return app.run_in_terminal()
 
 

@@ -28,3 +28,13 @@ def model_dir(tmp_path: Path) -> Path:
     (directory / "config.json").write_text(json.dumps({"model_type": "llama"}))
     save_file({"weight": numpy.zeros(1, dtype=numpy.float32)}, directory / "model.safetensors")
     return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Full and sliding layers with random weights; it hardly ever ends its answer."""
+    from tests.engine.tiny_models import make_config, save_model
+
+    directory = write_model(tmp_path_factory.mktemp("tiny"))
+    num_tokens = len(json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"])
+    return save_model(make_config("qwen3", vocab_size=num_tokens, max_position_embeddings=8192), directory)

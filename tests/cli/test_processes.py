@@ -12,24 +12,27 @@ from typing import Any
 
 import pytest
 
-from tests.tiny_models import write_model
-
 pytestmark = pytest.mark.cpu
 
 DOCUMENT_TOKENS = 2000
 _KVCHAT = (sys.executable, "-m", "kvchat")
 
+# Asks, and never gets to the end of importing torch.
+STUCK_IN_TORCH = """
+import sys, time
+
+def get_stuck(event, arguments):
+    if event == "import" and arguments[0] == "torch":
+        print("importing torch", file=sys.stderr, flush=True)
+        time.sleep(1000)
+
+sys.addaudithook(get_stuck)
+sys.argv[1:1] = ["ask"]
+from kvchat.cli.main import main
+main()
+"""
+
 Run = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Full and sliding layers with random weights; it hardly ever ends its answer."""
-    from tests.engine.tiny_models import make_config, save_model
-
-    directory = write_model(tmp_path_factory.mktemp("tiny"))
-    num_tokens = len(json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"])
-    return save_model(make_config("qwen3", vocab_size=num_tokens, max_position_embeddings=8192), directory)
 
 
 @pytest.fixture
@@ -121,6 +124,16 @@ def test_ctrl_c_saves_what_was_shown_and_exits_130(tiny_model: Path) -> None:
         assert process.wait(timeout=30) == 130
     assert (last["event"], last["finish_reason"]) == ("done", "cancelled")
     assert stored_turns("demo")[-1]["text"].startswith(text)
+
+
+def test_ctrl_c_while_the_model_loads_exits_130_in_silence(tiny_model: Path) -> None:
+    command = [sys.executable, "-c", STUCK_IN_TORCH, "-m", str(tiny_model), "-q", "Hello?"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"importing torch\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 130
 
 
 def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(tiny_model: Path) -> None:

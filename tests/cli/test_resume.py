@@ -1,0 +1,62 @@
+"""`kvchat` in a real terminal: the window before the model, and the way back to it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.terminal import terminal
+
+pytestmark = pytest.mark.tui
+
+# Runs kvchat and lets nobody import torch before a file exists.
+HELD_BACK = """
+import sys, time
+from pathlib import Path
+
+def wait_for_leave(event, arguments):
+    if event == "import" and arguments[0] == "torch":
+        while not Path(sys.argv[1]).exists():
+            time.sleep(0.01)
+
+sys.addaudithook(wait_for_leave)
+from kvchat.cli.main import run
+sys.exit(run(sys.argv[2:]))
+"""
+
+
+def test_the_window_is_drawn_and_typed_into_before_torch_is_imported(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    leave = tmp_path / "torch may be imported now"
+    with terminal(["-c", HELD_BACK, str(leave), "-m", str(tiny_model), "--max-tokens", "5"]) as shown:
+        shown.until_shown("f1 help")
+        shown.type("typed while it loads")
+        shown.until_shown("typed while it loads")
+        assert not leave.exists()
+        leave.touch()
+        shown.type("\r")
+        shown.until_shown("computed")
+        shown.type("\x11")
+        assert shown.exit_status() == 0
+
+
+def test_ctrl_q_while_the_model_loads_leaves_at_once(tmp_path: Path, tiny_model: Path) -> None:
+    never = tmp_path / "never"
+    with terminal(["-c", HELD_BACK, str(never), "-m", str(tiny_model)]) as shown:
+        shown.until_shown("f1 help")
+        shown.type("\x11")
+        assert shown.exit_status() == 0
+
+
+def test_a_session_opens_by_its_title_with_what_was_said(home: Path, tiny_model: Path) -> None:
+    arguments = ["-m", "kvchat", "-m", str(tiny_model), "--max-tokens", "5"]
+    with terminal(arguments) as shown:
+        shown.until_shown("f1 help")
+        shown.type("remember the sea\r")
+        shown.until_shown("computed")
+        shown.type("\x11")
+        assert shown.exit_status() == 0
+    with terminal([*arguments, "remember", "the", "sea"]) as shown:
+        shown.until_shown("▌ remember the sea")
+        shown.type("\x11")
+        assert shown.exit_status() == 0
