@@ -291,6 +291,7 @@ def test_the_queue_is_in_order_of_importance_and_who_is_put_back_keeps_its_place
     running = loop.submit(numbers(0, 12), max_tokens=10)
     loop.step()
     later = [loop.submit(numbers(100 * n, 12), priority=n) for n in (2, 0, 1)]
+    assert loop.scheduler.waiting == [later[1], later[2], later[0]]
     loop.scheduler.requeue(running)
     assert loop.scheduler.waiting == [running, later[1], later[2], later[0]]
 

@@ -273,6 +273,20 @@ def test_a_matched_branch_takes_only_the_window_of_a_sliding_group() -> None:
     cache.compute(branch)
 
 
+# Room
+
+
+def test_an_admission_can_ask_for_room_behind_what_it_finds() -> None:
+    cache = Cache(full_group(), num_blocks=4)
+    cache.manager.release(cache.computed(LONG[:8]))
+    branch = cache.open([*LONG[:8], *range(20)])
+    match = cache.manager.match(branch)
+    assert match.length == 8
+    assert cache.manager.admit(branch, match, num_following=9) is None
+    assert cache.num_used() == [0]
+    assert cache.manager.admit(branch, match, num_following=8) == ()
+
+
 # Slower tiers
 
 

@@ -167,6 +167,14 @@ def test_matching_changes_nothing() -> None:
     assert before == after
 
 
+def test_a_match_can_be_kept_short() -> None:
+    cache = Cache(full_group(), sliding_group(5))
+    cache.computed(PROMPT)
+    waiting = cache.open(PROMPT)
+    for max_len in range(31):
+        assert cache.manager.match(waiting, max_len).length == min(max_len, 29)
+
+
 def test_loads_are_counted_in_the_tokens_of_blocks_that_some_group_lacks() -> None:
     cache = Cache(full_group(), full_group(1))
     branch = cache.computed(PROMPT[:10])
