@@ -7,7 +7,7 @@ from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_ke
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Copy, Load, Move, Save, TableChange
-from kvchat.engine.cache.spec import FullSpec, Group, SlidingSpec
+from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
 
 FINGERPRINT = b"\x07" * 32
 ROOT = root_key(FINGERPRINT)
@@ -24,6 +24,11 @@ def full_group(group_id: int = 0) -> Group:
 
 def sliding_group(window_len: int, group_id: int = 1) -> Group:
     spec = SlidingSpec(num_kv_heads=1, head_dim_k=2, head_dim_v=2, dtype="F32", window_len=window_len)
+    return Group(id=GroupId(group_id), spec=spec, layers=(group_id,))
+
+
+def chunked_group(chunk_len: int, group_id: int = 1) -> Group:
+    spec = ChunkedSpec(num_kv_heads=1, head_dim_k=2, head_dim_v=2, dtype="F32", chunk_len=chunk_len)
     return Group(id=GroupId(group_id), spec=spec, layers=(group_id,))
 
 

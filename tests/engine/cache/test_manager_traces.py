@@ -14,8 +14,8 @@ from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.plan import Move, Save
 from kvchat.engine.cache.sizing import window_blocks
-from kvchat.engine.cache.spec import SlidingSpec
-from tests.engine.cache.caches import Cache, full_group, name_of, sliding_group
+from kvchat.engine.cache.spec import Group
+from tests.engine.cache.caches import Cache, chunked_group, full_group, name_of, sliding_group
 
 pytestmark = pytest.mark.pure
 
@@ -30,12 +30,14 @@ pick = st.integers(0, 1000)
 
 class CacheTraces(RuleBasedStateMachine):
     @initialize(
-        window_len=st.sampled_from([1, 3, 4, 5, 7, 10]),
+        limited=st.sampled_from(
+            [*map(sliding_group, (1, 3, 4, 5, 7, 10)), *map(chunked_group, (3, 4, 6, 8))]
+        ),
         num_full=st.integers(7, 12),
         num_sliding=st.integers(7, 9),
     )
-    def build(self, window_len: int, num_full: int, num_sliding: int) -> None:
-        groups = [full_group(), sliding_group(window_len)]
+    def build(self, limited: Group, num_full: int, num_sliding: int) -> None:
+        groups = [full_group(), limited]
         self.cache = Cache(*groups, num_blocks=[num_full, num_sliding], block_size=BLOCK_SIZE)
         self.manager, self.device, self.tier = self.cache.manager, self.cache.device, self.cache.tier
         self.admitted: list[Branch] = []
@@ -218,11 +220,11 @@ class CacheTraces(RuleBasedStateMachine):
 
     @invariant()
     def a_branch_holds_no_more_than_its_window(self) -> None:
-        spec = self.manager.groups[1].spec
-        assert isinstance(spec, SlidingSpec)
+        max_visible = self.manager.groups[1].spec.max_visible
+        assert max_visible is not None
         for branch in self.admitted:
             held = [block for block in branch.tables[1] if block is not None]
-            assert len(held) <= window_blocks(spec.window_len, BLOCK_SIZE)
+            assert len(held) <= window_blocks(max_visible, BLOCK_SIZE)
 
     # Parts of the rules
 
