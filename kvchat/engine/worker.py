@@ -159,6 +159,7 @@ class Worker:
             engine = self._load()
             self._serve(engine)
             engine.close()
+            self._dispatch(engine.step())  # the ends of the requests that closing has cancelled
             self._set_status(EngineStatus(phase=EnginePhase.CLOSED))
         except KvchatError as error:
             self._fail(error)

@@ -5,7 +5,6 @@ from math import isfinite
 
 from kvchat.errors import InvalidRequest
 
-
 NUM_SEEDS = 2**63
 """Seeds are in [0, NUM_SEEDS), which every generator takes."""
 

@@ -1,0 +1,235 @@
+"""The engine's thread serves any thread, and nobody waits for it in vain."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+from time import monotonic
+
+import pytest
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
+from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.request import Request, StopMatcher
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.api.status import EnginePhase
+from kvchat.engine.worker import Worker, WorkerHandle
+from kvchat.errors import EngineFailed, InvalidRequest, ModelError
+from tests.engine.conftest import OpenEngine, TinyModels
+from tests.engine.tiny_models import answer, reference, token_ids
+
+pytestmark = pytest.mark.cpu
+
+PATIENCE_S = 60.0
+"""Long beyond any real wait: a test that reaches it has found a hang."""
+
+StartWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+def model_dir(tiny: TinyModels) -> Path:
+    return tiny("llama")
+
+
+@pytest.fixture
+def start_worker() -> Iterator[StartWorker]:
+    workers = []
+
+    def start(model_dir: Path, **settings: object) -> Worker:
+        config = EngineConfig(device="cpu", block_size=16, **settings)  # type: ignore[arg-type]
+        worker = Worker("tiny", model_dir, config)
+        workers.append(worker)
+        worker.start()
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.close()
+
+
+def ask(
+    length: int,
+    num_tokens: int,
+    seed: int = 0,
+    stop: StopMatcher | None = None,
+    branch: BranchId | None = None,
+) -> Request:
+    ids = tuple(token_ids(length, seed))
+    return Request(token_ids=ids, sampling=SamplingParams(max_tokens=num_tokens), stop=stop, branch=branch)
+
+
+def collect(handle: WorkerHandle) -> tuple[list[int], RequestFinished]:
+    """Return a request's tokens and its end."""
+    tokens: list[int] = []
+    end_s = monotonic() + PATIENCE_S
+    while monotonic() < end_s:
+        for event in handle.take_events(timeout_s=1.0):
+            if isinstance(event, TokenEmitted):
+                tokens.append(event.token_id)
+            if isinstance(event, RequestFinished):
+                return tokens, event
+    raise AssertionError("the request did not come to an end")
+
+
+def in_thread(work: Callable[[], None]) -> Thread:
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_request_handed_in_while_the_model_loads_is_answered(
+    model_dir: Path, start_worker: StartWorker
+) -> None:
+    worker = start_worker(model_dir)
+    handle = worker.submit(ask(30, 12))
+    tokens, end = collect(handle)
+    assert tokens == reference(model_dir).answer(token_ids(30), 12)
+    assert end.reason is FinishReason.LENGTH
+    assert worker.status().phase is EnginePhase.READY
+    assert worker.info().vocab_size == 512
+
+
+def test_before_it_starts_a_worker_is_loading_and_has_no_snapshot(model_dir: Path) -> None:
+    worker = Worker("tiny", model_dir, EngineConfig(device="cpu"))
+    assert worker.status().phase is EnginePhase.LOADING
+    assert worker.snapshot() is None
+    assert worker.failure is None
+    worker.close()
+
+
+def test_threads_that_ask_at_once_each_get_their_answer(model_dir: Path, start_worker: StartWorker) -> None:
+    worker = start_worker(model_dir)
+    answers: dict[int, list[int]] = {}
+
+    def converse(seed: int) -> None:
+        answers[seed] = collect(worker.submit(ask(25, 15, seed)))[0]
+
+    threads = [in_thread(lambda seed=seed: converse(seed)) for seed in range(4)]  # type: ignore[misc]
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    for seed in range(4):
+        assert answers[seed] == reference(model_dir).answer(token_ids(25, seed), 15)
+
+
+def test_another_thread_can_cancel_an_answer(model_dir: Path, start_worker: StartWorker) -> None:
+    worker = start_worker(model_dir)
+    handle = worker.submit(ask(10, 1000))
+    while not any(isinstance(event, TokenEmitted) for event in handle.take_events(1.0)):
+        pass
+    in_thread(handle.cancel).join(PATIENCE_S)
+    _, end = collect(handle)
+    assert end.reason is FinishReason.CANCELLED
+    assert 0 < end.usage.completion_tokens < 1000
+
+
+def test_forks_and_releases_reach_the_engine(model_dir: Path, start_worker: StartWorker) -> None:
+    worker = start_worker(model_dir)
+    handle = worker.submit(ask(30, 5))
+    tokens, _ = collect(handle)
+    child = worker.fork(handle.branch)
+    turn = (*token_ids(30), *tokens, 7)
+    request = Request(token_ids=turn, sampling=SamplingParams(max_tokens=5), branch=child)
+    answered, end = collect(worker.submit(request))
+    assert answered == reference(model_dir).answer(turn, 5)
+    assert end.usage.cached_tokens == 34
+    for branch in (child, handle.branch, child, BranchId(99)):
+        worker.release(branch)
+    with pytest.raises(InvalidRequest, match="no live branch"):
+        worker.fork(child)
+
+
+def test_a_refused_request_is_the_askers_problem_alone(model_dir: Path, start_worker: StartWorker) -> None:
+    worker = start_worker(model_dir)
+    with pytest.raises(InvalidRequest, match="empty"):
+        worker.submit(Request(token_ids=()))
+    worker.cancel(collect(worker.submit(ask(5, 3)))[1].request_id)
+    assert collect(worker.submit(ask(5, 3)))[0] == reference(model_dir).answer(token_ids(5), 3)
+
+
+def test_snapshots_follow_the_engine(model_dir: Path, start_worker: StartWorker) -> None:
+    worker = start_worker(model_dir)
+    handle = worker.submit(ask(40, 3))
+    collect(handle)
+    end_s = monotonic() + PATIENCE_S
+    while monotonic() < end_s:
+        snapshot = worker.snapshot()
+        if snapshot is not None and snapshot.tier(Tier.DEVICE).used_bytes and not snapshot.num_running:
+            break
+    assert snapshot is not None
+    assert [branch.num_tokens for branch in snapshot.branches] == [42]
+
+
+def test_a_model_that_cannot_be_loaded_reaches_everyone_who_asks(
+    tmp_path: Path, start_worker: StartWorker
+) -> None:
+    worker = start_worker(tmp_path / "nowhere")
+    with pytest.raises(ModelError):
+        worker.info()
+    with pytest.raises(ModelError):
+        worker.submit(ask(5, 3))
+    status = worker.status()
+    assert status.phase is EnginePhase.FAILED
+    assert isinstance(status.error, ModelError)
+    assert status.detail
+    worker.close()
+
+
+class Fails:
+    """A stop matcher with a bug."""
+
+    def feed(self, token_id: int) -> bool:
+        raise RuntimeError("a bug in the matcher")
+
+
+def test_an_engine_that_dies_tells_everyone_who_waits(model_dir: Path, start_worker: StartWorker) -> None:
+    worker = start_worker(model_dir)
+    patient = worker.submit(ask(10, 1000))
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            collect(patient)
+        except EngineFailed as error:
+            errors.append(error)
+
+    thread = in_thread(wait)
+    with pytest.raises(EngineFailed, match="a bug in the matcher"):
+        collect(worker.submit(ask(10, 5, seed=1, stop=Fails())))
+    thread.join(PATIENCE_S)
+    assert len(errors) == 1
+    with pytest.raises(EngineFailed):
+        worker.submit(ask(5, 3))
+    with pytest.raises(EngineFailed):
+        worker.fork(patient.branch)
+    assert worker.status().phase is EnginePhase.FAILED
+    worker.close()
+
+
+def test_closing_ends_what_runs_and_keeps_what_it_computed(
+    model_dir: Path, start_worker: StartWorker, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    worker = start_worker(model_dir, cache_dir=tmp_path)
+    handle = worker.submit(ask(100, 900))
+    tokens: list[int] = []
+    while len(tokens) < 5:
+        tokens += [event.token_id for event in handle.take_events(1.0) if isinstance(event, TokenEmitted)]
+    worker.close()
+    rest, end = collect(handle)
+    text = token_ids(100) + tokens + rest
+    assert end.reason is FinishReason.CANCELLED
+    assert end.usage.completion_tokens == len(tokens + rest)
+    assert worker.status().phase is EnginePhase.CLOSED
+    result = answer(open_engine(model_dir, cache_dir=tmp_path), text, 3)
+    assert result.loaded.disk == len(text) - 1
+
+
+def test_a_closed_worker_refuses_and_closes_again(model_dir: Path, start_worker: StartWorker) -> None:
+    worker = start_worker(model_dir)
+    worker.info()
+    worker.close()
+    worker.close()
+    with pytest.raises(EngineFailed, match="closed"):
+        worker.submit(ask(5, 3))
+    worker.cancel(RequestId(1))
+    worker.release(BranchId(1))
