@@ -1,106 +1,23 @@
 """The interface in a real terminal: real keys, real signals, real noise."""
 
-import fcntl
-import os
-import pty
-import select
 import signal
-import struct
-import subprocess
-import sys
-import termios
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from time import monotonic
 
-import pyte
 import pytest
+
+from tests.terminal import Terminal
+from tests.terminal import terminal as open_terminal
 
 pytestmark = pytest.mark.tui
 
-ROOT = Path(__file__).parents[2]
-PATIENCE_S = 30.0
 
-
-class Terminal:
-    """A terminal with a program in it."""
-
-    def __init__(self, fd: int, process: "subprocess.Popen[bytes]", size: tuple[int, int]) -> None:
-        self.process = process
-        self.received = b""
-        self._fd = fd
-        self._screen = pyte.Screen(*size)
-        self._stream = pyte.ByteStream(self._screen)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(line.rstrip() for line in self._screen.display)
-
-    def type(self, keys: str) -> None:
-        os.write(self._fd, keys.encode())
-
-    def resize(self, columns: int, lines: int) -> None:
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        self._screen.resize(lines, columns)
-        self.process.send_signal(signal.SIGWINCH)
-
-    def until(self, predicate: Callable[[], bool]) -> None:
-        deadline = monotonic() + PATIENCE_S
-        while not predicate():
-            assert monotonic() < deadline, f"waited in vain; the terminal shows:\n{self.text}"
-            self._read(0.05)
-
-    def until_shown(self, text: str) -> None:
-        self.until(lambda: text in self.text)
-
-    def exit_status(self) -> int:
-        """Wait for the program to end."""
-        self.until(lambda: self.process.poll() is not None)
-        return self.process.returncode
-
-    def _read(self, timeout_s: float) -> None:
-        if select.select([self._fd], [], [], timeout_s)[0]:
-            try:
-                data = os.read(self._fd, 65_536)
-            except OSError:
-                return
-            self.received += data
-            # Pyte knows neither the keyboard protocol nor the queries that Textual sends.
-            self._stream.feed(_known_to_pyte(data))
-
-
-def _known_to_pyte(data: bytes) -> bytes:
-    for unknown in (b"\x1b[>1u", b"\x1b[<u", b"\x1b[>4;1m", b"\x1b[>4m"):
-        data = data.replace(unknown, b"")
-    return data
-
-
-@contextmanager
 def terminal(
     log_path: Path, *, size: tuple[int, int] = (100, 30), early_keys: str = "", **variables: str
-) -> Iterator[Terminal]:
-    """Run the scripted interface in a pseudo-terminal; `early_keys` are typed before it starts."""
-    outer, inner = pty.openpty()
-    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
-    os.write(outer, early_keys.encode())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.ui.run_scripted", str(log_path)],
-        stdin=inner,
-        stdout=inner,
-        stderr=inner,
-        cwd=ROOT,
-        env={**os.environ, "TERM": "xterm-256color", **variables},
-        start_new_session=True,
-    )
-    os.close(inner)
-    try:
-        yield Terminal(outer, process, size)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        os.close(outer)
+) -> AbstractContextManager[Terminal]:
+    """Run the scripted interface in a terminal."""
+    arguments = ["-m", "tests.ui.run_scripted", str(log_path)]
+    return open_terminal(arguments, size=size, early_keys=early_keys, **variables)
 
 
 def test_real_keys_send_a_message_and_leave(tmp_path: Path) -> None:
