@@ -10,6 +10,7 @@ import transformers
 from torch import nn
 
 from kvchat.engine.models.hook import IMPLEMENTATION
+from kvchat.engine.models.weight_files import read_config
 from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -66,11 +67,15 @@ def load_model(model_dir: Path, dtype: str, device: torch.device) -> LoadedModel
         raise ConfigError(f"dtype '{dtype}' is unknown; use auto, {', '.join(DTYPES)}")
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
+    read_config(model_dir)
     config = _read(
-        lambda: transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True), model_dir
+        lambda: transformers.AutoConfig.from_pretrained(
+            model_dir, local_files_only=True, trust_remote_code=False
+        ),
+        model_dir,
     )
     _check_rope(config.get_text_config())
-    module = _read(
+    module, info = _read(
         lambda: transformers.AutoModelForCausalLM.from_pretrained(
             model_dir,
             config=config,
@@ -78,9 +83,12 @@ def load_model(model_dir: Path, dtype: str, device: torch.device) -> LoadedModel
             attn_implementation=IMPLEMENTATION,
             use_safetensors=True,
             local_files_only=True,
+            trust_remote_code=False,  # without this, transformers asks on the terminal whether to run it
+            output_loading_info=True,
         ),
         model_dir,
     )
+    _check_weights(info, model_dir)
     if module.config.get_text_config()._attn_implementation != IMPLEMENTATION:
         raise UnsupportedModel(f"{type(module).__name__} does not let its attention be replaced")
     module.eval().requires_grad_(False).to(device)
@@ -100,6 +108,13 @@ def _read(load: Callable[[], Any], model_dir: Path) -> Any:
         return load()
     except MemoryError as error:
         raise OutOfMemory(f"the weights in {model_dir} do not fit into memory") from error
+    except KeyError as error:
+        # Older models look their attention up in a table of their own.
+        if error.args == (IMPLEMENTATION,):
+            raise UnsupportedModel(
+                f"{model_dir}: this model does not let its attention be replaced"
+            ) from error
+        raise ModelUnreadable(f"{model_dir} cannot be loaded: KeyError: {error}") from error
     except ValueError as error:
         if "not recognize" in str(error) or "Unrecognized" in str(error):
             raise UnsupportedModel(
@@ -114,6 +129,16 @@ def _read(load: Callable[[], Any], model_dir: Path) -> Any:
         raise OutOfMemory(f"the weights in {model_dir} do not fit on the device") from error
     except Exception as error:  # whatever a damaged directory makes the library raise
         raise ModelUnreadable(f"{model_dir} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _check_weights(info: dict[str, Any], model_dir: Path) -> None:
+    """Refuse a checkpoint that lacks weights of the model: the library would make them up at random."""
+    lacking = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
+    if lacking:
+        raise ModelUnreadable(
+            f"{model_dir} lacks {len(lacking)} of the model's weights, {lacking[0]} for example. "
+            "Fetch the model again, or use `-m starter`."
+        )
 
 
 def _check_rope(text_config: Any) -> None:
