@@ -17,7 +17,7 @@ from typing import Any
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.errors import ConfigError, InvalidRequest, KvchatError, StorageError, UsageError
+from kvchat.errors import ConfigError, InvalidRequest, KvchatError, UsageError
 from kvchat.quantities import integer, number, one_of, or_none, parse_size, path, positive, text, yes_or_no
 
 PROJECT_FILE = ".kvchat.toml"
@@ -27,7 +27,7 @@ DEFAULT_MAX_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Where kvchat keeps what. Nothing here has been created; see `make_private`."""
+    """Where kvchat keeps what. Nothing here has been created."""
 
     config_file: Path
     data_dir: Path
@@ -112,22 +112,6 @@ def read_settings(
     values |= _from_environment(environ)
     values |= _checked("", flags or {}, UsageError)
     return _assemble(values, paths, chosen)
-
-
-def make_private(directory: Path) -> Path:
-    """Create a directory that only its owner can enter, and what is missing above it, and return it.
-
-    Raises:
-        StorageError: it cannot be created.
-    """
-    try:
-        if not directory.parent.exists():
-            make_private(directory.parent)  # mkdir(parents=True) would leave these open to others
-        directory.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or error
-        raise StorageError(f"cannot create {directory}: {reason}. Choose another with KVCHAT_HOME") from error
-    return directory
 
 
 KEYS: Mapping[str, Key] = {

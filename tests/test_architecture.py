@@ -23,6 +23,7 @@ MAX_FUNCTION_LINES = 70
 FLOORS = {
     "kvchat.errors": 0,
     "kvchat.quantities": 0,
+    "kvchat.directories": 0,
     "kvchat.config": 0,
     "kvchat.engine.api": 0,
     "kvchat.engine.batch": 0,
@@ -55,6 +56,7 @@ FLOORS = {
 FOUNDATIONS = (
     "kvchat.errors",
     "kvchat.quantities",
+    "kvchat.directories",
     "kvchat.engine.api",
     "kvchat.engine.cache.plan",
 )

@@ -1,13 +1,12 @@
 """Layers of settings: who overrules whom, and what is refused with which words."""
 
 import json
-import stat
 from pathlib import Path
 
 import pytest
 
-from kvchat.config import KEYS, Settings, make_private, read_settings
-from kvchat.errors import ConfigError, StorageError, UsageError
+from kvchat.config import KEYS, Settings, read_settings
+from kvchat.errors import ConfigError, UsageError
 
 pytestmark = pytest.mark.pure
 
@@ -167,18 +166,6 @@ def test_a_named_configuration_file_replaces_the_users_and_must_exist(home: Path
     assert (settings.model, settings.system) == ("starter", "other")
     with pytest.raises(ConfigError, match="there is no configuration file"):
         read(home, cwd, {"KVCHAT_CONFIG": str(home / "none.toml")})
-
-
-def test_directories_are_made_for_their_owner_alone(tmp_path: Path) -> None:
-    made = make_private(tmp_path / "a" / "b")
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (made, made.parent)] == [0o700, 0o700]
-    make_private(made)
-
-
-def test_a_directory_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot create"):
-        make_private(tmp_path / "file" / "inside")
 
 
 def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd: Path) -> None:

@@ -6,7 +6,9 @@ import sys
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 
-from kvchat.config import Paths, make_private
+from kvchat.config import Paths
+from kvchat.directories import make_private
+from kvchat.errors import StorageError
 
 _MAX_BYTES = 1 << 20
 _KEPT_FILES = 2
@@ -28,7 +30,13 @@ def start_log(paths: Paths, *, verbose: bool = False) -> None:
         StorageError: the directory cannot be created.
     """
     root = logging.getLogger()
-    make_private(paths.state_dir)
+    try:
+        make_private(paths.state_dir)
+    except OSError as error:
+        reason = error.strerror or error
+        raise StorageError(
+            f"cannot create {paths.state_dir}: {reason}. Choose another place with KVCHAT_HOME"
+        ) from error
     handlers: list[logging.Handler] = [
         _PrivateFileHandler(paths.log_file, maxBytes=_MAX_BYTES, backupCount=_KEPT_FILES, delay=True)
     ]

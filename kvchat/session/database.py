@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import RLock
 from time import monotonic, sleep
 
+from kvchat.directories import make_private
 from kvchat.errors import StorageError
 from kvchat.session.schema import migrate
 
@@ -111,21 +112,13 @@ def _advice(error: sqlite3.Error) -> str:
 
 def _create_private(path: Path) -> None:
     """Create the file for its owner alone; directories that are missing too."""
-    make_private_dir(path.parent)
+    make_private(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if os.fstat(descriptor).st_mode & 0o077 and os.fstat(descriptor).st_uid == os.getuid():
             os.fchmod(descriptor, 0o600)
     finally:
         os.close(descriptor)
-
-
-def make_private_dir(path: Path) -> None:
-    """Create a directory and its missing parents with mode 0700; leave an existing one as it is."""
-    if path.is_dir():
-        return
-    make_private_dir(path.parent)
-    path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _set_wal(connection: sqlite3.Connection) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from kvchat.session.database import make_private_dir
+from kvchat.directories import make_private
 
 _SUFFIX = ".lock"
 
@@ -29,7 +29,7 @@ class Writers:
         """Return this writer's id; the first call takes its lock and removes the files of dead writers."""
         with self._guard:
             if self._own is None:
-                make_private_dir(self._directory)
+                make_private(self._directory)
                 self._sweep()
                 self._own = self._announce()
             return self._own[0]

@@ -12,8 +12,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from kvchat.directories import make_private
+
 _STDOUT_FD = 1
 _STDERR_FD = 2
+_DUMB = ("", "dumb", "unknown")
 
 
 @contextmanager
@@ -31,11 +34,12 @@ def guarded_terminal(log_path: Path) -> Iterator[None]:
         if os.isatty(_STDOUT_FD):
             stack.enter_context(_descriptor_to(_STDOUT_FD, log_fd))
         stack.enter_context(_drawing_on(terminal))
+        stack.enter_context(_term_with_a_size())
         yield
 
 
 def _open_log(log_path: Path) -> int:
-    log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(log_path.parent)
     return os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
@@ -66,3 +70,17 @@ def _drawing_on(terminal: TextIO) -> Iterator[None]:
         yield
     finally:
         sys.__stdout__, sys.__stderr__ = saved  # type: ignore[misc]
+
+
+@contextmanager
+def _term_with_a_size() -> Iterator[None]:
+    """Name the terminal something else than dumb: Rich takes a dumb one for 80 x 25, whatever it measures."""
+    term = os.environ.get("TERM", "")
+    if term not in _DUMB:
+        yield
+        return
+    os.environ["TERM"] = "vt100"
+    try:
+        yield
+    finally:
+        os.environ["TERM"] = term

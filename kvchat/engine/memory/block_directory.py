@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kvchat.directories import make_private
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.block_file import (
     SUFFIX,
@@ -15,7 +16,6 @@ from kvchat.engine.memory.block_file import (
     FileIdentity,
     FoundBlock,
     block_path,
-    make_private_directories,
     parse_header,
     write_file,
 )
@@ -40,7 +40,7 @@ class BlockDirectory:
         self.blocks_dir = cache_dir / "blocks"
         self._quarantine_dir = cache_dir / "quarantine"
         with storage_errors(cache_dir):
-            make_private_directories(self.blocks_dir)
+            make_private(self.blocks_dir)
         self.index = BlockIndex(cache_dir / "index.db")
         try:
             self.rebuild()
@@ -123,7 +123,7 @@ class BlockDirectory:
     def set_aside(self, path: Path) -> None:
         """Move a damaged file to the quarantine, which keeps the newest few; remove it where that fails."""
         try:
-            make_private_directories(self._quarantine_dir)
+            make_private(self._quarantine_dir)
             path.replace(self._quarantine_dir / f"{path.parent.parent.name[:16]}.{path.name}")
             aside = sorted(self._quarantine_dir.iterdir(), key=lambda file: file.lstat().st_ctime_ns)
             for old in aside[:-MAX_QUARANTINED]:
@@ -154,7 +154,7 @@ class BlockDirectory:
 
 
 def _write(path: Path, identity: FileIdentity, payload: memoryview) -> int:
-    make_private_directories(path.parent)
+    make_private(path.parent)
     return write_file(path, identity, payload)
 
 

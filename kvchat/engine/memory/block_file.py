@@ -25,6 +25,7 @@ from pathlib import Path
 
 import xxhash
 
+from kvchat import directories
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, from_u32le, u32le
 from kvchat.errors import BlockDamaged, BlockMissing
 
@@ -137,7 +138,7 @@ def write_file(path: Path, identity: FileIdentity, payload: memoryview) -> int:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    directories.sync(path.parent)
     return len(head) + len(payload)
 
 
@@ -198,29 +199,6 @@ def parse_header(path: Path) -> FoundBlock:
     ) as error:
         raise BlockDamaged(f"The block file {path} is damaged: {error}.") from error
     return found
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_private_directories(path: Path) -> None:
-    """Create a directory and its missing parents, for this user only, and make their names durable."""
-    if path.is_dir():
-        return
-    make_private_directories(path.parent)
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-        return
-    sync_directory(path.parent)
 
 
 def _render_blank(identity: FileIdentity) -> bytes:

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from kvchat.engine.memory.block_file import make_private_directories
+from kvchat.directories import make_private
 from kvchat.engine.models.weight_files import read_config, weight_files
 
 FINGERPRINT_BYTES = 32
@@ -123,7 +123,7 @@ class WeightDigests:
             return
         temporary = self._cache_file.with_name(f".{self._cache_file.name}.{os.getpid()}.tmp")
         try:
-            make_private_directories(self._cache_file.parent)
+            make_private(self._cache_file.parent)
             temporary.write_text(json.dumps(self._known), encoding="utf-8")
             temporary.chmod(0o600)
             temporary.replace(self._cache_file)
