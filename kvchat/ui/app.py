@@ -16,7 +16,7 @@ from textual.widgets import Input
 from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.commands import COMMANDS, Command
 from kvchat.ui.screens.chat import ChatScreen
-from kvchat.ui.terminal import guarded_terminal
+from kvchat.ui.terminal import guarded_terminal, term_with_a_size
 from kvchat.ui.theme import KVCHAT_THEME
 from kvchat.ui.widgets.prompt import Prompt
 
@@ -53,7 +53,8 @@ class KvchatApp(App[None]):
         log_path: Path,
         on_first_frame: Callable[[], object] = lambda: None,
     ) -> None:
-        super().__init__()
+        with term_with_a_size():
+            super().__init__()
         self.register_theme(KVCHAT_THEME)
         self.theme = KVCHAT_THEME.name
         self.chat_screen = ChatScreen(chat, engine, initial)

@@ -34,7 +34,6 @@ def guarded_terminal(log_path: Path) -> Iterator[None]:
         if os.isatty(_STDOUT_FD):
             stack.enter_context(_descriptor_to(_STDOUT_FD, log_fd))
         stack.enter_context(_drawing_on(terminal))
-        stack.enter_context(_term_with_a_size())
         yield
 
 
@@ -73,8 +72,12 @@ def _drawing_on(terminal: TextIO) -> Iterator[None]:
 
 
 @contextmanager
-def _term_with_a_size() -> Iterator[None]:
-    """Name the terminal something else than dumb: Rich takes a dumb one for 80 x 25, whatever it measures."""
+def term_with_a_size() -> Iterator[None]:
+    """Name the terminal something else than dumb for a while.
+
+    Rich takes a dumb terminal for 80 x 25 whatever it measures, and Textual asks both Rich and the terminal:
+    it would resize itself for ever. The name is read once, when the application is made.
+    """
     term = os.environ.get("TERM", "")
     if term not in _DUMB:
         yield

@@ -52,6 +52,13 @@ class Window:
         strips = self.app.screen._compositor.render_strips()
         return "\n".join(strip.text.rstrip() for strip in strips)
 
+    @property
+    def conversation_text(self) -> str:
+        """The conversation's part of the screen."""
+        area = self.transcript.region
+        lines = self.text.splitlines()[area.y : area.bottom]
+        return "\n".join(line[area.x : area.right].rstrip() for line in lines)
+
     async def type(self, text: str) -> None:
         for character in text:
             await self.pilot.press({"\n": "ctrl+j", " ": "space", "/": "slash"}.get(character, character))

@@ -363,7 +363,8 @@ class ChatScreen(Screen[None]):
             rest = f"  ›  {one_line(conversation.branch.name)}"
         if self._editing is not None:
             rest = "  ·  editing an earlier message, esc gives up"
-        heading.update(Content(fitted(title, max(12, heading.content_size.width - len(rest))) + rest))
+        text = fitted(title, max(12, heading.content_size.width - len(rest))) + rest
+        heading.update(Content(text), layout=False)
         self._draw_welcome()
 
     def _draw_welcome(self) -> None:

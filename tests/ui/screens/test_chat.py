@@ -46,10 +46,10 @@ async def test_a_streamed_answer_ends_equal_to_a_full_parse(tmp_path: Path) -> N
     text = "# Head\n\n*Text* and\n\n- one\n- two\n\n```python\nx = 1\n```\n\n| a | b |\n|--|--|\n| 1 | 2 |\n"
     async with window(tmp_path, Answer(text=text, piece_len=3)) as shown:
         await shown.say_and_wait("go")
-        streamed = shown.text
+        streamed = shown.conversation_text
         await shown.screen.turns.show(shown.screen.turns.conversation)
         await shown.pilot.pause()
-        assert shown.text == streamed
+        assert shown.conversation_text == streamed
 
 
 async def test_escape_stops_the_answer_and_offers_to_go_on(tmp_path: Path) -> None:
