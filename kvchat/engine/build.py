@@ -6,10 +6,9 @@ from pathlib import Path
 import torch
 
 from kvchat.engine.api.config import EngineConfig, EngineInfo
-from kvchat.engine.attention.paged import PagedAttention
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.sizing import pool_blocks
-from kvchat.engine.cache.spec import Group, group_layers
+from kvchat.engine.cache.spec import Group
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
@@ -17,10 +16,9 @@ from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.saver import Saver
 from kvchat.engine.models.fingerprint import fingerprint
-from kvchat.engine.models.hook import attach
 from kvchat.engine.models.load import LoadedModel, choose_device, load_model
-from kvchat.engine.models.probe import probe_specs
 from kvchat.engine.parts import EngineParts
+from kvchat.engine.route import choose_route
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import Scheduler
@@ -49,7 +47,8 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     device = choose_device(config.device)
     loaded = load_model(model_dir, config.dtype, device)
     torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
-    groups = group_layers(probe_specs(loaded.module))
+    served = choose_route(loaded)
+    groups = served.groups
     info = _info(model, model_dir, config, loaded, device)
     num_blocks = pool_blocks(
         groups,
@@ -69,13 +68,11 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
         fingerprint=bytes.fromhex(info.fingerprint),
         slow=mover,
     )
-    attention = PagedAttention(pool.layers)
-    attach(loaded.module, attention)
     return EngineParts(
         info=info,
         manager=manager,
         scheduler=Scheduler(manager, config.max_batch_tokens),
-        runner=Runner(loaded.module, groups, attention, config.block_size),
+        runner=Runner(served.make_pass(pool), groups, config.block_size),
         sampler=Sampler(config.seed),
         pool=pool,
         mover=mover,

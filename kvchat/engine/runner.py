@@ -1,34 +1,62 @@
-"""Batch → tensors → one packed forward pass → logits.
+"""Batch → tensors → forward pass → logits.
 
-All tokens of a step, prompt chunks and decode tokens of many branches, lie in one row [1, T]; positions tell
-them apart. The runner keeps the block tables as tensors and applies only what changed. Dimensions: T tokens
-in the batch, R rows whose logits are needed, V vocabulary, P block size.
+All tokens of a step, prompt chunks and decode tokens of many branches, lie in one row [T]; positions tell
+them apart. How a model computes a row is its forward pass's business. The runner keeps the block tables as
+tensors and applies only what changed. Dimensions: T tokens in the batch, R rows whose logits are needed, V
+vocabulary, P block size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kvchat.engine.api.ids import BranchId, GroupId
-from kvchat.engine.attention.paged import GroupStep, PagedAttention
+from kvchat.engine.attention.paged import GroupStep
 from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One step's tokens of all sequences, one after the other.
+
+    Args:
+        token_ids: [T], int64.
+        positions: of each token in its sequence [T], int64.
+        groups: where the tokens go and what they see.
+        sampling: rows whose logits are needed [R], int64, ascending.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    groups: Mapping[GroupId, GroupStep]
+    sampling: Tensor
+
+
+class ForwardPass(Protocol):
+    """A model that computes rows."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def logits(self, row: Row) -> Tensor:
+        """Write keys and values of every token and return the logits [R, V] of the sampling rows."""
+        ...
+
+
 class Runner:
     """Runs one model on the block tables of all live branches."""
 
-    def __init__(
-        self, module: nn.Module, groups: Sequence[Group], attention: PagedAttention, block_size: int
-    ) -> None:
-        self._module = module
+    def __init__(self, forward: ForwardPass, groups: Sequence[Group], block_size: int) -> None:
+        self._forward = forward
         self._groups = groups
-        self._attention = attention
         self._block_size = block_size
-        self._device = next(module.parameters()).device
+        self._device = forward.device
         self._tables: dict[tuple[BranchId, GroupId], Tensor] = {}
 
     @torch.inference_mode()
@@ -44,19 +72,16 @@ class Runner:
         self._update_tables(batch)
         positions = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in batch.chunks])
         token_ids = [token for chunk in batch.chunks for token in chunk.token_ids]
-        self._attention.step = {
-            group.id: GroupStep(self._slots(batch.chunks, group), self._spans(batch.chunks, group))
-            for group in self._groups
-        }
-        logits = self._module(
-            input_ids=torch.tensor([token_ids], device=self._device),
-            position_ids=positions[None].to(self._device),
-            use_cache=False,
-            logits_to_keep=torch.tensor(
-                _sampling_rows(batch.chunks), dtype=torch.long, device=self._device
-            ),
-        ).logits[0]
-        return logits.float()
+        row = Row(
+            token_ids=torch.tensor(token_ids, device=self._device),
+            positions=positions.to(self._device),
+            groups={
+                group.id: GroupStep(self._slots(batch.chunks, group), self._spans(batch.chunks, group))
+                for group in self._groups
+            },
+            sampling=torch.tensor(_sampling_rows(batch.chunks), dtype=torch.long, device=self._device),
+        )
+        return self._forward.logits(row).float()
 
     def _update_tables(self, batch: Batch) -> None:
         for change in batch.changes:

@@ -16,6 +16,7 @@ class AttentionCall:
         sinks: one extra logit per query head [H], or None.
         unsupported: names of arguments with a value that no backend honours.
         is_causal: whether the layer attends to the past only.
+        mask: the model's own mask, where one was asked for.
     """
 
     scaling: float | None
@@ -24,3 +25,4 @@ class AttentionCall:
     sinks: Tensor | None
     unsupported: tuple[str, ...] = ()
     is_causal: bool = True
+    mask: Tensor | None = None

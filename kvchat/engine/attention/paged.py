@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.attention.call import AttentionCall
+from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, SlidingSpec
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.store_kv import store_kv
@@ -36,6 +37,9 @@ class LayerPool(Protocol):
     def group(self) -> GroupId: ...
 
     @property
+    def spec(self) -> FullSpec: ...
+
+    @property
     def keys(self) -> Tensor: ...
 
     @property
@@ -43,21 +47,30 @@ class LayerPool(Protocol):
 
 
 class PagedAttention:
-    """Backend of full and sliding-window layers."""
+    """Backend of full, sliding and chunked layers.
 
-    def __init__(self, layers: Mapping[int, LayerPool]) -> None:
+    Args:
+        layers: the pools of the layers that store keys and values.
+        borrowed: layers that attend to what another layer has stored in the same pass, each with that layer.
+    """
+
+    def __init__(self, layers: Mapping[int, LayerPool], borrowed: Mapping[int, int] | None = None) -> None:
         self._layers = layers
+        self._borrowed = borrowed or {}
         self.step: Mapping[GroupId, GroupStep] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        """Store the new keys and values of `layer` and return [T, H, D_v]."""
-        pool = self._layers[layer]
+        """Store the new keys and values of `layer`, unless it borrows them, and return [T, H, D_v]."""
+        pool = self._layers[self._borrowed.get(layer, layer)]
         step = self.step[pool.group]
-        store_kv(key, value, pool.keys, pool.values, step.slots)
+        if layer not in self._borrowed:
+            store_kv(key, value, pool.keys, pool.values, step.slots)
+        spec = pool.spec
         args = AttentionArgs(
             spans=step.spans,
             softmax_scale=query.shape[2] ** -0.5 if call.scaling is None else call.scaling,
-            window=call.window,
+            window=spec.window_len if isinstance(spec, SlidingSpec) else None,
+            chunk=spec.chunk_len if isinstance(spec, ChunkedSpec) else None,
             softcap=call.softcap,
             sinks=call.sinks,
         )

@@ -26,6 +26,7 @@ class LayerPool:
     """One layer's part of its group's pool."""
 
     group: GroupId
+    spec: FullSpec
     keys: Tensor
     values: Tensor
 
@@ -99,6 +100,7 @@ def _allocate(group: Group, num_blocks: int, block_size: int, device: torch.devi
     shape = (num_blocks, spec.num_kv_heads, block_size)
     return LayerPool(
         group=group.id,
+        spec=spec,
         keys=torch.empty(*shape, spec.head_dim_k, dtype=dtype, device=device),
         values=torch.empty(*shape, spec.head_dim_v, dtype=dtype, device=device),
     )

@@ -2,18 +2,22 @@
 
 transformers calls one registered function for every attention layer, with queries, keys and values after the
 rotary embedding. Ours finds the layer's cache through an attribute that `attach` puts on each attention
-module, so two models in one process never meet. No mask function is registered, so transformers builds no
-mask.
+module, so two models in one process never meet. No mask function is registered under our name, so
+transformers builds no mask; under the name that the probe uses it does.
 """
 
+from inspect import signature
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
 
 from kvchat.engine.attention.call import AttentionCall
 
 IMPLEMENTATION = "kvchat"
+PROBE_IMPLEMENTATION = "kvchat-probe"
+"""The same function for a model that builds its masks and hands them over."""
 _ATTRIBUTE = "kvchat_layer"
 UNSUPPORTED_ARGUMENTS = ("position_bias", "indices", "block_indices", "sinks")
 """Arguments that change the scores in ways no backend here knows."""
@@ -52,6 +56,7 @@ def attend(
         sinks=kwargs.get("s_aux"),
         unsupported=tuple(name for name in UNSUPPORTED_ARGUMENTS if kwargs.get(name) is not None),
         is_causal=kwargs.get("is_causal") is not False and getattr(module, "is_causal", True) is not False,
+        mask=attention_mask,
     )
     behind: AttentionLayer = getattr(module, _ATTRIBUTE)
     layer: Any = module.layer_idx
@@ -72,4 +77,23 @@ def attach(model: nn.Module, behind: AttentionLayer) -> None:
             setattr(module, _ATTRIBUTE, behind)
 
 
+def set_implementation(model: Any, name: str) -> bool:
+    """Choose a model's attention by name and return whether the model took it.
+
+    Older classes raise, or look their attention up in a table of their own.
+    """
+    try:
+        model.set_attn_implementation(name)
+    except (ValueError, KeyError, NotImplementedError, ImportError):
+        return False
+    return bool(model.config.get_text_config()._attn_implementation == name)
+
+
+def accepted_arguments(model: nn.Module) -> frozenset[str]:
+    """Return the names of the arguments of a model's forward pass."""
+    return frozenset(signature(model.forward).parameters)
+
+
 AttentionInterface.register(IMPLEMENTATION, attend)
+AttentionInterface.register(PROBE_IMPLEMENTATION, attend)
+AttentionMaskInterface.register(PROBE_IMPLEMENTATION, eager_mask)

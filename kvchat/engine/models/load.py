@@ -1,5 +1,6 @@
 """A Hugging Face causal language model from a directory, unmodified, with our attention."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +10,14 @@ import torch
 import transformers
 from torch import nn
 
-from kvchat.engine.models.hook import IMPLEMENTATION
 from kvchat.engine.models.weight_files import read_config
 from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-"""Rotary embeddings whose frequencies change with the longest sequence of a batch: cached keys would be
-wrong.
-"""
+DEFAULT_CONTEXT = 2048
+"""Of models that do not say how long a text may be, such as those with biases instead of positions."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,12 @@ def load_model(model_dir: Path, dtype: str, device: torch.device) -> LoadedModel
         ),
         model_dir,
     )
-    _check_rope(config.get_text_config())
     module, info = _read(
         lambda: transformers.AutoModelForCausalLM.from_pretrained(
             model_dir,
             config=config,
             dtype=DTYPES.get(dtype, "auto"),
-            attn_implementation=IMPLEMENTATION,
+            attn_implementation="eager",  # every class has it; the route chosen later may set another
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,  # without this, transformers asks on the terminal whether to run it
@@ -89,8 +88,6 @@ def load_model(model_dir: Path, dtype: str, device: torch.device) -> LoadedModel
         model_dir,
     )
     _check_weights(info, model_dir)
-    if module.config.get_text_config()._attn_implementation != IMPLEMENTATION:
-        raise UnsupportedModel(f"{type(module).__name__} does not let its attention be replaced")
     module.eval().requires_grad_(False).to(device)
     text_config = module.config.get_text_config()
     return LoadedModel(
@@ -108,21 +105,10 @@ def _read(load: Callable[[], Any], model_dir: Path) -> Any:
         return load()
     except MemoryError as error:
         raise OutOfMemory(f"the weights in {model_dir} do not fit into memory") from error
-    except KeyError as error:
-        # Older models look their attention up in a table of their own.
-        if error.args == (IMPLEMENTATION,):
-            raise UnsupportedModel(
-                f"{model_dir}: this model does not let its attention be replaced"
-            ) from error
-        raise ModelUnreadable(f"{model_dir} cannot be loaded: KeyError: {error}") from error
     except ValueError as error:
         if "not recognize" in str(error) or "Unrecognized" in str(error):
             raise UnsupportedModel(
                 f"{model_dir}: this architecture is not a known causal language model"
-            ) from error
-        if "attention implementation" in str(error) or "attn_implementation" in str(error):
-            raise UnsupportedModel(
-                f"{model_dir}: this model does not let its attention be replaced"
             ) from error
         raise ModelUnreadable(f"{model_dir} cannot be loaded: {error}") from error
     except torch.OutOfMemoryError as error:
@@ -141,26 +127,42 @@ def _check_weights(info: dict[str, Any], model_dir: Path) -> None:
         )
 
 
-def _check_rope(text_config: Any) -> None:
+def _max_context(text_config: Any) -> int:
+    """Return the longest conversation: the model's own, or as far as its rotary embedding stays the same."""
+    for name in (
+        "max_position_embeddings",
+        "n_positions",
+        "max_sequence_length",
+        "max_seq_len",
+        "seq_length",
+    ):
+        length = getattr(text_config, name, None)
+        if isinstance(length, int) and length > 0:
+            return min(length, _fixed_rope_len(text_config, length))
+    log.warning("this model's config does not say how long a conversation may be; %d tokens", DEFAULT_CONTEXT)
+    return DEFAULT_CONTEXT
+
+
+def _fixed_rope_len(text_config: Any, length: int) -> int:
+    """Return how long a sequence may get before the rotary embedding changes; `length` if it never does.
+
+    A dynamic embedding (NTK) is rescaled behind `max_position_embeddings`, where conversations end anyway. A
+    longrope embedding takes other factors behind the length of its first training: keys cached before would
+    be wrong from there on, and transformers itself then computes everything again.
+    """
     parameters = (
         getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
     )
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     for rope in nested or [parameters]:
-        kind = rope.get("rope_type", "default")
-        if kind in LENGTH_DEPENDENT_ROPE:
-            raise UnsupportedModel(
-                f"this model's rotary embedding ('{kind}') changes with the length of the conversation, "
-                "which would make cached keys wrong"
-            )
-
-
-def _max_context(text_config: Any) -> int:
-    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
-        length = getattr(text_config, name, None)
-        if isinstance(length, int) and length > 0:
-            return length
-    raise UnsupportedModel("the model's config does not say how long a conversation may be")
+        if rope.get("rope_type", "default") != "longrope":
+            continue
+        first: Any = rope.get("original_max_position_embeddings") or getattr(
+            text_config, "original_max_position_embeddings", length
+        )
+        length = min(length, int(first))
+        log.warning("conversations end at %d tokens, where this model's rotary embedding changes", length)
+    return length
 
 
 def _eos_ids(module: Any, text_config: Any) -> frozenset[int]:

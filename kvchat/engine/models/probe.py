@@ -1,7 +1,9 @@
-"""What each attention layer of a model keeps, seen in one forward pass rather than guessed from its class.
+"""What each attention layer of a model keeps and sees, found in one forward pass rather than guessed from its
+class.
 
-Two tokens are run through the model with a layer that records the shapes and arguments it is called with.
-What the config says beyond that (layer types) is checked against what arrived.
+Two tokens at the end of the longest context run through the model. A recorder behind its attention notes
+shapes, arguments and the model's own masks; a recorder in place of its cache notes what else is asked of it.
+What the config says beyond that (layer types) is checked against what was seen.
 """
 
 from dataclasses import dataclass, field
@@ -11,24 +13,54 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.attention.call import AttentionCall
-from kvchat.engine.cache.spec import FullSpec, SlidingSpec
+from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, SlidingSpec
 from kvchat.engine.memory.device_pool import DTYPE_NAMES
-from kvchat.engine.models.hook import attach
+from kvchat.engine.models.hook import (
+    IMPLEMENTATION,
+    PROBE_IMPLEMENTATION,
+    accepted_arguments,
+    attach,
+    set_implementation,
+)
+from kvchat.engine.models.past import KeepsState, ProbePast
+from kvchat.engine.models.reach import Reach, reach_of
 from kvchat.errors import UnsupportedModel
 
-FULL_TYPES = {"full_attention", "attention"}
-SLIDING_TYPES = {"sliding_attention"}
+ATTENTION_TYPES = {"full_attention", "attention", "sliding_attention", "chunked_attention", "global", "local"}
+KEEPS_NOTHING = {"mlp", "moe"}
+NUM_TOKENS = 2
+LONGEST_MASK = 2**17
+"""The probe's tokens stand at most here, so that its masks stay small."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayers:
+    """What the layers of a model keep.
+
+    Args:
+        specs: by layer index, for the layers that store keys and values.
+        borrowed: layers that read what another layer stores, each with that layer.
+        asks_past_len: whether a layer asks its cache how long the past is.
+    """
+
+    specs: dict[int, FullSpec]
+    borrowed: dict[int, int]
+    asks_past_len: bool = False
 
 
 @dataclass(slots=True)
 class _Recorder:
     """Stands behind every attention module and notes what a layer is asked."""
 
+    start: int
+    chunk_len: int | None
     specs: dict[int, FullSpec] = field(default_factory=dict)
+    borrowed: dict[int, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    _stored: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        if layer in self.specs:
+        if layer in self.specs or layer in self.borrowed:
             self.problems.append(f"layer {layer} attends twice in one pass")
         if call.unsupported:
             self.problems.append(f"layer {layer} uses {', '.join(call.unsupported)}")
@@ -37,19 +69,53 @@ class _Recorder:
         if key.dtype not in DTYPE_NAMES:
             self.problems.append(f"layer {layer} keeps {key.dtype}")
         else:
-            self.specs[layer] = _spec(key, value, call.window)
+            self._note(layer, key, value, self._reach(layer, call))
         return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
 
+    def _reach(self, layer: int, call: AttentionCall) -> Reach:
+        """Return what the layer's queries see: by its mask, and by the window it passes if that is longer."""
+        reach = Reach(window=call.window)
+        if call.mask is not None:
+            reach = reach_of(call.mask, self.start, self.chunk_len)
+            if reach.window is None and call.window is not None and call.window > self.start:
+                reach = Reach(window=call.window)
+            elif reach.problem is None and call.window not in (None, reach.window):
+                reach = Reach(problem=f"passes a window of {call.window} and masks another ({reach.window})")
+        if reach.problem is not None:
+            self.problems.append(f"layer {layer} {reach.problem}")
+        return reach
 
-def _spec(key: Tensor, value: Tensor, window: int | None) -> FullSpec:
+    def _note(self, layer: int, key: Tensor, value: Tensor, reach: Reach) -> None:
+        spec = _spec(key, value, reach)
+        for lender, (known_key, known_value) in self._stored.items():
+            if _is_same(key, known_key) and _is_same(value, known_value) and spec == self.specs[lender]:
+                self.borrowed[layer] = lender
+                return
+        self.specs[layer] = spec
+        self._stored[layer] = (key, value)  # held, so that no later tensor takes their place
+
+
+def _is_same(left: Tensor, right: Tensor) -> bool:
+    return (
+        left.data_ptr() == right.data_ptr() and left.shape == right.shape and left.stride() == right.stride()
+    )
+
+
+def _spec(key: Tensor, value: Tensor, reach: Reach) -> FullSpec:
     heads, dim_k, dim_v, dtype = key.shape[1], key.shape[2], value.shape[2], DTYPE_NAMES[key.dtype]
-    if window is None:
-        return FullSpec(num_kv_heads=heads, head_dim_k=dim_k, head_dim_v=dim_v, dtype=dtype)
-    return SlidingSpec(num_kv_heads=heads, head_dim_k=dim_k, head_dim_v=dim_v, dtype=dtype, window_len=window)
+    if reach.chunk is not None:
+        return ChunkedSpec(
+            num_kv_heads=heads, head_dim_k=dim_k, head_dim_v=dim_v, dtype=dtype, chunk_len=reach.chunk
+        )
+    if reach.window is not None:
+        return SlidingSpec(
+            num_kv_heads=heads, head_dim_k=dim_k, head_dim_v=dim_v, dtype=dtype, window_len=reach.window
+        )
+    return FullSpec(num_kv_heads=heads, head_dim_k=dim_k, head_dim_v=dim_v, dtype=dtype)
 
 
-def probe_specs(model: nn.Module) -> dict[int, FullSpec]:
-    """Return what each attention layer keeps, by layer index.
+def probe_layers(model: nn.Module, max_context: int) -> ModelLayers:
+    """Return what each layer keeps of a model whose attention is hooked.
 
     Raises:
         UnsupportedModel: a layer cannot be served exactly; the message says which and why.
@@ -59,57 +125,87 @@ def probe_specs(model: nn.Module) -> dict[int, FullSpec]:
     """
     config: Any = model.config
     text_config = config.get_text_config()
-    recorder = _Recorder()
+    past = ProbePast(max(0, min(max_context, LONGEST_MASK) - NUM_TOKENS))
+    recorder = _Recorder(past.start, getattr(text_config, "attention_chunk_size", None))
     attach(model, recorder)
-    device = next(model.parameters()).device
-    try:
-        with torch.inference_mode():
-            model(
-                input_ids=torch.zeros(1, 2, dtype=torch.long, device=device),
-                position_ids=torch.arange(2, device=device)[None],
-                use_cache=False,
-                logits_to_keep=torch.tensor([1], device=device),
-            )
-    except (TypeError, AttributeError, ValueError, IndexError) as error:
-        raise UnsupportedModel(
-            f"{_name(config)} does not run through its attention alone: {error}"
-        ) from error
-    _require_layers(text_config, recorder, _name(config))
+    set_implementation(model, PROBE_IMPLEMENTATION)
+    run_probe(model, past)
+    set_implementation(model, IMPLEMENTATION)
+    _require_layers(text_config, recorder)
     _check_types(text_config, recorder)
     if recorder.problems:
-        raise UnsupportedModel(f"{_name(config)} cannot be served exactly: {'; '.join(recorder.problems)}")
-    return recorder.specs
-
-
-def _require_layers(text_config: Any, recorder: _Recorder, name: str) -> None:
-    expected = set(range(text_config.num_hidden_layers))
-    missing = sorted(expected - recorder.specs.keys())
-    if missing and not recorder.problems:
         raise UnsupportedModel(
-            f"{name}: layers {missing} keep something other than keys and values "
+            f"{model_name(config)} cannot be served exactly: {'; '.join(recorder.problems)}"
+        )
+    return ModelLayers(recorder.specs, recorder.borrowed, past.asked_past_len)
+
+
+def run_probe(model: Any, past: ProbePast) -> None:
+    """Run the probe's tokens behind `past`.
+
+    Raises:
+        UnsupportedModel: the pass does not go through.
+    """
+    name = model_name(model.config)
+    device = next(model.parameters()).device
+    positions = torch.arange(past.start, past.start + NUM_TOKENS, device=device)[None]
+    extra = {"position_ids": positions} if "position_ids" in accepted_arguments(model) else {}
+    try:
+        with torch.inference_mode():
+            model(input_ids=torch.ones_like(positions), past_key_values=past, use_cache=True, **extra)
+    except KeepsState as error:
+        raise UnsupportedModel(f"{name} keeps {error}, which kvchat does not hold") from error
+    except Exception as error:  # whatever a model says to a cache that is not its own
+        raise UnsupportedModel(f"{name} does not run on a foreign cache: {error!r}"[:300]) from error
+
+
+def probe_gathered_layers(model: nn.Module) -> ModelLayers:
+    """Return what each layer gives its cache, of a model that attends by itself to what its cache returns.
+
+    Such a model applies windows itself, so every layer keeps all tokens.
+
+    Raises:
+        UnsupportedModel: a layer keeps something other than keys and values.
+    """
+    config: Any = model.config
+    past = ProbePast(0)
+    run_probe(model, past)
+    specs = {layer: _spec(_rows(key), _rows(value), Reach()) for layer, (key, value) in past.updates.items()}
+    missing = sorted(_layers_that_attend(config.get_text_config()) - specs.keys())
+    if missing:
+        raise UnsupportedModel(
+            f"{model_name(config)}: layers {missing} keep something other than keys and values "
+            "(recurrent state, for example), which kvchat does not hold"
+        )
+    return ModelLayers(specs, {})
+
+
+def _rows(heads_first: Tensor) -> Tensor:
+    """Return [1, H, T, D] as [T, H, D]."""
+    return heads_first[0].transpose(0, 1)
+
+
+def _require_layers(text_config: Any, recorder: _Recorder) -> None:
+    missing = sorted(_layers_that_attend(text_config) - recorder.specs.keys() - recorder.borrowed.keys())
+    if missing and not recorder.problems:
+        recorder.problems.append(
+            f"layers {missing} keep something other than keys and values "
             "(recurrent state, for example), which kvchat does not hold"
         )
 
 
+def _layers_that_attend(text_config: Any) -> set[int]:
+    kinds = getattr(text_config, "layer_types", None) or [""] * text_config.num_hidden_layers
+    return {layer for layer, kind in enumerate(kinds) if kind not in KEEPS_NOTHING}
+
+
 def _check_types(text_config: Any, recorder: _Recorder) -> None:
-    """Compare the declared layer types with the windows that arrived."""
-    types = getattr(text_config, "layer_types", None)
-    if types is None:
-        if getattr(text_config, "attention_chunk_size", None) is not None:
-            recorder.problems.append("attention in fixed chunks")
-        return
-    for layer, kind in enumerate(types):
-        spec = recorder.specs.get(layer)
-        if spec is None:
-            continue
-        if kind not in FULL_TYPES | SLIDING_TYPES:
+    """Refuse layers that attend in a way that two tokens do not show."""
+    for layer, kind in enumerate(getattr(text_config, "layer_types", None) or ()):
+        if kind not in ATTENTION_TYPES | KEEPS_NOTHING:
             recorder.problems.append(f"layer {layer} is of type {kind}")
-        elif kind in SLIDING_TYPES and spec.max_visible is None:
-            recorder.problems.append(f"layer {layer} slides, but passes no window to its attention")
-        elif kind in FULL_TYPES and spec.max_visible is not None:
-            recorder.problems.append(f"layer {layer} is declared full, but passes a window")
 
 
-def _name(config: Any) -> str:
+def model_name(config: Any) -> str:
     names = getattr(config, "architectures", None) or [config.model_type]
     return str(names[0])

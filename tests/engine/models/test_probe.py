@@ -13,7 +13,7 @@ import transformers
 
 from kvchat.engine.cache.spec import FullSpec, SlidingSpec
 from kvchat.engine.models.load import load_model
-from kvchat.engine.models.probe import probe_specs
+from kvchat.engine.route import Served, choose_route
 from kvchat.errors import UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, reference, save_model, token_ids
@@ -35,8 +35,12 @@ COMMON = {
 }
 
 
-def probe(model_dir: Path) -> dict[int, FullSpec]:
-    return probe_specs(load_model(model_dir, "float32", torch.device("cpu")).module)
+def route(model_dir: Path, dtype: str = "float32") -> Served:
+    return choose_route(load_model(model_dir, dtype, torch.device("cpu")))
+
+
+def probe(model_dir: Path, dtype: str = "float32") -> dict[int, FullSpec]:
+    return {layer: group.spec for group in route(model_dir, dtype).groups for layer in group.layers}
 
 
 def test_full_and_sliding_layers_are_told_apart(tiny: TinyModels) -> None:
@@ -48,8 +52,7 @@ def test_full_and_sliding_layers_are_told_apart(tiny: TinyModels) -> None:
 
 def test_heads_and_dtype_are_those_the_model_passes(tiny: TinyModels) -> None:
     assert probe(tiny("gpt2"))[0] == FullSpec(num_kv_heads=4, head_dim_k=16, head_dim_v=16, dtype="F32")
-    module = load_model(tiny("llama"), "bfloat16", torch.device("cpu")).module
-    assert {spec.dtype for spec in probe_specs(module).values()} == {"BF16"}
+    assert {spec.dtype for spec in probe(tiny("llama"), "bfloat16").values()} == {"BF16"}
 
 
 def mistral() -> Any:
@@ -92,7 +95,17 @@ def stablelm() -> Any:
     return transformers.StableLmConfig(**COMMON)
 
 
-@pytest.mark.parametrize("make", [mistral, gpt_oss, gemma2, deepseek, stablelm])
+def falcon() -> Any:
+    return transformers.FalconConfig(
+        vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, eos_token_id=None
+    )
+
+
+def bloom() -> Any:
+    return transformers.BloomConfig(vocab_size=512, hidden_size=64, n_layer=2, n_head=4, eos_token_id=None)
+
+
+@pytest.mark.parametrize("make", [mistral, gpt_oss, gemma2, deepseek, stablelm, falcon, bloom])
 def test_other_architectures_are_exact_without_code_of_their_own(
     make: Any, tmp_path: Path, open_engine: OpenEngine
 ) -> None:
@@ -115,16 +128,6 @@ def lfm2() -> Any:
     return transformers.Lfm2Config(**COMMON, layer_types=["conv", "full_attention"] * 2)
 
 
-def falcon() -> Any:
-    return transformers.FalconConfig(
-        vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, eos_token_id=None
-    )
-
-
-def bloom() -> Any:
-    return transformers.BloomConfig(vocab_size=512, hidden_size=64, n_layer=2, n_head=4, eos_token_id=None)
-
-
 def bert() -> Any:
     """Reads in both directions, and is among the causal models all the same."""
     changes = {"num_hidden_layers": 2, "pad_token_id": 0}
@@ -133,7 +136,7 @@ def bert() -> Any:
     )
 
 
-@pytest.mark.parametrize("make", [mamba, lfm2, falcon, bloom, bert])
+@pytest.mark.parametrize("make", [mamba, lfm2, bert])
 def test_what_is_not_served_exactly_is_refused_with_the_reason(make: Any, tmp_path: Path) -> None:
     model_dir = save_model(make(), tmp_path / "model")
     with pytest.raises(UnsupportedModel) as refusal:
@@ -155,14 +158,10 @@ def llama4(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("is_tuned", [False, True])
-def test_attention_in_chunks_is_exact_or_refused(
-    is_tuned: bool, tmp_path: Path, open_engine: OpenEngine
-) -> None:
+def test_attention_in_chunks_is_exact(is_tuned: bool, tmp_path: Path, open_engine: OpenEngine) -> None:
     config = llama4(attn_temperature_tuning=is_tuned, floor_scale=16)
     model_dir = save_model(config, tmp_path / "model")
-    try:
-        engine = open_engine(model_dir, max_batch_tokens=30)
-    except UnsupportedModel:
-        return
+    engine = open_engine(model_dir, max_batch_tokens=30)
+    assert {group.kind for group in engine.snapshot().groups} == {"full", "chunked"}
     for prompt in (token_ids(70), token_ids(70)[:37] + token_ids(20, seed=1)):
         assert answer(engine, prompt, 12).token_ids == reference(model_dir).answer(prompt, 12)

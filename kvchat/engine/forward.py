@@ -1,0 +1,78 @@
+"""How a model computes a row of tokens of many sequences: all in one pass, or sequence by sequence.
+
+Dimensions: T tokens of the row, R rows whose logits are needed, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvchat.engine.attention.gather import GatherCache
+from kvchat.engine.attention.paged import PagedAttention
+from kvchat.engine.models.hook import accepted_arguments, attach
+from kvchat.engine.models.past import PackedPast
+from kvchat.engine.runner import Row
+
+
+class PackedPass:
+    """One pass over the whole row, for models whose attention is ours.
+
+    Args:
+        past: answers layers that ask how long their past is; None where no layer does.
+    """
+
+    def __init__(self, module: nn.Module, attention: PagedAttention, past: PackedPast | None = None) -> None:
+        self.device = next(module.parameters()).device
+        self._module = module
+        self._attention = attention
+        self._past = past
+        attach(module, attention)
+
+    def logits(self, row: Row) -> Tensor:
+        self._attention.step = row.groups
+        cache: dict[str, Any] = {"use_cache": False}
+        if self._past is not None:
+            self._past.begin(row.positions)
+            cache = {"use_cache": True, "past_key_values": self._past}
+        out = self._module(
+            input_ids=row.token_ids[None],
+            position_ids=row.positions[None],
+            logits_to_keep=row.sampling,
+            **cache,
+        )
+        return torch.as_tensor(out.logits[0])
+
+
+class SequencePass:
+    """One pass for each sequence of the row, for models that attend by themselves to what a cache returns."""
+
+    def __init__(self, module: nn.Module, cache: GatherCache) -> None:
+        self.device = next(module.parameters()).device
+        self._module = module
+        self._cache = cache
+        self._accepted = accepted_arguments(module)
+
+    def logits(self, row: Row) -> Tensor:
+        spans = next(iter(row.groups.values())).spans
+        wanted = set(row.sampling.tolist())
+        rows: list[Tensor] = []
+        for number, span in enumerate(spans):
+            self._cache.begin(row.groups, number)
+            logits = self._sequence(row, span.q_start, span.q_end, span.position)
+            rows += [logits[-1]] if span.q_end - 1 in wanted else []
+        return torch.stack(rows) if rows else logits[:0]
+
+    def _sequence(self, row: Row, start: int, end: int, position: int) -> Tensor:
+        """Compute the row's tokens [start, end), one sequence, and return the logits behind its last ones."""
+        tokens = slice(start, end)
+        offered = {
+            "position_ids": row.positions[None, tokens],
+            "attention_mask": torch.ones(1, position + end - start, dtype=torch.long, device=self.device),
+            "logits_to_keep": 1,
+        }
+        arguments = {name: value for name, value in offered.items() if name in self._accepted}
+        out = self._module(
+            input_ids=row.token_ids[None, tokens], past_key_values=self._cache, use_cache=True, **arguments
+        )
+        return torch.as_tensor(out.logits[0])

@@ -1,0 +1,95 @@
+"""What a hooked model finds where transformers keeps its cache: nothing stored, and every question noted.
+
+Keys and values lie in kvchat's pools, so these caches hand new ones straight back. A few models ask their
+cache something else; which of it can be answered, and which means that the model keeps a state, is decided
+here.
+"""
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+
+class PackedPast(Cache):
+    """For models that ask how long the past of a layer is: each token of the packed row has its own answer.
+
+    `position = row + past length` holds for every token, which is what such a model computes from it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self._past_lens = torch.zeros(1, dtype=torch.long)
+
+    def begin(self, positions: Tensor) -> None:
+        """Take the positions [T] of the row that is computed next."""
+        self._past_lens = positions - torch.arange(positions.numel(), device=positions.device)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        return self._past_lens
+
+
+class KeepsState(Exception):
+    """The model asked its cache for something that is no key and no value."""
+
+
+class ProbePast(Cache):
+    """Claims that `start` tokens have gone before, and notes what the model asks.
+
+    Args:
+        start: the claimed length of the past; masks are built for it.
+    """
+
+    def __init__(self, start: int) -> None:
+        super().__init__(layers=[])
+        self.start = start
+        self.asked_past_len = False
+        self.updates: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.updates[layer_idx] = (key_states, value_states)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int | None = None) -> int:
+        # Models ask for the whole cache's length only to make up positions, which they are given; a layer
+        # that asks computes with the answer.
+        self.asked_past_len |= layer_idx is not None
+        return self.start
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.start
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.start + query_length, 0
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return False
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise KeepsState(what)
+
+    def get_conv_state(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("the state of a convolution")
+
+    def update_conv_state(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("the state of a convolution")
+
+    def get_recurrent_state(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("a recurrent state")
+
+    def update_recurrent_state(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("a recurrent state")
+
+    def update_indexer(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("the keys of an index that selects tokens")
+
+    def is_recording_past(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("a recurrent state")

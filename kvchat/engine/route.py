@@ -1,0 +1,90 @@
+"""Which way a model runs on kvchat's cache, tried in order and proven at load.
+
+By its attention: one packed pass over many sequences, through the attention that transformers lets us
+replace. By its cache: one pass per sequence, in which the model attends by itself to keys and values that its
+cache gathers. A model that neither runs exactly is refused, with what was found.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch import nn
+
+from kvchat.engine.attention.gather import GatherCache
+from kvchat.engine.attention.paged import PagedAttention
+from kvchat.engine.cache.spec import Group, group_layers
+from kvchat.engine.forward import PackedPass, SequencePass
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
+from kvchat.engine.models.load import LoadedModel
+from kvchat.engine.models.past import PackedPast
+from kvchat.engine.models.probe import ModelLayers, model_name, probe_gathered_layers, probe_layers
+from kvchat.engine.runner import ForwardPass
+from kvchat.engine.selfcheck import require_own_logits
+from kvchat.errors import UnsupportedModel
+
+OWN_ATTENTION = "eager"
+"""The attention of transformers that every model has and that masks and biases nothing differently."""
+
+log = logging.getLogger(__name__)
+
+
+class Route(StrEnum):
+    """By what a model runs on the cache."""
+
+    ATTENTION = "attention"
+    CACHE = "cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model as it is run: its layers in groups, and how its forward pass is made on a pool."""
+
+    route: Route
+    groups: tuple[Group, ...]
+    make_pass: Callable[[DevicePool], ForwardPass]
+
+
+def choose_route(loaded: LoadedModel) -> Served:
+    """Return the first route that computes what the model itself computes.
+
+    Raises:
+        UnsupportedModel: none does; the message says why.
+
+    Effect:
+        Runs a few short passes; leaves the model's attention set for the route.
+    """
+    reasons: list[str] = []
+    for try_route in (_by_attention, _by_cache):
+        try:
+            served = try_route(loaded)
+            require_own_logits(loaded, served.groups, served.make_pass)
+        except UnsupportedModel as error:
+            reasons += [str(error)] if str(error) not in reasons else []
+            log.info("%s: %s", try_route.__name__, error)
+        else:
+            return served
+    raise UnsupportedModel("; and ".join(reasons))
+
+
+def _by_attention(loaded: LoadedModel) -> Served:
+    module = loaded.module
+    if not set_implementation(module, IMPLEMENTATION):
+        raise UnsupportedModel(f"{model_name(module.config)} does not let its attention be replaced")
+    layers = probe_layers(module, loaded.max_context)
+    groups = group_layers(layers.specs, layers.borrowed)
+    return Served(Route.ATTENTION, groups, lambda pool: _packed_pass(module, layers, pool))
+
+
+def _packed_pass(module: nn.Module, layers: ModelLayers, pool: DevicePool) -> PackedPass:
+    past = PackedPast() if layers.asks_past_len else None
+    return PackedPass(module, PagedAttention(pool.layers, layers.borrowed), past)
+
+
+def _by_cache(loaded: LoadedModel) -> Served:
+    module = loaded.module
+    set_implementation(module, OWN_ATTENTION)
+    groups = group_layers(probe_gathered_layers(module).specs)
+    return Served(Route.CACHE, groups, lambda pool: SequencePass(module, GatherCache(pool.layers)))

@@ -1,0 +1,126 @@
+"""A model on kvchat's cache against the same model without any: a few tokens, at every load.
+
+Two short texts are computed as an engine computes them: in chunks, packed, at different positions, with a
+prefix read back from blocks. What a model mixes up there (state between rows, positions, masks, biases) shows
+in its logits.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.ids import BlockId, BranchId, RequestId
+from kvchat.engine.batch import Batch, Chunk
+from kvchat.engine.cache.plan import TableChange
+from kvchat.engine.cache.spec import Group
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
+from kvchat.engine.models.load import LoadedModel
+from kvchat.engine.models.probe import model_name
+from kvchat.engine.runner import ForwardPass, Runner
+from kvchat.errors import UnsupportedModel
+
+BLOCK_SIZE = 8
+LENGTHS = (20, 13)
+"""Tokens of the two texts."""
+CUTS = ((0, 9, 20), (0, 6, 13))
+"""Where each text is cut into chunks; those of one number are computed together."""
+TOLERANCE = 1e-3
+COARSE_TOLERANCE = 0.3
+"""At 16 bits, for the median row: rounding, and experts that swap places in a near-tie, move single ones."""
+
+
+def require_own_logits(
+    loaded: LoadedModel, groups: tuple[Group, ...], make_pass: Callable[[DevicePool], ForwardPass]
+) -> None:
+    """Compare the logits of a route with those that the model computes by itself.
+
+    Raises:
+        UnsupportedModel: they differ by more than rounding explains.
+    """
+    texts = _texts(loaded.vocab_size)
+    module: Any = loaded.module
+    before = module.config.get_text_config()._attn_implementation
+    try:
+        wanted = _own_logits(module, texts)
+        if before == IMPLEMENTATION:
+            set_implementation(module, IMPLEMENTATION)
+        found = _logits(module, groups, make_pass, texts)
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # whatever a model says to a way of running that it was not written for
+        raise UnsupportedModel(
+            f"{model_name(module.config)} fails its check at load: {error!r}"[:300]
+        ) from error
+    distances = _distances(found, wanted)
+    is_coarse = module.dtype != torch.float32
+    distance = float(distances.median() if is_coarse else distances.max()) if distances.numel() else 0.0
+    if distance > (COARSE_TOLERANCE if is_coarse else TOLERANCE):
+        raise UnsupportedModel(
+            f"{model_name(module.config)} computes other logits on kvchat's cache than by itself "
+            f"(they differ by {distance:.2g} of their size)"
+        )
+
+
+def _texts(vocab_size: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(1, vocab_size, (length,), generator=generator) for length in LENGTHS]
+
+
+@torch.inference_mode()
+def _own_logits(module: Any, texts: Sequence[Tensor]) -> Tensor:
+    """Return the logits at the ends of all chunks from passes without a cache, [chunks, V]."""
+    set_implementation(module, "eager")
+    rows = []
+    for text, cuts in zip(texts, CUTS, strict=True):
+        logits = module(input_ids=text[None].to(module.device), use_cache=False).logits[0]
+        rows.append(logits[[end - 1 for end in cuts[1:]]].float())
+    return torch.cat(rows)
+
+
+def _logits(
+    module: Any,
+    groups: tuple[Group, ...],
+    make_pass: Callable[[DevicePool], ForwardPass],
+    texts: Sequence[Tensor],
+) -> Tensor:
+    """Return the same logits from two batches of chunks through blocks."""
+    num_blocks = -(-max(LENGTHS) // BLOCK_SIZE)
+    sizes = {group.id: num_blocks * len(texts) for group in groups}
+    pool = DevicePool(groups, sizes, BLOCK_SIZE, module.device)
+    runner = Runner(make_pass(pool), groups, BLOCK_SIZE)
+    changes = tuple(
+        TableChange(BranchId(number), group.id, 0, _blocks(number, num_blocks))
+        for number in range(len(texts))
+        for group in groups
+    )
+    rounds = []
+    for part in range(len(CUTS[0]) - 1):
+        chunks = tuple(_chunk(number, text, part) for number, text in enumerate(texts))
+        rounds.append(runner.run(Batch(chunks=chunks, moves=(), changes=changes, dropped=())))
+        changes = ()
+    return torch.stack(rounds, dim=1).flatten(0, 1)
+
+
+def _blocks(number: int, num_blocks: int) -> tuple[BlockId, ...]:
+    return tuple(map(BlockId, range(number * num_blocks, (number + 1) * num_blocks)))
+
+
+def _chunk(number: int, text: Tensor, part: int) -> Chunk:
+    start, end = CUTS[number][part : part + 2]
+    return Chunk(
+        request=RequestId(number),
+        branch=BranchId(number),
+        start=start,
+        token_ids=tuple(text[start:end].tolist()),
+        samples=True,
+    )
+
+
+def _distances(found: Tensor, wanted: Tensor) -> Tensor:
+    """Return how far each row is off, relative to its size; rows that the model itself fails do not count."""
+    finite = wanted.isfinite().all(dim=1)
+    found, wanted = found[finite], wanted[finite]
+    return ((found - wanted).norm(dim=1) / wanted.norm(dim=1).clamp_min(1e-6)).nan_to_num(nan=float("inf"))
