@@ -307,7 +307,7 @@ def _totals_section(snapshot: CacheSnapshot, width: int) -> list[Row]:
     reused, asked = snapshot.reused_tokens, snapshot.reused_tokens + snapshot.computed_tokens
     of_asked = f"{short_count_text(reused)} of {short_count_text(asked)}"
     lines = (
-        ("reused so far", f"{of_asked} · {percent_text(reused, asked)}"),
-        ("room before eviction", f"{count_text(snapshot.room_tokens)} tokens"),
+        ("reused", f"{of_asked} · {percent_text(reused, asked)}"),
+        ("room left", f"{count_text(snapshot.room_tokens)} tokens"),
     )
     return [((label, Look.FAINT), (value.rjust(width - len(label)), Look.VALUE)) for label, value in lines]
