@@ -3,7 +3,9 @@
 Imports no torch, so that `pure` tests also run where there is none.
 """
 
+import atexit
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,17 @@ def _away_from_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("KVCHAT_HOME", str(home))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield home
+
+
+def pytest_configure() -> None:
+    atexit.register(_leave_quietly)
+
+
+def _leave_quietly() -> None:
+    """Keep triton's complaints about its own bindings from following pytest's closing line."""
+    if "triton" in sys.modules:
+        sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from kvchat import starter
+
 pytestmark = pytest.mark.cpu
 
 DOCUMENT_TOKENS = 2000
+STARTER_DIR = Path(starter.__file__).parent / "model"
 _KVCHAT = (sys.executable, "-m", "kvchat")
 
 # Asks, and never gets to the end of importing torch.
@@ -39,9 +42,9 @@ Run = Callable[..., dict[str, Any]]
 def ask(tiny_model: Path, home: Path) -> Run:
     """Ask in a process of its own and return the last event."""
 
-    def run(*words: str, home: Path = home, max_tokens: int = 12) -> dict[str, Any]:
+    def run(*words: str, home: Path = home, model: str = str(tiny_model)) -> dict[str, Any]:
         done = subprocess.run(
-            [*_KVCHAT, "ask", "-m", str(tiny_model), "--max-tokens", str(max_tokens), "--json", *words],
+            [*_KVCHAT, "ask", "-m", model, "--max-tokens", "12", "--json", *words],
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -150,3 +153,14 @@ def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(tiny_model: Path
     assert "Traceback" not in complaints
     assert "Exception ignored" not in complaints
     assert stored_turns("demo")[-1]["finish"] == "interrupted"
+
+
+@pytest.mark.skipif(not STARTER_DIR.joinpath("model.safetensors").exists(), reason="it is being trained")
+def test_the_starter_remembers_a_name_from_an_earlier_process(ask: Run) -> None:
+    ask("--new", "demo", "My name is Ana.", model="starter")
+    event = ask("-s", "demo", "What is my name?", model="starter")
+    assert "Ana" in event["text"]
+    question = stored_turns("demo")[2]
+    # The first answer ended with its end-of-turn token, which was sampled and never fed.
+    assert event["usage"]["computed_tokens"] == 1 + len(question["token_ids"])
+    assert event["loaded"]["disk"] == event["usage"]["cached_tokens"] > 0
