@@ -53,8 +53,9 @@ STAGES = (
     Stage(num_tokens=1_000_000, length=256, mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
     Stage(num_tokens=4_000_000, length=512, mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
     Stage(num_tokens=4_800_000, length=1024, mix=LONG_MIX, start_rate=2e-3, end_rate=1.6e-3),
-    Stage(num_tokens=3_200_000, length=2048, mix=HARD_MIX, start_rate=1.6e-3, end_rate=8e-4),
-    Stage(num_tokens=2_000_000, length=4096, mix=HARD_MIX, start_rate=8e-4, end_rate=2e-5),
+    Stage(num_tokens=150_000, length=1024, mix=HARD_MIX, start_rate=1.6e-3, end_rate=1.6e-3),
+    Stage(num_tokens=2_750_000, length=2048, mix=HARD_MIX, start_rate=1.6e-3, end_rate=8e-4),
+    Stage(num_tokens=2_400_000, length=4096, mix=HARD_MIX, start_rate=8e-4, end_rate=2e-5),
 )
 TOTAL_TOKENS = sum(stage.num_tokens for stage in STAGES)
 

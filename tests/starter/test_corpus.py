@@ -182,6 +182,14 @@ def test_the_newest_value_is_the_one_remembered() -> None:
     assert conversation.told[kind.name, ""].answer == new.answer
 
 
+def test_a_fact_counts_as_said_once_until_an_answer_repeats_it() -> None:
+    conversation = Conversation(random.Random(0), LEXICON, LONG_MIX)
+    for message in itertools.islice(conversation.messages(), 200):
+        if message.role == "assistant":
+            for key in conversation.said_once:
+                assert conversation.told[key].answer != message.text
+
+
 def test_a_hidden_sentence_stands_at_its_depth() -> None:
     text = documents.document(random.Random(0), 40, [(0.0, "First."), (1.0, "Last.")])
     assert text.endswith("Last.")
