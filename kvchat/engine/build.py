@@ -6,13 +6,15 @@ from pathlib import Path
 import torch
 
 from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.sizing import pool_blocks
+from kvchat.engine.cache.sizing import host_places, pool_blocks
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.host_memory import available_bytes
+from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.saver import Saver
 from kvchat.engine.models.fingerprint import fingerprint
@@ -28,6 +30,8 @@ from kvchat.errors import ConfigError
 WRITE_QUEUE_BYTES = 64 * 2**20
 MEMORY_SHARE = 4
 """Without a limit the device pool takes at most this part of the memory that is free."""
+HOST_SHARE = 4
+"""Without a limit the host tier takes at most this many times the device pool."""
 DEFAULT_CONTEXTS = 8
 """Without a limit the device pool holds this many conversations of full length, memory permitting."""
 
@@ -60,13 +64,16 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     pool = DevicePool(groups, num_blocks, config.block_size, device)
     log.info("device pool: %s blocks of %d tokens, %d bytes", num_blocks, config.block_size, pool.num_bytes)
     store = _open_store(config, pool, bytes.fromhex(info.fingerprint))
-    mover = Mover(pool, store)
+    places = host_places(groups, _host_bytes(config, pool, device), config.block_size)
+    host = HostPool(places, {group.id: group.block_bytes(config.block_size) for group in groups})
+    mover = Mover(pool, host, store)
     manager = CacheManager(
         groups,
         num_blocks,
         block_size=config.block_size,
         fingerprint=bytes.fromhex(info.fingerprint),
         slow=mover,
+        host=HostTier(groups, places),
     )
     return EngineParts(
         info=info,
@@ -127,6 +134,13 @@ def _device_bytes(
         return config.device_bytes
     token_bytes = sum(group.block_bytes(1) for group in groups)
     return min(_free_bytes(device) // MEMORY_SHARE, DEFAULT_CONTEXTS * max_context * token_bytes)
+
+
+def _host_bytes(config: EngineConfig, pool: DevicePool, device: torch.device) -> int:
+    """Return the size of the host tier; on a processor it would be the same memory as the device's."""
+    if config.host_bytes is not None:
+        return config.host_bytes
+    return 0 if device.type == "cpu" else min(available_bytes() // MEMORY_SHARE, HOST_SHARE * pool.num_bytes)
 
 
 def _free_bytes(device: torch.device) -> int:

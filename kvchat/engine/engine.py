@@ -145,7 +145,7 @@ class Engine:
             max_context=self.info.max_context,
             tiers=(
                 occupancy.device_usage(self._manager),
-                TierUsage(tier=Tier.HOST, used_bytes=0, cached_bytes=0, total_bytes=0, num_blocks=0),
+                occupancy.host_usage(self._manager),
                 self._disk_usage(),
             ),
             groups=occupancy.group_usages(self._manager),

@@ -30,6 +30,19 @@ def device_usage(manager: CacheManager) -> TierUsage:
     )
 
 
+def host_usage(manager: CacheManager) -> TierUsage:
+    """Return what host memory holds; all of it may be evicted."""
+    sizes = {group.id: group.block_bytes(manager.block_size) for group in manager.groups}
+    pools = manager.host.pools
+    return TierUsage(
+        tier=Tier.HOST,
+        used_bytes=0,
+        cached_bytes=sum(pool.num_cached * sizes[group] for group, pool in pools.items()),
+        total_bytes=sum(pool.num_blocks * sizes[group] for group, pool in pools.items()),
+        num_blocks=sum(pool.num_cached for pool in pools.values()),
+    )
+
+
 def branch_usages(manager: CacheManager, running: Collection[BranchId]) -> tuple[BranchUsage, ...]:
     return tuple(_branch_usage(manager, branch, branch.id in running) for branch in manager.branches.values())
 

@@ -156,7 +156,8 @@ class Scheduler:
 
 
 def _provenance(match: PrefixMatch) -> Loaded:
-    return Loaded(device=match.length - match.disk_len, disk=match.disk_len)
+    device_len = match.length - match.host_len - match.disk_len
+    return Loaded(device=device_len, host=match.host_len, disk=match.disk_len)
 
 
 def _chunk(entry: Entry, num_tokens: int) -> Chunk:

@@ -14,6 +14,8 @@ class EngineConfig:
         cache_format: storage format of KV; `exact` keeps it in the model's dtype.
         block_size: tokens per block.
         device_bytes: limit of the device pool over all groups; None: chosen from the memory that is free.
+        host_bytes: size of the host tier, which takes what the device pool evicts; None: none on a processor,
+            else a multiple of the device pool.
         disk_bytes: limit of the blocks on disk; None: no limit of its own.
         cache_dir: directory of the disk tier; None: no disk tier.
         max_batch_tokens: most tokens computed in one step, prefill chunks and decode together.
@@ -27,6 +29,7 @@ class EngineConfig:
     cache_format: str = "exact"
     block_size: int = 64
     device_bytes: int | None = None
+    host_bytes: int | None = None
     disk_bytes: int | None = None
     cache_dir: Path | None = None
     max_batch_tokens: int = 512

@@ -6,17 +6,20 @@ returned, before the next step writes.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import partial as bind
 from itertools import count
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key, root_key
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.branch import Branch
-from kvchat.engine.cache.match import PrefixMatch, PrefixMatcher
-from kvchat.engine.cache.plan import Copy, Load, Move, Save, TableChange
+from kvchat.engine.cache.host_tier import HostTier
+from kvchat.engine.cache.integrity import check_branch, check_holders, check_index
+from kvchat.engine.cache.live_tails import LiveTails
+from kvchat.engine.cache.match import PartialBlock, PrefixMatch, PrefixMatcher
+from kvchat.engine.cache.plan import Copy, Demote, Load, Move, Promote, Save, TableChange
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
 from kvchat.engine.cache.spec import Group
-from kvchat.engine.cache.tiers import NoTier, SlowTier
+from kvchat.engine.cache.tiers import NoTier, SlowTier, SlowTiers
 
 
 class CacheManager:
@@ -30,22 +33,33 @@ class CacheManager:
         block_size: int,
         fingerprint: bytes,
         slow: SlowTier | None = None,
+        host: HostTier | None = None,
     ) -> None:
+        """Args:
+        num_blocks: blocks of each group's pool.
+        fingerprint: root of all names.
+        slow: what the disk has.
+        host: takes what is evicted; None: it is lost.
+        """
         self.groups = tuple(groups)
         self.block_size = block_size
         self.root = root_key(fingerprint)
         self.index = PrefixIndex()
         self.pools = {
-            group.id: BlockPool(num_blocks[group.id], partial(self._evicted, group.id)) for group in groups
+            group.id: BlockPool(num_blocks[group.id], bind(self._evicted, group.id)) for group in groups
         }
         self.branches: dict[BranchId, Branch] = {}
         self._ids = count(1)
-        self._tails: dict[BlockKey, dict[BranchId, Branch]] = {}
+        self._tails = LiveTails(block_size)
         self._pins: list[tuple[GroupId, BlockId]] = []
         self._changes: list[TableChange] = []
         self._dropped: list[BranchId] = []
         self._saves: list[Save] = []
-        self._matcher = PrefixMatcher(self.groups, block_size, self.index, slow or NoTier(), self._live_tails)
+        self.host = host or HostTier((), {})
+        self._demotions: list[Demote] = []
+        self._matcher = PrefixMatcher(
+            self.groups, block_size, self.index, SlowTiers(self.host, slow or NoTier()), self._tails.behind
+        )
 
     # Branches
 
@@ -125,7 +139,7 @@ class CacheManager:
         branch.computed_len = match.length
         branch.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None
         self._watch_tail(branch)
-        return tuple(moves)
+        return self.take_demotions() + tuple(moves)
 
     def confirm(self, branch: Branch) -> None:
         """Name the full blocks that `admit` had loaded: their bytes are there and verified."""
@@ -155,7 +169,7 @@ class CacheManager:
             table += [self.pools[group.id].allocate() for _ in range(start, end)]
             if end > start:
                 self._table_changed(branch, group, start)
-        return tuple(moves)
+        return self.take_demotions() + tuple(moves)
 
     def commit(self, branch: Branch, num_tokens: int) -> None:
         """Record that the next `num_tokens` tokens have been written: name full blocks, drop what left a
@@ -179,10 +193,11 @@ class CacheManager:
     # What others carry out
 
     def finish_moves(self) -> None:
-        """Unpin the sources of moves that have been executed."""
+        """Note that all moves have been executed: unpin sources, name what was demoted."""
         for group, block in self._pins:
             self.pools[group].release(block)
         self._pins.clear()
+        self.host.finish_moves()
 
     def take_changes(self) -> tuple[tuple[TableChange, ...], tuple[BranchId, ...]]:
         """Return the table changes and the released branches since the last call."""
@@ -229,18 +244,11 @@ class CacheManager:
     def check_integrity(self) -> None:
         """Raise AssertionError on any broken invariant."""
         for group in self.groups:
-            holders = [0] * self.pools[group.id].num_blocks
-            for branch in self.branches.values():
-                for block in branch.tables[group.id]:
-                    if block is not None:
-                        holders[block] += 1
-            for group_id, block in self._pins:
-                if group_id == group.id:
-                    holders[block] += 1
-            self.pools[group.id].check_integrity(holders)
-        self._check_index()
+            check_holders(group, self.pools[group.id], self.branches.values(), self._pins)
+        check_index(self.index, self.pools)
         for branch in self.branches.values():
-            self._check_branch(branch)
+            check_branch(branch, self.groups, self.pools, self.block_size)
+        self.host.check_integrity()
 
     # Parts of the above
 
@@ -263,15 +271,26 @@ class CacheManager:
         return num_missing <= pool.num_available - sum(pool.count(block) == 0 for block in found)
 
     def _hold(self, resident: dict[GroupId, list[BlockId | None]], match: PrefixMatch) -> None:
-        """Hold every matched block before anything is allocated: tables those in place, pins the source."""
+        """Hold every matched block, on the device and in host memory, before anything is allocated: what is
+        allocated evicts, and what is evicted takes places in host memory.
+        """
         for group, blocks in resident.items():
-            for block in blocks:
+            for key, block in zip(match.keys[len(match.keys) - len(blocks) :], blocks, strict=True):
                 if block is not None:
                     self.pools[group].share(block)
+                else:
+                    self.host.hold(key, group)
         if match.partial:
-            for group, block in match.partial.blocks.items():
-                self.pools[group].share(block)
-                self._pins.append((group, block))
+            for group in self.pools:
+                self._hold_source(group, match.partial)
+
+    def _hold_source(self, group: GroupId, partial: PartialBlock) -> None:
+        block = partial.blocks.get(group)
+        if block is not None:
+            self.pools[group].share(block)
+            self._pins.append((group, block))
+        elif partial.key is not None:
+            self.host.hold(partial.key, group)
 
     def _fill_table(
         self, group: Group, table: list[BlockId | None], resident: list[BlockId | None], match: PrefixMatch
@@ -282,7 +301,8 @@ class CacheManager:
         for number, block in enumerate(resident, start=first):
             if block is None:
                 block = pool.allocate()
-                yield self._load(group, match, number, block)
+                parent = match.keys[number - 1] if number else self.root
+                yield self._fetch(Load(group.id, match.keys[number], parent, match.block_ids[number], block))
             table.append(block)
         if match.partial:
             target = pool.allocate()
@@ -293,11 +313,12 @@ class CacheManager:
             else:
                 assert match.partial.key is not None
                 parent = match.keys[-1] if match.keys else self.root
-                yield Load(group.id, match.partial.key, parent, match.partial.token_ids, target)
+                yield self._fetch(Load(group.id, match.partial.key, parent, match.partial.token_ids, target))
 
-    def _load(self, group: Group, match: PrefixMatch, number: int, target: BlockId) -> Load:
-        parent = match.keys[number - 1] if number else self.root
-        return Load(group.id, match.keys[number], parent, match.block_ids[number], target)
+    def _fetch(self, load: Load) -> Move:
+        """Return the load, or the move that brings the same block from host memory if it is there."""
+        place = self.host.find(load.key, load.group)
+        return load if place is None else Promote(load.group, place, load.target)
 
     def _own_tail(self, branch: Branch, group: Group, table: list[BlockId | None]) -> Iterable[Move]:
         """Copy the tail before the first write if another table holds it too."""
@@ -379,7 +400,19 @@ class CacheManager:
             table[number] = None
 
     def _evicted(self, group: GroupId, key: BlockKey) -> None:
+        """Forget a block that is losing its place, and keep its bytes in host memory if there is room."""
+        block = self.index.block(key, group)
+        assert block is not None
+        place = self.host.reserve(self.index.node(key), group)
+        if place is not None:
+            self._demotions.append(Demote(group, block, place))
         self.index.remove(key, group)
+
+    def take_demotions(self) -> tuple[Demote, ...]:
+        """Return the moves that bring evicted blocks to host memory, due before anything is overwritten."""
+        demotions = tuple(self._demotions)
+        self._demotions.clear()
+        return demotions
 
     def _table_changed(self, branch: Branch, group: Group, start: int) -> None:
         table = branch.tables[group.id]
@@ -391,17 +424,10 @@ class CacheManager:
             self._changes.append(TableChange(branch.id, group.id, start, blocks))
 
     def _watch_tail(self, branch: Branch) -> None:
-        self._tails.setdefault(self._parent(branch), {})[branch.id] = branch
+        self._tails.watch(branch, self._parent(branch))
 
     def _unwatch_tail(self, branch: Branch) -> None:
-        parent = self._parent(branch)
-        watched = self._tails.get(parent, {})
-        watched.pop(branch.id, None)
-        if not watched:
-            self._tails.pop(parent, None)
-
-    def _live_tails(self, parent: BlockKey) -> list[Branch]:
-        return [b for b in self._tails.get(parent, {}).values() if b.computed_len % self.block_size]
+        self._tails.unwatch(branch, self._parent(branch))
 
     def _parent(self, branch: Branch) -> BlockKey:
         return branch.keys[-1] if branch.keys else self.root
@@ -415,24 +441,3 @@ class CacheManager:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
-
-    def _check_index(self) -> None:
-        for node in self.index:
-            assert block_key(node.parent, node.token_ids) == node.key
-            for group, block in node.blocks.items():
-                assert self.pools[group].key(block) == node.key
-        for group, pool in self.pools.items():
-            for block in map(BlockId, range(pool.num_blocks)):
-                key = pool.key(block)
-                assert key is None or self.index.block(key, group) == block
-
-    def _check_branch(self, branch: Branch) -> None:
-        assert 0 <= branch.computed_len <= len(branch.token_ids)
-        assert len(branch.keys) == branch.computed_len // self.block_size
-        for group, table in zip(self.groups, branch.tables, strict=True):
-            first = group.spec.first_visible(branch.computed_len) // self.block_size
-            for number in range(first, self._num_blocks(branch.computed_len)):
-                block = table[number]
-                assert block is not None, f"block {number} of group {group.id} is a hole"
-                key = self.pools[group.id].key(block)
-                assert key == (branch.keys[number] if number < len(branch.keys) else None)

@@ -13,7 +13,7 @@ from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, chain_keys
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.cache.spec import Group
-from kvchat.engine.cache.tiers import SlowTier
+from kvchat.engine.cache.tiers import SlowTiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class PrefixMatch:
         keys: the full blocks, first block first.
         partial: source of the tokens behind them.
         length: tokens reused in all.
-        disk_len: how many of them some group has to load.
+        host_len: how many of them some group has to bring from host memory, and none from disk.
+        disk_len: how many of them some group has to load from disk.
         block_ids: token ids of the full blocks.
     """
 
@@ -50,6 +51,7 @@ class PrefixMatch:
     block_ids: tuple[tuple[int, ...], ...] = ()
     partial: PartialBlock | None = None
     length: int = 0
+    host_len: int = 0
     disk_len: int = 0
 
 
@@ -84,7 +86,7 @@ class PrefixMatcher:
         groups: Sequence[Group],
         block_size: int,
         index: PrefixIndex,
-        slow: SlowTier,
+        slow: SlowTiers,
         live_tails: Callable[[BlockKey], Iterable[Branch]],
     ) -> None:
         self._groups = groups
@@ -107,12 +109,15 @@ class PrefixMatcher:
             if partial or self._windows_present(chain, num_blocks, 0):
                 break
         length = num_blocks * self._block_size + (partial.num_tokens if partial else 0)
+        slow_len = self._num_fetched(chain, num_blocks, partial, length, beyond_host=False)
+        disk_len = self._num_fetched(chain, num_blocks, partial, length, beyond_host=True)
         return PrefixMatch(
             keys=tuple(chain.keys[:num_blocks]),
             block_ids=tuple(chain.block_ids[:num_blocks]),
             partial=partial,
             length=length,
-            disk_len=self._num_loaded(chain, num_blocks, partial, length),
+            host_len=slow_len - disk_len,
+            disk_len=disk_len,
         )
 
     def _chain(self, root: BlockKey, token_ids: Sequence[int], limit: int) -> _Chain:
@@ -194,18 +199,38 @@ class PrefixMatcher:
         tail_ids = tuple(branch.token_ids[number * self._block_size : branch.computed_len])
         return _Candidate(None, tail_ids, blocks)
 
-    def _num_loaded(self, chain: _Chain, num_blocks: int, partial: PartialBlock | None, length: int) -> int:
-        """Return how many of the reused tokens lie in blocks that some group lacks on the device."""
+    def _num_fetched(
+        self,
+        chain: _Chain,
+        num_blocks: int,
+        partial: PartialBlock | None,
+        length: int,
+        *,
+        beyond_host: bool,
+    ) -> int:
+        """Return how many of the reused tokens lie in blocks that some group lacks on the device.
+
+        `beyond_host`: count only blocks that it lacks in host memory too.
+        """
         size = self._block_size
-        loaded_blocks: set[int] = set()
+        fetched: set[int] = set()
         for group in self._groups:
             first = group.spec.first_visible(length) // size
-            blocks = chain.device[group.id][first:num_blocks]
-            loaded_blocks.update(first + offset for offset, block in enumerate(blocks) if block is None)
-        loaded = len(loaded_blocks) * size
-        if partial and any(group.id not in partial.blocks for group in self._groups):
-            loaded += partial.num_tokens
-        return loaded
+            absent = [n for n in range(first, num_blocks) if chain.device[group.id][n] is None]
+            if beyond_host and absent:
+                in_host = self._slow.host.has_all([chain.keys[n] for n in absent], group.id)
+                absent = [n for n, flag in zip(absent, in_host, strict=True) if not flag]
+            fetched.update(absent)
+        num_tokens = len(fetched) * size
+        if partial and self._is_fetched(partial, beyond_host=beyond_host):
+            num_tokens += partial.num_tokens
+        return num_tokens
+
+    def _is_fetched(self, partial: PartialBlock, *, beyond_host: bool) -> bool:
+        absent = [group.id for group in self._groups if group.id not in partial.blocks]
+        if beyond_host and partial.key is not None:
+            absent = [group for group in absent if not self._slow.host.has_all([partial.key], group)[0]]
+        return bool(absent)
 
 
 def common_run(left: Sequence[int], right: Sequence[int]) -> int:

@@ -29,7 +29,25 @@ class Load:
     target: BlockId
 
 
-Move = Copy | Load
+@dataclass(frozen=True, slots=True)
+class Demote:
+    """Copy a device block that is about to be reused to its place in host memory."""
+
+    group: GroupId
+    source: BlockId
+    place: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Copy a block from its place in host memory to the device block `target`."""
+
+    group: GroupId
+    place: BlockId
+    target: BlockId
+
+
+Move = Copy | Load | Demote | Promote
 
 
 @dataclass(frozen=True, slots=True)

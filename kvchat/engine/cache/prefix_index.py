@@ -35,6 +35,10 @@ class PrefixIndex:
         node = self._nodes.get(key)
         return node if node is not None and node.token_ids == token_ids else None
 
+    def node(self, key: BlockKey) -> IndexNode:
+        """Return a node that is known to be there."""
+        return self._nodes[key]
+
     def block(self, key: BlockKey, group: GroupId) -> BlockId | None:
         node = self._nodes.get(key)
         return node.blocks.get(group) if node else None

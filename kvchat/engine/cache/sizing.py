@@ -74,3 +74,9 @@ def pool_blocks(
 def _divisor(group: Group, groups: Sequence[Group]) -> int:
     has_full = any(other.spec.max_visible is None for other in groups)
     return SLIDING_SHARE if has_full and group.spec.max_visible is not None else 1
+
+
+def host_places(groups: Sequence[Group], limit_bytes: int, block_size: int) -> dict[GroupId, int]:
+    """Return how many blocks of each group fit into host memory: equally many of each, possibly none."""
+    each = limit_bytes // sum(group.block_bytes(block_size) for group in groups)
+    return {group.id: each for group in groups}

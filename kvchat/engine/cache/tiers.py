@@ -1,6 +1,7 @@
 """The slower tiers as bookkeeping sees them: what is there, not how it is read."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId
@@ -27,6 +28,39 @@ class SlowTier(Protocol):
     def children(self, parent: BlockKey) -> Sequence[StoredNode]:
         """Return the full blocks and tails directly behind `parent`. Pure."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class TierNode:
+    """A block that one or several slower tiers have."""
+
+    key: BlockKey
+    token_ids: tuple[int, ...]
+    groups: frozenset[GroupId]
+
+
+class SlowTiers:
+    """Host memory and the disk, seen as one slower tier."""
+
+    def __init__(self, host: SlowTier, disk: SlowTier) -> None:
+        self.host = host
+        self._disk = disk
+
+    def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
+        there = list(self.host.has_all(keys, group))
+        absent = [key for key, flag in zip(keys, there, strict=True) if not flag]
+        stored = iter(self._disk.has_all(absent, group) if absent else ())
+        return [flag or next(stored) for flag in there]
+
+    def children(self, parent: BlockKey) -> Sequence[StoredNode]:
+        nodes = {
+            node.key: TierNode(node.key, node.token_ids, node.groups) for node in self._disk.children(parent)
+        }
+        for node in self.host.children(parent):
+            stored = nodes.get(node.key)
+            groups = node.groups | stored.groups if stored else node.groups
+            nodes[node.key] = TierNode(node.key, node.token_ids, groups)
+        return list(nodes.values())
 
 
 class NoTier:

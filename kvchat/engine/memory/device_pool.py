@@ -6,7 +6,7 @@ layer after layer, K before V; `read_block` and `write_block` convert. Dimension
 heads, P block size, D head size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,14 +79,26 @@ class DevicePool:
         """Return a block as one run of bytes; slots behind the first `num_tokens` are zero."""
         return b"".join(_bytes(region, num_tokens) for region in self._regions(group, block))
 
-    def write_block(self, group: GroupId, block: BlockId, data: bytearray) -> None:
-        """Fill a block from one run of bytes of exactly its size."""
+    def read_into(self, group: GroupId, block: BlockId, out: memoryview) -> None:
+        """Copy a whole block into `out`, a writable run of bytes of exactly its size."""
+        for region, part in self._parts(group, block, out):
+            part.copy_(region)
+
+    def write_block(self, group: GroupId, block: BlockId, data: bytearray | memoryview) -> None:
+        """Fill a block from one writable run of bytes of exactly its size."""
+        for region, part in self._parts(group, block, data):
+            region.copy_(part)
+
+    def _parts(
+        self, group: GroupId, block: BlockId, data: bytearray | memoryview
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each region of a block with its part of `data` as a tensor of its shape."""
         assert len(data) == self.block_bytes(group)
         flat = torch.frombuffer(data, dtype=torch.uint8)
         start = 0
         for region in self._regions(group, block):
             end = start + region.nbytes
-            region.copy_(flat[start:end].view(region.dtype).view(region.shape))
+            yield region, flat[start:end].view(region.dtype).view(region.shape)
             start = end
 
     def _regions(self, group: GroupId, block: BlockId) -> list[Tensor]:

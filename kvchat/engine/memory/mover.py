@@ -1,12 +1,13 @@
-"""Executes moves: copies inside the device pool, loads from the disk store."""
+"""Executes moves: copies inside the device pool, to and from host memory, loads from the disk store."""
 
 from collections.abc import Iterable, Sequence
 
 from kvchat.engine.api.ids import BlockKey, GroupId
-from kvchat.engine.cache.plan import Copy, Load, Move
+from kvchat.engine.cache.plan import Copy, Demote, Load, Move
 from kvchat.engine.cache.tiers import StoredNode
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.host_pool import HostPool
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
 
@@ -17,8 +18,9 @@ class Mover:
     an end.
     """
 
-    def __init__(self, pool: DevicePool, store: DiskStore | None) -> None:
+    def __init__(self, pool: DevicePool, host: HostPool, store: DiskStore | None) -> None:
         self._pool = pool
+        self._host = host
         self._store = store
         self._unreadable: set[tuple[BlockKey, GroupId]] = set()
 
@@ -30,10 +32,15 @@ class Mover:
     def execute(self, moves: Iterable[Move]) -> bool:
         """Carry out the moves in their order; stop and return False at the first load that fails."""
         for move in moves:
-            if isinstance(move, Copy):
+            if isinstance(move, Load):
+                if not self._load(move):
+                    return False
+            elif isinstance(move, Copy):
                 self._pool.copy(move.group, move.source, move.target, move.num_tokens)
-            elif not self._load(move):
-                return False
+            elif isinstance(move, Demote):
+                self._pool.read_into(move.group, move.source, self._host.view(move.group, move.place))
+            else:
+                self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
         return True
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:

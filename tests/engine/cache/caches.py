@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key, chain_keys, root_key
 from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.plan import Copy, Load, Move, Save, TableChange
+from kvchat.engine.cache.plan import Copy, Demote, Load, Move, Promote, Save, TableChange
 from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
 
 FINGERPRINT = b"\x07" * 32
@@ -87,6 +88,7 @@ class FakeDevice:
         self.manager = manager
         self.tier = tier
         self.tables: dict[tuple[BranchId, GroupId], dict[int, BlockId]] = {}
+        self.places: dict[tuple[GroupId, BlockId], list[Content]] = {}
         self.slots: dict[tuple[GroupId, BlockId], list[Content]] = {
             (group, BlockId(index)): [UNWRITTEN] * manager.block_size
             for group, pool in manager.pools.items()
@@ -97,7 +99,13 @@ class FakeDevice:
         """Carry out moves in order; stop and return False at the first load that fails."""
         for move in moves:
             contents: Sequence[Content] | None
-            if isinstance(move, Copy):
+            if isinstance(move, Demote):
+                self.places[move.group, move.place] = list(self.slots[move.group, move.source])
+                self.poison(move.group, move.source)
+                continue
+            if isinstance(move, Promote):
+                contents = self.places[move.group, move.place]
+            elif isinstance(move, Copy):
                 assert move.source != move.target
                 contents = self.slots[move.group, move.source][: move.num_tokens]
             else:
@@ -155,7 +163,13 @@ class FakeDevice:
                 assert self.slots[group.id, block][offset] == right, f"wrong content at {position}"
 
     def check_named(self, tokens_of: dict[BlockKey, tuple[int, ...]]) -> None:
-        """Assert that every named block holds what its name says, in the device and in the slower tier."""
+        """Assert that every named block holds what its name says, on every tier."""
+        for group, pool in self.manager.host.pools.items():
+            for place in map(BlockId, range(pool.num_blocks)):
+                key = pool.key(place)
+                if key is not None:
+                    right = self._right(tokens_of, key)
+                    assert self.places[group, place][: len(right)] == right
         for node in self.manager.index:
             for group, block in node.blocks.items():
                 assert self.slots[group, block][: len(node.token_ids)] == self._right(tokens_of, node.key)
@@ -179,7 +193,13 @@ class Cache:
     device: FakeDevice
     tier: FakeTier
 
-    def __init__(self, *groups: Group, num_blocks: int | Sequence[int] = 32, block_size: int = 4) -> None:
+    def __init__(
+        self,
+        *groups: Group,
+        num_blocks: int | Sequence[int] = 32,
+        block_size: int = 4,
+        num_places: int = 0,
+    ) -> None:
         counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
         self.tier = FakeTier()
         self.manager = CacheManager(
@@ -188,6 +208,7 @@ class Cache:
             block_size=block_size,
             fingerprint=FINGERPRINT,
             slow=self.tier,
+            host=HostTier(groups, {group.id: num_places for group in groups}),
         )
         self.device = FakeDevice(self.manager, self.tier)
 
@@ -257,9 +278,15 @@ class Cache:
 
     def forget_device(self) -> None:
         """Evict every block that no branch holds."""
+        self.evict_unheld()
+        self.manager.finish_moves()
+
+    def evict_unheld(self) -> None:
+        """Evict every block that no branch and no planned move holds."""
         for pool in self.manager.pools.values():
             for block in [pool.allocate() for _ in range(pool.num_available)]:
                 pool.release(block)
+        assert self.device.execute(self.manager.take_demotions())
         self.device.poison_free_blocks()
 
     def num_used(self) -> list[int]:

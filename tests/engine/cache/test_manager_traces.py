@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.cache.branch import Branch
-from kvchat.engine.cache.plan import Move, Save
+from kvchat.engine.cache.plan import Demote, Move, Save
 from kvchat.engine.cache.sizing import window_blocks
 from kvchat.engine.cache.spec import Group
 from tests.engine.cache.caches import Cache, chunked_group, full_group, name_of, sliding_group
@@ -35,10 +35,13 @@ class CacheTraces(RuleBasedStateMachine):
         ),
         num_full=st.integers(7, 12),
         num_sliding=st.integers(7, 9),
+        num_places=st.integers(0, 8),
     )
-    def build(self, limited: Group, num_full: int, num_sliding: int) -> None:
+    def build(self, limited: Group, num_full: int, num_sliding: int, num_places: int) -> None:
         groups = [full_group(), limited]
-        self.cache = Cache(*groups, num_blocks=[num_full, num_sliding], block_size=BLOCK_SIZE)
+        self.cache = Cache(
+            *groups, num_blocks=[num_full, num_sliding], block_size=BLOCK_SIZE, num_places=num_places
+        )
         self.manager, self.device, self.tier = self.cache.manager, self.cache.device, self.cache.tier
         self.admitted: list[Branch] = []
         self.waiting: list[Branch] = []
@@ -149,7 +152,7 @@ class CacheTraces(RuleBasedStateMachine):
         moves = self.extend(child, 1, {})
         if parent in self.admitted:
             self.take_back(parent)
-        self.cache.forget_device()
+        self.cache.evict_unheld()
         self.cache.run(moves, [(child, 1)])
 
     @precondition(lambda self: any(not branch.num_uncomputed for branch in self.admitted))
@@ -257,10 +260,12 @@ class CacheTraces(RuleBasedStateMachine):
             victim = next(other for other in self.admitted if other is not branch)
             chunks.pop(victim.id, None)
             self.take_back(victim)
+        demoted = {(move.group, move.source) for move in moves if isinstance(move, Demote)}
         for group, table, known in zip(self.manager.groups, branch.tables, num_known, strict=True):
             for block in table[known:]:
                 assert block is not None
-                self.device.poison(group.id, block)
+                if (group.id, block) not in demoted:  # its bytes are still to be copied
+                    self.device.poison(group.id, block)
         return moves
 
     def compute(self, branch: Branch, leave: int = 0) -> None:

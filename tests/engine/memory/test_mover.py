@@ -12,6 +12,7 @@ from kvchat.engine.cache.spec import FullSpec, Group, SlidingSpec
 from kvchat.engine.memory.block_file import BlockHeader, block_path
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 
 pytestmark = pytest.mark.cpu
@@ -70,7 +71,7 @@ def read(pool: DevicePool, group: GroupId, block: int) -> bytes:
 def test_a_load_brings_back_every_bit(pool: DevicePool, store: DiskStore, group: GroupId) -> None:
     data = save(pool, store, group, 0)
     assert read(pool, group, 3) != data
-    assert Mover(pool, store).execute([load_into(3, group)])
+    assert Mover(pool, HostPool({}, {}), store).execute([load_into(3, group)])
     assert read(pool, group, 3) == data
 
 
@@ -82,7 +83,7 @@ def test_moves_happen_in_their_order(pool: DevicePool, store: DiskStore) -> None
         Copy(FULL, BlockId(3), BlockId(1), BLOCK_SIZE),
         Copy(FULL, BlockId(2), BlockId(3), BLOCK_SIZE),
     ]
-    assert Mover(pool, store).execute(moves)
+    assert Mover(pool, HostPool({}, {}), store).execute(moves)
     assert read(pool, FULL, 1) == data
     assert read(pool, FULL, 3) == other
 
@@ -96,7 +97,7 @@ def test_a_failed_load_ends_the_plan_and_is_not_offered_again(
     path = block_path(tmp_path / "blocks", FINGERPRINT, KEY, FULL)
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
-    mover = Mover(pool, store)
+    mover = Mover(pool, HostPool({}, {}), store)
     assert list(mover.has_all([KEY], FULL)) == [True]
     path.write_bytes(damaged)
     before = read(pool, FULL, 1)
@@ -115,13 +116,13 @@ def test_children_are_those_of_the_store(pool: DevicePool, store: DiskStore) -> 
     save(pool, store, FULL, 0)
     data = pool.read_block(FULL, BlockId(1), len(TAIL_IDS))
     store.write(BlockHeader(key=TAIL, parent=KEY, group=FULL, token_ids=TAIL_IDS), data)
-    mover = Mover(pool, store)
+    mover = Mover(pool, HostPool({}, {}), store)
     (node,) = mover.children(KEY)
     assert (node.key, node.token_ids, node.groups) == (TAIL, TAIL_IDS, frozenset([FULL]))
 
 
 def test_without_a_store_there_is_nothing_to_load(pool: DevicePool) -> None:
-    mover = Mover(pool, None)
+    mover = Mover(pool, HostPool({}, {}), None)
     assert list(mover.has_all([KEY, BlockKey(bytes(32))], FULL)) == [False, False]
     assert list(mover.children(ROOT)) == []
     assert mover.execute([Copy(FULL, BlockId(0), BlockId(1), 2)])

@@ -1,0 +1,99 @@
+"""The host tier as bookkeeping: which named blocks have a place in host memory.
+
+A block comes here when it is evicted from the device, under the name it has there, and is found again by that
+name. It is the same accounting as on the device, with pools and an index of its own. A place gets its name
+only when its bytes have been copied, and is held while it is written or read.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.cache.block_pool import BlockPool
+from kvchat.engine.cache.integrity import check_index
+from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
+from kvchat.engine.cache.spec import Group
+from kvchat.engine.cache.tiers import TierNode
+
+
+class HostTier:
+    """Places of a fixed number of blocks per group in host memory."""
+
+    def __init__(self, groups: Sequence[Group], num_blocks: dict[GroupId, int]) -> None:
+        """Args:
+        num_blocks: places of each group; a group without any keeps nothing here.
+        """
+        self._index = PrefixIndex()
+        self.pools = {
+            group.id: BlockPool(num_blocks[group.id], partial(self._evicted, group.id))
+            for group in groups
+            if num_blocks.get(group.id, 0) > 0
+        }
+        self._reserved: list[tuple[GroupId, BlockId, IndexNode]] = []
+        self._held: list[tuple[GroupId, BlockId]] = []
+
+    def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
+        return [self._index.block(key, group) is not None for key in keys]
+
+    def children(self, parent: BlockKey) -> Sequence[TierNode]:
+        return [
+            TierNode(node.key, node.token_ids, frozenset(node.blocks))
+            for node in self._index.children(parent)
+        ]
+
+    def reserve(self, node: IndexNode, group: GroupId) -> BlockId | None:
+        """Return a place for a block that is about to lose its own, evicting the least recently used.
+
+        Returns:
+            The place to copy it to, held until `finish_moves`; None: it is here already, or there is no room.
+        """
+        pool = self.pools.get(group)
+        if pool is None:
+            return None
+        known = self._index.block(node.key, group)
+        if known is not None:
+            self._hold(group, known)
+            return None
+        if not pool.num_available:
+            return None
+        place = pool.allocate()
+        self._reserved.append((group, place, IndexNode(node.key, node.parent, node.token_ids)))
+        return place
+
+    def find(self, key: BlockKey, group: GroupId) -> BlockId | None:
+        """Return a block's place, None if it is not here. Pure."""
+        return self._index.block(key, group)
+
+    def hold(self, key: BlockKey, group: GroupId) -> None:
+        """Keep a block from being evicted until `finish_moves`, if it is here."""
+        place = self.find(key, group)
+        if place is not None:
+            self._hold(group, place)
+
+    def finish_moves(self) -> None:
+        """Name the places that have been written and let go of all that were held."""
+        for group, place, node in self._reserved:
+            if self._index.block(node.key, group) is None:
+                self.pools[group].name(place, node.key)
+                self._index.add(node, group, place)
+            self.pools[group].release(place)
+        for group, place in self._held:
+            self.pools[group].release(place)
+        self._reserved.clear()
+        self._held.clear()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError on any broken invariant."""
+        for group, pool in self.pools.items():
+            holders = [0] * pool.num_blocks
+            for held_group, place in [*self._held, *(reserved[:2] for reserved in self._reserved)]:
+                holders[place] += held_group == group
+            pool.check_integrity(holders)
+        check_index(self._index, self.pools)
+
+    def _hold(self, group: GroupId, place: BlockId) -> None:
+        self.pools[group].share(place)
+        self._held.append((group, place))
+
+    def _evicted(self, group: GroupId, key: BlockKey) -> None:
+        self._index.remove(key, group)

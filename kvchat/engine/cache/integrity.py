@@ -1,0 +1,51 @@
+"""The invariants of the bookkeeping, checked from outside it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kvchat.engine.api.ids import BlockId, GroupId, block_key
+from kvchat.engine.cache.block_pool import BlockPool
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.prefix_index import PrefixIndex
+from kvchat.engine.cache.spec import Group
+
+Pools = Mapping[GroupId, BlockPool]
+
+
+def check_holders(
+    group: Group, pool: BlockPool, branches: Iterable[Branch], pins: Iterable[tuple[GroupId, BlockId]]
+) -> None:
+    """Assert that a block's count is the number of tables and pins that hold it."""
+    holders = [0] * pool.num_blocks
+    for branch in branches:
+        for block in branch.tables[group.id]:
+            if block is not None:
+                holders[block] += 1
+    for pinned_group, block in pins:
+        if pinned_group == group.id:
+            holders[block] += 1
+    pool.check_integrity(holders)
+
+
+def check_index(index: PrefixIndex, pools: Pools) -> None:
+    """Assert that names recompute, and that index and pools agree on who has which."""
+    for node in index:
+        assert block_key(node.parent, node.token_ids) == node.key
+        for group, block in node.blocks.items():
+            assert pools[group].key(block) == node.key
+    for group, pool in pools.items():
+        for block in map(BlockId, range(pool.num_blocks)):
+            key = pool.key(block)
+            assert key is None or index.block(key, group) == block
+
+
+def check_branch(branch: Branch, groups: Sequence[Group], pools: Pools, block_size: int) -> None:
+    """Assert that a branch holds all that its next query sees, full blocks named, the tail not."""
+    assert 0 <= branch.computed_len <= len(branch.token_ids)
+    assert len(branch.keys) == branch.computed_len // block_size
+    for group in groups:
+        first = group.spec.first_visible(branch.computed_len) // block_size
+        for number in range(first, -(-branch.computed_len // block_size)):
+            block = branch.tables[group.id][number]
+            assert block is not None, f"block {number} of group {group.id} is a hole"
+            key = pools[group.id].key(block)
+            assert key == (branch.keys[number] if number < len(branch.keys) else None)

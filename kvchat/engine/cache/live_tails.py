@@ -1,0 +1,30 @@
+"""Which live branches have a tail behind a given block: copy sources that have no name yet."""
+
+from kvchat.engine.api.ids import BlockKey, BranchId
+from kvchat.engine.cache.branch import Branch
+
+
+class LiveTails:
+    """Live branches by the key of their last full block."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._branches: dict[BlockKey, dict[BranchId, Branch]] = {}
+
+    def watch(self, branch: Branch, parent: BlockKey) -> None:
+        self._branches.setdefault(parent, {})[branch.id] = branch
+
+    def unwatch(self, branch: Branch, parent: BlockKey) -> None:
+        """Forget a branch; nothing happens if it is not known."""
+        watched = self._branches.get(parent, {})
+        watched.pop(branch.id, None)
+        if not watched:
+            self._branches.pop(parent, None)
+
+    def behind(self, parent: BlockKey) -> list[Branch]:
+        """Return the branches with a tail behind `parent`. Pure."""
+        return [
+            branch
+            for branch in self._branches.get(parent, {}).values()
+            if branch.computed_len % self._block_size
+        ]

@@ -1,0 +1,74 @@
+"""The host tier: what is evicted comes back under its name, and only whole."""
+
+import pytest
+
+from tests.engine.cache.caches import Cache, full_group, sliding_group
+
+pytestmark = pytest.mark.pure
+
+
+def test_what_was_evicted_is_found_in_host_memory_with_its_bytes() -> None:
+    cache = Cache(full_group(), sliding_group(5), num_blocks=8, num_places=8)
+    cache.manager.release(cache.computed(range(14)))
+    cache.forget_device()
+    branch = cache.open([*range(14), 99])
+    match = cache.manager.match(branch)
+    assert (match.length, match.host_len, match.disk_len) == (14, 14, 0)
+    assert cache.admit(branch)
+    cache.compute(branch)
+    cache.check()
+
+
+def test_without_places_what_is_evicted_is_gone() -> None:
+    cache = Cache(full_group(), num_blocks=8, num_places=0)
+    cache.manager.release(cache.computed(range(14)))
+    cache.forget_device()
+    assert cache.matched_len([*range(14), 99]) == 0
+
+
+def test_an_evicted_block_is_copied_before_its_place_is_given_away() -> None:
+    cache = Cache(full_group(), num_blocks=4, num_places=4)
+    cache.manager.release(cache.computed(range(16)))
+    other = cache.open(range(100, 116))
+    assert cache.admit(other)
+    moves = cache.manager.extend(other, 16)
+    assert moves is not None
+    assert [type(move).__name__ for move in moves] == ["Demote"] * 4
+    cache.run(moves, [(other, 16)])
+    cache.manager.release(other)
+    assert cache.matched_len([*range(16), 99]) == 16
+
+
+def test_a_place_has_no_name_before_its_bytes_are_there() -> None:
+    cache = Cache(full_group(), num_blocks=4, num_places=4)
+    cache.manager.release(cache.computed(range(16)))
+    other = cache.open(range(100, 116))
+    assert cache.admit(other)
+    assert cache.manager.extend(other, 16) is not None
+    key = next(iter(cache.manager.take_demotions()), None)
+    assert key is None  # they were handed out with the step's moves
+    assert not any(pool.num_cached for pool in cache.manager.host.pools.values())
+
+
+def test_the_least_recently_used_place_gives_way() -> None:
+    cache = Cache(full_group(), num_blocks=4, num_places=4)
+    for start in (0, 100, 200):
+        cache.manager.release(cache.computed(range(start, start + 16)))
+    cache.forget_device()
+    assert cache.matched_len([*range(200, 216), 99]) == 16
+    assert cache.matched_len([*range(16), 99]) == 0
+    cache.check()
+
+
+def test_a_block_that_comes_back_stays_in_host_memory_too() -> None:
+    cache = Cache(full_group(), num_blocks=4, num_places=4)
+    cache.manager.release(cache.computed(range(16)))
+    cache.forget_device()
+    for _ in range(2):
+        branch = cache.open([*range(16), 99])
+        assert cache.manager.match(branch).host_len in (12, 16)
+        assert cache.manager.admit(branch, cache.manager.match(branch, max_len=12)) is not None
+        cache.manager.abandon(branch)
+        cache.manager.finish_moves()
+        cache.manager.release(branch)
+    cache.check()
