@@ -1,6 +1,7 @@
 """Config → engine: load the model, see what its layers keep, size the pools, put the parts together."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
     served = choose_route(loaded)
     groups = served.groups
-    info = _info(model, model_dir, config, loaded, device)
+    info = replace(_info(model, model_dir, config, loaded, device), route=str(served.route))
     num_blocks = pool_blocks(
         groups,
         _device_bytes(config, groups, info.max_context, device),

@@ -16,6 +16,9 @@ def group_usages(manager: CacheManager) -> tuple[GroupUsage, ...]:
 def layer_usages(manager: CacheManager) -> tuple[LayerUsage, ...]:
     """Return each layer's part of its group's pool, in the order of layers."""
     usages = [_layer_usage(usage, layer) for usage in group_usages(manager) for layer in usage.layers]
+    usages += [
+        _borrower_usage(group, layer, lender) for group in manager.groups for layer, lender in group.borrowers
+    ]
     return tuple(sorted(usages, key=lambda usage: usage.layer))
 
 
@@ -66,6 +69,7 @@ def _group_usage(manager: CacheManager, group: Group) -> GroupUsage:
         cached_blocks=pool.num_cached,
         used_blocks=pool.num_used,
         shared_blocks=pool.num_shared,
+        borrowers=tuple(layer for layer, _ in group.borrowers),
     )
 
 
@@ -80,6 +84,20 @@ def _layer_usage(group: GroupUsage, layer: int) -> LayerUsage:
         shared_bytes=group.shared_blocks * layer_bytes,
         cached_bytes=group.cached_blocks * layer_bytes,
         total_bytes=group.total_blocks * layer_bytes,
+    )
+
+
+def _borrower_usage(group: Group, layer: int, lender: int) -> LayerUsage:
+    return LayerUsage(
+        layer=layer,
+        group=group.id,
+        kind=group.spec.kind,
+        window=group.spec.max_visible,
+        used_bytes=0,
+        shared_bytes=0,
+        cached_bytes=0,
+        total_bytes=0,
+        lender=lender,
     )
 
 

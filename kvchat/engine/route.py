@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from torch import nn
 
@@ -20,7 +21,13 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.past import PackedPast
-from kvchat.engine.models.probe import ModelLayers, model_name, probe_gathered_layers, probe_layers
+from kvchat.engine.models.probe import (
+    Contradiction,
+    ModelLayers,
+    model_name,
+    probe_gathered_layers,
+    probe_layers,
+)
 from kvchat.engine.runner import ForwardPass
 from kvchat.engine.selfcheck import require_own_logits
 from kvchat.errors import UnsupportedModel
@@ -56,17 +63,27 @@ def choose_route(loaded: LoadedModel) -> Served:
     Effect:
         Runs a few short passes; leaves the model's attention set for the route.
     """
+    _refuse_sparse(loaded)
     reasons: list[str] = []
     for try_route in (_by_attention, _by_cache):
         try:
             served = try_route(loaded)
             require_own_logits(loaded, served.groups, served.make_pass)
+        except Contradiction:
+            raise
         except UnsupportedModel as error:
             reasons += [str(error)] if str(error) not in reasons else []
             log.info("%s: %s", try_route.__name__, error)
         else:
             return served
     raise UnsupportedModel("; and ".join(reasons))
+
+
+def _refuse_sparse(loaded: LoadedModel) -> None:
+    """Refuse what a short text does not show: attention that skips blocks of long ones."""
+    config: Any = loaded.module.config
+    if getattr(config.get_text_config(), "attention_type", None) == "block_sparse":
+        raise UnsupportedModel(f"{model_name(config)} skips blocks of tokens in long texts")
 
 
 def _by_attention(loaded: LoadedModel) -> Served:

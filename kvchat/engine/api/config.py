@@ -40,7 +40,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What a loaded engine is, for those who talk to it. `fingerprint` is hex."""
+    """What a loaded engine is, for those who talk to it. `fingerprint` is hex.
+
+    `route` says by what the model runs on the cache: its `attention`, or the `cache` it asks.
+    """
 
     model: str
     model_dir: str
@@ -53,3 +56,4 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     num_layers: int
     disk_enabled: bool
+    route: str = "attention"

@@ -33,7 +33,7 @@ class GroupUsage:
 
     group: GroupId
     kind: str
-    """`full` or `sliding`."""
+    """`full`, `sliding` or `chunked`."""
     window: int | None
     layers: tuple[int, ...]
     block_bytes: int
@@ -43,6 +43,8 @@ class GroupUsage:
     used_blocks: int
     shared_blocks: int
     """Used blocks that more than one branch holds."""
+    borrowers: tuple[int, ...] = ()
+    """Layers that attend to what another layer of the group keeps, and keep nothing themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class LayerUsage:
     shared_bytes: int
     cached_bytes: int
     total_bytes: int
+    lender: int | None = None
+    """The layer whose keys and values this one reads; then it has no bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from transformers.cache_utils import get_layer_types_and_kwargs
 
 from kvchat.engine.attention.call import AttentionCall
 from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, SlidingSpec
@@ -46,6 +49,10 @@ class ModelLayers:
     specs: dict[int, FullSpec]
     borrowed: dict[int, int]
     asks_past_len: bool = False
+
+
+class Contradiction(UnsupportedModel):
+    """The model computes one thing without a cache and another with its own: no route is exact."""
 
 
 @dataclass(slots=True)
@@ -119,6 +126,7 @@ def probe_layers(model: nn.Module, max_context: int) -> ModelLayers:
 
     Raises:
         UnsupportedModel: a layer cannot be served exactly; the message says which and why.
+        Contradiction: and no other route serves it either.
 
     Effect:
         Leaves a recorder attached to the model; `attach` replaces it.
@@ -133,11 +141,23 @@ def probe_layers(model: nn.Module, max_context: int) -> ModelLayers:
     set_implementation(model, IMPLEMENTATION)
     _require_layers(text_config, recorder)
     _check_types(text_config, recorder)
+    _check_windows(text_config, recorder)
     if recorder.problems:
         raise UnsupportedModel(
             f"{model_name(config)} cannot be served exactly: {'; '.join(recorder.problems)}"
         )
     return ModelLayers(recorder.specs, recorder.borrowed, past.asked_past_len)
+
+
+class _WithoutProducts(TorchFunctionMode):
+    """Linear layers return zeros: shapes, arguments and masks depend on no weight, so none is touched."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is functional.linear and not kwargs:
+            return args[0].new_zeros(*args[0].shape[:-1], args[1].shape[0])
+        return func(*args, **(kwargs or {}))
 
 
 def run_probe(model: Any, past: ProbePast) -> None:
@@ -151,7 +171,7 @@ def run_probe(model: Any, past: ProbePast) -> None:
     positions = torch.arange(past.start, past.start + NUM_TOKENS, device=device)[None]
     extra = {"position_ids": positions} if "position_ids" in accepted_arguments(model) else {}
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), _WithoutProducts():
             model(input_ids=torch.ones_like(positions), past_key_values=past, use_cache=True, **extra)
     except KeepsState as error:
         raise UnsupportedModel(f"{name} keeps {error}, which kvchat does not hold") from error
@@ -204,6 +224,18 @@ def _check_types(text_config: Any, recorder: _Recorder) -> None:
     for layer, kind in enumerate(getattr(text_config, "layer_types", None) or ()):
         if kind not in ATTENTION_TYPES | KEEPS_NOTHING:
             recorder.problems.append(f"layer {layer} is of type {kind}")
+
+
+def _check_windows(text_config: Any, recorder: _Recorder) -> None:
+    """Refuse layers whose own cache would forget what their masks let them see."""
+    kinds, arguments = get_layer_types_and_kwargs(text_config)
+    for layer, (kind, argument) in enumerate(zip(kinds, arguments, strict=True)):
+        window, spec = argument.get("sliding_window"), recorder.specs.get(layer)
+        if window is not None and window <= recorder.start and spec is not None and spec.max_visible is None:
+            raise Contradiction(
+                f"{model_name(text_config)} sees all tokens in layer {layer}, but declares it of type {kind} "
+                f"with {window} tokens: by itself it answers differently with its cache and without"
+            )
 
 
 def model_name(config: Any) -> str:

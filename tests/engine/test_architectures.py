@@ -1,0 +1,51 @@
+"""What is taken at load answers as transformers does, whatever its architecture; the rest is refused.
+
+A case is a tiny model of one class; see `benchmarks.models.survey` for what is compared.
+"""
+
+import pytest
+
+from benchmarks.models.configs import all_cases, find_case
+from benchmarks.models.survey import survey
+
+pytestmark = pytest.mark.cpu
+
+EXACT = {
+    "Llama4ForCausalLM (temperature tuning)": ("attention", "2 chunked, 2 full"),
+    "Gemma3nForCausalLM": ("attention", "2 sliding, 2 full"),  # of six layers: the others borrow
+    "GptOssForCausalLM": ("attention", "2 sliding, 2 full"),
+    "DeepseekV3ForCausalLM (rope yarn)": ("attention", "4 full"),
+    "Phi3ForCausalLM (rope longrope)": ("attention", "4 full"),
+    "Cohere2ForCausalLM": ("attention", "3 sliding, 1 full"),
+    "DiffLlamaForCausalLM": ("cache", "4 full"),
+    "FalconForCausalLM (alibi)": ("cache", "4 full"),
+    "MptForCausalLM": ("cache", "4 full"),
+    "GPTJForCausalLM": ("cache", "4 full"),
+}
+REFUSED = {
+    "JambaForCausalLM": "state of a convolution",
+    "Qwen3NextForCausalLM": "state of a convolution",
+    "DeepseekV32ForCausalLM": "index that selects tokens",
+    "MambaForCausalLM": "something other than keys and values",
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_batches_chunks_prefix_hits_forks_and_restarts_answer_as_transformers_does(name: str) -> None:
+    """Traps 15 to 18 and 33, by architecture."""
+    finding = survey(find_case(name))
+    assert (finding.outcome, finding.reason) == ("exact", "")
+    assert (finding.route, finding.groups) == EXACT[name]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_keeps_more_than_keys_and_values_is_refused_with_what_it_keeps(name: str) -> None:
+    finding = survey(find_case(name))
+    assert finding.outcome == "refused"
+    assert REFUSED[name] in finding.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case.name for case in all_cases()])
+def test_no_architecture_of_transformers_is_answered_wrong(name: str) -> None:
+    assert survey(find_case(name)).outcome in ("exact", "refused", "not built")
