@@ -5,6 +5,7 @@
 #   make test-slow   the tests that take minutes
 #   make lint        lint and types only
 #   make bench       measurements on this machine; SCENARIO="resume fork" picks some
+#   make models      hold every causal-LM class to transformers and write docs/models.md (minutes)
 #   make starter     train the starter model from nothing and evaluate it
 #   make clean       remove what these commands made
 #
@@ -21,7 +22,7 @@ DEV := $(VENV)/.kvchat-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo test test-slow lint format bench starter clean
+.PHONY: help chat demo test test-slow lint format bench models starter clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -76,6 +77,9 @@ format: $(DEV)
 
 bench: $(RUNTIME)
 	@$(BIN)/python -m benchmarks $(SCENARIO)
+
+models: $(RUNTIME)
+	@$(BIN)/python -m benchmarks.models --write docs/models.md
 
 starter: $(RUNTIME)
 	@$(BIN)/python -m kvchat.starter.train

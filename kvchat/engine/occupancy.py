@@ -91,8 +91,8 @@ def _borrower_usage(group: Group, layer: int, lender: int) -> LayerUsage:
     return LayerUsage(
         layer=layer,
         group=group.id,
-        kind=group.spec.kind,
-        window=group.spec.max_visible,
+        kind="borrowed",
+        window=None,
         used_bytes=0,
         shared_bytes=0,
         cached_bytes=0,

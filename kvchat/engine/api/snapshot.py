@@ -54,6 +54,7 @@ class LayerUsage:
     layer: int
     group: GroupId
     kind: str
+    """That of its group, or `borrowed`."""
     window: int | None
     used_bytes: int
     shared_bytes: int

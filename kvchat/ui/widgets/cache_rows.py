@@ -184,7 +184,7 @@ def _needed_cells(row: LayerRow, scale: int, block_size: int) -> int:
 def _kind_note(row: LayerRow) -> str:
     """Return what makes a layer differ from a full one."""
     if row.window is not None:
-        return f"window {row.window}"
+        return f"{'chunk' if row.kind == 'chunked' else 'window'} {row.window}"
     return "" if row.kind == "full" else row.kind
 
 
