@@ -20,9 +20,9 @@ WINDOW = 24
 _SIZES: dict[str, Any] = {
     # ids and initialisation
     "vocab_size": VOCAB_SIZE,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
     "initializer_range": 0.15,
     "init_std": 0.15,
     # width and depth, under all their names
@@ -91,8 +91,14 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
     "codegen": {"rotary_dim": 8},
     "gptj": {"rotary_dim": 8},
-    "cohere_compass_text": {"rope_parameters": None},
-    "cwm": {"bos_token_id": 1, "eos_token_id": [2]},
+    "cohere_compass_text": {
+        "rope_parameters": {kind: {"rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")}
+    },
+    "cwm": {"eos_token_id": [2]},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "deepseek_v32": _LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 16},
@@ -116,6 +122,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": VOCAB_SIZE,
         "global_head_dim": 32,
     },
+    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
     "glm4_moe_lite": _LATENT,
     "glm_moe_dsa": _LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW, "hidden_size": 64},
@@ -132,7 +139,6 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "longcat_flash": _LATENT | {"ffn_hidden_size": 64, "expert_ffn_hidden_size": 32, "zero_expert_num": 2},
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16},
     "minicpm3": _LATENT,
-    "modernbert-decoder": {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     "reformer": {"is_decoder": True},
     "xlm": {"emb_dim": 64, "n_words": VOCAB_SIZE, "causal": True},
     "xmod": {"is_decoder": True, "pad_token_id": 1, "default_language": "en_XX"},
@@ -290,8 +296,20 @@ def _one_type_per_class() -> list[str]:
 def tiny_config(case: Case) -> Any:
     """Return the case's config."""
     config_class: Any = CONFIG_MAPPING[case.model_type]
+    parts = {name: _tiny(type(part)) for name, part in _parts(config_class).items()}
+    return _tiny(config_class, parts | case.changes)
+
+
+def _parts(config_class: Any) -> dict[str, Any]:
+    """Return the configs inside a config: of the text, of what is seen, and so on."""
+    names = list(getattr(config_class, "sub_configs", {}))
+    whole = config_class() if names else None
+    return {name: part for name in names if (part := getattr(whole, name, None)) is not None}
+
+
+def _tiny(config_class: Any, changes: dict[str, Any] | None = None) -> Any:
     defaults = {item.name: item.default for item in dataclasses.fields(config_class)}
     sizes = {name: value for name, value in _SIZES.items() if name in defaults}
     if defaults.get("sliding_window") is None:
         sizes.pop("sliding_window", None)
-    return config_class(**sizes | _CHANGES.get(case.model_type, {}) | case.changes)
+    return config_class(**sizes | _CHANGES.get(config_class.model_type, {}) | (changes or {}))

@@ -79,8 +79,7 @@ def save_tiny(case: Case, model_dir: Path) -> None:
 def _compare(case: Case, model_dir: Path, reference: "Reference") -> Finding:
     cache_dir = model_dir.parent / "cache"
     engine = open_engine(model_dir, cache_dir)
-    snapshot = engine.snapshot()
-    groups = ", ".join(f"{len(group.layers)} {group.kind}" for group in snapshot.groups)
+    groups = _groups(engine)
     text = _check_ragged(engine, reference)
     _check_prefix(engine, reference, text)
     _check_fork(engine, reference)
@@ -89,6 +88,13 @@ def _compare(case: Case, model_dir: Path, reference: "Reference") -> Finding:
     _check_prefix(engine, reference, text)
     engine.close()
     return Finding(name=case.name, outcome="exact", route=engine.info.route, groups=groups)
+
+
+def _groups(engine: Engine) -> str:
+    groups = engine.snapshot().groups
+    parts = [f"{len(group.layers)} {group.kind}" for group in groups]
+    num_borrowers = sum(len(group.borrowers) for group in groups)
+    return ", ".join(parts + ([f"{num_borrowers} borrowed"] if num_borrowers else []))
 
 
 def open_engine(model_dir: Path, cache_dir: Path) -> Engine:

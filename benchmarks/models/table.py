@@ -23,8 +23,8 @@ when it is loaded, with the reason given below; nothing runs that is known to be
 
 Which one it is, what each layer keeps and what it sees is found out when a model is loaded, by a pass of two
 tokens at the end of its context and by comparing its logits on two short texts with those it computes without
-kvchat. Layers that borrow the keys and values of another layer (Gemma 3n, Gemma 4) keep nothing and are not
-counted.
+kvchat. Layers that read the keys and values of another layer (Gemma 3n, Gemma 4) keep nothing and are counted
+as borrowed.
 
 A conversation ends at the model's `max_position_embeddings`. With a `longrope` embedding it ends at
 `original_max_position_embeddings`: there the embedding changes, and all keys cached before would be wrong.

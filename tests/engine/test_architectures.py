@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cpu
 
 EXACT = {
     "Llama4ForCausalLM (temperature tuning)": ("attention", "2 chunked, 2 full"),
-    "Gemma3nForCausalLM": ("attention", "2 sliding, 2 full"),  # of six layers: the others borrow
+    "Gemma3nForCausalLM": ("attention", "2 sliding, 2 full, 2 borrowed"),
     "GptOssForCausalLM": ("attention", "2 sliding, 2 full"),
     "DeepseekV3ForCausalLM (rope yarn)": ("attention", "4 full"),
     "Phi3ForCausalLM (rope longrope)": ("attention", "4 full"),
