@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.table import Row, render
 
-SCENARIOS = ("bookkeeping", "decode", "resume")
+SCENARIOS = ("bookkeeping", "concurrency", "decode", "resume")
 
 
 def main() -> int:

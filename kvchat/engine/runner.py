@@ -19,6 +19,7 @@ from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.paged_attention.decodes import batch_decodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +76,7 @@ class Runner:
         row = Row(
             token_ids=torch.tensor(token_ids, device=self._device),
             positions=positions.to(self._device),
-            groups={
-                group.id: GroupStep(self._slots(batch.chunks, group), self._spans(batch.chunks, group))
-                for group in self._groups
-            },
+            groups={group.id: self._group_step(batch.chunks, group) for group in self._groups},
             sampling=torch.tensor(_sampling_rows(batch.chunks), dtype=torch.long, device=self._device),
         )
         return self._forward.logits(row).float()
@@ -99,6 +97,14 @@ class Runner:
                 grown[: table.numel()] = table
             table = self._tables[change.branch, change.group] = grown
         table[change.start : end] = torch.tensor(change.block_ids, device=self._device)
+
+    def _group_step(self, chunks: Sequence[Chunk], group: Group) -> GroupStep:
+        spans = self._spans(chunks, group)
+        return GroupStep(
+            slots=self._slots(chunks, group),
+            spans=spans,
+            decodes=batch_decodes(spans, group.spec.first_visible, self._block_size),
+        )
 
     def _slots(self, chunks: Sequence[Chunk], group: Group) -> Tensor:
         """Return the slot of every token of the batch [T]."""

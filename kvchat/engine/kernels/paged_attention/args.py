@@ -26,6 +26,29 @@ class SequenceSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """Queries that stand alone in their sequences.
+
+    Args:
+        rows: rows of the queries in the batch of the step [B], int64.
+        blocks: the blocks each query sees, padded with its last one [B, n], int64.
+        hidden: which of the n * P gathered slots a query does not see [B, n * P], bool.
+    """
+
+    rows: Tensor
+    blocks: Tensor
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """The sequences of a step: those that decode together, and the others."""
+
+    batches: Sequence[DecodeBatch]
+    spans: Sequence[SequenceSpan]
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionArgs:
     """Scores of a layer.
 
@@ -35,6 +58,7 @@ class AttentionArgs:
         window: a query at p sees (p - window, p]; None: [0, p].
         chunk: a query at p sees [p - p % chunk, p]; None: no such bound. Not together with a window.
         softcap: scores become softcap * tanh(score / softcap); None: as they are.
+        decodes: the same sequences sorted into batches, where a step has done that for all its layers.
         sinks: one more logit per query head that takes part in the softmax and has no value [H]; None: none.
     """
 
@@ -44,6 +68,7 @@ class AttentionArgs:
     chunk: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    decodes: Decodes | None = None
 
     def first_visible(self, position: int) -> int:
         """Return the first position that a query at `position` sees."""
