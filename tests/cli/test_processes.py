@@ -140,7 +140,8 @@ def test_ctrl_c_while_the_model_loads_exits_130_in_silence(tiny_model: Path) -> 
 
 
 def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(tiny_model: Path) -> None:
-    command = [*_KVCHAT, "ask", "-m", str(tiny_model), "--max-tokens", "4000", "--new", "demo", "Hello?"]
+    options = ["-m", str(tiny_model), "--max-tokens", "4000", "--new", "demo"]
+    command = [*_KVCHAT, "ask", *options, "Tell me a story."]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
     ) as process:
