@@ -6,12 +6,14 @@ from benchmarks.models.survey import Finding
 
 HEAD = """# Models
 
-Written by `python -m benchmarks.models --write docs/models.md` on {versions}. Every causal-LM class that the
-installed transformers knows gets a tiny model with random weights. A class is **exact** when all greedy
-answers are those of transformers' `generate` in float32, tokens and log-probabilities: prompts of 5 to 70
-tokens computed together, 24 tokens a step, past windows and chunks of 24 tokens; a known prefix continued
-inside a block; two branches of a fork; and the same after a restart, from disk. Everything else is refused
-when it is loaded, with the reason given below; nothing runs that is known to be wrong.
+Written by `python -m benchmarks.models --write docs/models.md` ({versions}).
+
+Every causal-LM class that the installed transformers knows gets a tiny model with random weights. A class is
+**exact** when all greedy answers are those of transformers' `generate` in float32, tokens and
+log-probabilities: prompts of 5 to 70 tokens computed together, 24 tokens a step, past windows and chunks of
+24 tokens; a known prefix continued inside a block; two branches of a fork; and the same after a restart, from
+disk. Everything else is refused when it is loaded, with the reason given below; nothing runs that is known to
+be wrong.
 
 {counts}
 

@@ -30,6 +30,7 @@ from kvchat.engine.models.reach import Reach, reach_of
 from kvchat.errors import UnsupportedModel
 
 ATTENTION_TYPES = {"full_attention", "attention", "sliding_attention", "chunked_attention", "global", "local"}
+BOUNDED_TYPES = {"sliding_attention", "chunked_attention"}
 KEEPS_NOTHING = {"mlp", "moe"}
 NUM_TOKENS = 2
 LONGEST_MASK = 2**17
@@ -222,16 +223,19 @@ def _layers_that_attend(text_config: Any) -> set[int]:
 def _check_types(text_config: Any, recorder: _Recorder) -> None:
     """Refuse layers that attend in a way that two tokens do not show."""
     for layer, kind in enumerate(getattr(text_config, "layer_types", None) or ()):
-        if kind not in ATTENTION_TYPES | KEEPS_NOTHING:
+        if layer in recorder.specs and kind not in ATTENTION_TYPES | KEEPS_NOTHING:
             recorder.problems.append(f"layer {layer} is of type {kind}")
 
 
 def _check_windows(text_config: Any, recorder: _Recorder) -> None:
     """Refuse layers whose own cache would forget what their masks let them see."""
     kinds, arguments = get_layer_types_and_kwargs(text_config)
-    for layer, (kind, argument) in enumerate(zip(kinds, arguments, strict=True)):
+    per_layer = arguments if isinstance(arguments, list) else [arguments] * len(kinds)  # older: one for all
+    for layer, (kind, argument) in enumerate(zip(kinds, per_layer, strict=True)):
         window, spec = argument.get("sliding_window"), recorder.specs.get(layer)
-        if window is not None and window <= recorder.start and spec is not None and spec.max_visible is None:
+        if kind not in BOUNDED_TYPES or window is None or spec is None:
+            continue
+        if window <= recorder.start and spec.max_visible is None:
             raise Contradiction(
                 f"{model_name(text_config)} sees all tokens in layer {layer}, but declares it of type {kind} "
                 f"with {window} tokens: by itself it answers differently with its cache and without"
