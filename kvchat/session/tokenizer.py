@@ -18,6 +18,7 @@ GUARD = "\U000f0c41"
 ANSWER_MARK = "\U000f0c42"
 """A private-use character that stands for an answer while what follows is rendered; it is never encoded."""
 
+_PRIVATE = str.maketrans(dict.fromkeys((GUARD, ANSWER_MARK), "\N{REPLACEMENT CHARACTER}"))
 _THINK = ("<think>", "</think>")
 
 
@@ -105,8 +106,12 @@ class ChatTokenizer:
         return max((control for control in self._control if text.startswith(control)), key=len, default="")
 
     def guarded(self, text: str) -> str:
-        """Return a person's text with every control token in it broken by a guard character."""
-        text = text.replace(GUARD, "").replace(ANSWER_MARK, "")
+        """Return a person's text with every control token in it broken by a guard character.
+
+        The two private characters that mark places become replacement characters: the model sees that there
+        was something.
+        """
+        text = text.translate(_PRIVATE)
         if self._control_pattern is None:
             return text
         parts, last = [], 0

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.session.text_stream import Piece, StopStrings, TextStream
-from kvchat.session.tokenizer import ChatTokenizer
+from kvchat.session.tokenizer import ANSWER_MARK, GUARD, ChatTokenizer
 from tests.tiny_models import GEMMA, MISTRAL, QWEN_THINKING, STARTER, write_model
 
 pytestmark = pytest.mark.pure
@@ -49,8 +49,16 @@ def test_any_ids_stream_to_what_they_decode_to_at_once(byte_level, ids: list[int
 def test_text_streams_to_itself_byte_level(byte_level, text: str) -> None:
     ids = byte_level.encode(byte_level.guarded(text))
     pieces = [piece.text for piece in streamed(TextStream(byte_level), ids)]
-    assert "".join(pieces) == text.encode(errors="replace").decode()
-    assert "�" in text or not any("�" in piece for piece in pieces)
+    shown = (
+        text.encode(errors="replace").decode().translate(dict.fromkeys(map(ord, GUARD + ANSWER_MARK), "�"))
+    )
+    assert "".join(pieces) == shown
+    assert "�" in shown or not any("�" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("mark", [GUARD, ANSWER_MARK])
+def test_the_private_characters_leave_a_mark_where_a_person_typed_them(byte_level, mark: str) -> None:
+    assert byte_level.decode(byte_level.encode(byte_level.guarded(f"a{mark}b"))) == "a�b"
 
 
 @given(
