@@ -13,15 +13,11 @@ pytestmark = pytest.mark.cpu
 EXACT = {
     "Llama4ForCausalLM (temperature tuning)": ("attention", "2 chunked, 2 full"),
     "Gemma3nForCausalLM": ("attention", "2 sliding, 2 full, 2 borrowed"),
-    "GptOssForCausalLM": ("attention", "2 sliding, 2 full"),
-    "DeepseekV3ForCausalLM (rope yarn)": ("attention", "4 full"),
     "Phi3ForCausalLM (rope longrope)": ("attention", "4 full"),
-    "Cohere2ForCausalLM": ("attention", "3 sliding, 1 full"),
-    "DiffLlamaForCausalLM": ("cache", "4 full"),
     "FalconForCausalLM (alibi)": ("cache", "4 full"),
-    "MptForCausalLM": ("cache", "4 full"),
     "GPTJForCausalLM": ("cache", "4 full"),
 }
+"""One of each way to differ; plainer ones are in `models/test_probe.py`, all of them among the slow tests."""
 REFUSED = {
     "JambaForCausalLM": "state of a convolution",
     "Qwen3NextForCausalLM": "state of a convolution",
