@@ -18,7 +18,7 @@ from kvchat.starter.export import model_config, tokenizer_config
 from kvchat.starter.network import Shape
 from kvchat.starter.tokenizer import CHAT_TEMPLATE
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
 MAX_BYTES = 16 * 2**20
 

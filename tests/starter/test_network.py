@@ -13,7 +13,7 @@ from kvchat.starter.export import model_config
 from kvchat.starter.initialisation import initial_parameters
 from kvchat.starter.network import Network, Shape
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
 
 def _noisy_parameters(shape: Shape) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from kvchat.starter.schedule import SHORT_MIX, Setting, Stage
 from kvchat.starter.tokenizer import train_tokenizer
 from kvchat.starter.train import Trainer, smoke
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
 SETTING = Setting(
     stage=Stage(num_tokens=0, length=128, mix=SHORT_MIX, start_rate=1e-3, end_rate=1e-3), rate=1e-3
