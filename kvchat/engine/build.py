@@ -11,6 +11,7 @@ from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.sizing import host_places, pool_blocks
 from kvchat.engine.cache.spec import Group
+from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
@@ -26,7 +27,7 @@ from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import Scheduler
 from kvchat.engine.threads import choose_threads
-from kvchat.errors import ConfigError
+from kvchat.errors import ConfigError, OutOfMemory
 
 WRITE_QUEUE_BYTES = 64 * 2**20
 MEMORY_SHARE = 4
@@ -55,18 +56,23 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     served = choose_route(loaded)
     groups = served.groups
     info = replace(_info(model, model_dir, config, loaded, device), route=str(served.route))
+    lengths = Lengths(
+        context_len=info.max_context, chunk_len=config.max_batch_tokens, block_size=config.block_size
+    )
+    activation = activation_bytes(served.make_pass, groups, device, lengths)
     num_blocks = pool_blocks(
         groups,
-        _device_bytes(config, groups, info.max_context, device),
+        _device_bytes(config, groups, info.max_context, _free_bytes(device) - activation),
         context_len=info.max_context,
         chunk_len=config.max_batch_tokens,
         block_size=config.block_size,
     )
     pool = DevicePool(groups, num_blocks, config.block_size, device)
-    log.info("device pool: %s blocks of %d tokens, %d bytes", num_blocks, config.block_size, pool.num_bytes)
     store = _open_store(config, pool, bytes.fromhex(info.fingerprint))
     places = host_places(groups, _host_bytes(config, pool, device), config.block_size)
     host = HostPool(places, {group.id: group.block_bytes(config.block_size) for group in groups})
+    info = replace(info, capacity=measured(groups, num_blocks, lengths, activation, host.num_bytes))
+    log.info("capacity: %s", info.capacity)
     mover = Mover(pool, host, store)
     manager = CacheManager(
         groups,
@@ -127,14 +133,21 @@ def _info(
     )
 
 
-def _device_bytes(
-    config: EngineConfig, groups: tuple[Group, ...], max_context: int, device: torch.device
-) -> int:
-    """Return the limit of the device pool in bytes."""
-    if config.device_bytes is not None:
-        return config.device_bytes
-    token_bytes = sum(group.block_bytes(1) for group in groups)
-    return min(_free_bytes(device) // MEMORY_SHARE, DEFAULT_CONTEXTS * max_context * token_bytes)
+def _device_bytes(config: EngineConfig, groups: tuple[Group, ...], max_context: int, free_bytes: int) -> int:
+    """Return the limit of the device pool in bytes, of those that weights and steps leave free.
+
+    Raises:
+        OutOfMemory: more is asked for than there is; the message states the most that fits.
+    """
+    if config.device_bytes is None:
+        token_bytes = sum(group.block_bytes(1) for group in groups)
+        return min(max(free_bytes, 0) // MEMORY_SHARE, DEFAULT_CONTEXTS * max_context * token_bytes)
+    if config.device_bytes > free_bytes:
+        raise OutOfMemory(
+            f"{config.device_bytes} bytes for the cache do not fit beside the model; "
+            f"give at most {max(free_bytes, 0)} with --kv-device-bytes"
+        )
+    return config.device_bytes
 
 
 def _host_bytes(config: EngineConfig, pool: DevicePool, device: torch.device) -> int:

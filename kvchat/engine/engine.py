@@ -156,6 +156,7 @@ class Engine:
             reused_tokens=self._answers.reused_tokens,
             computed_tokens=self._answers.computed_tokens,
             room_tokens=occupancy.room_tokens(self._manager),
+            capacity=self.info.capacity,
         )
 
     def check_integrity(self) -> None:

@@ -39,6 +39,27 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What the engine's memory holds, measured when it was built.
+
+    Args:
+        activation_bytes: peak of what one step allocates beside weights and cache.
+        device_bytes: all device pools together.
+        host_bytes: the host tier.
+        num_blocks: blocks of all groups on the device.
+        num_tokens: tokens that conversations can hold on the device in all.
+        max_concurrency: conversations of full length that fit at the same time.
+    """
+
+    activation_bytes: int
+    device_bytes: int
+    host_bytes: int
+    num_blocks: int
+    num_tokens: int
+    max_concurrency: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
     """What a loaded engine is, for those who talk to it. `fingerprint` is hex.
 
@@ -57,3 +78,5 @@ class EngineInfo:
     num_layers: int
     disk_enabled: bool
     route: str = "attention"
+    capacity: Capacity | None = None
+    """None for an engine that is described but not built."""

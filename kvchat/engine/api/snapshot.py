@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from kvchat.engine.api.config import Capacity
 from kvchat.engine.api.ids import BranchId, GroupId
 
 
@@ -95,6 +96,7 @@ class CacheSnapshot:
     """Prompt tokens that were computed, since the engine started."""
     room_tokens: int
     """Tokens one more branch can hold before a cached block must be evicted."""
+    capacity: Capacity | None = None
 
     def tier(self, tier: Tier) -> TierUsage:
         return next(usage for usage in self.tiers if usage.tier is tier)

@@ -1,0 +1,63 @@
+"""Peak memory of what a forward pass allocates, measured by watching every tensor it makes.
+
+Works on any device: a dispatch mode sees each operation's results and notes when their storages are freed.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class StorageWatch(TorchDispatchMode):
+    """Counts the bytes of storages that operations inside the context allocate, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        inputs = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in inputs | self._known:
+                self._note(storage)
+        return result
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        num_bytes, identity = storage.nbytes(), storage._cdata
+        self._known.add(identity)
+        self.live_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        weakref.finalize(storage, self._forget, identity, num_bytes)
+
+    def _forget(self, identity: int, num_bytes: int) -> None:
+        self._known.discard(identity)
+        self.live_bytes -= num_bytes
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Return the most bytes that `run` holds at one time in tensors it makes."""
+    watch = StorageWatch()
+    with watch:
+        run()
+    return watch.peak_bytes
