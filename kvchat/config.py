@@ -23,6 +23,8 @@ from kvchat.quantities import integer, number, one_of, or_none, parse_size, path
 PROJECT_FILE = ".kvchat.toml"
 STARTER = "starter"
 DEFAULT_MAX_TOKENS = 1024
+DEFAULT_DISK_BYTES = 20 * 2**30
+"""A cache that grows without a bound fills a disk in days; what goes first is what was used longest ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,7 @@ KEYS: Mapping[str, Key] = {
     "engine.dtype": Key(read=one_of("auto", "float32", "bfloat16", "float16"), variable="KVCHAT_DTYPE"),
     "engine.block_size": Key(read=positive, variable="KVCHAT_BLOCK_SIZE"),
     "engine.device_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DEVICE_BYTES"),
+    "engine.host_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_HOST_BYTES"),
     "engine.disk_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DISK_BYTES"),
     "engine.max_batch_tokens": Key(read=positive, variable="KVCHAT_MAX_BATCH_TOKENS"),
     "engine.max_context": Key(read=or_none(positive), variable="KVCHAT_MAX_CONTEXT"),
@@ -252,7 +255,9 @@ def _assemble(values: Mapping[str, object], paths: Paths, chosen: Path | None) -
         system=str(values.get("system", "")),
         sampling=SamplingParams(**({"max_tokens": DEFAULT_MAX_TOKENS} | _section("sampling", values))),
         display=Display(**_section("display", values)),
-        engine=EngineConfig(**_section("engine", values), cache_dir=paths.cache_dir),
+        engine=EngineConfig(
+            **({"disk_bytes": DEFAULT_DISK_BYTES} | _section("engine", values)), cache_dir=paths.cache_dir
+        ),
     )
 
 

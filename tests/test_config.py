@@ -185,6 +185,7 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
         "engine.dtype": "float32",
         "engine.block_size": 16,
         "engine.device_bytes": 5,
+        "engine.host_bytes": 6,
         "engine.disk_bytes": 5,
         "engine.max_batch_tokens": 5,
         "engine.max_context": 5,
@@ -202,3 +203,9 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
         for part in name.split("."):
             found = getattr(found, part)
         assert str(found) == str(value), name
+
+
+def test_the_disk_tier_has_a_limit_unless_told_otherwise(home: Path, cwd: Path) -> None:
+    assert read(home, cwd).engine.disk_bytes == 20 * 2**30
+    assert read(home, cwd, {"KVCHAT_KV_DISK_BYTES": "none"}).engine.disk_bytes is None
+    assert read(home, cwd, {"KVCHAT_KV_HOST_BYTES": "1GiB"}).engine.host_bytes == 2**30

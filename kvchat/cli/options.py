@@ -83,6 +83,9 @@ class EngineOptions(PlaceOptions):
     kv_device_bytes: Annotated[
         str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
     ] = None
+    kv_host_bytes: Annotated[
+        str | None, typer.Option(help="Host memory for blocks that the device evicts.", metavar="SIZE")
+    ] = None
     kv_disk_bytes: Annotated[
         str | None, typer.Option(help="Most disk space for KV blocks.", metavar="SIZE")
     ] = None
@@ -103,6 +106,7 @@ class EngineOptions(PlaceOptions):
             "engine.device": self.device,
             "engine.dtype": self.dtype,
             "engine.device_bytes": self.kv_device_bytes,
+            "engine.host_bytes": self.kv_host_bytes,
             "engine.disk_bytes": self.kv_disk_bytes,
         }
         given |= dict(_sampling_option(written) for written in self.option or ())
