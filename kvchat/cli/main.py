@@ -136,10 +136,7 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
     takes_value = _options_with_values(command)
     place = _first_word(words, takes_value)
     if place is None or words[place] not in command.commands:
-        is_root = bool(words) and words[0] in {name for one in command.params for name in one.opts} | {
-            "-h",
-            "--help",
-        }
+        is_root = bool(words) and words[0] in _own_options(command)
         return words if is_root else ["resume", *words]
     name = words.pop(place)
     if not hasattr(command.commands[name], "commands"):

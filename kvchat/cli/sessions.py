@@ -18,7 +18,7 @@ from kvchat.cli.options import (
 from kvchat.cli.removal import Removed
 from kvchat.cli.shelf import open_store, short_id
 from kvchat.cli.streams import Output, Status
-from kvchat.session.lookup import SearchHit, SessionSummary
+from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn
 from kvchat.ui.figures import age_text, bytes_text, plural, short_count_text
 from kvchat.ui.plain_text import one_line
@@ -60,6 +60,11 @@ def show_session(options: SessionOptions) -> None:
         output.line(f"\nsystem: {session.system}")
     for turn in turns:
         output.line(f"\n{_speaker(turn)}: {turn.text}{_ending(turn)}")
+    if turns and turns[-1].finish is Finish.INTERRUPTED:
+        status = Status(quiet=options.quiet)
+        status.note(
+            f"\nthe last answer was interrupted; /continue in `kvchat resume {session.id}` goes on with it"
+        )
 
 
 def show_tree(options: SessionOptions) -> None:
@@ -145,10 +150,6 @@ _SPEAKERS = {Role.USER: "you", Role.ASSISTANT: "kvchat"}
 
 def _speaker(turn: Turn) -> str:
     return _SPEAKERS[turn.role]
-
-
-def _hit_words(hit: SearchHit) -> str:
-    return f"{_SPEAKERS[hit.role]}: {one_line(hit.excerpt)}"
 
 
 def _ending(turn: Turn) -> str:

@@ -25,7 +25,13 @@ def store() -> Iterator[SessionStore]:
         yield store
 
 
-def add(store: SessionStore, session: Session, *texts: str, ids: Sequence[Sequence[int]] = ()) -> None:
+def add(
+    store: SessionStore,
+    session: Session,
+    *texts: str,
+    ids: Sequence[Sequence[int]] = (),
+    finish: Finish = Finish.COMPLETE,
+) -> None:
     """Append question and answer in turn to a session's active branch."""
     branch = store.branch(session.id, session.active_branch)
     for at, text in enumerate(texts):
@@ -37,7 +43,7 @@ def add(store: SessionStore, session: Session, *texts: str, ids: Sequence[Sequen
             role=role,
             text=text,
             token_ids=tuple(ids[at]) if ids else (at,),
-            finish=Finish.COMPLETE,
+            finish=finish if at == len(texts) - 1 else Finish.COMPLETE,
             created_at=float(at),
             fingerprint="" if role is Role.USER else chains.FINGERPRINT.hex(),
         )
@@ -70,6 +76,17 @@ def test_a_conversation_is_shown_by_title_prefix_or_id(
     for reference in ("Trip to Oslo", "trip", session.id, session.id[:4]):
         assert run(["sessions", "show", reference]) == 0
         assert "system: Be brief.\n\nyou: By train?\n\nkvchat: Yes.\n" in capsys.readouterr().out
+
+
+def test_an_interrupted_answer_is_shown_with_the_way_to_go_on(
+    store: SessionStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = store.create_session(title="Trip")
+    add(store, session, "By train?", "Yes, and", finish=Finish.INTERRUPTED)
+    run(["sessions", "show", "Trip"])
+    shown = capsys.readouterr()
+    assert shown.out.endswith("kvchat: Yes, and … (interrupted)\n")
+    assert f"/continue in `kvchat resume {session.id}`" in shown.err
 
 
 def test_a_tree_shows_where_a_conversation_forks(
