@@ -39,12 +39,15 @@ class BlockCatalog:
         return self._remove(block for block in found if block is not None)
 
     def collect(self, is_referenced: IsReferenced) -> DiskUsage:
-        """Remove every block that nothing refers to; return what was freed.
+        """Remove every block that nothing refers to, and all damaged ones; return what was freed.
+
+        A damaged block is in no index, so nobody knows any more whose tokens it held; it is not counted.
 
         Args:
             is_referenced: pure. A full block is referenced if the chain of a kept turn has its key; a tail
                 if the ids of a kept turn continue its parent with the tail's ids.
         """
+        self._directory.empty_quarantine()
         return self._remove(block for block in self.blocks() if not is_referenced(block))
 
     def close(self) -> None:

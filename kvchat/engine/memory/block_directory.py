@@ -132,6 +132,12 @@ class BlockDirectory:
             with suppress(OSError):
                 path.unlink()
 
+    def empty_quarantine(self) -> None:
+        """Remove what was set aside: its headers hold token ids."""
+        with storage_errors(self._quarantine_dir):
+            for file in _listing(self._quarantine_dir):
+                file.unlink(missing_ok=True)
+
     def enforce(self, limit_bytes: int) -> None:
         """Remove blocks until the files fit: longest unused first, and never a parent before its children."""
         while (usage := self.index.usage()).num_bytes > limit_bytes:
@@ -172,7 +178,7 @@ def _advice(where: Path, error: OSError) -> str:
         return f"There is no room left for the cache in {where}: free some space, or give it a smaller limit."
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"The cache in {where} cannot be written: {error.strerror}. Choose another cache directory."
-    return f"The cache in {where} cannot be used: {error.strerror or error}."
+    return f"The cache in {where} cannot be used: {error.strerror or error}. Choose another cache directory."
 
 
 def _directories(path: Path) -> list[Path]:

@@ -281,7 +281,8 @@ class BlockIndex:
             except (*_SQLITE_ERRORS, OSError) as error:
                 is_passing = _is_damage(error) or _is_busy(error)
                 if not is_passing or monotonic() > until_s:
-                    raise StorageError(f"The cache index {self._path} cannot be opened: {error}.") from error
+                    refusal = f"The cache index {self._path} cannot be opened: {error}."
+                    raise StorageError(f"{refusal} Choose another cache directory.") from error
                 if _is_damage(error):
                     self._unlink()
             # SQLite's own timeout does not cover the change to write-ahead logging.

@@ -56,6 +56,19 @@ def test_removing_keys_frees_all_their_groups_and_empty_directories(tmp_path: Pa
     catalog.close()
 
 
+def test_collecting_keeps_no_damaged_block_either(tmp_path: Path) -> None:
+    """Its header holds the token ids of a conversation that may be the deleted one."""
+    _write(tmp_path, FINGERPRINT, list(range(8)))
+    for path in (tmp_path / "blocks").rglob("*.safetensors"):
+        path.write_bytes(b"damaged")
+    (tmp_path / "index.db").unlink()
+    catalog = BlockCatalog(tmp_path)
+    assert any((tmp_path / "quarantine").iterdir())
+    catalog.collect(lambda block: True)
+    assert list((tmp_path / "quarantine").iterdir()) == []
+    catalog.close()
+
+
 def test_collecting_removes_exactly_what_nothing_refers_to(tmp_path: Path) -> None:
     """Two conversations share their first block; one is deleted."""
     kept_ids = [1, 2, 3, 4, 5, 6, 7, 8, 9]
