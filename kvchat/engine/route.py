@@ -76,7 +76,7 @@ def choose_route(loaded: LoadedModel) -> Served:
             log.info("%s: %s", try_route.__name__, error)
         else:
             return served
-    raise UnsupportedModel("; and ".join(reasons))
+    raise UnsupportedModel("; and ".join(reasons) + ". Choose another model, or `-m starter`.")
 
 
 def _refuse_sparse(loaded: LoadedModel) -> None:
