@@ -179,6 +179,20 @@ def test_what_was_computed_again_is_stored_again(stored: Stored, open_engine: Op
     assert stored.num_quarantined() == 1
 
 
+def test_blocks_damaged_together_are_all_stored_again_by_one_answer(
+    stored: Stored, open_engine: OpenEngine
+) -> None:
+    """A torn stretch of the disk must not cost one long prefill per block in it."""
+    for number in range(NUM_BLOCKS):
+        flip_a_byte(stored.path(number, FULL))
+    first = open_engine(stored.model_dir, cache_dir=stored.cache_dir)
+    assert answer(first, stored.prompt).usage.cached_tokens == 0
+    first.close()
+    again = answer(open_engine(stored.model_dir, cache_dir=stored.cache_dir), stored.prompt)
+    assert again.usage.cached_tokens >= NUM_BLOCKS * 16
+    assert again.token_ids == stored.wanted
+
+
 def test_a_lost_index_is_built_again_from_the_files(stored: Stored, open_engine: OpenEngine) -> None:
     for path in stored.cache_dir.glob("index.db*"):
         path.unlink()

@@ -30,10 +30,18 @@ class Mover:
         return len(self._unreadable)
 
     def execute(self, moves: Iterable[Move]) -> bool:
-        """Carry out the moves in their order; stop and return False at the first load that fails."""
+        """Carry out the moves in their order; stop and return False at the first load that fails.
+
+        The loads behind it are read nevertheless, and written nowhere: whatever is damaged is set aside at
+        once, not one block per run, and is stored again when its tokens have been computed.
+        """
+        moves = iter(moves)
         for move in moves:
             if isinstance(move, Load):
                 if not self._load(move):
+                    for later in moves:
+                        if isinstance(later, Load):
+                            self._read(later)
                     return False
             elif isinstance(move, Copy):
                 self._pool.copy(move.group, move.source, move.target, move.num_tokens)
@@ -59,6 +67,14 @@ class Mover:
         ]
 
     def _load(self, load: Load) -> bool:
+        data = self._read(load)
+        if data is None or self._store is None:
+            return False
+        self._pool.write_block(load.group, load.target, data)
+        self._store.touch([load.key])
+        return True
+
+    def _read(self, load: Load) -> bytearray | None:
         assert self._store is not None
         data = bytearray(self._pool.block_bytes(load.group))
         try:
@@ -67,7 +83,5 @@ class Mover:
             )
         except (BlockMissing, BlockDamaged, StorageError, OSError):
             self._unreadable.add((load.key, load.group))
-            return False
-        self._pool.write_block(load.group, load.target, data)
-        self._store.touch([load.key])
-        return True
+            return None
+        return data
