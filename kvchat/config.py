@@ -37,7 +37,7 @@ class Paths:
     cache_dir: Path
     """KV blocks: may be deleted at any time."""
     state_dir: Path
-    """Log and input history."""
+    """The log."""
     runtime_dir: Path
 
     @property
@@ -47,10 +47,6 @@ class Paths:
     @property
     def log_file(self) -> Path:
         return self.state_dir / "kvchat.log"
-
-    @property
-    def history_file(self) -> Path:
-        return self.state_dir / "history"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

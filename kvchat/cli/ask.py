@@ -25,12 +25,14 @@ _POLL_S = 0.05
 
 
 def ask(options: AskOptions) -> int:
-    """Answer one question and return the exit code."""
+    """Answer one question, or go on with an interrupted answer, and return the exit code."""
     chosen = [name for name, given in _choices(options).items() if given]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} contradict each other; choose one")
     settings = options.settings()
-    prompt = read_prompt(options.question or (), options.file or (), piped_stdin())
+    # In a session that is there already, no question means: go on with the answer that was cut off.
+    is_known = options.session is not None or options.continue_last
+    prompt = read_prompt(options.question or (), options.file or (), piped_stdin(), is_optional=is_known)
     start_log(settings.paths, verbose=options.verbose)
     return answer(options, settings, prompt, start_worker)
 
@@ -93,7 +95,7 @@ class _Question:
         writer = self._writer(conversation)
         is_read = True
         last: ChatEvent | None = None
-        for event in chat.send(conversation, prompt):
+        for event in chat.send(conversation, prompt) if prompt else chat.continue_answer(conversation):
             if isinstance(event, TurnStarted):
                 signals.stop_with(partial(chat.stop, conversation))
             last = event

@@ -14,13 +14,16 @@ _STDIN = Path("-")
 _ENCODING = "utf-8-sig"
 
 
-def read_prompt(question: Sequence[str], files: Sequence[Path], stdin: BinaryIO | None) -> str:
+def read_prompt(
+    question: Sequence[str], files: Sequence[Path], stdin: BinaryIO | None, *, is_optional: bool = False
+) -> str:
     """Return the message to send: standard input, then files, then the question, a blank line between them.
 
     Args:
         question: the words of the command line.
         files: files to put before the question; `-` is standard input at that place.
         stdin: standard input, None if it is a terminal.
+        is_optional: nothing at all is an answer too, the empty string.
 
     Raises:
         UsageError: there is nothing to send, or a file cannot be read as text.
@@ -34,7 +37,7 @@ def read_prompt(question: Sequence[str], files: Sequence[Path], stdin: BinaryIO 
     parts += [_read_stdin(stdin) if file == _STDIN and stdin else _read(file) for file in files]
     parts.append(_words(question))
     prompt = "\n\n".join(part.strip("\r\n") for part in parts if part.strip())
-    if not prompt:
+    if not prompt and not is_optional:
         raise UsageError("there is nothing to ask; try: kvchat ask 'What is a KV cache?'")
     return prompt
 

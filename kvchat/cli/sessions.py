@@ -63,7 +63,8 @@ def show_session(options: SessionOptions) -> None:
     if turns and turns[-1].finish is Finish.INTERRUPTED:
         status = Status(quiet=options.quiet)
         status.note(
-            f"\nthe last answer was interrupted; /continue in `kvchat resume {session.id}` goes on with it"
+            f"\nthe last answer was interrupted; `kvchat ask -s {session.id}` goes on with it, "
+            f"or /continue in `kvchat resume {session.id}`"
         )
 
 

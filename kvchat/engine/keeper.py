@@ -4,11 +4,14 @@ Full blocks are queued as soon as they are named, tails every two seconds, and b
 ends and when the engine closes. So a killed process loses the KV of a tail at most.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.memory.saver import Saver
+
+log = logging.getLogger(__name__)
 
 TAIL_INTERVAL_S = 2.0
 CLOSE_TIMEOUT_S = 30.0
@@ -22,6 +25,7 @@ class Keeper:
         self._saver = saver
         self._clock = clock
         self._tails_saved_s = clock()
+        self._problem: str | None = None
 
     def after_step(self) -> None:
         """Queue the blocks that the step has filled, and tails if it is time. Never waits for the disk."""
@@ -29,6 +33,7 @@ class Keeper:
         if self._saver is None:
             return
         self._saver.save_blocks(saves)
+        self._note_problem(self._saver)
         now_s = self._clock()
         if now_s - self._tails_saved_s >= TAIL_INTERVAL_S:
             self._tails_saved_s = now_s
@@ -53,6 +58,15 @@ class Keeper:
             saver.flush(CLOSE_TIMEOUT_S)  # a tail does not wait in line: it needs room in the queue
             self._save_tail(saver, branch)
         saver.close(CLOSE_TIMEOUT_S)
+
+    def _note_problem(self, saver: Saver) -> None:
+        """Log once when the disk begins to refuse blocks, and once when it takes them again."""
+        if saver.problem != self._problem:
+            self._problem = saver.problem
+            if self._problem is None:
+                log.info("blocks are saved again")
+            else:
+                log.warning("blocks are not saved: %s", self._problem)
 
     def _save_tail(self, saver: Saver, branch: Branch) -> None:
         saves = self._manager.tail_saves(branch)

@@ -202,13 +202,6 @@ class SessionStore:
                 "UPDATE sessions SET active_branch = ? WHERE id = ?", (successor.name, branch.session_id)
             )
 
-    def activate(self, branch: Branch) -> None:
-        """Make a branch the one its session opens with."""
-        with self._database.write() as connection:
-            connection.execute(
-                "UPDATE sessions SET active_branch = ? WHERE id = ?", (branch.name, branch.session_id)
-            )
-
     # Turns
 
     def add_turns(self, branch: Branch, turns: Sequence[Turn]) -> Branch:

@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 
-from kvchat import starter
-
 pytestmark = pytest.mark.cpu
 
 DOCUMENT_TOKENS = 2000
-STARTER_DIR = Path(starter.__file__).parent / "model"
 _KVCHAT = (sys.executable, "-m", "kvchat")
 
 # Asks, and never gets to the end of importing torch.
@@ -118,6 +115,16 @@ def test_every_word_that_was_shown_survives_a_kill_and_the_talk_goes_on(ask: Run
     assert ask("-s", "demo", "Go on.")["finish_reason"] in ("stop", "length")
 
 
+def test_asking_nothing_goes_on_with_an_answer_that_was_cut_off(ask: Run) -> None:
+    ask("--new", "demo", "Tell me a story.")
+    _, before = stored_turns("demo")
+    event = ask("-s", "demo")
+    _, after = stored_turns("demo")
+    assert len(after["token_ids"]) == len(before["token_ids"]) + event["usage"]["completion_tokens"]
+    assert after["token_ids"][: len(before["token_ids"])] == before["token_ids"]
+    assert event["usage"]["computed_tokens"] == 1  # the last sampled token had never been fed
+
+
 def test_ctrl_c_saves_what_was_shown_and_exits_130(tiny_model: Path) -> None:
     with start(tiny_model, "--new", "demo", "Tell me a story.") as process:
         text = shown(process, num_pieces=3)
@@ -156,7 +163,6 @@ def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(tiny_model: Path
     assert stored_turns("demo")[-1]["finish"] == "interrupted"
 
 
-@pytest.mark.skipif(not STARTER_DIR.joinpath("model.safetensors").exists(), reason="it is being trained")
 def test_the_starter_remembers_a_name_from_an_earlier_process(ask: Run) -> None:
     ask("--new", "demo", "My name is Ana.", model="starter")
     event = ask("-s", "demo", "What is my name?", model="starter")

@@ -1,5 +1,6 @@
 """Executes moves: copies inside the device pool, to and from host memory, loads from the disk store."""
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from kvchat.engine.api.ids import BlockKey, GroupId
@@ -9,6 +10,8 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
+
+log = logging.getLogger(__name__)
 
 
 class Mover:
@@ -81,7 +84,8 @@ class Mover:
             self._store.read(
                 load.key, load.group, parent=load.parent, token_ids=load.token_ids, out=memoryview(data)
             )
-        except (BlockMissing, BlockDamaged, StorageError, OSError):
+        except (BlockMissing, BlockDamaged, StorageError, OSError) as error:
+            log.warning("a stored block is not used and will be computed again: %s", error)
             self._unreadable.add((load.key, load.group))
             return None
         return data

@@ -26,10 +26,6 @@ class Saver:
         self._waiting: deque[Save] = deque()
 
     @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting)
-
-    @property
     def problem(self) -> str | None:
         """Why the last write failed (disk full, read-only), None when all is well."""
         return self._writer.problem
