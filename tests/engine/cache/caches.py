@@ -89,6 +89,8 @@ class FakeDevice:
         self.tier = tier
         self.tables: dict[tuple[BranchId, GroupId], dict[int, BlockId]] = {}
         self.places: dict[tuple[GroupId, BlockId], list[Content]] = {}
+        self.planned: set[tuple[GroupId, BlockId]] = set()
+        """Blocks whose bytes a planned move has still to copy to host memory; nothing writes them before."""
         self.slots: dict[tuple[GroupId, BlockId], list[Content]] = {
             (group, BlockId(index)): [UNWRITTEN] * manager.block_size
             for group, pool in manager.pools.items()
@@ -101,6 +103,7 @@ class FakeDevice:
             contents: Sequence[Content] | None
             if isinstance(move, Demote):
                 self.places[move.group, move.place] = list(self.slots[move.group, move.source])
+                self.planned.discard((move.group, move.source))
                 self.poison(move.group, move.source)
                 continue
             if isinstance(move, Promote):
@@ -116,8 +119,14 @@ class FakeDevice:
             self.slots[move.group, move.target][: len(contents)] = contents
         return True
 
+    def plan(self, moves: Iterable[Move]) -> None:
+        """Note the moves of a step that is still being put together."""
+        self.planned |= {(move.group, move.source) for move in moves if isinstance(move, Demote)}
+
     def poison(self, group: GroupId, block: BlockId) -> None:
-        self.slots[group, block] = [UNWRITTEN] * self.manager.block_size
+        """Make a block's bytes worthless, unless a planned move is to copy them first."""
+        if (group, block) not in self.planned:
+            self.slots[group, block] = [UNWRITTEN] * self.manager.block_size
 
     def poison_free_blocks(self) -> None:
         for group, block in self.slots:

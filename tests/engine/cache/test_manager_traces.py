@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.cache.branch import Branch
-from kvchat.engine.cache.plan import Demote, Move, Save
+from kvchat.engine.cache.plan import Move, Save
 from kvchat.engine.cache.sizing import window_blocks
 from kvchat.engine.cache.spec import Group
 from tests.engine.cache.caches import Cache, chunked_group, full_group, name_of, sliding_group
@@ -260,12 +260,11 @@ class CacheTraces(RuleBasedStateMachine):
             victim = next(other for other in self.admitted if other is not branch)
             chunks.pop(victim.id, None)
             self.take_back(victim)
-        demoted = {(move.group, move.source) for move in moves if isinstance(move, Demote)}
+        self.device.plan(moves)
         for group, table, known in zip(self.manager.groups, branch.tables, num_known, strict=True):
             for block in table[known:]:
                 assert block is not None
-                if (group.id, block) not in demoted:  # its bytes are still to be copied
-                    self.device.poison(group.id, block)
+                self.device.poison(group.id, block)
         return moves
 
     def compute(self, branch: Branch, leave: int = 0) -> None:
