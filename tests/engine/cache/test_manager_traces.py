@@ -298,6 +298,7 @@ class TestTraces(CacheTraces.TestCase):  # type: ignore[name-defined,misc]
 class TestManyTraces(CacheTraces.TestCase):  # type: ignore[name-defined,misc]
     settings = settings(
         max_examples=3000,
+        derandomize=False,
         stateful_step_count=80,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
