@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Examples may load a model or touch a disk under load; a deadline would only measure the machine. They are the
-# same in every run, so that a change is judged by itself; the slow tests look for new ones.
+# Examples may load a model or touch a disk under load; a deadline would only measure the machine.
+# They are the same in every run, so that a change is judged by itself; the slow tests look for new ones.
 settings.register_profile("kvchat", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("kvchat")
 
