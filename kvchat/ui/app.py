@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import ClassVar
 
 from textual import events
@@ -62,6 +63,7 @@ class KvchatApp(App[None]):
         self._on_first_frame = on_first_frame
         self._early_input: list[events.Key | events.Paste] = []
         self._is_ready = False
+        self._ready_s = 0.0
 
     def run_in_terminal(self) -> int:
         """Run until the person leaves and return the exit status; stray writes go to the log."""
@@ -83,11 +85,14 @@ class KvchatApp(App[None]):
             if not self._is_ready:
                 self._early_input.append(event)
                 return
+            if monotonic() - self._ready_s < _LATE_READING_S:
+                event = _as_meant(event)
             self._focus_prompt_for(event)
         await super().on_event(event)
 
     def on_ready(self) -> None:
         self._is_ready = True
+        self._ready_s = monotonic()
         early, self._early_input = self._early_input, []
         for event in early:
             self.post_message(_as_meant(event))
@@ -117,6 +122,10 @@ class KvchatApp(App[None]):
             return
         if isinstance(event, events.Paste) or event.is_printable:
             self.set_focus(self.chat_screen.prompt)
+
+
+_LATE_READING_S = 2.0
+"""On a busy machine, what was typed before the start may still be read this long after it."""
 
 
 def _as_meant(event: events.Key | events.Paste) -> events.Key | events.Paste:
