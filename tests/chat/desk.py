@@ -1,0 +1,42 @@
+"""A chat with everything around it: a store, a template and a scripted engine."""
+
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+
+from kvchat.chat import Chat, ChatEvent, TextDelta
+from kvchat.conversation import Conversation
+from kvchat.session.store import SessionStore
+from kvchat.session.template import ChatTemplate
+from tests.scripted_engine import ScriptedEngine
+
+REPLY = "Hello, Grüße! The answer is no."
+
+
+class Desk:
+    """A chat with everything around it, on one database."""
+
+    def __init__(self, home: Path, template: ChatTemplate, reply: str = REPLY) -> None:
+        self.store = SessionStore(home / "sessions.db")
+        self.template = template
+        self.reply = reply
+        self.engine = ScriptedEngine(self.script)
+        self.chat = Chat(store=self.store, template=template, engine=self.engine, model="tiny")
+
+    def script(self, prompt: tuple[int, ...]) -> list[int]:
+        """Say the reply, from where the prompt has got to if it holds the beginning of it."""
+        return [*self.template.tokenizer.encode(self.reply), min(self.template.end_ids)]
+
+    def seen(self, conversation: Conversation) -> str:
+        return self.template.tokenizer.decode(conversation.token_ids or (), keep_control=True)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = monotonic() + 20
+    while not is_so():
+        assert monotonic() < deadline
+        sleep(0.01)
+
+
+def shown(events: list[ChatEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta) and not event.reasoning)

@@ -1,0 +1,160 @@
+"""Continue, retry, edit and fork: what was said stays as it was."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.errors import (
+    ContextOverflow,
+    UsageError,
+)
+from kvchat.session.tree import Finish, Role
+from tests.chat.desk import REPLY, Desk, shown
+
+pytestmark = pytest.mark.pure
+
+
+def test_an_answer_cut_by_its_length_is_continued_token_by_token(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    full = desk.script(())
+    list(desk.chat.send(conversation, "Hello", SamplingParams(max_tokens=4)))
+    cut = conversation.turns[-1]
+    assert (cut.finish, len(cut.token_ids or ())) == (Finish.LENGTH, 4)
+    before = conversation.token_ids
+    desk.script = lambda prompt: full[4:]
+    desk.engine._script = desk.script
+    events = list(desk.chat.continue_answer(conversation))
+    assert desk.engine.requests[1].token_ids == before
+    grown = conversation.turns[-1]
+    assert (grown.id, grown.finish, grown.text) == (cut.id, Finish.COMPLETE, REPLY)
+    assert grown.token_ids == tuple(full)
+    assert cut.text + shown(events) == REPLY
+    with pytest.raises(UsageError, match="no answer to continue"):
+        list(desk.chat.continue_answer(conversation))
+
+
+def test_a_character_that_was_cut_in_half_is_whole_after_the_continuation(desk: Desk) -> None:
+    desk.reply = "a😀b"
+    full = desk.script(())
+    conversation = desk.chat.create()
+    list(desk.chat.send(conversation, "Hello", SamplingParams(max_tokens=3)))
+    assert conversation.turns[-1].text == "a"
+    desk.engine._script = lambda prompt: full[3:]
+    list(desk.chat.continue_answer(conversation))
+    assert conversation.turns[-1].text == "a😀b"
+
+
+def test_a_refused_continuation_leaves_the_answer_as_it_was(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    list(desk.chat.send(conversation, "Hello", SamplingParams(max_tokens=4)))
+    cut = conversation.turns[-1]
+    desk.engine._max_context = 1
+    with pytest.raises(ContextOverflow):
+        list(desk.chat.continue_answer(conversation))
+    assert desk.store.turn(cut.id) == cut
+    assert conversation.turns[-1] == cut
+
+
+def test_retry_answers_again_beside_the_first_answer(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    list(desk.chat.send(conversation, "Hello"))
+    first = conversation.turns
+    desk.reply = "Another answer."
+    list(desk.chat.retry(conversation))
+    assert conversation.branch.name == "main-2"
+    assert conversation.turns[0] == first[0]
+    assert conversation.turns[1].text == "Another answer."
+    assert desk.engine.requests[1].token_ids == first[0].token_ids
+    assert desk.chat.open(conversation.session.id, "main").turns == first
+    assert desk.chat.open(conversation.session.id).turns == conversation.turns
+
+
+def test_edit_asks_anew_in_place_of_an_earlier_question(desk: Desk) -> None:
+    conversation = desk.chat.create(system="Be kind.")
+    for text in ("One", "Two", "Three"):
+        list(desk.chat.send(conversation, text))
+    path = conversation.turns
+    list(desk.chat.edit(conversation, path[2].id, "Zwei"))
+    assert [turn.text for turn in conversation.turns[::2]] == ["One", "Zwei"]
+    assert conversation.turns[:2] == path[:2]
+    list(desk.chat.edit(conversation, path[0].id, "Eins"))
+    assert conversation.turns[0].parent_id is None
+    assert desk.seen(conversation).startswith("<|system|>Be kind.<|end|><|user|>Eins<|end|>")
+    assert {branch.name for branch in desk.store.branches(conversation.session.id)} == {
+        "main",
+        "main-2",
+        "main-3",
+    }
+    for at in (path[1].id, path[4].id):
+        with pytest.raises(UsageError, match="can be edited"):
+            list(desk.chat.edit(conversation, at, "x"))
+
+
+def test_a_fork_shares_the_past_and_the_live_branch(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    list(desk.chat.send(conversation, "One"))
+    fork = desk.chat.fork(conversation, name="by boat")
+    assert fork.turns == conversation.turns
+    assert fork.branch.name == "by boat"
+    assert fork.engine_branch not in (None, conversation.engine_branch)
+    list(desk.chat.send(fork, "boat"))
+    list(desk.chat.send(conversation, "train"))
+    assert "train" not in desk.seen(fork)
+    assert "boat" not in desk.seen(conversation)
+    assert fork.turns[:2] == conversation.turns[:2]
+    with pytest.raises(UsageError, match="by boat"):
+        desk.chat.fork(conversation, name="by boat")
+
+
+def test_a_fork_at_an_earlier_message_can_be_answered_or_asked_on(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    for text in ("One", "Two"):
+        list(desk.chat.send(conversation, text))
+    at_answer = desk.chat.fork(conversation, conversation.turns[1].id)
+    assert at_answer.engine_branch is None
+    assert at_answer.turns == conversation.turns[:2]
+    at_question = desk.chat.fork(conversation, conversation.turns[2].id)
+    list(desk.chat.retry(at_question))
+    assert len(at_question.turns) == 4
+    assert at_question.turns[:3] == conversation.turns[:3]
+    again = desk.chat.fork(conversation, conversation.turns[2].id)
+    list(desk.chat.send(again, "Three"))
+    assert desk.seen(again).endswith(
+        f"<|user|>Two<|end|><|assistant|><|end|><|user|>Three<|end|><|assistant|>{REPLY}<|end|>"
+    )
+
+
+def test_two_open_conversations_on_one_branch_become_two_branches(desk: Desk, tmp_path: Path) -> None:
+    conversation = desk.chat.create("demo")
+    list(desk.chat.send(conversation, "One"))
+    other = desk.chat.open("demo")
+    list(desk.chat.send(conversation, "left"))
+    list(desk.chat.send(other, "right"))
+    assert (conversation.branch.name, other.branch.name) == ("main", "main-2")
+    assert [turn.text for turn in conversation.turns[::2]] == ["One", "left"]
+    assert [turn.text for turn in other.turns[::2]] == ["One", "right"]
+
+
+def test_an_answer_that_is_being_written_elsewhere_is_not_built_upon(desk: Desk) -> None:
+    conversation = desk.chat.create("demo")
+    list(desk.chat.send(conversation, "One"))
+    answering = desk.chat.send(conversation, "Two")
+    next(answering)
+    other = desk.chat.open("demo")
+    assert [turn.text for turn in other.turns] == ["One", REPLY]
+    list(desk.chat.send(other, "Beside"))
+    assert other.branch.name == "main-2"
+    list(answering)
+    assert [turn.text for turn in desk.chat.open("demo", "main").turns] == ["One", REPLY, "Two", REPLY]
+
+
+def test_roles_alternate_on_every_path(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    for text in ("One", "Two"):
+        list(desk.chat.send(conversation, text))
+    assert [turn.role for turn in conversation.turns] == [Role.USER, Role.ASSISTANT] * 2
+    assert replace(conversation.branch, updated_at=0) == replace(
+        desk.store.branch(conversation.session.id, "main"), updated_at=0
+    )

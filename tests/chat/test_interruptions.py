@@ -1,0 +1,146 @@
+"""Whatever ends an answer early, what was sampled is kept."""
+
+from contextlib import closing
+from signal import SIGINT, pthread_kill
+from threading import Thread, main_thread
+from time import sleep
+
+import pytest
+
+from kvchat.chat import ChatEvent, TextDelta, TurnFinished, TurnStarted
+from kvchat.engine.api.events import Event
+from kvchat.errors import (
+    UsageError,
+)
+from kvchat.session.tree import Finish
+from tests.chat.desk import REPLY, Desk, shown, wait_until
+from tests.scripted_engine import ScriptedHandle
+
+pytestmark = pytest.mark.pure
+
+
+def test_an_abandoned_answer_is_stopped_and_kept_as_interrupted(desk: Desk) -> None:
+    desk.engine.step_s = 0.02
+    conversation = desk.chat.create()
+    with closing(desk.chat.send(conversation, "Hello")) as events:
+        text = ""
+        for event in events:
+            text += event.text if isinstance(event, TextDelta) else ""
+            if text:
+                break
+    assert desk.engine.handles[0].cancelled.is_set()
+    kept = desk.store.turns_to(conversation.branch.leaf_id)[-1]
+    assert kept.finish is Finish.INTERRUPTED
+    assert kept.text.startswith(text)
+    assert desk.engine.live == {}
+    assert not conversation.is_busy
+    assert conversation.turns[-1] == kept
+    assert shown(list(desk.chat.send(conversation, "Go on"))) == REPLY
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, BrokenPipeError, SystemExit])
+def test_an_answer_is_kept_whatever_ends_its_reader(desk: Desk, interrupt: type[BaseException]) -> None:
+    desk.engine.step_s = 0.02
+    conversation = desk.chat.create()
+
+    def read() -> None:
+        with closing(desk.chat.send(conversation, "Hello")) as events:
+            for event in events:
+                if isinstance(event, TextDelta):
+                    raise interrupt
+
+    with pytest.raises(interrupt):
+        read()
+    kept = desk.store.turns_to(conversation.branch.leaf_id)[-1]
+    assert kept.finish is Finish.INTERRUPTED
+    assert kept.text
+    assert not conversation.is_busy
+
+
+class InterruptingHandle(ScriptedHandle):
+    """Sends an interrupt to the main thread after some steps, as Ctrl-C does, while that thread waits."""
+
+    num_steps = 0
+
+    def take_events(self, timeout_s: float) -> tuple[Event, ...]:
+        events = super().take_events(timeout_s)
+        self.num_steps += 1
+        if self.num_steps == 4:
+            pthread_kill(main_thread().ident or 0, SIGINT)
+            sleep(0.1)
+        return events
+
+
+def test_an_interrupt_while_waiting_for_the_engine_keeps_what_was_sampled(desk: Desk) -> None:
+    desk.engine.handle_class = InterruptingHandle
+    desk.engine.step_s = 0.02
+    conversation = desk.chat.create()
+    with pytest.raises(KeyboardInterrupt):
+        list(desk.chat.send(conversation, "Hello"))
+    kept = desk.store.turns_to(conversation.branch.leaf_id)[-1]
+    assert kept.finish is Finish.INTERRUPTED
+    assert len(kept.token_ids or ()) >= 4
+
+
+def test_sampled_tokens_are_stored_though_nobody_reads(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    with closing(desk.chat.send(conversation, "Hello")) as events:
+        for event in events:
+            if isinstance(event, TextDelta):
+                break
+        wait_until(lambda: desk.store.turn(conversation.turns[-1].id).text == REPLY)
+    # The engine had ended the answer, so it is complete, seen or not.
+    assert desk.store.turns_to(conversation.branch.leaf_id)[-1].finish is Finish.COMPLETE
+
+
+def test_stop_from_another_thread_ends_the_answer_as_interrupted(desk: Desk) -> None:
+    desk.engine.step_s = 0.02
+    conversation = desk.chat.create()
+    events: list[ChatEvent] = []
+    for event in desk.chat.send(conversation, "Hello"):
+        events.append(event)
+        if isinstance(event, TextDelta) and shown(events):
+            stopper = Thread(target=desk.chat.stop, args=(conversation,))
+            stopper.start()
+            stopper.join()
+    finished = events[-1]
+    assert isinstance(finished, TurnFinished)
+    assert (finished.answer.finish, finished.error) == (Finish.INTERRUPTED, None)
+    assert shown(events) == finished.answer.text
+    assert finished.answer.text != REPLY
+    live = conversation.engine_branch
+    list(desk.chat.send(conversation, "Again"))
+    assert desk.engine.requests[-1].branch == live
+
+
+def test_stop_before_the_engine_has_the_request_never_starts_it(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    events = []
+    for event in desk.chat.send(conversation, "Hello"):
+        events.append(event)
+        if isinstance(event, TurnStarted):
+            desk.chat.stop(conversation)
+    assert not desk.engine.requests
+    assert events[-1].answer.finish is Finish.INTERRUPTED
+    assert shown(list(desk.chat.send(conversation, "Again"))) == REPLY
+
+
+def test_closing_a_conversation_that_is_being_answered_stops_it_and_leaves_no_branch(desk: Desk) -> None:
+    desk.engine.step_s = 0.02
+    conversation = desk.chat.create()
+    for event in desk.chat.send(conversation, "Hello"):
+        if isinstance(event, TextDelta):
+            desk.chat.close(conversation)
+    assert desk.engine.live == {}
+    assert conversation.turns[-1].finish is Finish.INTERRUPTED
+
+
+def test_a_second_message_waits_for_its_turn(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    first = desk.chat.send(conversation, "Hello")
+    next(first)
+    assert conversation.is_busy
+    with pytest.raises(UsageError, match="still being answered"):
+        next(desk.chat.send(conversation, "And?"))
+    list(first)
+    assert not conversation.is_busy
