@@ -1,0 +1,114 @@
+"""How long computing and moving take on this machine, estimated from what was measured while it ran.
+
+Whether a block is worth keeping on a slower tier, and whether a stored prefix is worth loading, are questions
+of two times. Each estimate is the median of the last few measurements of its kind, so that one slow step (a
+busy machine, a first call that compiles) changes nothing. Any thread may observe and ask.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from enum import StrEnum
+from statistics import median
+from threading import Lock
+from typing import Final
+
+from kvchat.engine.api.snapshot import Tier
+
+WINDOW: Final = 15
+"""Measurements of one kind that count."""
+LEAST_TOKENS: Final = 8
+"""Smaller steps say nothing about prefill: their time is that of reading the weights once."""
+FIRST_EDGE: Final = 256
+"""Positions before this one are one bucket; behind it each bucket is twice as long as the one before."""
+
+# Before the first measurement computing is taken to be slow and moving to be fast: a block that is kept in
+# vain costs some memory, one that is dropped in vain costs a wait.
+PRIOR_TOKEN_S: Final = 1 / 500
+PRIOR_BYTE_S: Final = {Tier.DEVICE: 1 / 8e9, Tier.HOST: 1 / 2e9, Tier.DISK: 1 / 200e6}
+
+
+class Direction(StrEnum):
+    """Which way bytes go, seen from the device."""
+
+    LOAD = "load"
+    STORE = "store"
+
+
+class Rates:
+    """Running estimates of prefill and of every tier's moves. Nothing here knows a clock."""
+
+    def __init__(self) -> None:
+        self._prefill: dict[int, _Estimate] = {}
+        self._moves: dict[tuple[Tier, Direction], _Estimate] = {}
+        self._lock = Lock()
+
+    def observe_prefill(self, num_tokens: int, context_len: int, seconds: float) -> None:
+        """Note that computing `num_tokens` tokens behind `context_len` others took `seconds`.
+
+        Steps of fewer than `LEAST_TOKENS` tokens and times that are not positive are ignored.
+        """
+        if num_tokens < LEAST_TOKENS or not seconds > 0:
+            return
+        bucket = _bucket(context_len + num_tokens // 2)
+        with self._lock:
+            self._prefill.setdefault(bucket, _Estimate()).add(seconds / num_tokens)
+
+    def observe_move(self, tier: Tier, direction: Direction, num_bytes: int, seconds: float) -> None:
+        """Note that moving `num_bytes` between the device and `tier` took `seconds`."""
+        if num_bytes <= 0 or not seconds > 0:
+            return
+        with self._lock:
+            self._moves.setdefault((tier, direction), _Estimate()).add(seconds / num_bytes)
+
+    def seconds_to_compute(self, num_tokens: int, context_len: int = 0) -> float:
+        """Return how long prefilling `num_tokens` tokens behind `context_len` others would take. Pure.
+
+        A length that was never measured counts as the nearest one that was.
+        """
+        with self._lock:
+            return sum(length * self._token_s(bucket) for bucket, length in _spans(context_len, num_tokens))
+
+    def seconds_to_load(self, tier: Tier, num_bytes: int) -> float:
+        """Return how long bringing `num_bytes` from `tier` to the device would take. Pure."""
+        return num_bytes * self._byte_s(tier, Direction.LOAD)
+
+    def seconds_to_store(self, tier: Tier, num_bytes: int) -> float:
+        """Return how long bringing `num_bytes` from the device to `tier` would take. Pure."""
+        return num_bytes * self._byte_s(tier, Direction.STORE)
+
+    def _token_s(self, bucket: int) -> float:
+        if not self._prefill:
+            return PRIOR_TOKEN_S
+        nearest = min(self._prefill, key=lambda known: (abs(known - bucket), known))
+        return self._prefill[nearest].value
+
+    def _byte_s(self, tier: Tier, direction: Direction) -> float:
+        with self._lock:
+            estimate = self._moves.get((tier, direction))
+        return estimate.value if estimate else PRIOR_BYTE_S[tier]
+
+
+class _Estimate:
+    """The median of the last measurements."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        self._recent.append(value)
+        self.value = median(self._recent)
+
+
+def _bucket(position: int) -> int:
+    return (position // FIRST_EDGE).bit_length()
+
+
+def _spans(start: int, num_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield (bucket, tokens in it) of the positions `[start, start + num_tokens)`."""
+    end = start + num_tokens
+    while start < end:
+        bucket = _bucket(start)
+        stop = min(end, FIRST_EDGE << bucket)
+        yield bucket, stop - start
+        start = stop
