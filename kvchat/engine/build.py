@@ -9,6 +9,7 @@ import torch
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.rates import Rates
 from kvchat.engine.cache.sizing import host_places, pool_blocks
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
@@ -73,7 +74,8 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     host = HostPool(places, {group.id: group.block_bytes(config.block_size) for group in groups})
     info = replace(info, capacity=measured(groups, num_blocks, lengths, activation, host.num_bytes))
     log.info("capacity: %s", info.capacity)
-    mover = Mover(pool, host, store)
+    rates = Rates()
+    mover = Mover(pool, host, store, rates)
     manager = CacheManager(
         groups,
         num_blocks,
@@ -90,6 +92,7 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
         sampler=Sampler(config.seed),
         pool=pool,
         mover=mover,
+        rates=rates,
         saver=_saver(pool, store, manager),
         store=store,
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.rates import Rates
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.mover import Mover
@@ -24,5 +25,6 @@ class EngineParts:
     sampler: Sampler
     pool: DevicePool
     mover: Mover
+    rates: Rates
     saver: Saver | None
     store: DiskStore | None

@@ -2,9 +2,12 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from time import perf_counter
 
 from kvchat.engine.api.ids import BlockKey, GroupId
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Demote, Load, Move
+from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.tiers import StoredNode
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
@@ -21,10 +24,16 @@ class Mover:
     an end.
     """
 
-    def __init__(self, pool: DevicePool, host: HostPool, store: DiskStore | None) -> None:
+    def __init__(
+        self, pool: DevicePool, host: HostPool, store: DiskStore | None, rates: Rates | None = None
+    ) -> None:
+        """Args:
+        rates: told how long moves between tiers take.
+        """
         self._pool = pool
         self._host = host
         self._store = store
+        self._rates = rates or Rates()
         self._unreadable: set[tuple[BlockKey, GroupId]] = set()
 
     @property
@@ -40,6 +49,7 @@ class Mover:
         """
         moves = iter(moves)
         for move in moves:
+            start_s = perf_counter()
             if isinstance(move, Load):
                 if not self._load(move):
                     for later in moves:
@@ -52,6 +62,7 @@ class Mover:
                 self._pool.read_into(move.group, move.source, self._host.view(move.group, move.place))
             else:
                 self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
+            self._observe(move, perf_counter() - start_s)
         return True
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
@@ -68,6 +79,12 @@ class Mover:
             for block in self._store.children(parent)
             if not any((block.key, group) in self._unreadable for group in block.groups)
         ]
+
+    def _observe(self, move: Move, seconds: float) -> None:
+        if not isinstance(move, Copy):
+            tier = Tier.DISK if isinstance(move, Load) else Tier.HOST
+            direction = Direction.STORE if isinstance(move, Demote) else Direction.LOAD
+            self._rates.observe_move(tier, direction, self._pool.block_bytes(move.group), seconds)
 
     def _load(self, load: Load) -> bool:
         data = self._read(load)

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
-from kvchat.engine.cache.plan import Copy, Load
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.plan import Copy, Demote, Load, Promote
+from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.spec import FullSpec, Group, SlidingSpec
 from kvchat.engine.memory.block_file import BlockHeader, block_path
 from kvchat.engine.memory.device_pool import DevicePool
@@ -126,3 +128,29 @@ def test_without_a_store_there_is_nothing_to_load(pool: DevicePool) -> None:
     assert list(mover.has_all([KEY, BlockKey(bytes(32))], FULL)) == [False, False]
     assert list(mover.children(ROOT)) == []
     assert mover.execute([Copy(FULL, BlockId(0), BlockId(1), 2)])
+
+
+def test_what_moves_take_is_measured_by_tier_and_direction(pool: DevicePool, store: DiskStore) -> None:
+    class Notes(Rates):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[tuple[Tier, Direction, int]] = []
+
+        def observe_move(self, tier: Tier, direction: Direction, num_bytes: int, seconds: float) -> None:
+            assert seconds > 0
+            self.seen.append((tier, direction, num_bytes))
+
+    size, rates = pool.block_bytes(FULL), Notes()
+    save(pool, store, FULL, 0)
+    moves = [
+        Demote(FULL, BlockId(1), BlockId(0)),
+        Promote(FULL, BlockId(0), BlockId(2)),
+        Copy(FULL, BlockId(0), BlockId(1), 2),
+        load_into(3),
+    ]
+    assert Mover(pool, HostPool({FULL: 1}, {FULL: size}), store, rates).execute(moves)
+    assert rates.seen == [
+        (Tier.HOST, Direction.STORE, size),
+        (Tier.HOST, Direction.LOAD, size),
+        (Tier.DISK, Direction.LOAD, size),
+    ]
