@@ -2,13 +2,13 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import ClassVar
 
 from textual import events
+from textual._xterm_parser import XTermParser
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
@@ -17,7 +17,7 @@ from textual.widgets import Input
 from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.commands import COMMANDS, Command
 from kvchat.ui.screens.chat import ChatScreen
-from kvchat.ui.terminal import guarded_terminal, term_with_a_size
+from kvchat.ui.terminal import guarded_terminal, key_by_key, term_with_a_size
 from kvchat.ui.theme import KVCHAT_THEME
 from kvchat.ui.widgets.prompt import Prompt
 
@@ -63,11 +63,11 @@ class KvchatApp(App[None]):
         self._on_first_frame = on_first_frame
         self._early_input: list[events.Key | events.Paste] = []
         self._is_ready = False
-        self._ready_s = 0.0
 
     def run_in_terminal(self) -> int:
         """Run until the person leaves and return the exit status; stray writes go to the log."""
-        with guarded_terminal(self._log_path):
+        with guarded_terminal(self._log_path), key_by_key() as typed:
+            self._early_input += _events_of(typed)
             self.run()
         return self.return_code or 0
 
@@ -85,17 +85,14 @@ class KvchatApp(App[None]):
             if not self._is_ready:
                 self._early_input.append(event)
                 return
-            if monotonic() - self._ready_s < _LATE_READING_S:
-                event = _as_meant(event)
             self._focus_prompt_for(event)
         await super().on_event(event)
 
     def on_ready(self) -> None:
         self._is_ready = True
-        self._ready_s = monotonic()
         early, self._early_input = self._early_input, []
         for event in early:
-            self.post_message(_as_meant(event))
+            self.post_message(event)
         self.call_after_refresh(self._on_first_frame)
 
     def action_leave(self) -> None:
@@ -124,12 +121,12 @@ class KvchatApp(App[None]):
             self.set_focus(self.chat_screen.prompt)
 
 
-_LATE_READING_S = 2.0
-"""On a busy machine, what was typed before the start may still be read this long after it."""
-
-
-def _as_meant(event: events.Key | events.Paste) -> events.Key | events.Paste:
-    """Return an early key as it was pressed: until kvchat runs, the terminal makes enter a ctrl+j."""
-    if isinstance(event, events.Key) and event.key == "ctrl+j":
-        return events.Key("enter", "\r")
-    return event
+def _events_of(typed: str) -> Iterator[events.Key | events.Paste]:
+    """Yield the events that Textual makes of what was typed."""
+    if not typed:
+        return
+    parser = XTermParser()
+    no_more = ""
+    for event in [*parser.feed(typed), *parser.feed(no_more)]:
+        if isinstance(event, events.Key | events.Paste):
+            yield event

@@ -5,8 +5,11 @@ nothing of `sys.stderr`. So the interface gets a private copy of the terminal, a
 and stderr go to the log file until the interface ends.
 """
 
+import fcntl
 import os
+import struct
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import TextIO
 
 from kvchat.directories import make_private
 
+_STDIN_FD = 0
 _STDOUT_FD = 1
 _STDERR_FD = 2
 _DUMB = ("", "dumb", "unknown")
@@ -35,6 +39,31 @@ def guarded_terminal(log_path: Path) -> Iterator[None]:
             stack.enter_context(_descriptor_to(_STDOUT_FD, log_fd))
         stack.enter_context(_drawing_on(terminal))
         yield
+
+
+@contextmanager
+def key_by_key() -> Iterator[str]:
+    """Have the terminal hand over keys as they are pressed, and yield what was typed before.
+
+    Until then the terminal edits lines by itself and makes every enter a newline, which is another key here.
+    """
+    if not os.isatty(_STDIN_FD):
+        yield ""
+        return
+    saved = termios.tcgetattr(_STDIN_FD)
+    changed = list(saved)
+    changed[0] &= ~termios.ICRNL
+    changed[3] &= ~(termios.ICANON | termios.ECHO)
+    termios.tcsetattr(_STDIN_FD, termios.TCSANOW, changed)
+    try:
+        yield _pending_input().replace("\n", "\r")
+    finally:
+        termios.tcsetattr(_STDIN_FD, termios.TCSANOW, saved)
+
+
+def _pending_input() -> str:
+    (num_bytes,) = struct.unpack("i", fcntl.ioctl(_STDIN_FD, termios.FIONREAD, bytes(4)))
+    return os.read(_STDIN_FD, num_bytes).decode(errors="replace") if num_bytes else ""
 
 
 def _open_log(log_path: Path) -> int:

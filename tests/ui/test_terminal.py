@@ -36,6 +36,13 @@ def test_keys_typed_before_the_program_runs_are_not_lost(tmp_path: Path) -> None
         shown.until_shown("By train")
 
 
+def test_a_new_line_typed_right_after_the_start_is_a_new_line(tmp_path: Path) -> None:
+    with terminal(tmp_path / "log") as shown:
+        shown.until_shown("Say something.")
+        shown.type("one\x0atwo\r")
+        shown.until_shown("one two")
+
+
 def test_noise_of_libraries_goes_to_the_log_and_not_to_the_screen(tmp_path: Path) -> None:
     log = tmp_path / "deep" / "log"
     with terminal(log) as shown:
