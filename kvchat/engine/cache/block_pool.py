@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from kvchat.engine.api.ids import BlockId, BlockKey
-from kvchat.engine.cache.eviction import LeastRecentlyUsed
+from kvchat.engine.cache.eviction import EvictionOrder, S3Fifo
+from kvchat.engine.cache.lineage import Lineage
 
 
 class BlockPool:
@@ -13,16 +14,20 @@ class BlockPool:
     tables or pins; may be named too). free + cached + used = total.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[BlockKey], None]) -> None:
+    def __init__(
+        self, num_blocks: int, on_evict: Callable[[BlockKey], None], order: EvictionOrder | None = None
+    ) -> None:
         """Args:
         num_blocks: size of the pool, > 0.
         on_evict: told the key of each block that is evicted.
+        order: which cached block gives way first; None: S3-FIFO.
         """
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self._on_evict = on_evict
         self._free = [BlockId(index) for index in reversed(range(num_blocks))]
-        self._cached = LeastRecentlyUsed()
+        self._cached = S3Fifo(num_blocks) if order is None else order
+        self._lineage = Lineage()
         self._counts = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self.num_shared = 0
@@ -55,11 +60,8 @@ class BlockPool:
         if self._free:
             block = self._free.pop()
         else:
-            block = self._cached.victim()
-            key = self._keys[block]
-            assert key is not None
-            self._keys[block] = None
-            self._on_evict(key)
+            block = self._cached.victim(self._is_leaf)
+            self._on_evict(self._take_name(block))
         self._counts[block] = 1
         return block
 
@@ -78,24 +80,34 @@ class BlockPool:
         if self._counts[block] == 1:
             self.num_shared -= 1
         if self._counts[block] == 0:
-            if self._keys[block] is None:
+            key = self._keys[block]
+            if key is None:
                 self._free.append(block)
             else:
-                self._cached.add(block)
+                self._cached.add(block, key)
 
-    def name(self, block: BlockId, key: BlockKey) -> None:
-        """Give a used block its key; from now on its bytes do not change."""
+    def touch(self, block: BlockId) -> None:
+        """Note that a request uses a block; what is used again is kept longer."""
+        self._cached.touch(block)
+
+    def name(self, block: BlockId, key: BlockKey, parent: BlockKey | None = None) -> None:
+        """Give a used block its key; from now on its bytes do not change.
+
+        Args:
+            parent: key of the block that this one is worth nothing without: it is evicted after this one.
+        """
         assert self._counts[block] > 0
         assert self._keys[block] is None
         self._keys[block] = key
+        if parent is not None:
+            self._lineage.add(block, key, parent)
 
     def forget(self, block: BlockId) -> None:
         """Take a block's key away, because its bytes are no longer trusted."""
-        assert self._keys[block] is not None
-        self._keys[block] = None
         if self._counts[block] == 0:
             self._cached.remove(block)
             self._free.append(block)
+        self._take_name(block)
 
     def check_integrity(self, holders: list[int]) -> None:
         """Assert that counts equal `holders` (index: block id) and that every block has exactly one state."""
@@ -109,3 +121,17 @@ class BlockPool:
             assert (self._keys[block] is None) or not states[0]
             assert (self._keys[block] is not None) or not states[1]
         assert self.num_shared == sum(count > 1 for count in holders)
+
+    def _is_leaf(self, block: BlockId) -> bool:
+        key = self._keys[block]
+        return key is None or not self._lineage.num_children(key)
+
+    def _take_name(self, block: BlockId) -> BlockKey:
+        key = self._keys[block]
+        assert key is not None
+        self._keys[block] = None
+        self._cached.forget(block)
+        parent = self._lineage.remove(key)
+        if parent is not None:
+            self._cached.due(parent)
+        return key

@@ -1,17 +1,118 @@
-"""Which cached block makes room: the least recently used one.
+"""Which cached block makes room: S3-FIFO, or the least recently used one as a control.
 
-A branch lets go of its blocks from the tail to the root, so a parent is always younger than its children and
-leaves go first without a look at the tree.
+Both evict leaves first: a block whose child is in the same pool stands aside when its turn comes, and it is
+due again, before all others, when its last child has gone. So a chain is given up from its end, and what is
+left of it can be used. In groups with a window a block does without its parent, and nothing stands aside.
+
+Source: S3-FIFO, Yang et al., SOSP 2023. Differences: blocks are in the queues only while nothing holds them;
+each time a block is spared it costs one of its uses, also on its way from the small to the main queue.
 """
 
-from kvchat.engine.api.ids import BlockId
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Final, Protocol
+
+from kvchat.engine.api.ids import BlockId, BlockKey
+
+SMALL_SHARE: Final = 10
+"""The small queue is evicted from while it has at least one in so many of the cached blocks."""
+MAX_USES: Final = 3
+
+IsLeaf = Callable[[BlockId], bool]
+
+
+class Eviction(StrEnum):
+    """How cached blocks give way: scan-resistant, or as a control by age alone."""
+
+    S3FIFO = "s3fifo"
+    LRU = "lru"
+
+
+class EvictionOrder(Protocol):
+    """The cached blocks of one pool, in the order in which they give way."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, block: BlockId) -> bool: ...
+
+    def add(self, block: BlockId, key: BlockKey) -> None:
+        """Take in a named block that nothing holds any more."""
+        ...
+
+    def remove(self, block: BlockId) -> None:
+        """Take out a block that is held again."""
+        ...
+
+    def touch(self, block: BlockId) -> None:
+        """Note that a request uses a block, held or not."""
+        ...
+
+    def due(self, block: BlockId) -> None:
+        """Note that a block's last child has gone; nothing happens unless it stands aside."""
+        ...
+
+    def forget(self, block: BlockId) -> None:
+        """Note that a block has lost its name; it must not be in the order."""
+        ...
+
+    def victim(self, is_leaf: IsLeaf) -> BlockId:
+        """Take out and return the block to evict; there must be one."""
+        ...
+
+
+class LeafQueue:
+    """Blocks, first in first out, of which those with children stand aside. Amortised O(1)."""
+
+    def __init__(self) -> None:
+        self._queue: OrderedDict[BlockId, None] = OrderedDict()
+        self._aside: dict[BlockId, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._aside)
+
+    def __contains__(self, block: BlockId) -> bool:
+        return block in self._queue or block in self._aside
+
+    def append(self, block: BlockId) -> None:
+        assert block not in self
+        self._queue[block] = None
+
+    def remove(self, block: BlockId) -> None:
+        if block in self._aside:
+            del self._aside[block]
+        else:
+            del self._queue[block]
+
+    def due(self, block: BlockId) -> None:
+        """Put a block that stands aside at the head: its turn came before that of all others."""
+        if block in self._aside:
+            del self._aside[block]
+            self._queue[block] = None
+            self._queue.move_to_end(block, last=False)
+
+    def pop(self, is_leaf: IsLeaf) -> BlockId | None:
+        """Take out the first leaf, None if there is none."""
+        while self._queue:
+            block, _ = self._queue.popitem(last=False)
+            if is_leaf(block):
+                return block
+            self._aside[block] = None
+        return None
+
+    def pop_aside(self) -> BlockId | None:
+        """Take out a block that has children, all of which are held."""
+        block = next(iter(self._aside), None)
+        if block is not None:
+            del self._aside[block]
+        return block
 
 
 class LeastRecentlyUsed:
-    """Blocks that nothing holds, oldest first. Every operation is O(1)."""
+    """The block that was let go of longest ago gives way; one scan of a long document flushes everything."""
 
     def __init__(self) -> None:
-        self._order: dict[BlockId, None] = {}
+        self._order = LeafQueue()
 
     def __len__(self) -> int:
         return len(self._order)
@@ -19,15 +120,143 @@ class LeastRecentlyUsed:
     def __contains__(self, block: BlockId) -> bool:
         return block in self._order
 
-    def add(self, block: BlockId) -> None:
-        assert block not in self._order
-        self._order[block] = None
+    def add(self, block: BlockId, key: BlockKey) -> None:
+        self._order.append(block)
 
     def remove(self, block: BlockId) -> None:
-        del self._order[block]
+        self._order.remove(block)
 
-    def victim(self) -> BlockId:
-        """Remove and return the block to evict."""
-        block = next(iter(self._order))
-        del self._order[block]
+    def touch(self, block: BlockId) -> None:
+        pass
+
+    def due(self, block: BlockId) -> None:
+        self._order.due(block)
+
+    def forget(self, block: BlockId) -> None:
+        pass
+
+    def victim(self, is_leaf: IsLeaf) -> BlockId:
+        block = self._order.pop(is_leaf)
+        if block is None:
+            block = self._order.pop_aside()
+        assert block is not None
         return block
+
+
+class S3Fifo:
+    """A small queue for blocks used once, a main queue for the others, and the names of what left the small
+    one: a block that comes back soon goes to the main queue at once.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        """Args:
+        num_blocks: size of the pool; as many names are remembered as the main queue has room for.
+        """
+        self._small = LeafQueue()
+        self._main = LeafQueue()
+        self._ghosts = Ghosts(num_blocks - num_blocks // SMALL_SHARE)
+        self._keys: dict[BlockId, BlockKey] = {}
+        self._uses: dict[BlockId, int] = {}
+        self._proven: set[BlockId] = set()
+        """Blocks that belong into the main queue, held or not."""
+
+    def __len__(self) -> int:
+        return len(self._small) + len(self._main)
+
+    def __contains__(self, block: BlockId) -> bool:
+        return block in self._keys
+
+    @property
+    def num_ghosts(self) -> int:
+        return len(self._ghosts)
+
+    def add(self, block: BlockId, key: BlockKey) -> None:
+        self._keys[block] = key
+        if self._ghosts.take(key) or block in self._proven:
+            self._proven.add(block)
+            self._main.append(block)
+        elif not self._promote(block):
+            self._small.append(block)
+
+    def remove(self, block: BlockId) -> None:
+        del self._keys[block]
+        (self._main if block in self._main else self._small).remove(block)
+
+    def touch(self, block: BlockId) -> None:
+        self._uses[block] = min(MAX_USES, self._uses.get(block, 0) + 1)
+
+    def due(self, block: BlockId) -> None:
+        self._small.due(block)
+        self._main.due(block)
+
+    def forget(self, block: BlockId) -> None:
+        assert block not in self
+        self._uses.pop(block, None)
+        self._proven.discard(block)
+
+    def victim(self, is_leaf: IsLeaf) -> BlockId:
+        block = next(self._unused_leaves(is_leaf), None)
+        if block is None:
+            block = self._small.pop_aside()
+        if block is None:
+            block = self._main.pop_aside()
+        assert block is not None
+        del self._keys[block]
+        return block
+
+    def _unused_leaves(self, is_leaf: IsLeaf) -> Iterator[BlockId]:
+        """Yield leaves to evict; blocks that have been used go to the end of the main queue instead."""
+        while True:
+            block = self._small.pop(is_leaf) if self._is_small_due() else None
+            if block is None:
+                block = self._main.pop(is_leaf)
+            if block is None:
+                block = self._small.pop(is_leaf)
+            if block is None:
+                return
+            if not self._promote(block):
+                if block not in self._proven:
+                    self._ghosts.add(self._keys[block])
+                yield block
+
+    def _is_small_due(self) -> bool:
+        return len(self._small) * SMALL_SHARE >= len(self)
+
+    def _promote(self, block: BlockId) -> bool:
+        """Put a block that has been used at the end of the main queue, at the cost of one use."""
+        uses = self._uses.get(block, 0)
+        if not uses:
+            return False
+        self._uses[block] = uses - 1
+        self._proven.add(block)
+        self._main.append(block)
+        return True
+
+
+class Ghosts:
+    """Names of blocks that were evicted, at most so many; the oldest are forgotten."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._keys: OrderedDict[BlockKey, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, key: BlockKey) -> None:
+        self._keys[key] = None
+        self._keys.move_to_end(key)
+        if len(self._keys) > self._limit:
+            self._keys.popitem(last=False)
+
+    def take(self, key: BlockKey) -> bool:
+        """Forget a name and return whether it was known."""
+        if key not in self._keys:
+            return False
+        del self._keys[key]
+        return True
+
+
+def make_order(eviction: Eviction, num_blocks: int) -> EvictionOrder:
+    """Return an empty order for a pool of `num_blocks` blocks."""
+    return S3Fifo(num_blocks) if eviction is Eviction.S3FIFO else LeastRecentlyUsed()

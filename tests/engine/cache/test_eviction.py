@@ -1,0 +1,230 @@
+"""Which cached block makes room: as a slow reference says, leaves first, and not by one scan."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvchat.engine.api.ids import BlockId, BlockKey
+from kvchat.engine.cache.block_pool import BlockPool
+from kvchat.engine.cache.eviction import Eviction, Ghosts, S3Fifo, make_order
+from tests.engine.cache.slow_eviction import Path, SlowPool
+
+pytestmark = pytest.mark.pure
+
+BOTH = pytest.mark.parametrize("eviction", list(Eviction))
+
+
+class Pool:
+    """A real pool, addressed by paths. `evicted`: what had to go, in order."""
+
+    def __init__(self, num_blocks: int, eviction: Eviction, *, is_tree: bool = True) -> None:
+        self.order = make_order(eviction, num_blocks)
+        self.evicted: list[Path] = []
+        self.blocks: dict[Path, BlockId] = {}
+        self.pool = BlockPool(num_blocks, self._gone, self.order)
+        self.num_blocks = num_blocks
+        self.is_tree = is_tree
+
+    def make(self, path: Path) -> None:
+        block = self.pool.allocate()
+        self.blocks[path] = block
+        self.pool.name(block, named(path), named(path[:-1]) if self.is_tree else None)
+
+    def hold(self, path: Path) -> None:
+        self.pool.share(self.blocks[path])
+
+    def drop(self, path: Path) -> None:
+        self.pool.release(self.blocks[path])
+
+    def touch(self, path: Path) -> None:
+        self.pool.touch(self.blocks[path])
+
+    def forget(self, path: Path) -> None:
+        self.pool.forget(self.blocks.pop(path))
+
+    def request(self, paths: Sequence[Path]) -> int:
+        """Use a chain as a request does, and return how many of its blocks were found."""
+        found = next((n for n, path in enumerate(paths) if path not in self.blocks), len(paths))
+        for path in paths[:found]:
+            self.hold(path)
+            self.touch(path)
+        for path in paths[found:]:
+            self.make(path)
+        for path in reversed(paths):
+            self.drop(path)
+        return found
+
+    def _gone(self, key: BlockKey) -> None:
+        path = next(path for path in self.blocks if named(path) == key)
+        del self.blocks[path]
+        self.evicted.append(path)
+
+
+def named(path: Path) -> BlockKey:
+    return BlockKey(bytes(path) or b"root")
+
+
+def chain(*steps: int, length: int) -> list[Path]:
+    """Return a chain of `length` blocks that begins with `steps`."""
+    whole = (*steps, *[0] * length)[:length]
+    return [whole[:end] for end in range(1, length + 1)]
+
+
+class Traces:
+    """One random trace on a real pool and on the slow one."""
+
+    def __init__(self, num_blocks: int, eviction: Eviction) -> None:
+        self.real = Pool(num_blocks, eviction)
+        self.slow = SlowPool(num_blocks, eviction is Eviction.S3FIFO)
+        self.slow_evicted: list[Path] = []
+        self.held: list[Path] = []
+
+    def apply(self, action: str, path: Path, which: int) -> None:
+        if action == "drop" and self.held:
+            path = self.held.pop(which % len(self.held))
+            self.real.drop(path)
+            self.slow.drop(path)
+        elif action == "use":
+            self.hold(path)
+        elif path in self.slow.holders and action in ("touch", "forget"):
+            if action == "touch":
+                self.real.touch(path)
+                self.slow.touch(path)
+            elif not self.slow.holders[path]:
+                self.real.forget(path)
+                self.slow.forget(path)
+        self.check()
+
+    def hold(self, path: Path) -> None:
+        if path in self.slow.holders:
+            self.real.hold(path)
+            self.slow.hold(path)
+        elif self.real.pool.num_available:
+            self.real.make(path)
+            gone = self.slow.make(path)
+            self.slow_evicted += [] if gone is None else [gone]
+        else:
+            return
+        self.held.append(path)
+
+    def check(self) -> None:
+        assert self.real.evicted == self.slow_evicted
+        assert set(self.real.blocks) == set(self.slow.holders)
+        assert self.real.pool.num_cached == len(self.slow.small) + len(self.slow.main)
+        if isinstance(self.real.order, S3Fifo):
+            assert self.real.order.num_ghosts == len(self.slow.ghosts) <= self.real.num_blocks
+
+
+paths = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)
+actions = st.tuples(
+    st.sampled_from(["use", "use", "use", "drop", "drop", "drop", "touch", "forget"]),
+    paths,
+    st.integers(0, 9),
+)
+
+
+@BOTH
+@settings(max_examples=250)
+@given(num_blocks=st.integers(1, 12), trace=st.lists(actions, max_size=80))
+def test_on_any_trace_the_same_blocks_go_as_in_the_slow_reference(
+    eviction: Eviction, num_blocks: int, trace: list[tuple[str, Path, int]]
+) -> None:
+    traces = Traces(num_blocks, eviction)
+    for action in trace:
+        traces.apply(*action)
+
+
+@BOTH
+@settings(max_examples=100)
+@given(
+    num_blocks=st.integers(6, 20),
+    requests=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=5, max_size=60),
+)
+def test_no_block_is_evicted_while_its_child_is_there(
+    eviction: Eviction, num_blocks: int, requests: list[list[int]]
+) -> None:
+    pool = Pool(num_blocks, eviction)
+    for steps in requests:
+        pool.request(chain(*steps, length=len(steps)))
+        assert all(path[:-1] in pool.blocks for path in pool.blocks if len(path) > 1)
+
+
+def hits_after_a_scan(eviction: Eviction, *, piece_len: int, num_pieces: int) -> tuple[int, int]:
+    """Return how many of a hot chain's blocks are found behind a scan, and how many it has.
+
+    Each piece of the scanned document is used once, and no piece is a part of another.
+    """
+    pool = Pool(40, eviction)
+    hot = chain(1, length=8)
+    for _ in range(3):
+        pool.request(hot)
+    for piece in range(num_pieces):
+        pool.request(chain(2, piece, length=piece_len))
+    return pool.request(hot), len(hot)
+
+
+def test_hot_blocks_survive_a_scan_of_three_times_the_pool_where_the_control_loses_them() -> None:
+    shapes = [(30, 4), (12, 10), (2, 120)]
+    for piece_len, num_pieces in shapes:
+        found, wanted = hits_after_a_scan(Eviction.S3FIFO, piece_len=piece_len, num_pieces=num_pieces)
+        assert found == wanted, f"pieces of {piece_len}"
+        found, _ = hits_after_a_scan(Eviction.LRU, piece_len=piece_len, num_pieces=num_pieces)
+        assert found == 0, f"the control kept blocks in pieces of {piece_len}"
+
+
+def test_what_comes_back_soon_after_its_eviction_survives_the_next_scan() -> None:
+    pool = Pool(20, Eviction.S3FIFO)
+    asked_again = chain(1, length=4)
+    pool.request(asked_again)
+    pool.request(chain(2, length=20))
+    assert pool.request(asked_again) == 0
+    for scan in (3, 4, 5):
+        pool.request(chain(scan, length=14))
+    assert pool.request(asked_again) == 4
+
+
+def test_of_two_chains_one_goes_from_its_end_before_the_other_is_begun() -> None:
+    """A chain without its beginning cannot be used at all, two without their ends only in part."""
+    pool = Pool(8, Eviction.S3FIFO)
+    pool.request(chain(1, length=4))
+    pool.request(chain(2, length=4))
+    pool.request(chain(3, length=5))
+    assert pool.evicted == [*reversed(chain(1, length=4)), chain(2, length=4)[-1]]
+
+
+def test_where_parents_do_not_matter_blocks_go_in_the_order_in_which_they_were_let_go() -> None:
+    pool = Pool(4, Eviction.S3FIFO, is_tree=False)
+    for path in chain(1, length=4):
+        pool.make(path)
+        pool.drop(path)
+    pool.make((2,))
+    assert pool.evicted == [(1,)]
+
+
+def test_a_parent_goes_in_the_end_if_all_its_children_are_held() -> None:
+    """Who holds a child without its parents must not keep the pool from being used."""
+    pool = Pool(2, Eviction.S3FIFO)
+    pool.make((1,))
+    pool.make((1, 0))
+    pool.drop((1,))
+    pool.make((2,))
+    assert pool.evicted == [(1,)]
+
+
+@BOTH
+def test_a_pool_of_one_block_works(eviction: Eviction) -> None:
+    pool = Pool(1, eviction)
+    for step in (1, 2, 1, 1):
+        pool.request([(step,)])
+    assert pool.evicted == [(1,), (2,)]
+
+
+def test_remembered_names_are_bounded_by_their_number() -> None:
+    ghosts = Ghosts(3)
+    for number in range(100):
+        ghosts.add(BlockKey(bytes([number])))
+        assert len(ghosts) <= 3
+    assert [ghosts.take(BlockKey(bytes([number]))) for number in (96, 97, 99)] == [False, True, True]
+    assert not ghosts.take(BlockKey(bytes([97])))
