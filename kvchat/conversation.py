@@ -220,6 +220,7 @@ class Answering:
             owner=conversation.session.id,
             branch=conversation.engine_branch,
             stop=self._template.stop_matcher(prompt, so_far),
+            namespace=conversation.session.namespace,
         )
 
     def _submit(self, conversation: Conversation, request: Request) -> RequestHandle:

@@ -16,7 +16,7 @@ from kvchat.engine.api.events import (
     FinishReason,
     RequestFinished,
 )
-from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.ids import BranchId, RequestId, root_key
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier, TierUsage
@@ -204,10 +204,12 @@ class Engine:
 
     def _branch_for(self, request: Request) -> Branch:
         if request.branch is None:
-            return self._manager.open(request.owner, request.token_ids)
+            return self._manager.open(request.owner, request.token_ids, request.namespace)
         branch = self._live(request.branch)
         if self._answers.running_on(branch.id) is not None:
             raise InvalidRequest(f"branch {branch.id} is still answering")
+        if branch.root != root_key(bytes.fromhex(self.info.fingerprint), request.namespace):
+            raise InvalidRequest(f"branch {branch.id} is of another namespace; submit without a branch")
         if tuple(branch.token_ids[: branch.computed_len]) != request.token_ids[: branch.computed_len]:
             raise InvalidRequest(f"branch {branch.id} does not begin the prompt; submit without a branch")
         if branch.computed_len >= len(request.token_ids):

@@ -4,12 +4,21 @@ Deleting a session or collecting garbage asks here before a block goes. The answ
 holds, and errs on the side of keeping: a whole tree counts under every fingerprint that answered in it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, root_key, u32le
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId, Turn, TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Ids that follow a block on some path, packed; `key` names them if they fill a block."""
+
+    parent: BlockKey
+    token_ids: bytes
+    key: BlockKey | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,12 @@ class References:
 
     keys: set[BlockKey] = field(default_factory=set)
     runs: dict[BlockKey, set[bytes]] = field(default_factory=dict)
+
+    def add(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            self.runs.setdefault(run.parent, set()).add(run.token_ids)
+            if run.key is not None:
+                self.keys.add(run.key)
 
     def covers_tail(self, parent: BlockKey, token_ids: Sequence[int]) -> bool:
         """Return whether a tail of these ids behind `parent` lies on a stored path."""
@@ -46,10 +61,11 @@ def references(
     found = References()
     for session_id in sessions:
         turns = store.all_turns(session_id)
+        namespace = store.session(session_id).namespace
         for fingerprint in sorted({turn.fingerprint for turn in turns}):
-            root = _root(fingerprint)
+            root = chain_root(fingerprint, namespace)
             if root is not None:
-                _add_tree(found, turns, root, block_size)
+                found.add(runs_of(turns, root, block_size))
     return found
 
 
@@ -65,34 +81,41 @@ def only_referenced_by(store: SessionStore, session_id: SessionId, block_size: i
     return own - references(store, block_size, others).keys
 
 
-def _root(fingerprint: str) -> BlockKey | None:
+def chain_root(fingerprint: str, namespace: str = "") -> BlockKey | None:
+    """Return the root of a fingerprint in hex; None if it is none."""
     try:
         digest = bytes.fromhex(fingerprint)
     except ValueError:
         return None
-    return root_key(digest) if len(digest) == KEY_BYTES else None
+    return root_key(digest, namespace) if len(digest) == KEY_BYTES else None
 
 
-def _add_tree(found: References, turns: Sequence[Turn], root: BlockKey, block_size: int) -> None:
-    """Add every path of a tree. `turns`: a parent before its children, so that each turn is walked once."""
+def runs_of(turns: Iterable[Turn], root: BlockKey, block_size: int) -> Iterator[Run]:
+    """Yield what lies on the paths of a tree: its full blocks, parents first, and what each turn ends with.
+
+    The runs of two roots correspond one to one.
+
+    Args:
+        turns: a parent before its children, so that each turn is walked once.
+    """
     ends: dict[TurnId | None, _End | None] = {None: _End(root, ())}
     for turn in turns:
         begin = _End(root, ()) if turn.starts_over else ends.get(turn.parent_id)
         if begin is None or turn.token_ids is None or turn.damaged:
             ends[turn.id] = None
         else:
-            ends[turn.id] = _add_turn(found, begin, turn.token_ids, block_size)
+            ends[turn.id] = yield from _runs_of_turn(begin, turn.token_ids, block_size)
 
 
-def _add_turn(found: References, begin: _End, token_ids: tuple[int, ...], block_size: int) -> _End:
+def _runs_of_turn(begin: _End, token_ids: tuple[int, ...], block_size: int) -> Generator[Run, None, _End]:
     parent, ids = begin.parent, begin.rest + token_ids
     num_full = len(ids) // block_size
     for start in range(0, num_full * block_size, block_size):
         block = ids[start : start + block_size]
-        found.runs.setdefault(parent, set()).add(u32le(block))
-        parent = block_key(parent, block)
-        found.keys.add(parent)
+        key = block_key(parent, block)
+        yield Run(parent, u32le(block), key)
+        parent = key
     rest = ids[num_full * block_size :]
     if rest:
-        found.runs.setdefault(parent, set()).add(u32le(rest))
+        yield Run(parent, u32le(rest), None)
     return _End(parent, rest)

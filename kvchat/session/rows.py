@@ -8,7 +8,18 @@ from typing import Any
 
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
-from kvchat.session.tree import Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
+from kvchat.session.tree import (
+    Branch,
+    BranchName,
+    Finish,
+    Role,
+    Session,
+    SessionId,
+    Turn,
+    TurnId,
+    Verdict,
+    Verification,
+)
 
 _DIGEST_BYTES = 16
 
@@ -23,6 +34,8 @@ def session_of(row: sqlite3.Row) -> Session:
         updated_at=row["updated_at"],
         active_branch=BranchName(row["active_branch"]),
         pinned=bool(row["pinned"]),
+        namespace=row["namespace"],
+        verification=_verification_of(row["verified"]),
     )
 
 
@@ -99,6 +112,26 @@ def turn_digest(role: str, parent_id: str | None, text: str, reasoning: str, ids
     return digest.digest()
 
 
+def session_values(session: Session) -> dict[str, Any]:
+    """Return the columns of a session."""
+    return {
+        "id": session.id,
+        "title": session.title,
+        "system": session.system,
+        "model": session.model,
+        "created_at": session.created_at,
+        "updated_at": session.updated_at,
+        "active_branch": session.active_branch,
+        "pinned": int(session.pinned),
+        "namespace": session.namespace,
+        "verified": verification_json(session.verification),
+    }
+
+
+def verification_json(verification: Verification | None) -> str:
+    return "" if verification is None else json.dumps(asdict(verification))
+
+
 def stats_json(usage: Usage, loaded: Loaded, timings: Timings) -> str:
     return json.dumps({"usage": asdict(usage), "loaded": asdict(loaded), "timings": asdict(timings)})
 
@@ -132,6 +165,17 @@ def _stats_of(text: str) -> tuple[Usage, Loaded, Timings]:
         return Usage(**stats["usage"]), Loaded(**stats["loaded"]), Timings(**stats["timings"])
     except (ValueError, KeyError, TypeError):
         return Usage(), Loaded(), Timings()
+
+
+def _verification_of(text: str) -> Verification | None:
+    """Return what was found; damaged words mean that nobody has looked yet."""
+    try:
+        values = json.loads(text) if text else None
+        if values is None:
+            return None
+        return Verification(**(values | {"verdict": Verdict(values["verdict"])}))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _utf8(text: str) -> bytes:

@@ -3,7 +3,7 @@
 `PRAGMA user_version` counts the migrations that were applied. A new version appends an entry to `MIGRATIONS`;
 an entry that has shipped is never changed.
 
-    sessions    one conversation
+    sessions    one conversation; `namespace`: whose blocks it may use; `verified`: what was found of its KV
     branches    a named leaf of a session's tree
     turns       one message; `token_ids` are u32le; `digest` covers what must not change
     pieces      what an unfinished answer has grown by; folded into its turn when it ends
@@ -97,7 +97,12 @@ _FIRST = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_NAMESPACES = (
+    "ALTER TABLE sessions ADD COLUMN namespace TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE sessions ADD COLUMN verified TEXT NOT NULL DEFAULT ''",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _NAMESPACES)
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:

@@ -43,6 +43,22 @@ def branch_names(connection: sqlite3.Connection, session_id: SessionId) -> set[s
     return {row["name"] for row in found}
 
 
+def insert_session(connection: sqlite3.Connection, session: Session) -> None:
+    values = rows.session_values(session)
+    names, marks = ", ".join(values), ", ".join("?" * len(values))
+    connection.execute(f"INSERT INTO sessions ({names}) VALUES ({marks})", tuple(values.values()))
+
+
+def free_title(connection: sqlite3.Connection, title: str) -> str:
+    """Return a title, with the next free number behind it if another session has it."""
+    taken = {row["title"] for row in connection.execute("SELECT title FROM sessions WHERE title != ''")}
+    count, free = 1, title
+    while free in taken:
+        count += 1
+        free = f"{title} ({count})"
+    return free
+
+
 def insert_branch(connection: sqlite3.Connection, branch: Branch) -> None:
     connection.execute(
         "INSERT INTO branches VALUES (?, ?, ?, ?)",

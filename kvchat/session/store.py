@@ -18,7 +18,17 @@ from kvchat.errors import SessionNotFound, UsageError
 from kvchat.session import lookup, rows, statements
 from kvchat.session.database import Database
 from kvchat.session.lookup import SearchHit, SessionSummary
-from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Session, SessionId, Turn, TurnId
+from kvchat.session.tree import (
+    MAIN,
+    Branch,
+    BranchName,
+    Finish,
+    Session,
+    SessionId,
+    Turn,
+    TurnId,
+    Verification,
+)
 from kvchat.session.writers import Writers
 
 _PATH = """
@@ -74,7 +84,7 @@ class SessionStore:
         title = statements.one_line(title)
         now = time()
         session = Session(
-            id=SessionId(statements.random_id(8)),
+            id=new_session_id(),
             title=title,
             system=rows.storable(system),
             model=model,
@@ -83,12 +93,35 @@ class SessionStore:
         )
         with self._database.write() as connection:
             statements.refuse_taken_title(connection, title)
-            connection.execute(
-                "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
-                (session.id, title, session.system, model, now, now, MAIN),
-            )
+            statements.insert_session(connection, session)
             connection.execute("INSERT INTO branches VALUES (?, ?, NULL, ?)", (session.id, MAIN, now))
         return session
+
+    def adopt(self, session: Session, branches: Sequence[Branch], turns: Sequence[Turn]) -> Session:
+        """Add a whole session from elsewhere, all or nothing, and return it as stored.
+
+        Args:
+            session: its id is new; a title that is taken gets a number.
+            turns: finished ones with new ids, a parent before its children.
+        """
+        with self._database.write() as connection:
+            title = statements.free_title(connection, statements.one_line(session.title))
+            session = replace(session, title=title, system=rows.storable(session.system))
+            statements.insert_session(connection, session)
+            for turn in turns:
+                statements.insert_turn(connection, turn, "")
+            for branch in branches:
+                values = (branch.session_id, branch.name, branch.leaf_id, branch.updated_at)
+                connection.execute("INSERT INTO branches VALUES (?, ?, ?, ?)", values)
+        return session
+
+    def mark_verified(self, session_id: SessionId, verification: Verification, namespace: str) -> None:
+        """Note what was found of a session's KV, and whose blocks it uses from now on."""
+        with self._database.write() as connection:
+            connection.execute(
+                "UPDATE sessions SET verified = ?, namespace = ? WHERE id = ?",
+                (rows.verification_json(verification), namespace, session_id),
+            )
 
     def session(self, session_id: SessionId) -> Session:
         with self._database.read() as connection:
@@ -384,6 +417,10 @@ class SessionStore:
         )
         turns = self._turns(connection, found.fetchall())
         return [turn for turn in turns if turn.finish is not Finish.PARTIAL]
+
+
+def new_session_id() -> SessionId:
+    return SessionId(statements.random_id(8))
 
 
 def new_turn_id() -> TurnId:

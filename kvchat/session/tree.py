@@ -74,9 +74,34 @@ class Branch:
     updated_at: float
 
 
+class Verdict(StrEnum):
+    """What recomputing KV has found."""
+
+    SAME = "same"
+    """Everything was computed again and agrees."""
+    SAMPLED = "sampled"
+    """What was looked at agrees; the rest was not looked at."""
+    DIFFERENT = "different"
+    """Some blocks disagreed and were set aside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The latest look at a session's KV. `num_blocks` of a session's `of_blocks` were computed again."""
+
+    verdict: Verdict
+    at: float
+    num_blocks: int
+    of_blocks: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A conversation. `model` is the name it was started with; `system` its system prompt."""
+    """A conversation. `model` is the name it was started with; `system` its system prompt.
+
+    `namespace` is empty for a session whose KV was computed here. That of an imported session is its
+    bundle's: it shares blocks with nothing else until they have been verified.
+    """
 
     id: SessionId
     title: str
@@ -86,6 +111,8 @@ class Session:
     updated_at: float
     active_branch: BranchName = MAIN
     pinned: bool = False
+    namespace: str = ""
+    verification: Verification | None = None
 
 
 def live_part(path: Sequence[Turn]) -> Sequence[Turn]:

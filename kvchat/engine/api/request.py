@@ -30,6 +30,8 @@ class Request:
         priority: smaller runs first; the session on screen has 0.
         branch: a live branch to continue; its tokens must begin `token_ids`. None: find what is cached.
         stop: matcher of stop strings.
+        namespace: whose blocks may be reused and whose the new ones are: empty for native blocks; a bundle's
+            are kept apart from all others until they have been verified.
     """
 
     token_ids: tuple[int, ...]
@@ -38,3 +40,4 @@ class Request:
     priority: int = 0
     branch: BranchId | None = None
     stop: StopMatcher | None = None
+    namespace: str = ""

@@ -13,12 +13,13 @@ class Branch:
     """Bookkeeping of one sequence.
 
     `token_ids[:computed_len]` have their KV in the tables' blocks. `keys` name the full blocks among them,
-    and so does `len(keys) * block_size <= computed_len`. `saved_tail` is the key under which the tail was
-    last saved.
+    and so does `len(keys) * block_size <= computed_len`. `root` is the parent of the first of them.
+    `saved_tail` is the key under which the tail was last saved.
     """
 
     id: BranchId
     owner: str
+    root: BlockKey
     token_ids: list[int]
     tables: list[BlockTable]
     computed_len: int = 0

@@ -44,6 +44,7 @@ class CacheManager:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.root = root_key(fingerprint)
+        self._fingerprint = fingerprint
         self.index = PrefixIndex()
         self.pools = {
             group.id: BlockPool(num_blocks[group.id], bind(self._evicted, group.id)) for group in groups
@@ -63,11 +64,12 @@ class CacheManager:
 
     # Branches
 
-    def open(self, owner: str, token_ids: Iterable[int]) -> Branch:
-        """Return a new live branch that holds no block yet."""
+    def open(self, owner: str, token_ids: Iterable[int], namespace: str = "") -> Branch:
+        """Return a new live branch that holds no block yet; it shares blocks with its namespace alone."""
         branch = Branch(
             id=BranchId(next(self._ids)),
             owner=owner,
+            root=root_key(self._fingerprint, namespace),
             token_ids=list(token_ids),
             tables=[[] for _ in self.groups],
         )
@@ -77,6 +79,7 @@ class CacheManager:
     def fork(self, branch: Branch) -> Branch:
         """Return a new branch on the same blocks, the tail included. Moves no byte."""
         child = self.open(branch.owner, branch.token_ids)
+        child.root = branch.root
         child.computed_len = branch.computed_len
         child.keys = list(branch.keys)
         # Blocks behind the tail belong to a step that never ended; both would write them.
@@ -113,7 +116,7 @@ class CacheManager:
 
     def match(self, branch: Branch, max_len: int | None = None) -> PrefixMatch:
         """Return what of an empty branch's tokens can be reused, at most `max_len` tokens. Pure."""
-        return self._matcher.match(self.root, branch.token_ids, max_len)
+        return self._matcher.match(branch.root, branch.token_ids, max_len)
 
     def admit(self, branch: Branch, match: PrefixMatch, num_following: int = 0) -> tuple[Move, ...] | None:
         """Take the matched blocks into an empty branch's tables.
@@ -132,8 +135,8 @@ class CacheManager:
             return None
         self._hold(resident, match)
         moves: list[Move] = []
-        for group, table in zip(self.groups, branch.tables, strict=True):
-            moves += self._fill_table(group, table, resident[group.id], match)
+        for group in self.groups:
+            moves += self._fill_table(group, branch, resident[group.id], match)
             self._table_changed(branch, group, 0)
         branch.keys = list(match.keys)
         branch.computed_len = match.length
@@ -293,15 +296,15 @@ class CacheManager:
             self.host.hold(partial.key, group)
 
     def _fill_table(
-        self, group: Group, table: list[BlockId | None], resident: list[BlockId | None], match: PrefixMatch
+        self, group: Group, branch: Branch, resident: list[BlockId | None], match: PrefixMatch
     ) -> Iterable[Move]:
-        pool = self.pools[group.id]
+        pool, table = self.pools[group.id], branch.tables[group.id]
         first = len(match.keys) - len(resident)
         table += [None] * first
         for number, block in enumerate(resident, start=first):
             if block is None:
                 block = pool.allocate()
-                parent = match.keys[number - 1] if number else self.root
+                parent = match.keys[number - 1] if number else branch.root
                 yield self._fetch(Load(group.id, match.keys[number], parent, match.block_ids[number], block))
             table.append(block)
         if match.partial:
@@ -312,7 +315,7 @@ class CacheManager:
                 yield Copy(group.id, source, target, match.partial.num_tokens)
             else:
                 assert match.partial.key is not None
-                parent = match.keys[-1] if match.keys else self.root
+                parent = match.keys[-1] if match.keys else branch.root
                 yield self._fetch(Load(group.id, match.partial.key, parent, match.partial.token_ids, target))
 
     def _fetch(self, load: Load) -> Move:
@@ -430,10 +433,10 @@ class CacheManager:
         self._tails.unwatch(branch, self._parent(branch))
 
     def _parent(self, branch: Branch) -> BlockKey:
-        return branch.keys[-1] if branch.keys else self.root
+        return branch.keys[-1] if branch.keys else branch.root
 
     def _parent_of(self, branch: Branch, number: int) -> BlockKey:
-        return branch.keys[number - 1] if number else self.root
+        return branch.keys[number - 1] if number else branch.root
 
     def _block_ids(self, branch: Branch, number: int) -> tuple[int, ...]:
         start = number * self.block_size
