@@ -6,6 +6,7 @@ from time import perf_counter
 from benchmarks.table import Row, seconds
 from kvchat.engine.api.ids import GroupId, RequestId
 from kvchat.engine.api.request import Request
+from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.spec import FullSpec, Group, SlidingSpec
 from kvchat.engine.entry import Entry
@@ -29,7 +30,8 @@ def _manager(num_blocks: int) -> CacheManager:
         Group(id=GroupId(1), spec=SlidingSpec(**shape, window_len=1024), layers=tuple(range(1, 32, 2))),
     )
     counts = {group.id: num_blocks for group in groups}
-    return CacheManager(groups, counts, block_size=BLOCK_SIZE, fingerprint=bytes(32))
+    device = DeviceTier(groups, counts, block_size=BLOCK_SIZE)
+    return CacheManager(device, fingerprint=bytes(32))
 
 
 def _step_row(context_len: int) -> Row:

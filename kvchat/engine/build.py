@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
@@ -76,14 +77,8 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     log.info("capacity: %s", info.capacity)
     rates = Rates()
     mover = Mover(pool, host, store, rates)
-    manager = CacheManager(
-        groups,
-        num_blocks,
-        block_size=config.block_size,
-        fingerprint=bytes.fromhex(info.fingerprint),
-        slow=mover,
-        host=HostTier(groups, places),
-    )
+    tier = DeviceTier(groups, num_blocks, block_size=config.block_size, host=HostTier(groups, places))
+    manager = CacheManager(tier, fingerprint=bytes.fromhex(info.fingerprint), slow=mover)
     return EngineParts(
         info=info,
         manager=manager,

@@ -55,6 +55,10 @@ class BlockPool:
     def key(self, block: BlockId) -> BlockKey | None:
         return self._keys[block]
 
+    def is_cached(self, block: BlockId) -> bool:
+        """Whether a block may be evicted."""
+        return block in self._cached
+
     def allocate(self) -> BlockId:
         """Return a block with one holder and no key, evicting a cached one if none is free."""
         if self._free:
@@ -90,11 +94,12 @@ class BlockPool:
         """Note that a request uses a block; what is used again is kept longer."""
         self._cached.touch(block)
 
-    def name(self, block: BlockId, key: BlockKey, parent: BlockKey | None = None) -> None:
+    def name(self, block: BlockId, key: BlockKey, parent: BlockKey | None) -> None:
         """Give a used block its key; from now on its bytes do not change.
 
         Args:
-            parent: key of the block that this one is worth nothing without: it is evicted after this one.
+            parent: key of the block without which this one is worth nothing, which is then evicted after it;
+                None: there is no such block.
         """
         assert self._counts[block] > 0
         assert self._keys[block] is None

@@ -29,3 +29,17 @@ class Branch:
     @property
     def num_uncomputed(self) -> int:
         return len(self.token_ids) - self.computed_len
+
+    @property
+    def last_key(self) -> BlockKey:
+        """The parent of the tail."""
+        return self.keys[-1] if self.keys else self.root
+
+    def parent_of(self, number: int) -> BlockKey:
+        """Return the parent of a full block or of the tail."""
+        return self.keys[number - 1] if number else self.root
+
+    def block_ids(self, number: int, block_size: int) -> tuple[int, ...]:
+        """Return the computed token ids of one block."""
+        start = number * block_size
+        return tuple(self.token_ids[start : min(start + block_size, self.computed_len)])

@@ -5,11 +5,12 @@ name. It is the same accounting as on the device, with pools and an index of its
 only when its bytes have been copied, and is held while it is written or read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.block_pool import BlockPool
+from kvchat.engine.cache.eviction import Eviction, make_order
 from kvchat.engine.cache.integrity import check_index
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
 from kvchat.engine.cache.spec import Group
@@ -19,18 +20,25 @@ from kvchat.engine.cache.tiers import TierNode
 class HostTier:
     """Places of a fixed number of blocks per group in host memory."""
 
-    def __init__(self, groups: Sequence[Group], num_blocks: dict[GroupId, int]) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        num_blocks: Mapping[GroupId, int],
+        eviction: Eviction = Eviction.S3FIFO,
+    ) -> None:
         """Args:
         num_blocks: places of each group; a group without any keeps nothing here.
         """
         self._index = PrefixIndex()
+        self._with_window = {group.id for group in groups if group.spec.max_visible is not None}
         self.pools = {
-            group.id: BlockPool(num_blocks[group.id], partial(self._evicted, group.id))
-            for group in groups
-            if num_blocks.get(group.id, 0) > 0
+            group: BlockPool(count, partial(self._evicted, group), make_order(eviction, count))
+            for group, count in num_blocks.items()
+            if count > 0
         }
         self._reserved: list[tuple[GroupId, BlockId, IndexNode]] = []
         self._held: list[tuple[GroupId, BlockId]] = []
+        self._lent: list[tuple[GroupId, BlockId]] = []
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         return [self._index.block(key, group) is not None for key in keys]
@@ -70,11 +78,21 @@ class HostTier:
         if place is not None:
             self._hold(group, place)
 
+    def lend(self, group: GroupId, place: BlockId) -> None:
+        """Keep a place from being evicted until `take_back`: it is being read."""
+        self.pools[group].share(place)
+        self._lent.append((group, place))
+
+    def take_back(self, group: GroupId, place: BlockId) -> None:
+        self._lent.remove((group, place))
+        self.pools[group].release(place)
+
     def finish_moves(self) -> None:
         """Name the places that have been written and let go of all that were held."""
         for group, place, node in self._reserved:
             if self._index.block(node.key, group) is None:
-                self.pools[group].name(place, node.key)
+                parent = None if group in self._with_window else node.parent
+                self.pools[group].name(place, node.key, parent)
                 self._index.add(node, group, place)
             self.pools[group].release(place)
         for group, place in self._held:
@@ -86,7 +104,11 @@ class HostTier:
         """Raise AssertionError on any broken invariant."""
         for group, pool in self.pools.items():
             holders = [0] * pool.num_blocks
-            for held_group, place in [*self._held, *(reserved[:2] for reserved in self._reserved)]:
+            for held_group, place in [
+                *self._held,
+                *self._lent,
+                *(reserved[:2] for reserved in self._reserved),
+            ]:
                 holders[place] += held_group == group
             pool.check_integrity(holders)
         check_index(self._index, self.pools)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key, chain_keys, root_key
 from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.device_tier import DeviceTier
+from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Copy, Demote, Load, Move, Promote, Save, TableChange
@@ -208,17 +210,18 @@ class Cache:
         num_blocks: int | Sequence[int] = 32,
         block_size: int = 4,
         num_places: int = 0,
+        eviction: Eviction = Eviction.S3FIFO,
     ) -> None:
         counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
         self.tier = FakeTier()
-        self.manager = CacheManager(
+        device = DeviceTier(
             groups,
             {group.id: count for group, count in zip(groups, counts, strict=True)},
             block_size=block_size,
-            fingerprint=FINGERPRINT,
-            slow=self.tier,
-            host=HostTier(groups, {group.id: num_places for group in groups}),
+            host=HostTier(groups, {group.id: num_places for group in groups}, eviction),
+            eviction=eviction,
         )
+        self.manager = CacheManager(device, fingerprint=FINGERPRINT, slow=self.tier)
         self.device = FakeDevice(self.manager, self.tier)
 
     def open(self, token_ids: Sequence[int]) -> Branch:

@@ -21,7 +21,7 @@ def pool_of(num_blocks: int) -> tuple[BlockPool, list[BlockKey]]:
 
 def cached(pool: BlockPool, number: int) -> BlockId:
     block = pool.allocate()
-    pool.name(block, key(number))
+    pool.name(block, key(number), None)
     pool.release(block)
     return block
 
@@ -29,7 +29,7 @@ def cached(pool: BlockPool, number: int) -> BlockId:
 def test_a_released_block_is_free_without_a_name_and_cached_with_one() -> None:
     pool, _ = pool_of(2)
     first, second = pool.allocate(), pool.allocate()
-    pool.name(second, key(2))
+    pool.name(second, key(2), None)
     assert (pool.num_free, pool.num_cached, pool.num_used) == (0, 0, 2)
     pool.release(first)
     pool.release(second)
@@ -47,7 +47,7 @@ def test_the_cached_block_that_was_released_first_is_evicted_and_its_key_told() 
     pool, evicted = pool_of(3)
     held = [pool.allocate() for _ in range(3)]
     for number, block in enumerate(held):
-        pool.name(block, key(number))
+        pool.name(block, key(number), None)
     for block in (held[1], held[2], held[0]):
         pool.release(block)
     assert [pool.allocate() for _ in range(3)] == [held[1], held[2], held[0]]
@@ -57,7 +57,7 @@ def test_the_cached_block_that_was_released_first_is_evicted_and_its_key_told() 
 def test_a_block_that_is_held_again_is_not_evicted() -> None:
     pool, evicted = pool_of(2)
     block = pool.allocate()
-    pool.name(block, key(1))
+    pool.name(block, key(1), None)
     pool.release(block)
     pool.share(block)
     assert pool.allocate() != block
@@ -81,11 +81,11 @@ def test_a_block_belongs_to_all_its_holders_until_the_last_lets_go() -> None:
 def test_a_name_is_given_once_and_only_to_a_used_block() -> None:
     pool, _ = pool_of(1)
     with pytest.raises(AssertionError):
-        pool.name(BlockId(0), key(1))
+        pool.name(BlockId(0), key(1), None)
     block = pool.allocate()
-    pool.name(block, key(1))
+    pool.name(block, key(1), None)
     with pytest.raises(AssertionError):
-        pool.name(block, key(2))
+        pool.name(block, key(2), None)
 
 
 def test_a_free_block_cannot_be_released() -> None:
@@ -100,7 +100,7 @@ def test_a_forgotten_block_is_free_or_stays_with_its_holder() -> None:
     pool.forget(block)
     assert pool.num_free == 2
     held = pool.allocate()
-    pool.name(held, key(2))
+    pool.name(held, key(2), None)
     pool.forget(held)
     assert (pool.key(held), pool.num_used) == (None, 1)
     assert evicted == []
@@ -140,7 +140,7 @@ def test_accounts_stay_in_order_through_random_use() -> None:
                 pool.share(block)
                 holders[block] += 1
             elif chance.random() < 0.3 and pool.key(block) is None:
-                pool.name(block, key(number))
+                pool.name(block, key(number), None)
             else:
                 pool.release(block)
                 holders[block] -= 1

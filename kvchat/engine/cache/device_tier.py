@@ -1,0 +1,93 @@
+"""The device tier as bookkeeping: a pool for each group, the names of its blocks, and what becomes of those
+that must go.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.cache.block_pool import BlockPool
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.eviction import Eviction, make_order
+from kvchat.engine.cache.host_tier import HostTier
+from kvchat.engine.cache.integrity import check_branch, check_holders, check_index
+from kvchat.engine.cache.plan import Demote
+from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
+from kvchat.engine.cache.spec import Group
+
+
+class DeviceTier:
+    """Blocks of a fixed number per group, found by name. What is evicted goes to host memory."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        num_blocks: Mapping[GroupId, int],
+        *,
+        block_size: int,
+        host: HostTier | None = None,
+        eviction: Eviction = Eviction.S3FIFO,
+    ) -> None:
+        """Args:
+        num_blocks: blocks of each group's pool.
+        host: takes what is evicted; None: it is lost.
+        """
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.host = host or HostTier((), {})
+        self.index = PrefixIndex()
+        self._with_window = {group.id for group in groups if group.spec.max_visible is not None}
+        self.pools = {
+            group: BlockPool(count, partial(self._evicted, group), make_order(eviction, count))
+            for group, count in num_blocks.items()
+        }
+        self.held: Counter[tuple[GroupId, BlockId]] = Counter()
+        """Blocks held by transfers, beside tables and copies."""
+        self._sources: list[tuple[GroupId, BlockId]] = []
+        self._demotions: list[Demote] = []
+
+    def name(self, group: GroupId, block: BlockId, node: IndexNode) -> None:
+        """Name a held block whose bytes are written. Without a window it is worth nothing without its parent,
+        which is then evicted after it.
+        """
+        parent = None if group in self._with_window else node.parent
+        self.pools[group].name(block, node.key, parent)
+        self.index.add(IndexNode(node.key, node.parent, node.token_ids), group, block)
+
+    def keep_source(self, group: GroupId, block: BlockId) -> None:
+        """Take over one of a block's holders until `finish_moves`: the block is going to be copied."""
+        self._sources.append((group, block))
+
+    def take_demotions(self) -> tuple[Demote, ...]:
+        """Return the moves that bring evicted blocks to host memory, due before anything is overwritten."""
+        demotions = tuple(self._demotions)
+        self._demotions.clear()
+        return demotions
+
+    def finish_moves(self) -> None:
+        """Note that all moves have been executed: let go of sources, name what was demoted."""
+        for group, block in self._sources:
+            self.pools[group].release(block)
+        self._sources.clear()
+        self.host.finish_moves()
+
+    def check_integrity(self, branches: Iterable[Branch]) -> None:
+        """Raise AssertionError on any broken invariant."""
+        branches = list(branches)
+        held = [*self._sources, *self.held.elements()]
+        for group in self.groups:
+            check_holders(group, self.pools[group.id], branches, held)
+        check_index(self.index, self.pools)
+        for branch in branches:
+            check_branch(branch, self.groups, self.pools, self.block_size)
+        self.host.check_integrity()
+
+    def _evicted(self, group: GroupId, key: BlockKey) -> None:
+        """Forget a block that is losing its place, and keep its bytes in host memory if there is room."""
+        block = self.index.block(key, group)
+        assert block is not None
+        place = self.host.reserve(self.index.node(key), group)
+        if place is not None:
+            self._demotions.append(Demote(group, block, place))
+        self.index.remove(key, group)

@@ -1,0 +1,88 @@
+"""How blocks get their names, and what a store is to write of them."""
+
+from kvchat.engine.api.ids import BlockKey, block_key
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.device_tier import DeviceTier
+from kvchat.engine.cache.plan import Save
+from kvchat.engine.cache.prefix_index import IndexNode
+from kvchat.engine.cache.spec import Group
+from kvchat.engine.cache.table_log import TableLog
+
+
+class Naming:
+    """Names the blocks that branches have written; a name is given once."""
+
+    def __init__(self, device: DeviceTier, log: TableLog) -> None:
+        self._device = device
+        self._log = log
+        self._saves: list[Save] = []
+
+    def publish(self, branch: Branch, group: Group, number: int, key: BlockKey, save: bool = False) -> None:
+        """Name a full block, or give it up for the block that already has the name.
+
+        Args:
+            save: whether the store is to be told.
+        """
+        table = branch.tables[group.id]
+        block = table[number]
+        if block is None:
+            return
+        pool = self._device.pools[group.id]
+        known = self._device.index.block(key, group.id)
+        if known is not None:
+            pool.share(known)
+            pool.release(block)
+            table[number] = known
+            self._log.note_one(branch, group.id, number, known)
+            return
+        node = IndexNode(key, branch.parent_of(number), self._ids(branch, number))
+        self._device.name(group.id, block, node)
+        if save:
+            self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, branch.saved_tail))
+
+    def name_tail(self, branch: Branch) -> None:
+        """Name the tail of a branch that is letting go, where no other branch goes on writing it."""
+        number, num_tokens = divmod(branch.computed_len, self._device.block_size)
+        if not num_tokens:
+            return
+        ids = self._ids(branch, number)
+        node = IndexNode(block_key(branch.last_key, ids), branch.last_key, ids)
+        for group, table in zip(self._device.groups, branch.tables, strict=True):
+            block = table[number]
+            if block is None or self._device.pools[group.id].count(block) > 1:
+                continue
+            if self._device.index.block(node.key, group.id) is None:
+                self._device.name(group.id, block, node)
+
+    def take_saves(self) -> tuple[Save, ...]:
+        """Return the blocks that were named since the last call, in order."""
+        saves = tuple(self._saves)
+        self._saves.clear()
+        return saves
+
+    def tail_saves(self, branch: Branch) -> tuple[Save, ...]:
+        """Return what must be written so that the branch's tail is stored; nothing if it is. Pure."""
+        number, num_tokens = divmod(branch.computed_len, self._device.block_size)
+        if not num_tokens:
+            return ()
+        ids = self._ids(branch, number)
+        key = block_key(branch.last_key, ids)
+        if key == branch.saved_tail:
+            return ()
+        return tuple(
+            Save(group.id, key, branch.last_key, ids, block, branch.saved_tail)
+            for group in self._device.groups
+            if (block := branch.tables[group.id][number]) is not None
+        )
+
+    def block_saves(self, branch: Branch) -> tuple[Save, ...]:
+        """Return every full block that the branch holds, for a store that may lack some of them. Pure."""
+        return tuple(
+            Save(group.id, key, branch.parent_of(number), self._ids(branch, number), block)
+            for group in self._device.groups
+            for number, key in enumerate(branch.keys)
+            if (block := branch.tables[group.id][number]) is not None
+        )
+
+    def _ids(self, branch: Branch, number: int) -> tuple[int, ...]:
+        return branch.block_ids(number, self._device.block_size)
