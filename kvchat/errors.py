@@ -20,6 +20,7 @@
     ├── CacheError                    7
     │   ├── BlockMissing              7   announced by the index, gone from the tier
     │   └── BlockDamaged              7   checksum, shape or fingerprint disagree
+    ├── BundleError                   7   an import that is damaged, hostile or of an unknown format
     ├── StorageError                  1   disk full, read-only directory, locked database
     └── EngineFailed                  1   the engine thread stopped; sessions are safe
 
@@ -108,6 +109,10 @@ class BlockMissing(CacheError):
 
 class BlockDamaged(CacheError):
     pass
+
+
+class BundleError(KvchatError):
+    exit_code = 7
 
 
 class StorageError(KvchatError):

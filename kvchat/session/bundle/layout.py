@@ -1,0 +1,61 @@
+"""How the bytes of a block are laid out, as a bundle declares it, and a tail without its empty slots."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+_SLOT_AXIS = 1
+"""Of a region [H_kv, P, D]: the block's slots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleRegion:
+    """One tensor inside a block: a layer's keys or values, [H_kv, P, D]."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+BundleLayout = tuple[BundleRegion, ...]
+
+
+def payload_bytes(layout: BundleLayout, num_tokens: int) -> int:
+    """Return the bytes of a block of which only the first `num_tokens` slots are kept."""
+    return sum(region.num_bytes // region.shape[_SLOT_AXIS] * num_tokens for region in layout)
+
+
+def trimmed(payload: bytes, layout: BundleLayout, num_tokens: int) -> bytes:
+    """Return a block without the slots behind its tokens. Layout: each region [H_kv, num_tokens, D]."""
+    return b"".join(payload[start : start + kept] for start, kept, _ in _runs(layout, num_tokens))
+
+
+def padded(trimmed_payload: Sequence[int], layout: BundleLayout, num_tokens: int) -> bytearray:
+    """Return a whole block again; the slots behind its tokens are zero."""
+    source = memoryview(bytes(trimmed_payload))
+    payload = bytearray(sum(region.num_bytes for region in layout))
+    taken = 0
+    for start, kept, _ in _runs(layout, num_tokens):
+        payload[start : start + kept] = source[taken : taken + kept]
+        taken += kept
+    assert taken == len(source)
+    return payload
+
+
+def _runs(layout: BundleLayout, num_tokens: int) -> list[tuple[int, int, int]]:
+    """Return, head by head, where its slots start, and the bytes of those that are kept and of all."""
+    runs = []
+    start = 0
+    for region in layout:
+        num_heads, num_slots = region.shape[0], region.shape[_SLOT_AXIS]
+        slot_bytes = region.num_bytes // (num_heads * num_slots)
+        for _ in range(num_heads):
+            runs.append((start, num_tokens * slot_bytes, num_slots * slot_bytes))
+            start += num_slots * slot_bytes
+    return runs

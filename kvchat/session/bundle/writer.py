@@ -1,0 +1,108 @@
+"""Writes a bundle record by record: never more than one block of it is in memory."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from kvchat.directories import sync
+from kvchat.engine.api.ids import BlockKey
+from kvchat.errors import StorageError
+from kvchat.session.bundle.layout import trimmed
+from kvchat.session.bundle.manifest import Manifest, manifest_header
+from kvchat.session.bundle.record import BLOCK, END, META, TURN, RecordWriter
+from kvchat.session.bundle.turn_record import turn_body, turn_header
+from kvchat.session.tree import Turn
+
+Progress = Callable[[int], None]
+"""Is told how many bytes of the file are written or read so far."""
+
+_temporary_names = count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceBlock:
+    """One group's bytes of a block or tail, of the payload's full size."""
+
+    group: int
+    parent: BlockKey
+    token_ids: bytes
+    payload: bytes
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) // 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What a bundle holds. `digest` names it."""
+
+    num_turns: int
+    num_blocks: int
+    num_bytes: int
+    digest: bytes
+
+
+def write_bundle(
+    write: Callable[[bytes], object],
+    manifest: Manifest,
+    turns: Sequence[Turn],
+    blocks: Iterable[SourceBlock],
+    progress: Progress | None = None,
+) -> Written:
+    """Write a bundle.
+
+    Args:
+        write: takes bytes, all of them.
+        turns: a parent before its children.
+        blocks: each (group, name) once; every one lies on a path of the turns.
+    """
+    records = RecordWriter(write)
+    records.write(META, manifest_header(manifest))
+    numbers = {turn.id: number for number, turn in enumerate(turns)}
+    for turn in turns:
+        records.write(TURN, turn_header(turn, numbers), turn_body(turn))
+    num_blocks = 0
+    for block in blocks:
+        assert manifest.kv is not None
+        payload = trimmed(block.payload, manifest.kv.layouts[block.group], block.num_tokens)
+        header = {"group": block.group, "parent": block.parent.hex(), "num_tokens": block.num_tokens}
+        records.write(BLOCK, header, block.token_ids + payload)
+        num_blocks += 1
+        if progress is not None:
+            progress(records.num_bytes)
+    records.write(END, {"num_turns": len(turns), "num_blocks": num_blocks})
+    return Written(
+        num_turns=len(turns), num_blocks=num_blocks, num_bytes=records.num_bytes, digest=records.digest
+    )
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Callable[[bytes], object]]:
+    """Give a function that writes to a file that appears under its name whole, or not at all.
+
+    Effect: the file is its owner's alone, and durable at the end of the block.
+
+    Raises:
+        StorageError: disk full, no permission; nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_temporary_names)}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            with open(descriptor, "wb") as file:
+                yield file.write
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync(path.parent)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror or error}; free some space, or choose another place"
+        ) from error
