@@ -24,6 +24,7 @@ FLOORS = {
     "kvchat.errors": 0,
     "kvchat.quantities": 0,
     "kvchat.directories": 0,
+    "kvchat.writers": 0,
     "kvchat.config": 0,
     "kvchat.engine.api": 0,
     "kvchat.engine.batch": 0,
@@ -57,6 +58,7 @@ FOUNDATIONS = (
     "kvchat.errors",
     "kvchat.quantities",
     "kvchat.directories",
+    "kvchat.writers",
     "kvchat.engine.api",
     "kvchat.engine.cache.plan",
 )
@@ -79,6 +81,7 @@ PACKAGES = (
 # These import where torch and transformers cannot be imported at all.
 WITHOUT_TORCH = (
     "kvchat.quantities",
+    "kvchat.writers",
     "kvchat.config",
     "kvchat.errors",
     "kvchat.client",

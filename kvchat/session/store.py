@@ -29,7 +29,7 @@ from kvchat.session.tree import (
     TurnId,
     Verification,
 )
-from kvchat.session.writers import Writers
+from kvchat.writers import Writers
 
 _PATH = """
     WITH RECURSIVE path (num, parent_id, depth) AS (

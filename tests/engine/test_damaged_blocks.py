@@ -229,6 +229,7 @@ def test_blocks_moved_under_another_fingerprint_are_set_aside(
     engine.close()
     blocks = stored.cache_dir / "blocks"
     (blocks / stored.fingerprint.hex()).rename(blocks / fingerprint)
+    (stored.cache_dir / "index.db").unlink()
     result = answer(open_engine(other_dir, cache_dir=stored.cache_dir), stored.prompt)
     assert result.usage.cached_tokens == 0
     assert result.token_ids == reference(other_dir).answer(stored.prompt, 24)

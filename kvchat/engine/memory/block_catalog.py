@@ -1,11 +1,13 @@
 """All blocks in a cache directory, whatever model they belong to; opened without a model."""
 
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.block_directory import BlockDirectory
 from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock
+from kvchat.engine.memory.files import SYSTEM, Files
 
 IsReferenced = Callable[[IndexedBlock], bool]
 
@@ -13,12 +15,12 @@ IsReferenced = Callable[[IndexedBlock], bool]
 class BlockCatalog:
     """What is on disk, by fingerprint, and its removal."""
 
-    def __init__(self, cache_dir: Path) -> None:
-        """Open the catalog and make the index agree with the files.
+    def __init__(self, cache_dir: Path, *, files: Files = SYSTEM) -> None:
+        """Open the catalog and settle what a crash has left.
 
         Raises: StorageError: the directory cannot be created or written.
         """
-        self._directory = BlockDirectory(cache_dir)
+        self._directory = BlockDirectory(cache_dir, files, time.time)
 
     def usages(self) -> dict[bytes, DiskUsage]:
         """Return the totals of each fingerprint that has blocks."""
@@ -42,11 +44,13 @@ class BlockCatalog:
         """Remove every block that nothing refers to, and all damaged ones; return what was freed.
 
         A damaged block is in no index, so nobody knows any more whose tokens it held; it is not counted.
+        Every file is looked at, also those that the index has lost.
 
         Args:
             is_referenced: pure. A full block is referenced if the chain of a kept turn has its key; a tail
                 if the ids of a kept turn continue its parent with the tail's ids.
         """
+        self._directory.rebuild()
         self._directory.empty_quarantine()
         return self._remove(block for block in self.blocks() if not is_referenced(block))
 
@@ -54,11 +58,13 @@ class BlockCatalog:
         self._directory.close()
 
     def _remove(self, blocks: Iterable[IndexedBlock]) -> DiskUsage:
-        num_blocks = num_tails = num_bytes = 0
-        for block in blocks:
-            self._directory.remove(block.fingerprint, block.key, block.groups)
-            num_blocks += len(block.groups)
-            num_tails += len(block.groups) * block.is_tail
-            num_bytes += block.num_bytes
+        blocks = list(blocks)
+        names = [(block.fingerprint, block.key, group) for block in blocks for group in block.groups]
+        self._directory.remove(names)
+        self._directory.sync_removed()
         self._directory.remove_empty()
-        return DiskUsage(num_blocks=num_blocks, num_tails=num_tails, num_bytes=num_bytes)
+        return DiskUsage(
+            num_blocks=len(names),
+            num_tails=sum(len(block.groups) for block in blocks if block.is_tail),
+            num_bytes=sum(block.num_bytes for block in blocks),
+        )

@@ -3,12 +3,13 @@
 import errno
 import os
 import re
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
+from threading import RLock
 
-from kvchat.directories import make_private
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.block_file import (
     SUFFIX,
@@ -17,33 +18,50 @@ from kvchat.engine.memory.block_file import (
     FoundBlock,
     block_path,
     parse_header,
+    read_file,
+    render_head,
+    temporary_path,
     write_file,
 )
 from kvchat.engine.memory.block_index import BlockIndex, BlockName
+from kvchat.engine.memory.files import Buffer, Files, make_private, unlink_if_there
 from kvchat.errors import BlockDamaged, StorageError
+from kvchat.writers import Writers
 
 MAX_QUARANTINED = 16
-_TEMPORARY_MAX_AGE_S = 3600.0
+_ADOPTED_AT_ONCE = 1000
 _BLOCK_FILE = re.compile(rf"([0-9a-f]{{64}})\.(\d{{1,9}}){re.escape(SUFFIX)}")
-_TEMPORARY_FILE = re.compile(rf"\..+\.(\d+)\.\d+{re.escape(TEMPORARY_SUFFIX)}")
+_TEMPORARY_FILE = re.compile(rf"\..+\.([0-9a-z]+){re.escape(TEMPORARY_SUFFIX)}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
 class BlockDirectory:
-    """Block files by fingerprint, their index, and a quarantine for damaged files."""
+    """Block files by fingerprint, their index, and a quarantine for damaged files.
 
-    def __init__(self, cache_dir: Path) -> None:
-        """Open the directory, compare the index with the files, and remove what a crash left.
+    Whatever a process is at work on has an unsettled row first (see `BlockIndex`). Opening settles what dead
+    writers have left, and looks at all files only after a loss of power or of the index.
+    """
+
+    def __init__(self, cache_dir: Path, files: Files, clock: Callable[[], float]) -> None:
+        """Open the directory and settle what a crash has left.
 
         Raises: StorageError: it cannot be created or written.
         """
+        self.files = files
         self.blocks_dir = cache_dir / "blocks"
         self._quarantine_dir = cache_dir / "quarantine"
+        self._clock = clock
+        self._writers = Writers(cache_dir / "writers")
+        self._is_announced = False
+        self._is_closed = False
+        self._lock = RLock()
+        self._doubtful: set[BlockName] = set()
+        self._unsynced: set[Path] = set()
         with storage_errors(cache_dir):
-            make_private(self.blocks_dir)
-        self.index = BlockIndex(cache_dir / "index.db")
+            make_private(files, self.blocks_dir)
+        self.index = BlockIndex(cache_dir / "index.db", files)
         try:
-            self.rebuild()
+            self._recover()
         except BaseException:
             self.index.close()
             raise
@@ -51,117 +69,268 @@ class BlockDirectory:
     def path(self, fingerprint: bytes, key: BlockKey, group: GroupId) -> Path:
         return block_path(self.blocks_dir, fingerprint, key, group)
 
-    def rebuild(self) -> None:
-        """Make the index agree with the files: add rows for files without one, drop rows without a file.
+    def today(self) -> int:
+        """Return the number of the local day."""
+        return date.fromtimestamp(self._clock()).toordinal()
 
-        Effect: also removes temporary files of processes that are gone, and sets aside what is no block.
+    # Reading and writing
+
+    def read(self, path: Path, identity: FileIdentity, out: memoryview) -> None:
+        """Fill `out` with a verified payload; see `read_file`."""
+        read_file(self.files, path, identity, out)
+
+    def write(self, identity: FileIdentity, payload: memoryview, limit_bytes: int | None) -> bool:
+        """Write one block durably. Others go first, so that the limit holds at every moment.
+
+        Returns: False if there can be no room for it under the limit.
+        Raises: StorageError: the disk is full or cannot be written; nothing of the block is left.
+        """
+        head = render_head(identity, payload)
+        num_bytes = len(head) + len(payload)
+        if limit_bytes is not None and num_bytes > limit_bytes:
+            return False
+        block = FoundBlock(
+            fingerprint=identity.fingerprint,
+            header=identity.header,
+            block_size=identity.block_size,
+            num_bytes=num_bytes,
+            modified_s=self._now_s(),
+        )
+        with self._lock:
+            return self._write(block, (head, payload), limit_bytes)
+
+    def remove(self, names: Sequence[BlockName]) -> None:
+        """Remove files of blocks, and their rows.
+
+        Raises: StorageError: they cannot be removed.
+        """
+        with self._lock:
+            # A disk too full for a row must not keep blocks from going.
+            with suppress(StorageError):
+                self.index.unsettle(names, self._announced())
+            self._doubtful.update(names)
+            try:
+                with storage_errors(self.blocks_dir):
+                    for name in names:
+                        unlink_if_there(self.files, self.path(*name))
+                        self._unsynced.add(self.path(*name).parent)
+            finally:
+                self._settle_doubtful()
+
+    def enforce(self, limit_bytes: int) -> bool:
+        """Remove blocks until the files fit: longest unused first, and never a parent before its children.
+
+        Returns: False if what is left is being written, and is too much.
+        """
+        while (usage := self.index.usage()).num_bytes > limit_bytes:
+            num_excess = (usage.num_bytes - limit_bytes) * usage.num_blocks // usage.num_bytes
+            # A part of them at a time, since each that goes may turn its parent into the oldest leaf.
+            leaves = self.index.oldest_leaves(1 + num_excess // 8)
+            if not leaves:
+                return False
+            self.remove([(leaf.fingerprint, leaf.key, group) for leaf in leaves for group in leaf.groups])
+        return True
+
+    def set_aside(self, path: Path) -> None:
+        """Move a damaged file to the quarantine, which keeps the newest few; remove it where that fails."""
+        try:
+            make_private(self.files, self._quarantine_dir)
+            self.files.rename(path, self._quarantine_dir / f"{path.parent.parent.name[:16]}.{path.name}")
+            self.files.sync_dir(path.parent)
+            aside = sorted(self._quarantine_dir.iterdir(), key=lambda file: file.lstat().st_ctime_ns)
+            for old in aside[:-MAX_QUARANTINED]:
+                self.files.unlink(old)
+        except OSError:
+            with suppress(OSError):
+                self.files.unlink(path)
+
+    # Making index and files agree
+
+    def heal(self) -> bool:
+        """Look at the files again if the index was lost since the last call; return whether it was."""
+        was_lost = self.index.take_lost()
+        if was_lost:
+            self._is_announced = False
+            self.rebuild()
+        return was_lost
+
+    def rebuild(self) -> None:
+        """Look at every file: add rows for files without one, drop rows without a file. O(all).
+
+        Effect: also removes temporary files of dead writers, and sets aside what is no block.
         """
         self.index.check()
-        known = self.index.names()
+        settled, unsettled = self.index.names()
         seen: set[BlockName] = set()
+        found: list[FoundBlock] = []
         with storage_errors(self.blocks_dir):
             for fingerprint, path in self._files():
                 if match := _BLOCK_FILE.fullmatch(path.name):
                     name = (fingerprint, BlockKey(bytes.fromhex(match[1])), GroupId(int(match[2])))
                     seen.add(name)
-                    if name not in known:
-                        self.adopt(fingerprint, path)
-                elif match := _TEMPORARY_FILE.fullmatch(path.name):
-                    _remove_if_abandoned(path, int(match[1]))
+                    if name not in settled and name not in unsettled:
+                        found += self._identified(fingerprint, path)
+                elif (match := _TEMPORARY_FILE.fullmatch(path.name)) and not self._is_alive(match[1]):
+                    unlink_if_there(self.files, path)
+                if len(found) >= _ADOPTED_AT_ONCE:
+                    self._adopt(found)
+                    found = []
+            self._adopt(found)
         # Looked at once more: another process may have added a file and its row in the meantime.
-        self.index.drop([name for name in known - seen if not self.path(*name).exists()])
+        self.index.drop([name for name in settled - seen if not self.path(*name).exists()])
+        self._settle_dead()
+        # Not before: files whose removal is not durable may be back after a loss of power.
+        self.index.dismiss(self._dead())
 
     def adopt(self, fingerprint: bytes, path: Path) -> bool:
         """Add the row of a file without one; False if it was no block of this fingerprint, now set aside."""
-        try:
-            found = parse_header(path)
-            if found.fingerprint != fingerprint:
-                raise BlockDamaged(f"The block file {path} was written for another model.")
-        except BlockDamaged:
-            self.set_aside(path)
-            return False
-        self.index.add([found])
-        return True
-
-    def write(self, identity: FileIdentity, payload: memoryview, now_s: float) -> None:
-        """Write one block durably, then its row.
-
-        Raises: StorageError: the disk is full or cannot be written; nothing of the block is left.
-        """
-        header = identity.header
-        path = self.path(identity.fingerprint, header.key, header.group)
+        found = self._identified(fingerprint, path)
         with storage_errors(path.parent):
-            try:
-                num_bytes = _write(path, identity, payload)
-            except FileNotFoundError:
-                # Another process removed the directory because it was empty.
-                num_bytes = _write(path, identity, payload)
-        row = FoundBlock(
-            fingerprint=identity.fingerprint,
-            header=header,
-            block_size=identity.block_size,
-            num_bytes=num_bytes,
-            modified_s=now_s,
-        )
-        self.index.add([row])
-
-    def remove(self, fingerprint: bytes, key: BlockKey, groups: Iterable[GroupId]) -> None:
-        """Remove a block's files, then its rows."""
-        names = [(fingerprint, key, group) for group in groups]
-        with storage_errors(self.blocks_dir):
-            for name in names:
-                self.path(*name).unlink(missing_ok=True)
-        self.index.drop(names)
+            self._adopt(found)
+        return bool(found)
 
     def remove_empty(self) -> None:
         """Remove directories that hold nothing."""
         for directory in _directories(self.blocks_dir):
             for empty in (*_directories(directory), directory):
                 with suppress(OSError):  # not empty, or gone
-                    empty.rmdir()
+                    self.files.remove_dir(empty)
 
-    def set_aside(self, path: Path) -> None:
-        """Move a damaged file to the quarantine, which keeps the newest few; remove it where that fails."""
-        try:
-            make_private(self._quarantine_dir)
-            path.replace(self._quarantine_dir / f"{path.parent.parent.name[:16]}.{path.name}")
-            aside = sorted(self._quarantine_dir.iterdir(), key=lambda file: file.lstat().st_ctime_ns)
-            for old in aside[:-MAX_QUARANTINED]:
-                old.unlink()
-        except OSError:
-            with suppress(OSError):
-                path.unlink()
+    def sync_removed(self) -> None:
+        """Make it durable that files are gone."""
+        with self._lock, storage_errors(self.blocks_dir):
+            self._sync(self._unsynced)
+            self._unsynced.clear()
 
     def empty_quarantine(self) -> None:
         """Remove what was set aside: its headers hold token ids."""
         with storage_errors(self._quarantine_dir):
             for file in _listing(self._quarantine_dir):
-                file.unlink(missing_ok=True)
-
-    def enforce(self, limit_bytes: int) -> None:
-        """Remove blocks until the files fit: longest unused first, and never a parent before its children."""
-        while (usage := self.index.usage()).num_bytes > limit_bytes:
-            num_excess = (usage.num_bytes - limit_bytes) * usage.num_blocks // usage.num_bytes
-            # A part of them at a time, since each that goes may turn its parent into the oldest leaf.
-            leaves = self.index.oldest_leaves(1 + num_excess // 8)
-            if not leaves:
-                return
-            for leaf in leaves:
-                self.remove(leaf.fingerprint, leaf.key, leaf.groups)
+                unlink_if_there(self.files, file)
 
     def close(self) -> None:
-        self.index.close()
+        with self._lock:
+            self._is_closed = True
+            self._settle_doubtful()
+            if self._is_announced and not self._doubtful:
+                with suppress(StorageError):  # it counts as dead then
+                    self.sync_removed()
+                    self.index.dismiss([self._writers.own_id()])
+            self.index.close()
+            self._writers.close()
+
+    def _write(self, block: FoundBlock, parts: Sequence[Buffer], limit_bytes: int | None) -> bool:
+        name = (block.fingerprint, block.header.key, block.header.group)
+        writer = self._announced()
+        self.index.reserve(block, writer)
+        self._doubtful.add(name)  # until it is settled
+        try:
+            if limit_bytes is not None and not self.enforce(limit_bytes):
+                return False
+            self._write_file(self.path(*name), writer, parts)
+            self.index.settle(block, self.today())
+            self._doubtful.discard(name)
+        finally:
+            self._settle_doubtful()
+        return True
+
+    def _recover(self) -> None:
+        dead = self._dead()
+        if self.heal() or not dead:
+            return
+        # On a full disk the rows of a dead writer may wait: they only say too much.
+        with suppress(StorageError):
+            if any(boot != self.files.boot_id() or not boot for boot in dead.values()):
+                self.rebuild()
+            else:
+                self._settle_dead()
+
+    def _settle_dead(self) -> None:
+        dead = self._dead()
+        for writer in dead:
+            names = self.index.unsettled(writer)
+            with storage_errors(self.blocks_dir):
+                for name in names:
+                    unlink_if_there(self.files, temporary_path(self.path(*name), writer))
+                self._settle(names, writer)
+
+    def _settle_doubtful(self) -> None:
+        """Settle what this writer has begun and not ended. What cannot be settled now waits."""
+        if not self._doubtful:
+            return
+        writer = self._writers.own_id() if self._is_announced else ""
+        with suppress(StorageError), storage_errors(self.blocks_dir):
+            for name in self._doubtful:
+                unlink_if_there(self.files, temporary_path(self.path(*name), writer))
+            self._settle(list(self._doubtful), writer)
+            # Rows that a full disk kept from being marked.
+            self.index.drop([name for name in self._doubtful if not self.path(*name).exists()])
+            self._doubtful.clear()
+
+    def _settle(self, names: Sequence[BlockName], writer: str) -> None:
+        there = {name for name in names if self.path(*name).exists()}
+        self._sync({self.path(*name).parent for name in there})  # it may have got no further than the rename
+        self.index.settle_again(list(there), [name for name in names if name not in there], writer)
+
+    def _dead(self) -> dict[str, str]:
+        return {writer: boot for writer, boot in self.index.writers().items() if not self._is_alive(writer)}
+
+    def _is_alive(self, writer: str) -> bool:
+        return self._writers.is_own(writer) or self._writers.is_alive(writer)
+
+    def _announced(self) -> str:
+        """Return this writer's id, made known durably before it changes anything."""
+        if self._is_closed:
+            raise StorageError(f"The cache in {self.blocks_dir} was closed already.")
+        self.heal()
+        with storage_errors(self.blocks_dir):
+            writer = self._writers.own_id()
+        if not self._is_announced:
+            self.index.announce(writer, self.files.boot_id())
+            self._is_announced = True
+        return writer
+
+    def _write_file(self, path: Path, writer: str, parts: Sequence[Buffer]) -> None:
+        temporary = temporary_path(path, writer)
+        with storage_errors(path.parent):
+            try:
+                make_private(self.files, path.parent)
+                write_file(self.files, path, temporary, parts)
+            except FileNotFoundError:
+                # Another process removed the directory because it was empty.
+                make_private(self.files, path.parent)
+                write_file(self.files, path, temporary, parts)
+
+    def _identified(self, fingerprint: bytes, path: Path) -> list[FoundBlock]:
+        """Return what a file says it is; nothing if it is no block of this fingerprint, now set aside."""
+        try:
+            found = parse_header(path)
+            if found.fingerprint != fingerprint:
+                raise BlockDamaged(f"The block file {path} was written for another model.")
+        except BlockDamaged:
+            self.set_aside(path)
+            return []
+        return [replace(found, modified_s=min(found.modified_s, self._clock()))]
+
+    def _adopt(self, found: Sequence[FoundBlock]) -> None:
+        names = ((block.fingerprint, block.header.key, block.header.group) for block in found)
+        self._sync({self.path(*name).parent for name in names})
+        self.index.add(found)
+
+    def _sync(self, shelves: Iterable[Path]) -> None:
+        for shelf in shelves:
+            with suppress(FileNotFoundError):
+                self.files.sync_dir(shelf)
+
+    def _now_s(self) -> float:
+        """Return the time, never before the last use of any block: a clock may be set back."""
+        return max(self._clock(), self.index.newest_s())
 
     def _files(self) -> Iterator[tuple[bytes, Path]]:
         for directory in _directories(self.blocks_dir):
             if _FINGERPRINT.fullmatch(directory.name):
                 for shelf in _directories(directory):
                     yield from ((bytes.fromhex(directory.name), file) for file in _listing(shelf))
-
-
-def _write(path: Path, identity: FileIdentity, payload: memoryview) -> int:
-    make_private(path.parent)
-    return write_file(path, identity, payload)
 
 
 @contextmanager
@@ -194,19 +363,3 @@ def _listing(path: Path) -> list[Path]:
         return [path / name for name in os.listdir(path)]
     except FileNotFoundError:
         return []
-
-
-def _remove_if_abandoned(path: Path, process_id: int) -> None:
-    with suppress(FileNotFoundError):
-        if not _is_alive(process_id) or time.time() - path.lstat().st_mtime > _TEMPORARY_MAX_AGE_S:
-            path.unlink()
-
-
-def _is_alive(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True

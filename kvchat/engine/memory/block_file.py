@@ -17,16 +17,17 @@ import json
 import os
 import stat
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
 from math import prod
 from pathlib import Path
 
 import xxhash
 
-from kvchat import directories
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, from_u32le, u32le
+from kvchat.engine.memory.files import Buffer, Files, read_all, write_all
 from kvchat.errors import BlockDamaged, BlockMissing
 
 FORMAT = "kvchat.block.v1"
@@ -44,7 +45,6 @@ _DTYPE_BYTES = {
     "F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
     "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-_temporary_names = count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,34 +115,41 @@ def block_path(blocks_dir: Path, fingerprint: bytes, key: bytes, group: int) -> 
     return Path(f"{blocks_dir}/{fingerprint.hex()}/{name[:2]}/{name}")
 
 
-def write_file(path: Path, identity: FileIdentity, payload: memoryview) -> int:
+def temporary_path(path: Path, writer: str) -> Path:
+    """Return where a writer puts a block's bytes until they are whole."""
+    return path.with_name(f".{path.name}.{writer}{TEMPORARY_SUFFIX}")
+
+
+def render_head(identity: FileIdentity, payload: memoryview) -> bytes:
+    """Return the file's bytes before the payload."""
+    return _with_checksum(_render_blank(identity), payload)
+
+
+def write_file(files: Files, path: Path, temporary: Path, parts: Sequence[Buffer]) -> None:
     """Write one block durably: temporary name, fsync, rename, fsync of the directory.
 
-    Effect: blocks until the bytes are on the medium. After an error no temporary file is left.
+    Effect: blocks until the bytes are on the medium. After an error no temporary file is left, unless it
+    cannot be removed either.
 
-    Returns: the file's length in bytes.
     Raises: OSError: disk full, read-only, no permission.
     """
-    blank = _render_blank(identity)
-    head = _with_checksum(blank, payload)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_temporary_names)}{TEMPORARY_SUFFIX}")
-    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
+        descriptor = files.create(temporary)
         try:
-            _write_all(descriptor, head)
-            _write_all(descriptor, payload)
-            os.fsync(descriptor)
+            for part in parts:
+                write_all(files, descriptor, part)
+            files.sync(descriptor)
         finally:
-            os.close(descriptor)
-        temporary.rename(path)
+            files.close(descriptor)
+        files.rename(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            files.unlink(temporary)
         raise
-    directories.sync(path.parent)
-    return len(head) + len(payload)
+    files.sync_dir(path.parent)
 
 
-def read_file(path: Path, identity: FileIdentity, out: memoryview) -> None:
+def read_file(files: Files, path: Path, identity: FileIdentity, out: memoryview) -> None:
     """Fill `out` with the payload of a block and verify all of the file. Not mapped: a truncated map kills.
 
     Raises:
@@ -152,20 +159,19 @@ def read_file(path: Path, identity: FileIdentity, out: memoryview) -> None:
     blank = _render_blank(identity)
     head = bytearray(len(blank))
     try:
-        # O_NONBLOCK: a named pipe put in a block's place must not hang the engine.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = files.open(path)
     except FileNotFoundError as error:
         raise BlockMissing(f"The block file {path} is gone; its tokens are computed again.") from error
     except OSError as error:
         raise BlockDamaged(f"The block file {path} cannot be opened: {error.strerror}.") from error
     try:
         _check_size(descriptor, len(head) + len(out), path)
-        _read_all(descriptor, head, 0)
-        _read_all(descriptor, out, len(head))
+        read_all(files, descriptor, memoryview(head), 0)
+        read_all(files, descriptor, out, len(head))
     except OSError as error:
         raise BlockDamaged(f"The block file {path} cannot be read: {error.strerror}.") from error
     finally:
-        os.close(descriptor)
+        files.close(descriptor)
     if head != _with_checksum(blank, out):
         raise BlockDamaged(f"The block file {path} is damaged: {_what_differs(bytes(head), blank)}.")
 
@@ -252,22 +258,6 @@ def _check_size(descriptor: int, num_bytes: int, path: Path) -> None:
         raise BlockDamaged(f"{path} is not a regular file.")
     if status.st_size != num_bytes:
         raise BlockDamaged(f"The block file {path} is damaged: {status.st_size} bytes, not {num_bytes}.")
-
-
-def _read_all(descriptor: int, out: bytearray | memoryview, offset: int) -> None:
-    view = memoryview(out)
-    while len(view):
-        num_read = os.preadv(descriptor, [view], offset)
-        if num_read == 0:
-            raise OSError(0, "it ended early")
-        view = view[num_read:]
-        offset += num_read
-
-
-def _write_all(descriptor: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while len(view):
-        view = view[os.write(descriptor, view) :]
 
 
 def _open_nofollow(path: str, flags: int) -> int:

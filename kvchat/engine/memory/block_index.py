@@ -1,40 +1,29 @@
 """Which blocks are on disk: a hint for quick answers, never the truth, which is the files.
 
 One SQLite file serves every fingerprint in a cache directory. Losing it costs the time to look at the files
-again, nothing else; a file that SQLite cannot read is replaced by an empty one.
+again, nothing else.
+
+A row comes before its file and goes after it. Until file and row agree the row is unsettled: it names the
+writer that is at work on it. So the totals never say less than what is on disk, and what a killed writer has
+left is found without looking at every file.
 """
 
-import os
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
-from time import monotonic, sleep
-from typing import Any
 
 from kvchat.engine.api.ids import BlockKey, GroupId, from_u32le, u32le
 from kvchat.engine.memory.block_file import BlockHeader, FoundBlock
-from kvchat.errors import StorageError
+from kvchat.engine.memory.files import Files
+from kvchat.engine.memory.index_file import IndexFile, Row
 
 BlockName = tuple[bytes, BlockKey, GroupId]
 """Fingerprint, key and group: what names one file."""
 
-_BUSY_TIMEOUT_S = 5.0
-# What SQLite raises for a damaged file; a damaged page size asks for too much memory.
-_SQLITE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError, MemoryError)
-_DAMAGE_CODES = (
-    sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_NOTADB,
-    sqlite3.SQLITE_ERROR,  # no such table or column
-    sqlite3.SQLITE_CONSTRAINT,
-    sqlite3.SQLITE_MISMATCH,
-)
 _KEYS_PER_QUERY = 900  # SQLite's oldest limit on variables is 999
 
 # The checks are for `integrity_check`, which finds rows that a damaged disk has changed.
-# Triggers keep the totals, so that a limit can be enforced after every write without counting rows.
+# Triggers keep the totals, so that a limit can be enforced before every write without counting rows.
 _SCHEMA = (
     """CREATE TABLE blocks (
     fingerprint BLOB NOT NULL,
@@ -46,6 +35,7 @@ _SCHEMA = (
     token_ids BLOB NOT NULL,
     bytes INTEGER NOT NULL,
     last_used REAL NOT NULL,
+    writer TEXT,
     PRIMARY KEY (fingerprint, key, grp),
     CHECK (typeof(fingerprint) = 'blob' AND length(fingerprint) = 32),
     CHECK (typeof(key) = 'blob' AND length(key) = 32),
@@ -55,12 +45,15 @@ _SCHEMA = (
 ) WITHOUT ROWID""",
     "CREATE INDEX blocks_by_parent ON blocks (fingerprint, parent)",
     "CREATE INDEX blocks_by_age ON blocks (last_used)",
+    "CREATE INDEX blocks_unsettled ON blocks (writer) WHERE writer IS NOT NULL",
     """CREATE TABLE totals (
     fingerprint BLOB PRIMARY KEY,
     num_blocks INTEGER NOT NULL,
     num_tails INTEGER NOT NULL,
     bytes INTEGER NOT NULL
 ) WITHOUT ROWID""",
+    "CREATE TABLE writers (id TEXT PRIMARY KEY, boot TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
     """CREATE TRIGGER count_added AFTER INSERT ON blocks BEGIN
     INSERT INTO totals SELECT new.fingerprint, 0, 0, 0
         WHERE NOT EXISTS (SELECT 1 FROM totals WHERE fingerprint = new.fingerprint);
@@ -73,15 +66,21 @@ END""",
 END""",
 )
 
-_COUNT_ANEW = """
-INSERT INTO totals SELECT fingerprint, count(*), sum(num_tokens < block_size), sum(bytes)
-FROM blocks GROUP BY fingerprint
-"""
+_RECOUNT = (
+    "DELETE FROM totals",
+    """INSERT INTO totals SELECT fingerprint, count(*), sum(num_tokens < block_size), sum(bytes)
+    FROM blocks GROUP BY fingerprint""",
+)
+_NAMED = "WHERE fingerprint=? AND key=? AND grp=?"
+_INSERT = "INSERT INTO blocks VALUES (?,?,?,?,?,?,?,?,?,?)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUsage:
-    """What is on disk. A block of one group is one file and counts once; tails are among the blocks."""
+    """What is on disk. A block of one group is one file and counts once; tails are among the blocks.
+
+    A block that is being written counts already.
+    """
 
     num_blocks: int
     num_tails: int
@@ -109,69 +108,68 @@ class IndexedBlock:
 class BlockIndex:
     """The rows of one cache directory. May be called from several threads and opened by several processes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files) -> None:
         """Open the index, or begin an empty one.
 
         Raises: StorageError: the directory cannot be written.
         """
-        self._path = path
-        self._lock = Lock()
-        self._connection = self._open()
-        self._was_lost = False
+        self._file = IndexFile(path, _SCHEMA, files)
 
     def take_lost(self) -> bool:
         """Return whether rows were lost since the last call, so that the files should be looked at again."""
-        with self._lock:
-            was_lost, self._was_lost = self._was_lost, False
-        return was_lost
+        return self._file.take_lost()
+
+    # Blocks
 
     def contains(self, fingerprint: bytes, key: BlockKey, group: GroupId) -> bool:
         return bool(self.contained(fingerprint, [key], group))
 
     def contained(self, fingerprint: bytes, keys: Sequence[BlockKey], group: GroupId) -> set[BlockKey]:
-        """Return those of `keys` that have a row for the group; a few queries however long the chain."""
+        """Return those of `keys` that have a settled row; a few queries however long the chain."""
         found: set[BlockKey] = set()
         for start in range(0, len(keys), _KEYS_PER_QUERY):
             part = keys[start : start + _KEYS_PER_QUERY]
             marks = ",".join("?" * len(part))
-            query = f"SELECT key FROM blocks WHERE fingerprint=? AND grp=? AND key IN ({marks})"
-            found.update(BlockKey(key) for (key,) in self._read(query, fingerprint, group, *part))
+            query = (
+                "SELECT key FROM blocks WHERE fingerprint=? AND grp=? AND writer IS NULL"
+                f" AND key IN ({marks})"
+            )
+            found.update(BlockKey(key) for (key,) in self._file.read(query, fingerprint, group, *part))
         return found
 
     def children(self, fingerprint: bytes, parent: BlockKey) -> list[IndexedBlock]:
         """Return the blocks and tails directly behind a parent."""
-        return list(self._blocks("WHERE fingerprint=? AND parent=?", fingerprint, parent))
+        return list(self._blocks("fingerprint=? AND parent=?", fingerprint, parent))
 
     def blocks(self) -> list[IndexedBlock]:
         """Return all blocks of all fingerprints."""
-        return list(self._blocks(""))
+        return list(self._blocks("TRUE"))
 
     def with_key(self, fingerprint: bytes, key: BlockKey) -> IndexedBlock | None:
-        return next(self._blocks("WHERE fingerprint=? AND key=?", fingerprint, key), None)
+        return next(self._blocks("fingerprint=? AND key=?", fingerprint, key), None)
 
-    def names(self) -> set[BlockName]:
-        """Return the name of every row."""
-        return set(self._read("SELECT fingerprint, key, grp FROM blocks"))
+    def names(self) -> tuple[set[BlockName], set[BlockName]]:
+        """Return the names of all rows: those that are settled, and those that are not."""
+        settled: set[BlockName] = set()
+        unsettled: set[BlockName] = set()
+        for fingerprint, key, group, writer in self._file.read(
+            "SELECT fingerprint, key, grp, writer FROM blocks"
+        ):
+            (settled if writer is None else unsettled).add((fingerprint, key, group))
+        return settled, unsettled
 
     def check(self) -> None:
         """Look at every row, begin again if one is damaged, and count the totals anew."""
-        with self._lock:
-            try:
-                is_sound = self._connection.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
-                with self._transaction():
-                    self._connection.execute("DELETE FROM totals")
-                    self._connection.execute(_COUNT_ANEW)
-            except _SQLITE_ERRORS as error:
-                is_sound = not _is_damage(error)
-            if not is_sound:
-                self._renew()
+        self._file.check(*_RECOUNT)
 
     def oldest_leaves(self, limit: int) -> list[IndexedBlock]:
-        """Return blocks that no block on disk has as its parent, longest unused first."""
+        """Return settled blocks that no block on disk has as its parent, longest unused first."""
         is_leaf = """NOT EXISTS (SELECT 1 FROM blocks AS child
                      WHERE child.fingerprint = blocks.fingerprint AND child.parent = blocks.key)"""
-        rows = self._read(
-            f"SELECT fingerprint, key FROM blocks WHERE {is_leaf} ORDER BY last_used LIMIT ?", limit
+        rows = self._file.read(
+            f"SELECT fingerprint, key FROM blocks WHERE writer IS NULL AND {is_leaf}"
+            " ORDER BY last_used LIMIT ?",
+            limit,
         )
         found = (self.with_key(fingerprint, key) for fingerprint, key in dict.fromkeys(rows))
         return [block for block in found if block is not None]
@@ -186,37 +184,97 @@ class BlockIndex:
         )
 
     def usages(self) -> dict[bytes, DiskUsage]:
-        rows = self._read("SELECT fingerprint, num_blocks, num_tails, bytes FROM totals WHERE num_blocks > 0")
+        rows = self._file.read(
+            "SELECT fingerprint, num_blocks, num_tails, bytes FROM totals WHERE num_blocks > 0"
+        )
         return {
             fingerprint: DiskUsage(num_blocks=num_blocks, num_tails=num_tails, num_bytes=num_bytes)
             for fingerprint, num_blocks, num_tails, num_bytes in rows
         }
 
     def add(self, blocks: Iterable[FoundBlock]) -> None:
-        """Insert rows; a row that is there stays as it is."""
-        self._write(
-            "INSERT INTO blocks VALUES (?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING",
-            [_row(block) for block in blocks],
-        )
+        """Insert settled rows for files that are there; a row that is there is settled."""
+        rows = [_row(block, None) for block in blocks]
+        self._file.write((f"{_INSERT} ON CONFLICT DO UPDATE SET writer=NULL", rows))
 
     def drop(self, names: Iterable[BlockName]) -> None:
-        """Remove rows; a row that is not there is no error."""
-        self._write("DELETE FROM blocks WHERE fingerprint=? AND key=? AND grp=?", list(names))
+        """Remove rows, settled or not; a row that is not there is no error."""
+        self._file.write((f"DELETE FROM blocks {_NAMED}", list(names)))
 
     def touch(self, fingerprint: bytes, used_s: dict[BlockKey, float]) -> None:
-        """Record when blocks were last used."""
-        rows = [(moment, fingerprint, key) for key, moment in used_s.items()]
-        self._write("UPDATE blocks SET last_used=? WHERE fingerprint=? AND key=?", rows)
+        """Record when blocks were last used.
+
+        Never as before what was used last, so that a clock that was set back does not make them the oldest.
+        """
+        newest_s = self.newest_s()
+        rows = [(max(moment, newest_s), fingerprint, key) for key, moment in used_s.items()]
+        self._file.write(("UPDATE blocks SET last_used=? WHERE fingerprint=? AND key=?", rows))
+
+    def newest_s(self) -> float:
+        """Return when a block was last used; 0 where there is none."""
+        rows = self._file.read("SELECT max(last_used) FROM blocks")
+        return float(rows[0][0] or 0.0) if rows else 0.0
+
+    # Work in progress
+
+    def reserve(self, block: FoundBlock, writer: str) -> None:
+        """Insert the unsettled row of a block that is about to be written, or make the row that is there
+        this writer's.
+        """
+        self._file.write(
+            (f"{_INSERT} ON CONFLICT DO UPDATE SET writer=excluded.writer", [_row(block, writer)])
+        )
+
+    def settle(self, block: FoundBlock, day: int) -> None:
+        """Make a block's row settled, its file being durable, and count its bytes as written on a day."""
+        self._file.write(
+            (f"{_INSERT} ON CONFLICT DO UPDATE SET writer=NULL", [_row(block, None)]),
+            (
+                "INSERT INTO written VALUES (?,?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes",
+                [(day, block.num_bytes)],
+            ),
+        )
+
+    def unsettle(self, names: Sequence[BlockName], writer: str) -> None:
+        """Make the rows of blocks that are about to go this writer's."""
+        self._file.write((f"UPDATE blocks SET writer=? {_NAMED}", [(writer, *name) for name in names]))
+
+    def settle_again(self, there: Sequence[BlockName], gone: Sequence[BlockName], writer: str) -> None:
+        """End what one writer had begun: rows whose files are there are settled, the others go."""
+        self._file.write(
+            (f"UPDATE blocks SET writer=NULL {_NAMED} AND writer=?", [(*name, writer) for name in there]),
+            (f"DELETE FROM blocks {_NAMED} AND writer=?", [(*name, writer) for name in gone]),
+        )
+
+    def unsettled(self, writer: str) -> list[BlockName]:
+        """Return the names of what a writer was at work on."""
+        return list(self._file.read("SELECT fingerprint, key, grp FROM blocks WHERE writer=?", writer))
+
+    def writers(self) -> dict[str, str]:
+        """Return all writers that have not ended properly, and the boot in which each began."""
+        return dict(self._file.read("SELECT id, boot FROM writers"))
+
+    def announce(self, writer: str, boot: str) -> None:
+        """Make it durable that a writer is at work, so that after a loss of power files are looked at."""
+        self._file.write(("INSERT OR REPLACE INTO writers VALUES (?,?)", [(writer, boot)]), durable=True)
+
+    def dismiss(self, writers: Iterable[str]) -> None:
+        self._file.write(("DELETE FROM writers WHERE id=?", [(writer,) for writer in writers]))
+
+    def written_bytes(self) -> dict[int, int]:
+        """Return how many bytes of blocks were written on each day."""
+        return dict(self._file.read("SELECT day, bytes FROM written"))
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        self._file.close()
 
     def _blocks(self, where: str, *values: object) -> Iterator[IndexedBlock]:
         columns = "fingerprint, key, parent, token_ids, block_size"
         merged = "group_concat(grp), sum(bytes), max(last_used)"
-        rows = self._read(
-            f"SELECT {columns}, {merged} FROM blocks {where} GROUP BY fingerprint, key", *values
+        rows = self._file.read(
+            f"SELECT {columns}, {merged} FROM blocks WHERE writer IS NULL AND {where}"
+            " GROUP BY fingerprint, key",
+            *values,
         )
         for fingerprint, key, parent, token_ids, block_size, groups, num_bytes, last_used_s in rows:
             yield IndexedBlock(
@@ -230,113 +288,8 @@ class BlockIndex:
                 last_used_s=last_used_s,
             )
 
-    def _read(self, query: str, *values: object) -> list[Any]:
-        """Return the rows; none if the index cannot be read: what a hint does not say costs time only."""
-        with self._lock:
-            try:
-                return self._connection.execute(query, values).fetchall()
-            except _SQLITE_ERRORS as error:
-                if _is_damage(error):
-                    self._renew()
-                return []
 
-    def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-        if not rows:
-            return
-        with self._lock:
-            try:
-                self._write_once(statement, rows)
-            except _SQLITE_ERRORS as error:
-                if not _is_damage(error):
-                    raise StorageError(f"The cache index {self._path} cannot be written: {error}.") from error
-                self._renew()
-                self._write_once(statement, rows)
-
-    def _write_once(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-        with self._transaction():
-            self._connection.executemany(statement, rows)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        finally:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-
-    def _renew(self) -> None:
-        """Begin an empty index in place of a damaged one."""
-        self._connection.close()
-        self._unlink()
-        self._connection = self._open()
-        self._was_lost = True
-
-    def _open(self) -> sqlite3.Connection:
-        until_s = monotonic() + _BUSY_TIMEOUT_S
-        while True:
-            try:
-                return self._connect()
-            except (*_SQLITE_ERRORS, OSError) as error:
-                is_passing = _is_damage(error) or _is_busy(error)
-                if not is_passing or monotonic() > until_s:
-                    refusal = f"The cache index {self._path} cannot be opened: {error}."
-                    raise StorageError(f"{refusal} Choose another cache directory.") from error
-                if _is_damage(error):
-                    self._unlink()
-            # SQLite's own timeout does not cover the change to write-ahead logging.
-            sleep(0.01)
-
-    def _connect(self) -> sqlite3.Connection:
-        # Created first with the mode it must have; SQLite gives its side files the same.
-        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        connection = sqlite3.connect(
-            self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")
-            if not _has_our_tables(connection):
-                self._create_tables(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _create_tables(self, connection: sqlite3.Connection) -> None:
-        connection.execute("BEGIN EXCLUSIVE")
-        if not _has_our_tables(connection):
-            for table in ("blocks", "totals"):
-                connection.execute(f"DROP TABLE IF EXISTS {table}")
-            for statement in _SCHEMA:
-                connection.execute(statement)
-        connection.execute("COMMIT")
-
-    def _unlink(self) -> None:
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-
-
-def _is_damage(error: Exception) -> bool:
-    """Whether a new file helps: malformed, no database or other tables; not locked, full or unreadable."""
-    if isinstance(error, OSError | sqlite3.ProgrammingError):
-        return False  # the latter: used after close
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # none: a value that cannot be decoded
-    return code & 0xFF in _DAMAGE_CODES
-
-
-def _is_busy(error: Exception) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def _has_our_tables(connection: sqlite3.Connection) -> bool:
-    """Whether the tables are exactly those of this version, neither older, newer nor damaged."""
-    rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-    return {statement for (statement,) in rows} == set(_SCHEMA)
-
-
-def _row(block: FoundBlock) -> tuple[object, ...]:
+def _row(block: FoundBlock, writer: str | None) -> Row:
     header: BlockHeader = block.header
     return (
         block.fingerprint,
@@ -348,4 +301,5 @@ def _row(block: FoundBlock) -> tuple[object, ...]:
         u32le(header.token_ids),
         block.num_bytes,
         block.modified_s,
+        writer,
     )

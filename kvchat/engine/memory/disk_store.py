@@ -9,13 +9,12 @@ from threading import Lock
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
 from kvchat.engine.memory.block_directory import BlockDirectory
-from kvchat.engine.memory.block_file import BlockHeader, FileIdentity, Layout, Region, read_file
-from kvchat.engine.memory.block_index import DiskUsage
+from kvchat.engine.memory.block_file import BlockHeader, FileIdentity, Layout, Region
+from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock
+from kvchat.engine.memory.files import SYSTEM, Buffer, Files
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
 __all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "StoredBlock"]
-
-Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +42,9 @@ class DiskStore:
         block_size: int,
         limit_bytes: int | None,
         clock: Callable[[], float] = time.time,
+        files: Files = SYSTEM,
     ) -> None:
-        """Open the store, remove what a crash left behind, and make it fit its limit.
+        """Open the store, settle what a crash left behind, and make it fit its limit.
 
         Args:
             layouts: for each group the tensors of one block, in the order of their bytes.
@@ -60,7 +60,7 @@ class DiskStore:
         self._clock = clock
         self._touched: dict[BlockKey, float] = {}
         self._touched_lock = Lock()
-        self._directory = BlockDirectory(cache_dir)
+        self._directory = BlockDirectory(cache_dir, files, clock)
         self._index = self._directory.index
         self._enforce_limit()
 
@@ -71,15 +71,21 @@ class DiskStore:
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> list[bool]:
         """For each key, whether its block is there. Pure; one query for a whole chain."""
         indexed = self._index.contained(self._fingerprint, keys, group)
+        if self._healed():
+            indexed = self._index.contained(self._fingerprint, keys, group)
         return [key in indexed and self._path(key, group).exists() for key in keys]
 
     def children(self, parent: BlockKey) -> tuple[StoredBlock, ...]:
         """Return the blocks and tails directly behind a parent, their keys recomputed. Pure."""
-        return tuple(
-            StoredBlock(key=block.key, token_ids=block.token_ids, groups=block.groups)
-            for block in self._index.children(self._fingerprint, parent)
+        found = self._index.children(self._fingerprint, parent)
+        if self._healed():
+            found = self._index.children(self._fingerprint, parent)
+        blocks = (
+            StoredBlock(key=block.key, token_ids=block.token_ids, groups=self._groups_there(block))
+            for block in found
             if block.key == block_key(parent, block.token_ids)
         )
+        return tuple(block for block in blocks if block.groups)
 
     def read(
         self,
@@ -106,7 +112,7 @@ class DiskStore:
         assert len(payload) == identity.payload_bytes
         path = self._path(key, group)
         try:
-            read_file(path, identity, payload)
+            self._directory.read(path, identity, payload)
         except (BlockMissing, BlockDamaged) as error:
             if isinstance(error, BlockDamaged):
                 self._directory.set_aside(path)
@@ -116,31 +122,24 @@ class DiskStore:
         return payload
 
     def write(self, header: BlockHeader, payload: Buffer) -> bool:
-        """Write a block durably unless it is there; blocks until it is on the medium and the limit holds.
+        """Write a block durably unless it is there; blocks until it is on the medium. The limit always holds.
 
-        Returns: False if the block was there; it keeps its bytes.
+        Returns: False if the block was there, and keeps its bytes, or if the limit has no room for it.
         Raises: StorageError: disk full or not writable; nothing of the block is left.
         """
         identity = self._identity(header)
         data = memoryview(payload).cast("B")
         assert len(data) == identity.payload_bytes
-        if self._index.take_lost():
-            self._directory.rebuild()
         self._flush_touched()
-        if self._is_there(header):
-            return False
-        self._directory.write(identity, data, self._clock())
-        self._enforce_limit()
-        return True
+        return not self._is_there(header) and self._directory.write(identity, data, self.limit_bytes)
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         """Remove one group's file of a block; nothing happens if it is not there."""
-        self._directory.remove(self._fingerprint, key, [group])
+        self._directory.remove([(self._fingerprint, key, group)])
 
     def remove_keys(self, keys: Iterable[BlockKey]) -> None:
         """Remove blocks with all their groups."""
-        for key in keys:
-            self._directory.remove(self._fingerprint, key, self._layouts)
+        self._directory.remove([(self._fingerprint, key, group) for key in keys for group in self._layouts])
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that blocks were used now. Cheap: reaches the index with the next write or at close."""
@@ -164,6 +163,16 @@ class DiskStore:
         with suppress(StorageError):  # only the order of eviction suffers
             self._flush_touched()
         self._directory.close()
+
+    def _groups_there(self, block: IndexedBlock) -> frozenset[GroupId]:
+        return frozenset(group for group in block.groups if self._path(block.key, group).exists())
+
+    def _healed(self) -> bool:
+        """Whether the index was lost and is back. Looking at all files takes less than computing them all."""
+        try:
+            return self._directory.heal()
+        except StorageError:  # then nothing is there
+            return False
 
     def _is_there(self, header: BlockHeader) -> bool:
         path = self._path(header.key, header.group)

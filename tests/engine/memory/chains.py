@@ -9,6 +9,7 @@ import numpy as np
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
 from kvchat.engine.memory.block_file import Layout, Region
 from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
+from kvchat.engine.memory.files import SYSTEM, Files
 
 FULL, SLIDING = GroupId(0), GroupId(1)
 BLOCK_SIZE = 4
@@ -48,6 +49,7 @@ def open_store(
     fingerprint: bytes = FINGERPRINT,
     limit_bytes: int | None = None,
     clock: Callable[[], float] | None = None,
+    files: Files = SYSTEM,
 ) -> DiskStore:
     return DiskStore(
         cache_dir,
@@ -56,6 +58,7 @@ def open_store(
         block_size=BLOCK_SIZE,
         limit_bytes=limit_bytes,
         clock=clock or Clock(),
+        files=files,
     )
 
 

@@ -1,8 +1,9 @@
-"""Who is writing an answer, and whether that process still lives.
+"""Who is writing, and whether that process still lives.
 
-Every store that writes answers holds a lock (flock) on a small file named by its id, and each unfinished
-answer carries that id. The kernel lets go of the lock when the process ends, however it ends, so a killed
-writer is told from a slow one without asking for process ids, which are reused and differ between containers.
+Every store that writes holds a lock (flock) on a small file named by its id, and what it has begun but not
+finished carries that id: an answer that grows, a block on its way to the disk. The kernel lets go of the lock
+when the process ends, however it ends, so a killed writer is told from a slow one without asking for process
+ids, which are reused and differ between containers.
 """
 
 import fcntl
@@ -18,7 +19,7 @@ _SUFFIX = ".lock"
 
 
 class Writers:
-    """Locks of the living writers of one database, in one directory."""
+    """Locks of the living writers of one store, in one directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,0 +1,217 @@
+"""The SQLite file of the block index: opened, begun again when it is damaged, written in transactions.
+
+Nothing in it is the truth, so damage is never an error: the file is replaced by an empty one and `take_lost`
+says that the block files should be looked at again.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from time import monotonic, sleep
+from typing import Any
+
+from kvchat.engine.memory.files import Files
+from kvchat.errors import StorageError
+
+Row = tuple[object, ...]
+
+_BUSY_TIMEOUT_S = 5.0
+# What SQLite raises for a damaged file; a damaged page size asks for too much memory.
+_SQLITE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError, MemoryError)
+_DAMAGE_CODES = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_ERROR,  # no such table or column
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+)
+
+
+class IndexFile:
+    """One database of a fixed schema. May be called from several threads and opened by several processes."""
+
+    def __init__(self, path: Path, schema: Sequence[str], files: Files) -> None:
+        """Open the file, or begin an empty one; tables of another version are dropped.
+
+        Args:
+            schema: the statements that create all tables, indexes and triggers.
+
+        Raises: StorageError: it can be neither opened nor created.
+        """
+        self._path = path
+        self._schema = tuple(schema)
+        self._files = files
+        self._lock = Lock()
+        self._was_lost = False
+        self._opened: tuple[int, int] | None = None
+        self._connection = self._open()
+
+    def take_lost(self) -> bool:
+        """Return whether rows were lost since the last call, so that the files should be looked at again."""
+        with self._lock:
+            was_lost, self._was_lost = self._was_lost, False
+        return was_lost
+
+    def read(self, query: str, *values: object) -> list[Any]:
+        """Return the rows; none if the index cannot be read: what a hint does not say costs time only."""
+        with self._lock:
+            try:
+                return self._connection.execute(query, values).fetchall()
+            except _SQLITE_ERRORS as error:
+                if _is_damage(error):
+                    self._renew()
+                return []
+
+    def write(self, *changes: tuple[str, Sequence[Row]], durable: bool = False) -> None:
+        """Execute each statement for each of its rows, all in one transaction.
+
+        Args:
+            durable: wait until this and everything before it is on the medium. Otherwise it survives the end
+                of the process, and a loss of power may undo the last changes, never ones before those.
+
+        Raises: StorageError: disk full, locked or not writable; nothing was changed.
+        """
+        changes = tuple(change for change in changes if change[1])
+        if not changes:
+            return
+        with self._lock:
+            try:
+                self._follow()
+                self._write_once(changes, durable)
+            except _SQLITE_ERRORS as error:
+                if not _is_damage(error):
+                    raise StorageError(_refusal(self._path, error)) from error
+                self._renew()
+                self._write_once(changes, durable)
+
+    def check(self, *recount: str) -> None:
+        """Look at every page and row, begin again if one is damaged, and execute `recount`. O(all)."""
+        with self._lock:
+            try:
+                is_sound = self._connection.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
+                self._write_once([(statement, [()]) for statement in recount], durable=False)
+            except _SQLITE_ERRORS as error:
+                is_sound = not _is_damage(error)
+            if not is_sound:
+                self._renew()
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def _write_once(self, changes: Sequence[tuple[str, Sequence[Row]]], durable: bool) -> None:
+        with self._transaction(durable):
+            for statement, rows in changes:
+                self._connection.executemany(statement, rows)
+
+    @contextmanager
+    def _transaction(self, durable: bool) -> Iterator[None]:
+        self._connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._files.commit(self._connection)
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def _follow(self) -> None:
+        """Open the file that has the name now: another process may have replaced it, or somebody removed it.
+
+        A closed file stays closed.
+        """
+        self._connection.in_transaction  # noqa: B018  raises where it was closed
+        if self._identity() != self._opened:
+            self._connection.close()
+            self._connection = self._open()
+            self._was_lost = True
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _renew(self) -> None:
+        """Begin an empty index in place of a damaged one."""
+        self._connection.close()
+        self._unlink()
+        self._connection = self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        until_s = monotonic() + _BUSY_TIMEOUT_S
+        while True:
+            try:
+                return self._connect()
+            except (*_SQLITE_ERRORS, OSError) as error:
+                is_passing = _is_damage(error) or _is_busy(error)
+                if not is_passing or monotonic() > until_s:
+                    raise StorageError(_refusal(self._path, error)) from error
+                if _is_damage(error):
+                    self._unlink()
+            # SQLite's own timeout does not cover the change to write-ahead logging.
+            sleep(0.01)
+
+    def _connect(self) -> sqlite3.Connection:
+        # Created first with the mode it must have; SQLite gives its side files the same.
+        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(
+            self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA secure_delete=ON")  # rows hold token ids
+            if not self._has_our_tables(connection):
+                self._create_tables(connection)
+            self._opened = self._identity()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _create_tables(self, connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN EXCLUSIVE")
+        if not self._has_our_tables(connection):
+            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            for (table,) in tables:
+                connection.execute(f'DROP TABLE "{table}"')
+            for statement in self._schema:
+                connection.execute(statement)
+            self._was_lost = True
+        self._files.commit(connection)
+
+    def _has_our_tables(self, connection: sqlite3.Connection) -> bool:
+        """Whether the tables are exactly those of this version, neither older, newer nor damaged."""
+        rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+        return {statement for (statement,) in rows} == set(self._schema)
+
+    def _unlink(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+
+
+def _refusal(path: Path, error: BaseException) -> str:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return f"There is no room left for the cache index {path}: free some space."
+    if code == sqlite3.SQLITE_IOERR:
+        return f"The cache index {path} cannot be used: {error}. Check the disk and its free space."
+    if code == sqlite3.SQLITE_BUSY:
+        return f"The cache index {path} is locked by another program: close it, or choose another directory."
+    return f"The cache index {path} cannot be used: {error}. Choose another cache directory."
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Whether a new file helps: malformed, no database or other tables; not locked, full or unreadable."""
+    if isinstance(error, OSError | sqlite3.ProgrammingError):
+        return False  # the latter: used after close
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # none: a value that cannot be decoded
+    return code & 0xFF in _DAMAGE_CODES
+
+
+def _is_busy(error: BaseException) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
