@@ -1,0 +1,272 @@
+"""Conversations that other programs exported as JSON: their text, without token ids.
+
+Two forms are known by their content: ChatGPT's `conversations.json` (a list of trees of messages) and the
+records that `llm logs --json` prints (a list of questions with their answers). The next question in such a
+session renders its whole text anew.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from math import isfinite
+from pathlib import Path
+from time import time
+from typing import Any
+
+from kvchat.errors import BundleError
+from kvchat.session.statements import one_line, title_of
+from kvchat.session.store import new_session_id, new_turn_id
+from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, Turn, TurnId
+
+MAX_JSON_BYTES = 1 << 30
+_ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT}
+_MAX_TITLE_LEN = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """One conversation, as the store adopts it."""
+
+    session: Session
+    branches: tuple[Branch, ...]
+    turns: tuple[Turn, ...]
+
+
+@dataclass(slots=True)
+class _Message:
+    """A message of a tree. `text` grows where the same speaker goes on."""
+
+    role: Role
+    text: str
+    created_at: float
+    parent: "_Message | None"
+    children: list["_Message"] = field(default_factory=list)
+
+
+def read_transcripts(path: Path) -> tuple[list[Transcript], int]:
+    """Return the conversations of a file, and how many of it could not be read.
+
+    Raises:
+        BundleError: the file is of no known form, or holds no conversation that can be read.
+    """
+    entries = _entries(path)
+    read = _chatgpt if _is_chatgpt(entries) else _llm
+    found, num_skipped = read(entries)
+    if not found:
+        raise BundleError(
+            f"{path} holds no conversation that can be read; ChatGPT's conversations.json and "
+            "the output of `llm logs --json` can be"
+        )
+    return found, num_skipped
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise BundleError(f"{path} has more than {MAX_JSON_BYTES >> 20} MiB; split it")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is no JSON: {error}") from error
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise BundleError(
+            f"{path} is neither ChatGPT's conversations.json nor the output of `llm logs --json`"
+        )
+    return value
+
+
+def _is_chatgpt(entries: Sequence[dict[str, Any]]) -> bool:
+    return any("mapping" in entry for entry in entries)
+
+
+def _each(entries: Iterable[Any], read: Callable[[Any], Transcript | None]) -> tuple[list[Transcript], int]:
+    """Read what can be read: one strange conversation must not keep a thousand others out."""
+    found: list[Transcript] = []
+    num_skipped = 0
+    for entry in entries:
+        try:
+            transcript = read(entry)
+        except (BundleError, LookupError, TypeError, ValueError, AttributeError, OverflowError):
+            transcript = None
+        if transcript is None:
+            num_skipped += 1
+        else:
+            found.append(transcript)
+    return found, num_skipped
+
+
+# ChatGPT
+
+
+def _chatgpt(entries: Sequence[dict[str, Any]]) -> tuple[list[Transcript], int]:
+    return _each(entries, _chatgpt_conversation)
+
+
+def _chatgpt_conversation(entry: dict[str, Any]) -> Transcript | None:
+    """Return one conversation; None if nothing was said in it."""
+    nodes = entry["mapping"]
+    system = ""
+    messages: dict[str, _Message | None] = {}
+    roots: list[_Message] = []
+    for name in _parents_first(nodes):
+        node = nodes[name]
+        parent = messages[node["parent"]] if node.get("parent") in messages else None
+        message = node.get("message") or {}
+        text, role = _chatgpt_text(message), (message.get("author") or {}).get("role")
+        if role == "system" and text and not system:
+            system = text
+        if role not in _ROLES or not text:
+            messages[name] = parent
+            continue
+        spoken = _spoken(parent, _ROLES[role], text, _seconds(message.get("create_time")))
+        messages[name] = spoken
+        if spoken.parent is None:
+            roots.append(spoken)
+    current = messages.get(entry.get("current_node") or "")
+    return _transcript(_text(entry.get("title")), system, _seconds(entry.get("create_time")), roots, current)
+
+
+def _parents_first(nodes: dict[str, Any]) -> Iterator[str]:
+    """Yield the names of a tree's nodes; raises BundleError where they are none."""
+    children: dict[str | None, list[str]] = {}
+    for name, node in nodes.items():
+        parent = node.get("parent")
+        children.setdefault(parent if parent in nodes else None, []).append(name)
+    waiting = list(reversed(children.get(None, [])))
+    num_seen = 0
+    while waiting:
+        name = waiting.pop()
+        num_seen += 1
+        yield name
+        waiting += reversed(children.get(name, []))
+    if num_seen != len(nodes):
+        raise BundleError("its messages are no tree")
+
+
+def _chatgpt_text(message: dict[str, Any]) -> str:
+    content = message.get("content") or {}
+    parts = content.get("parts") or []
+    return "\n".join(part for part in parts if isinstance(part, str)).strip()
+
+
+# llm
+
+
+def _llm(entries: Sequence[dict[str, Any]]) -> tuple[list[Transcript], int]:
+    conversations: dict[str, list[dict[str, Any]]] = {}
+    for number, entry in enumerate(entries):
+        name = entry.get("conversation_id")
+        conversations.setdefault(name if isinstance(name, str) else f"#{number}", []).append(entry)
+    return _each(conversations.values(), _llm_conversation)
+
+
+def _llm_conversation(entries: list[dict[str, Any]]) -> Transcript | None:
+    """Return one conversation; None if nothing was said in it."""
+    if not any(isinstance(entry.get("prompt"), str) for entry in entries):
+        return None
+    entries.sort(key=lambda entry: (_text(entry.get("datetime_utc")), _text(entry.get("id"))))
+    roots: list[_Message] = []
+    last: _Message | None = None
+    for entry in entries:
+        at = _iso_seconds(entry.get("datetime_utc"))
+        for role, name in ((Role.USER, "prompt"), (Role.ASSISTANT, "response")):
+            text = _text(entry.get(name))
+            if text:
+                last = _spoken(last, role, text, at)
+                if last.parent is None and last not in roots:
+                    roots.append(last)
+    system = next((_text(entry.get("system")) for entry in entries if entry.get("system")), "")
+    title = next((_text(entry.get("conversation_name")) for entry in entries), "")
+    return _transcript(title, system, _iso_seconds(entries[0].get("datetime_utc")), roots, last)
+
+
+# Both
+
+
+def _spoken(parent: _Message | None, role: Role, text: str, at: float) -> _Message:
+    """Put a message behind another. Where one speaker goes on, both become one message."""
+    if parent is not None and parent.role is role:
+        text, parent = f"{parent.text}\n\n{text}", parent.parent
+    message = _Message(role, text, at, parent)
+    if parent is not None:
+        parent.children.append(message)
+    return message
+
+
+def _transcript(
+    title: str, system: str, created_at: float, roots: list[_Message], current: _Message | None
+) -> Transcript | None:
+    """Return the tree behind its roots; the branch with `current` is the active one."""
+    session_id = new_session_id()
+    turns: list[Turn] = []
+    leaves: list[tuple[TurnId, bool]] = []
+    waiting: list[tuple[_Message, TurnId | None]] = [(root, None) for root in reversed(_kept(roots))]
+    while waiting:
+        message, parent_id = waiting.pop()
+        turn = Turn(
+            id=new_turn_id(),
+            session_id=session_id,
+            parent_id=parent_id,
+            role=message.role,
+            text=message.text,
+            token_ids=None,
+            finish=Finish.COMPLETE,
+            created_at=message.created_at,
+            exact=False,
+        )
+        turns.append(turn)
+        below = _kept(message.children)
+        waiting += [(child, turn.id) for child in reversed(below)]
+        if message is current or not below:
+            leaves.append((turn.id, message is current))
+    if not turns:
+        return None
+    leaves.sort(key=lambda leaf: not leaf[1])
+    session = Session(
+        id=session_id,
+        title=one_line(title)[:_MAX_TITLE_LEN] or title_of(turns[0].text),
+        system=system,
+        model="",
+        created_at=created_at,
+        updated_at=max(turn.created_at for turn in turns),
+    )
+    return Transcript(session=session, branches=_branches(session, leaves), turns=tuple(turns))
+
+
+def _kept(messages: list[_Message]) -> list[_Message]:
+    """Return messages without those that another one begins with: the same speaker has gone on."""
+    return [
+        message
+        for message in messages
+        if message.children
+        or not any(
+            other is not message and other.text.startswith(message.text + "\n\n") for other in messages
+        )
+    ]
+
+
+def _branches(session: Session, leaves: list[tuple[TurnId, bool]]) -> tuple[Branch, ...]:
+    names = [MAIN, *(BranchName(f"{MAIN}-{number}") for number in range(2, len(leaves) + 1))]
+    return tuple(
+        Branch(session_id=session.id, name=name, leaf_id=leaf_id, updated_at=session.updated_at)
+        for name, (leaf_id, _) in zip(names, leaves, strict=True)
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+        return min(max(0.0, float(value)), 253_402_300_799.0)
+    return time()
+
+
+def _iso_seconds(value: object) -> float:
+    try:
+        return _seconds(datetime.fromisoformat(_text(value)).timestamp())
+    except (ValueError, OverflowError, OSError):
+        return time()
