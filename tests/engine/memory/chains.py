@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from random import Random
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
 from kvchat.engine.memory.block_file import Layout, Region
@@ -65,7 +64,7 @@ def open_store(
 def payload_of(key: BlockKey, group: GroupId = FULL) -> bytes:
     """Return bytes that follow from the key, so that any process can say what a block must hold."""
     num_bytes = sum(region.nbytes for region in LAYOUTS[group])
-    return np.random.default_rng(list(key)).bytes(num_bytes)
+    return Random(key).randbytes(num_bytes)
 
 
 def block_behind(parent: BlockKey, token_ids: list[int], group: GroupId = FULL) -> Block:

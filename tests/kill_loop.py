@@ -1,0 +1,178 @@
+"""Kills a process of the stores at random moments and looks at what is left.
+
+    python -m tests.kill_loop --times 500
+
+After each kill: every acknowledged turn and block is there and right, and the totals are those of the files.
+Every few kills everything unreferenced is collected, and then nothing but referenced blocks may be left.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from kvchat.engine.api.ids import BlockKey
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import TurnId
+from tests.engine.memory.chains import Block, open_store, payload_of, read
+from tests.kill_child import Places, collect, described_blocks
+
+ROOT = Path(__file__).parent.parent
+MOST_LINES = 60
+LONGEST_PAUSE_S = 0.02
+KILLS_PER_COLLECTION = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldTurn:
+    """A turn as it was acknowledged; an unfinished one may have grown since."""
+
+    session: str
+    text: str
+    ids: tuple[int, ...]
+    is_finished: bool
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Everything that was acknowledged and has not been taken away."""
+
+    turns: dict[str, ToldTurn] = field(default_factory=dict)
+    blocks: dict[BlockKey, Block] = field(default_factory=dict)
+    sessions_of: dict[BlockKey, set[str]] = field(default_factory=dict)
+    doing: str = "starting"
+
+    def take(self, line: dict[str, Any]) -> None:
+        """Note one line of the child."""
+        what = line["what"]
+        if what == "doing":
+            self.doing = line["action"]
+        elif what == "turn":
+            self.turns[line["turn"]] = ToldTurn(
+                session=line["session"],
+                text=line["text"],
+                ids=tuple(line["ids"]),
+                is_finished=line["is_finished"],
+            )
+        elif what == "blocks":
+            for block in described_blocks(line["blocks"]):
+                self.blocks[block.key] = block
+                self.sessions_of.setdefault(block.key, set()).add(line["session"])
+        elif what == "going":
+            self._forget(BlockKey(bytes.fromhex(key)) for key in line["blocks"])
+        elif what == "removing":
+            self._forget_session(line["session"])
+        elif what == "collecting":
+            self._forget([key for key, names in self.sessions_of.items() if not names - {None}])
+
+    def _forget(self, keys) -> None:
+        for key in keys:
+            self.blocks.pop(key, None)
+            self.sessions_of.pop(key, None)
+
+    def _forget_session(self, session: str) -> None:
+        self.turns = {name: turn for name, turn in self.turns.items() if turn.session != session}
+        for names in self.sessions_of.values():
+            names.discard(session)
+        self._forget([key for key, names in self.sessions_of.items() if not names])
+
+
+class KillLoop:
+    """Children on one home, killed one after the other."""
+
+    def __init__(self, home: Path, seed: int = 0) -> None:
+        self.places = Places.of(home)
+        self.ledger = Ledger()
+        self.killed: Counter[str] = Counter()
+        self.checked: Counter[str] = Counter()
+        self._home = home
+        self._random = Random(seed)
+
+    def kill_one(self, number: int) -> None:
+        """Start a child, kill it at a random moment, and check what is left.
+
+        Raises: AssertionError: a promise was broken.
+        """
+        command = [sys.executable, "-m", "tests.kill_child", str(self._home), str(number)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stderr is not None
+            # By lines and not by time alone: a busy machine would kill every child at its start.
+            heard = [child.stdout.readline() for _ in range(self._random.randrange(1, MOST_LINES))]
+            time.sleep(self._random.uniform(0, LONGEST_PAUSE_S))
+            child.kill()
+            lines = (b"".join(heard) + child.stdout.read()).decode().splitlines(keepends=True)
+            complaint = child.stderr.read().decode()
+        assert complaint == "", complaint
+        for line in lines:
+            if line.endswith("\n"):
+                self.ledger.take(json.loads(line))
+        self.killed[self.ledger.doing] += 1
+        self.check()
+        if number % KILLS_PER_COLLECTION == KILLS_PER_COLLECTION - 1:
+            self.check_collection()
+
+    def check(self) -> None:
+        """Every acknowledged turn and block is there and right; what is announced is right too."""
+        sessions = SessionStore(self.places.database)
+        for turn_id, told in self.ledger.turns.items():
+            turn = sessions.turn(TurnId(turn_id))
+            assert not turn.damaged
+            assert turn.token_ids is not None
+            assert turn.token_ids[: len(told.ids)] == told.ids
+            assert not told.is_finished or (turn.text, turn.token_ids) == (told.text, told.ids)
+        sessions.close()
+        store = open_store(self.places.cache_dir)
+        for block in self.ledger.blocks.values():
+            assert store.has(block.key, block.header.group), block.header.token_ids
+            assert read(store, block) == block.payload
+        for found in store._index.blocks():
+            (group,) = found.groups
+            payload = store.read(found.key, group, parent=found.parent, token_ids=found.token_ids)
+            assert bytes(payload) == payload_of(found.key)
+        sizes = [path.stat().st_size for path in (self.places.cache_dir / "blocks").rglob("*.*")]
+        assert (store.usage().num_blocks, store.usage().num_bytes) == (len(sizes), sum(sizes))
+        store.close()
+        self.checked.update(turns=len(self.ledger.turns), blocks=len(self.ledger.blocks))
+
+    def check_collection(self) -> None:
+        """After a collection the files are those of referenced blocks, and nothing else."""
+        sessions = SessionStore(self.places.database)
+        self.ledger.take({"what": "collecting"})
+        collect(sessions, self.places.cache_dir)
+        self.check()
+        for summary in sessions.list_sessions():
+            sessions.delete_session(summary.session.id)
+        collect(sessions, self.places.cache_dir)
+        sessions.close()
+        assert list((self.places.cache_dir / "blocks").rglob("*")) == []
+        assert list((self.places.cache_dir / "quarantine").rglob("*")) == []
+        self.ledger = Ledger()
+        self.checked.update(collections=1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.kill_loop", description=__doc__)
+    parser.add_argument("--times", type=int, default=500, help="how many processes are killed")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with TemporaryDirectory(prefix="kvchat-kills-") as home:
+        loop = KillLoop(Path(home), arguments.seed)
+        for number in range(arguments.times):
+            loop.kill_one(arguments.seed * 1_000_000 + number)
+    during = ", ".join(f"{count} during {name}" for name, count in loop.killed.most_common())
+    print(f"{loop.killed.total()} kills: {during}")
+    checked = ", ".join(f"{count:,} {name}" for name, count in loop.checked.items())
+    print(f"checked and right: {checked}; nothing lost, nothing wrong, nothing left behind")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
