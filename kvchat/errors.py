@@ -16,6 +16,7 @@
     ├── CapacityError                 6
     │   ├── ContextOverflow           6   longer than the model's context
     │   ├── PoolExhausted             6   needs more blocks than the pool has
+    │   ├── PinRefused                6   would leave too few blocks for everybody else
     │   └── OutOfMemory               6
     ├── CacheError                    7
     │   ├── BlockMissing              7   announced by the index, gone from the tier
@@ -92,6 +93,10 @@ class ContextOverflow(CapacityError):
 
 
 class PoolExhausted(CapacityError):
+    pass
+
+
+class PinRefused(CapacityError):
     pass
 
 

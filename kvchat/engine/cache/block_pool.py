@@ -1,5 +1,6 @@
 """The blocks of one group: which are free, cached or used, and by how many holders."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from kvchat.engine.api.ids import BlockId, BlockKey
@@ -11,7 +12,7 @@ class BlockPool:
     """Integer bookkeeping of a fixed number of blocks; no bytes.
 
     A block is free (no holder, no key), cached (no holder, named by a key, may be evicted) or used (held by
-    tables or pins; may be named too). free + cached + used = total.
+    tables or pinned; may be named too). free + cached + used = total.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class BlockPool:
         self._lineage = Lineage()
         self._counts = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
+        self._pins: Counter[BlockId] = Counter()
         self.num_shared = 0
 
     @property
@@ -43,6 +45,11 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_free - self.num_cached
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that are kept whether or not anybody holds them; they count as used."""
+        return len(self._pins)
 
     @property
     def num_available(self) -> int:
@@ -71,7 +78,7 @@ class BlockPool:
 
     def share(self, block: BlockId) -> None:
         """Add a holder to a used or cached block."""
-        if self._counts[block] == 0:
+        if block in self._cached:
             self._cached.remove(block)
         self._counts[block] += 1
         if self._counts[block] == 2:
@@ -83,16 +90,26 @@ class BlockPool:
         self._counts[block] -= 1
         if self._counts[block] == 1:
             self.num_shared -= 1
-        if self._counts[block] == 0:
-            key = self._keys[block]
-            if key is None:
-                self._free.append(block)
-            else:
-                self._cached.add(block, key)
+        self._settle(block)
+
+    def pin(self, block: BlockId) -> None:
+        """Keep a named block until as many calls of `unpin`, also without a holder."""
+        assert self._keys[block] is not None
+        if block in self._cached:
+            self._cached.remove(block)
+        self._pins[block] += 1
+
+    def unpin(self, block: BlockId) -> None:
+        assert self._pins[block] > 0
+        self._pins[block] -= 1
+        if not self._pins[block]:
+            del self._pins[block]
+            self._settle(block)
 
     def touch(self, block: BlockId) -> None:
-        """Note that a request uses a block; what is used again is kept longer."""
-        self._cached.touch(block)
+        """Note that a request uses a block; what is used again is kept longer, if it has a name."""
+        if self._keys[block] is not None:
+            self._cached.touch(block)
 
     def name(self, block: BlockId, key: BlockKey, parent: BlockKey | None) -> None:
         """Give a used block its key; from now on its bytes do not change.
@@ -108,24 +125,38 @@ class BlockPool:
             self._lineage.add(block, key, parent)
 
     def forget(self, block: BlockId) -> None:
-        """Take a block's key away, because its bytes are no longer trusted."""
-        if self._counts[block] == 0:
+        """Take the key of a block that is not pinned away: its bytes are no longer wanted."""
+        assert not self._pins[block]
+        if block in self._cached:
             self._cached.remove(block)
             self._free.append(block)
         self._take_name(block)
 
-    def check_integrity(self, holders: list[int]) -> None:
-        """Assert that counts equal `holders` (index: block id) and that every block has exactly one state."""
+    def check_integrity(self, holders: list[int], pins: Counter[BlockId] | None = None) -> None:
+        """Assert that counts equal `holders` (index: block id), pins `pins`, and that every block has exactly
+        one state.
+        """
         assert self._counts == holders
+        assert self._pins == (pins or Counter())
         free = set(self._free)
         assert len(free) == len(self._free)
         for index, count in enumerate(holders):
             block = BlockId(index)
-            states = (block in free, block in self._cached, count > 0)
+            states = (block in free, block in self._cached, count > 0 or self._pins[block] > 0)
             assert sum(states) == 1, f"block {block} is in {sum(states)} states"
             assert (self._keys[block] is None) or not states[0]
             assert (self._keys[block] is not None) or not states[1]
         assert self.num_shared == sum(count > 1 for count in holders)
+
+    def _settle(self, block: BlockId) -> None:
+        """Put a block that may have lost its last holder or pin where it belongs."""
+        if self._counts[block] or block in self._pins:
+            return
+        key = self._keys[block]
+        if key is None:
+            self._free.append(block)
+        else:
+            self._cached.add(block, key)
 
     def _is_leaf(self, block: BlockId) -> bool:
         key = self._keys[block]

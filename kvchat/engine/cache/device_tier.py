@@ -4,6 +4,7 @@ that must go.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
@@ -53,7 +54,7 @@ class DeviceTier:
         """
         parent = None if group in self._with_window else node.parent
         self.pools[group].name(block, node.key, parent)
-        self.index.add(IndexNode(node.key, node.parent, node.token_ids), group, block)
+        self.index.add(replace(node, blocks={}), group, block)
 
     def keep_source(self, group: GroupId, block: BlockId) -> None:
         """Take over one of a block's holders until `finish_moves`: the block is going to be copied."""
@@ -72,12 +73,15 @@ class DeviceTier:
         self._sources.clear()
         self.host.finish_moves()
 
-    def check_integrity(self, branches: Iterable[Branch]) -> None:
+    def check_integrity(
+        self, branches: Iterable[Branch], pins: Mapping[GroupId, Counter[BlockId]] | None = None
+    ) -> None:
         """Raise AssertionError on any broken invariant."""
+        pins = pins or {}
         branches = list(branches)
         held = [*self._sources, *self.held.elements()]
         for group in self.groups:
-            check_holders(group, self.pools[group.id], branches, held)
+            check_holders(group, self.pools[group.id], branches, held, pins.get(group.id))
         check_index(self.index, self.pools)
         for branch in branches:
             check_branch(branch, self.groups, self.pools, self.block_size)

@@ -6,6 +6,7 @@ only when its bytes have been copied, and is held while it is written or read.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
@@ -65,7 +66,7 @@ class HostTier:
         if not pool.num_available:
             return None
         place = pool.allocate()
-        self._reserved.append((group, place, IndexNode(node.key, node.parent, node.token_ids)))
+        self._reserved.append((group, place, replace(node, blocks={})))
         return place
 
     def find(self, key: BlockKey, group: GroupId) -> BlockId | None:

@@ -1,5 +1,6 @@
 """The invariants of the bookkeeping, checked from outside it."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvchat.engine.api.ids import BlockId, GroupId, block_key
@@ -12,18 +13,22 @@ Pools = Mapping[GroupId, BlockPool]
 
 
 def check_holders(
-    group: Group, pool: BlockPool, branches: Iterable[Branch], pins: Iterable[tuple[GroupId, BlockId]]
+    group: Group,
+    pool: BlockPool,
+    branches: Iterable[Branch],
+    moving: Iterable[tuple[GroupId, BlockId]],
+    pins: Counter[BlockId] | None = None,
 ) -> None:
-    """Assert that a block's count is the number of tables and pins that hold it."""
+    """Assert that a block's count is the number of tables and moves that hold it, and its pins are `pins`."""
     holders = [0] * pool.num_blocks
     for branch in branches:
         for block in branch.tables[group.id]:
             if block is not None:
                 holders[block] += 1
-    for pinned_group, block in pins:
-        if pinned_group == group.id:
+    for moved_group, block in moving:
+        if moved_group == group.id:
             holders[block] += 1
-    pool.check_integrity(holders)
+    pool.check_integrity(holders, pins)
 
 
 def check_index(index: PrefixIndex, pools: Pools) -> None:

@@ -15,6 +15,7 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.live_tails import LiveTails
 from kvchat.engine.cache.match import PrefixMatch, PrefixMatcher
 from kvchat.engine.cache.naming import Naming
+from kvchat.engine.cache.pins import Pins
 from kvchat.engine.cache.plan import Copy, Demote, Move, Save, TableChange
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.table_log import TableLog
@@ -44,6 +45,7 @@ class CacheManager:
         self._tails = LiveTails(device.block_size)
         self._log = TableLog()
         self._admission = Admission(device)
+        self.pins = Pins(device)
         self._naming = Naming(device, self._log)
         self._matcher, self._resident_matcher = (
             PrefixMatcher(self.groups, self.block_size, self.index, tiers, self._tails.behind)
@@ -218,7 +220,8 @@ class CacheManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError on any broken invariant."""
-        self.device.check_integrity(self.branches.values())
+        pins = {group: self.pins.counts(group) for group in self.pools}
+        self.device.check_integrity(self.branches.values(), pins)
 
     # Parts of the above
 

@@ -35,7 +35,8 @@ class Naming:
             table[number] = known
             self._log.note_one(branch, group.id, number, known)
             return
-        node = IndexNode(key, branch.parent_of(number), self._ids(branch, number))
+        start = number * self._device.block_size
+        node = IndexNode(key, branch.parent_of(number), self._ids(branch, number), start)
         self._device.name(group.id, block, node)
         if save:
             self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, branch.saved_tail))
@@ -46,7 +47,8 @@ class Naming:
         if not num_tokens:
             return
         ids = self._ids(branch, number)
-        node = IndexNode(block_key(branch.last_key, ids), branch.last_key, ids)
+        start = number * self._device.block_size
+        node = IndexNode(block_key(branch.last_key, ids), branch.last_key, ids, start)
         for group, table in zip(self._device.groups, branch.tables, strict=True):
             block = table[number]
             if block is None or self._device.pools[group.id].count(block) > 1:

@@ -13,9 +13,12 @@ from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 
 @dataclass(slots=True)
 class IndexNode:
+    """A named block or tail. `start`: position of its first token."""
+
     key: BlockKey
     parent: BlockKey
     token_ids: tuple[int, ...]
+    start: int
     blocks: dict[GroupId, BlockId] = field(default_factory=dict)
 
 

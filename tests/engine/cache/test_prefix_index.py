@@ -12,7 +12,7 @@ FIRST, SECOND = GroupId(0), GroupId(1)
 
 
 def node(parent: BlockKey, *token_ids: int) -> IndexNode:
-    return IndexNode(block_key(parent, token_ids), parent, token_ids)
+    return IndexNode(block_key(parent, token_ids), parent, token_ids, 0)
 
 
 def test_a_node_is_found_by_its_key_and_its_ids_together() -> None:
@@ -63,7 +63,7 @@ def test_a_key_that_is_claimed_for_other_ids_is_a_bug() -> None:
     index = PrefixIndex()
     index.add(node(ROOT, 1, 2), FIRST, BlockId(0))
     with pytest.raises(AssertionError):
-        index.add(IndexNode(block_key(ROOT, (1, 2)), ROOT, (1, 3)), SECOND, BlockId(0))
+        index.add(IndexNode(block_key(ROOT, (1, 2)), ROOT, (1, 3), 0), SECOND, BlockId(0))
 
 
 def test_a_group_has_at_most_one_block_under_a_key() -> None:

@@ -1,0 +1,99 @@
+"""Blocks that are never evicted, because somebody has asked for it by name.
+
+A pin covers the full blocks that a branch holds at that moment, and it outlives the branch. What the branch
+computes later is covered by pinning it again. A pin is kept until it is undone; one that would leave too
+little for everybody else is refused.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.device_tier import DeviceTier
+from kvchat.errors import PinRefused
+
+MOST_PINNED = 2
+"""At most one in so many blocks of a group may be pinned."""
+
+Needs = Mapping[GroupId, int]
+"""How many blocks of each group a request needs."""
+
+
+class Pins:
+    """Which branch has had which blocks pinned. A pin is named by the branch's id."""
+
+    def __init__(self, device: DeviceTier) -> None:
+        self._device = device
+        self._blocks: dict[BranchId, dict[GroupId, tuple[BlockId, ...]]] = {}
+
+    def __contains__(self, branch: BranchId) -> bool:
+        return branch in self._blocks
+
+    def pin(self, branch: Branch, requests: Sequence[tuple[Branch, Needs]] = ()) -> int:
+        """Pin what a branch holds, instead of what it held when it was pinned before.
+
+        Args:
+            requests: branches that run or wait, each with what it needs in the end.
+
+        Returns:
+            The number of blocks that this pin keeps, all groups together.
+
+        Raises:
+            PinRefused: too little would be left; everything stays as it was.
+        """
+        blocks = {group: self._full_blocks(branch, group) for group in self._device.pools}
+        for group, wanted in blocks.items():
+            self._check_room(branch.id, group, wanted, requests)
+        for group, wanted in blocks.items():
+            for block in wanted:
+                self._device.pools[group].pin(block)
+        self.unpin(branch.id)
+        self._blocks[branch.id] = blocks
+        return sum(map(len, blocks.values()))
+
+    def unpin(self, branch: BranchId) -> bool:
+        """Undo a pin; False if there is none under this name."""
+        for group, blocks in (pinned := self._blocks.pop(branch, {})).items():
+            for block in reversed(blocks):
+                self._device.pools[group].unpin(block)
+        return bool(pinned)
+
+    def num_others(self, group: GroupId, keys: Sequence[BlockKey]) -> int:
+        """Return how many pinned blocks of a group are not among `keys`. Pure."""
+        pool, index = self._device.pools[group], self._device.index
+        own = {index.block(key, group) for key in keys}
+        return sum(block not in own for block in self.counts(group)) if pool.num_pinned else 0
+
+    def counts(self, group: GroupId) -> Counter[BlockId]:
+        """Return how many pins keep each block of a group. Pure."""
+        return Counter(block for blocks in self._blocks.values() for block in blocks.get(group, ()))
+
+    def _full_blocks(self, branch: Branch, group: GroupId) -> tuple[BlockId, ...]:
+        table = branch.tables[group][: len(branch.keys)]
+        return tuple(block for block in table if block is not None)
+
+    def _check_room(
+        self,
+        name: BranchId,
+        group: GroupId,
+        wanted: Sequence[BlockId],
+        requests: Sequence[tuple[Branch, Needs]],
+    ) -> None:
+        num_blocks = self._device.pools[group].num_blocks
+        kept = self.counts(group) - Counter(self._blocks.get(name, {}).get(group, ()))
+        pinned = {*kept, *wanted}
+        most = num_blocks // MOST_PINNED
+        reason = f"at most {most} of {num_blocks} may be"
+        for branch, needs in requests:
+            others = len(pinned.difference(branch.tables[group]))
+            if others + needs[group] > num_blocks:
+                most = min(most, len(pinned) - (others + needs[group] - num_blocks))
+                reason = (
+                    f"a request at work needs {needs[group]} of {num_blocks}, which leaves {max(most, 0)}"
+                )
+        if len(pinned) > most:
+            raise PinRefused(
+                f"{len(wanted)} blocks cannot be pinned: {len(pinned)} would be in all, and {reason}; unpin "
+                "something else, or give the cache more with --kv-device-bytes"
+            )

@@ -1,0 +1,109 @@
+"""Pins: kept whatever happens, or refused with the numbers."""
+
+import pytest
+
+from kvchat.engine.api.ids import GroupId
+from kvchat.errors import PinRefused
+from tests.engine.cache.caches import Cache, full_group, sliding_group
+
+pytestmark = pytest.mark.pure
+
+FULL = GroupId(0)
+
+
+def test_pinned_blocks_survive_everything_that_evicts() -> None:
+    cache = Cache(full_group(), sliding_group(5), num_blocks=12)
+    branch = cache.computed(range(14))
+    assert cache.manager.pins.pin(branch) == 3 + 1  # of the window, the block that is full
+    cache.manager.release(branch)
+    for start in (100, 200, 300):
+        cache.manager.release(cache.computed(range(start, start + 30)))
+    cache.forget_device()
+    assert cache.matched_len([*range(14), 99]) == 12
+    assert [pool.num_pinned for pool in cache.manager.pools.values()] == [3, 1]
+    cache.check()
+
+
+def test_what_is_unpinned_is_evicted_like_anything_else() -> None:
+    cache = Cache(full_group(), num_blocks=12)
+    branch = cache.computed(range(14))
+    cache.manager.pins.pin(branch)
+    cache.manager.release(branch)
+    assert cache.manager.pins.unpin(branch.id)
+    assert not cache.manager.pins.unpin(branch.id)
+    cache.forget_device()
+    assert cache.matched_len([*range(14), 99]) == 0
+    assert cache.num_used() == [0]
+    cache.check()
+
+
+def test_a_pin_covers_what_is_there_and_pinning_again_what_has_been_added() -> None:
+    cache = Cache(full_group(), num_blocks=16)
+    branch = cache.computed(range(9))
+    assert cache.manager.pins.pin(branch) == 2
+    branch.token_ids += range(9, 21)
+    cache.compute(branch)
+    assert cache.manager.pools[FULL].num_pinned == 2
+    assert cache.manager.pins.pin(branch) == 5
+    assert cache.manager.pools[FULL].num_pinned == 5
+    cache.check()
+
+
+def test_a_block_of_two_pins_is_pinned_until_both_are_undone() -> None:
+    cache = Cache(full_group(), num_blocks=16)
+    first, second = cache.computed([*range(8), 50]), cache.computed([*range(8), 60, 61, 62, 63, 64])
+    assert (cache.manager.pins.pin(first), cache.manager.pins.pin(second)) == (2, 3)
+    assert cache.manager.pools[FULL].num_pinned == 3
+    cache.manager.pins.unpin(first.id)
+    assert cache.manager.pools[FULL].num_pinned == 3
+    cache.manager.pins.unpin(second.id)
+    assert cache.manager.pools[FULL].num_pinned == 0
+
+
+def test_a_pin_does_not_make_a_block_a_shared_one() -> None:
+    cache = Cache(full_group(), num_blocks=12)
+    branch = cache.computed(range(10))
+    cache.manager.pins.pin(branch)
+    assert cache.manager.pools[FULL].num_shared == 0
+
+
+def test_more_than_half_of_a_pool_is_refused_and_nothing_changes() -> None:
+    cache = Cache(full_group(), num_blocks=10)
+    small, large = cache.computed(range(9)), cache.computed(range(100, 117))
+    cache.manager.pins.pin(small)
+    with pytest.raises(PinRefused, match="4 blocks cannot be pinned: 6 would be in all, and at most 5 of 10"):
+        cache.manager.pins.pin(large)
+    assert cache.manager.pools[FULL].num_pinned == 2
+    assert large.id not in cache.manager.pins
+    assert small.id in cache.manager.pins
+    cache.check()
+
+
+def test_a_pin_that_leaves_too_little_for_a_request_at_work_is_refused_with_its_needs() -> None:
+    cache = Cache(full_group(), num_blocks=10)
+    idle, at_work = cache.computed(range(17)), cache.open([7])
+    with pytest.raises(PinRefused, match="a request at work needs 8 of 10, which leaves 2"):
+        cache.manager.pins.pin(idle, [(at_work, {FULL: 8})])
+    assert cache.manager.pins.pin(idle, [(at_work, {FULL: 6})]) == 4
+
+
+def test_what_a_request_at_work_holds_itself_may_be_pinned_beside_its_needs() -> None:
+    cache = Cache(full_group(), num_blocks=10)
+    at_work = cache.computed(range(17))
+    assert cache.manager.pins.pin(at_work, [(at_work, {FULL: 10})]) == 4
+
+
+def test_pinning_again_counts_what_is_pinned_already_only_once() -> None:
+    cache = Cache(full_group(), num_blocks=10)
+    branch = cache.computed(range(21))
+    for _ in range(3):
+        assert cache.manager.pins.pin(branch) == 5
+
+
+def test_pinned_blocks_of_others_are_counted_for_a_prompt() -> None:
+    cache = Cache(full_group(), num_blocks=20)
+    first, second = cache.computed([*range(8), 50]), cache.computed(range(100, 113))
+    cache.manager.pins.pin(first)
+    cache.manager.pins.pin(second)
+    assert cache.manager.pins.num_others(FULL, []) == 5
+    assert cache.manager.pins.num_others(FULL, first.keys) == 3
