@@ -14,24 +14,19 @@ from kvchat.engine.cache.rates import Rates
 from kvchat.engine.cache.sizing import host_places, pool_blocks
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
-from kvchat.engine.memory.block_writer import BlockWriter
+from kvchat.engine.disk import open_saver, open_store
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
-from kvchat.engine.memory.saver import Saver
-from kvchat.engine.models.fingerprint import fingerprint
-from kvchat.engine.models.load import LoadedModel, choose_device, load_model
+from kvchat.engine.models.load import choose_device
 from kvchat.engine.parts import EngineParts
-from kvchat.engine.route import choose_route
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import Scheduler
-from kvchat.engine.threads import choose_threads
+from kvchat.engine.weights import Candidate, Source, Weights, fingerprint_of, load_candidate
 from kvchat.errors import ConfigError, OutOfMemory
 
-WRITE_QUEUE_BYTES = 64 * 2**20
 MEMORY_SHARE = 4
 """Without a limit the device pool takes at most this part of the memory that is free."""
 HOST_SHARE = 4
@@ -53,15 +48,13 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     """
     _check(config)
     device = choose_device(config.device)
-    loaded = load_model(model_dir, config.dtype, device)
-    torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
-    served = choose_route(loaded)
-    groups = served.groups
-    info = replace(_info(model, model_dir, config, loaded, device), route=str(served.route))
+    candidate = load_candidate(Source(model_dir=model_dir, adapter_dir=config.adapter), config, device)
+    make_pass, groups = candidate.served.make_pass, candidate.served.groups
+    info = _info(candidate, config, device)
     lengths = Lengths(
         context_len=info.max_context, chunk_len=config.max_batch_tokens, block_size=config.block_size
     )
-    activation = activation_bytes(served.make_pass, groups, device, lengths)
+    activation = activation_bytes(make_pass, groups, device, lengths)
     num_blocks = pool_blocks(
         groups,
         _device_bytes(config, groups, info.max_context, _free_bytes(device) - activation),
@@ -70,26 +63,28 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
         block_size=config.block_size,
     )
     pool = DevicePool(groups, num_blocks, config.block_size, device)
-    store = _open_store(config, pool, bytes.fromhex(info.fingerprint))
+    digest = fingerprint_of(candidate, config, pool)
+    store = open_store(config, pool, digest)
     places = host_places(groups, _host_bytes(config, pool, device), config.block_size)
     host = HostPool(places, {group.id: group.block_bytes(config.block_size) for group in groups})
-    info = replace(info, capacity=measured(groups, num_blocks, lengths, activation, host.num_bytes))
-    log.info("capacity: %s", info.capacity)
+    capacity = measured(groups, num_blocks, lengths, activation, host.num_bytes)
+    log.info("capacity: %s", capacity)
     rates = Rates()
     mover = Mover(pool, host, store, rates)
     tier = DeviceTier(groups, num_blocks, block_size=config.block_size, host=HostTier(groups, places))
-    manager = CacheManager(tier, fingerprint=bytes.fromhex(info.fingerprint), slow=mover)
+    manager = CacheManager(tier, fingerprint=digest, slow=mover)
     return EngineParts(
-        info=info,
+        info=replace(info, model=model, fingerprint=digest.hex(), capacity=capacity),
         manager=manager,
         scheduler=Scheduler(manager, config.max_batch_tokens),
-        runner=Runner(served.make_pass(pool), groups, config.block_size),
+        runner=Runner(make_pass(pool), groups, config.block_size),
         sampler=Sampler(config.seed),
         pool=pool,
         mover=mover,
         rates=rates,
-        saver=_saver(pool, store, manager),
+        saver=open_saver(pool, store, manager),
         store=store,
+        weights=Weights(candidate, config, pool),
     )
 
 
@@ -104,30 +99,23 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError(f"max_batch_tokens must be at least 1, not {config.max_batch_tokens}")
 
 
-def _info(
-    name: str, model_dir: Path, config: EngineConfig, loaded: LoadedModel, device: torch.device
-) -> EngineInfo:
-    max_context = min(loaded.max_context, config.max_context or loaded.max_context)
-    digest_cache = config.cache_dir / "weights.json" if config.cache_dir else None
-    digest = fingerprint(
-        model_dir,
-        dtype=loaded.dtype,
-        cache_format=config.cache_format,
-        block_size=config.block_size,
-        cache_file=digest_cache,
-    )
+def _info(candidate: Candidate, config: EngineConfig, device: torch.device) -> EngineInfo:
+    """Return what is known of an engine from its model alone."""
+    loaded = candidate.loaded
     return EngineInfo(
-        model=name,
-        model_dir=str(model_dir),
-        fingerprint=digest.hex(),
+        model="",
+        model_dir=str(candidate.source.model_dir),
+        adapter=str(config.adapter) if config.adapter else None,
+        fingerprint="",
         dtype=loaded.dtype,
         device=str(device),
         block_size=config.block_size,
-        max_context=max_context,
+        max_context=min(loaded.max_context, config.max_context or loaded.max_context),
         vocab_size=loaded.vocab_size,
         eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
         num_layers=loaded.num_layers,
         disk_enabled=config.cache_dir is not None,
+        route=candidate.served.route,
     )
 
 
@@ -159,21 +147,3 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return available_bytes()
-
-
-def _open_store(config: EngineConfig, pool: DevicePool, digest: bytes) -> DiskStore | None:
-    if config.cache_dir is None:
-        return None
-    return DiskStore(
-        config.cache_dir,
-        fingerprint=digest,
-        layouts=pool.layouts(),
-        block_size=config.block_size,
-        limit_bytes=config.disk_bytes,
-    )
-
-
-def _saver(pool: DevicePool, store: DiskStore | None, manager: CacheManager) -> Saver | None:
-    if store is None:
-        return None
-    return Saver(pool, store, BlockWriter(store, max_bytes=WRITE_QUEUE_BYTES), manager.is_resident)

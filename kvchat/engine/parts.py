@@ -12,6 +12,7 @@ from kvchat.engine.memory.saver import Saver
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,3 +29,4 @@ class EngineParts:
     rates: Rates
     saver: Saver | None
     store: DiskStore | None
+    weights: Weights

@@ -22,6 +22,7 @@ class EngineConfig:
         max_context: shorter context than the model's own; None: the model's.
         threads: threads of one operation on the processor; None: one for small models, else all usable cores.
         seed: seed of the sampling of requests that bring none.
+        adapter: directory of a LoRA that is merged into the weights; None: none.
     """
 
     device: str = "auto"
@@ -36,6 +37,7 @@ class EngineConfig:
     max_context: int | None = None
     threads: int | None = None
     seed: int | None = None
+    adapter: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,5 +80,7 @@ class EngineInfo:
     num_layers: int
     disk_enabled: bool
     route: str = "attention"
+    adapter: str | None = None
+    """Directory of the LoRA that is merged into the weights."""
     capacity: Capacity | None = None
     """None for an engine that is described but not built."""

@@ -1,6 +1,7 @@
 """A Hugging Face causal language model from a directory, unmodified, with our attention."""
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,15 @@ import torch
 import transformers
 from torch import nn
 
+from kvchat.engine.models.adapter import merge_adapter
 from kvchat.engine.models.weight_files import read_config
 from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULT_CONTEXT = 2048
 """Of models that do not say how long a text may be, such as those with biases instead of positions."""
+
+_NUMBER = re.compile(r"\.\d+")
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +56,18 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def load_model(model_dir: Path, dtype: str, device: torch.device) -> LoadedModel:
+def load_model(
+    model_dir: Path, dtype: str, device: torch.device, adapter_dir: Path | None = None
+) -> LoadedModel:
     """Load the model in `model_dir`; only safetensors, no code from the directory.
 
     Args:
         dtype: auto (as the checkpoint says) or a name of DTYPES.
+        adapter_dir: a LoRA to be merged into the weights.
 
     Raises:
-        ModelUnreadable: files are missing or damaged.
-        UnsupportedModel: the class is unknown, or its attention cannot be replaced.
+        ModelUnreadable: files are missing or damaged, or say different things.
+        UnsupportedModel: the class is unknown, or the adapter is not for this model.
         OutOfMemory: the weights do not fit.
     """
     if dtype != "auto" and dtype not in DTYPES:
@@ -88,7 +95,13 @@ def load_model(model_dir: Path, dtype: str, device: torch.device) -> LoadedModel
         model_dir,
     )
     _check_weights(info, model_dir)
-    module.eval().requires_grad_(False).to(device)
+    _check_layers(module, info, model_dir)
+    if adapter_dir is not None:
+        module = merge_adapter(module, adapter_dir)  # before the move, so that the sum is that of any device
+    module.eval().requires_grad_(False)
+    if device.type == "cpu":
+        _own_memory(module)
+    module.to(device)
     text_config = module.config.get_text_config()
     return LoadedModel(
         module=module,
@@ -125,6 +138,25 @@ def _check_weights(info: dict[str, Any], model_dir: Path) -> None:
             f"{model_dir} lacks {len(lacking)} of the model's weights, {lacking[0]} for example. "
             "Fetch the model again, or use `-m starter`."
         )
+
+
+def _check_layers(module: nn.Module, info: dict[str, Any], model_dir: Path) -> None:
+    """Refuse a checkpoint that has more layers, or experts, than its config says: the library drops them."""
+    known = {_NUMBER.sub(".#", name) for name in module.state_dict()}
+    dropped = sorted(name for name in info["unexpected_keys"] if _NUMBER.sub(".#", name) in known)
+    if dropped:
+        raise ModelUnreadable(
+            f"{model_dir} has weights of more layers than its config.json says, {dropped[0]} for example. "
+            "Fetch the model again, or use `-m starter`."
+        )
+
+
+def _own_memory(module: nn.Module) -> None:
+    """Copy the weights out of their files, which are mapped: whoever writes over one, or cuts it short, would
+    change them under the engine, or end it.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _max_context(text_config: Any) -> int:

@@ -14,6 +14,8 @@ MAX_HEADER_BYTES = 100_000_000
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -34,15 +36,21 @@ def check_model(model_dir: Path) -> None:
             "Use a model that transformers itself knows, or `-m starter`."
         )
     for path in weight_files(model_dir):
-        _check_safetensors(path)
+        check_safetensors(path)
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
     """Return config.json.
 
-    Raises: ModelUnreadable: there is none, or it is no JSON object.
+    Raises: ModelUnreadable: there is none, it is no JSON object, or an adapter lies beside it.
     """
-    return _read_json(model_dir / "config.json")
+    if (model_dir / ADAPTER_CONFIG).is_file():
+        # transformers would merge it without a word wherever peft is installed, and not where it is not.
+        raise ModelUnreadable(
+            f"{model_dir} holds a LoRA adapter. Keep {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} in a directory "
+            "of their own, give that with --adapter, and the model it was trained on with -m."
+        )
+    return read_json(model_dir / "config.json")
 
 
 def weight_files(model_dir: Path) -> tuple[Path, ...]:
@@ -66,7 +74,7 @@ def weight_files(model_dir: Path) -> tuple[Path, ...]:
 
 
 def _shard_names(index: Path) -> tuple[str, ...]:
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     names = tuple(dict.fromkeys(weight_map.values())) if isinstance(weight_map, dict) else ()
     if not names or not all(isinstance(name, str) and _is_safe(name) for name in names):
         raise ModelUnreadable(f"{index} does not name weight files of its own directory.")
@@ -77,13 +85,18 @@ def _is_safe(name: str) -> bool:
     return name.endswith(".safetensors") and Path(name).name == name
 
 
+def pickles(directory: Path) -> list[str]:
+    """Return the names of the files that would have to be unpickled, in order."""
+    return sorted(path.name for path in directory.iterdir() if path.name.endswith(_PICKLES))
+
+
 def _what_is_there_instead(model_dir: Path) -> str:
-    names = sorted(path.name for path in model_dir.iterdir())
-    pickles = [name for name in names if name.endswith(_PICKLES)]
-    others = [name for name in names if name.endswith((".safetensors", ".gguf"))]
-    if pickles:
+    others = sorted(
+        path.name for path in model_dir.iterdir() if path.name.endswith((".safetensors", ".gguf"))
+    )
+    if found := pickles(model_dir):
         return (
-            f"{model_dir} has its weights only as {pickles[0]}: a pickle can run any code, so kvchat "
+            f"{model_dir} has its weights only as {found[0]}: a pickle can run any code, so kvchat "
             "never opens one. Use a safetensors version of this model, or `-m starter`."
         )
     if others:
@@ -91,8 +104,11 @@ def _what_is_there_instead(model_dir: Path) -> str:
     return f"{model_dir} has no weights ({_SINGLE}, or {_INDEX} and its files). Use another, or `-m starter`."
 
 
-def _check_safetensors(path: Path) -> None:
-    """Compare the file's length with what its header announces; the weights themselves are not read."""
+def check_safetensors(path: Path) -> None:
+    """Compare the file's length with what its header announces; the weights themselves are not read.
+
+    Raises: ModelUnreadable: it is cut short, or no such file at all.
+    """
     try:
         with open(path, "rb") as file:
             num_bytes = os.fstat(file.fileno()).st_size
@@ -117,7 +133,11 @@ def _check_safetensors(path: Path) -> None:
         ) from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file of a model's directory.
+
+    Raises: ModelUnreadable: there is no such file, or it holds something else.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

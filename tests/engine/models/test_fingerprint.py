@@ -1,34 +1,42 @@
 """One fingerprint per thing that KV depends on, and none for anything else."""
 
 import json
-import os
 import shutil
-import stat
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvchat.engine.models.fingerprint import WeightDigests, fingerprint
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.memory.block_file import Region
+from kvchat.engine.models.fingerprint import Storage, fingerprint, read_checkpoint
+from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.errors import ModelUnreadable
-from tests.engine.models.checkpoints import write_config, write_model, write_sharded_model
+from tests.engine.models.checkpoints import (
+    perturb,
+    write_adapter,
+    write_config,
+    write_model,
+    write_sharded_model,
+)
 
 pytestmark = pytest.mark.pure
 
 
-def of(model_dir: Path, **changes: object) -> bytes:
-    arguments: dict = {"dtype": "float32", "cache_format": "exact", "block_size": 64} | changes
-    return fingerprint(model_dir, **arguments)
+LAYOUT = (Region(name="layers.0.k", dtype="F32", shape=(2, 64, 16)),)
 
 
-def perturb(path: Path) -> None:
-    """Change one weight in place and give the file back its old mtime."""
-    times = path.stat()
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    with open(path, "r+b") as file:
-        file.write(data)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+def of(model_dir: Path, adapter_dir: Path | None = None, **changes: object) -> bytes:
+    storage: dict = {
+        "route": "attention",
+        "dtype": "float32",
+        "cache_format": "exact",
+        "block_size": 64,
+        "layouts": {GroupId(0): LAYOUT},
+    }
+    return fingerprint(
+        read_checkpoint(model_dir, adapter_dir, WeightDigests(None)), Storage(**storage | changes)
+    )
 
 
 def test_one_perturbed_weight_is_another_model(tmp_path: Path) -> None:
@@ -37,18 +45,6 @@ def test_one_perturbed_weight_is_another_model(tmp_path: Path) -> None:
     before = of(model_dir)
     perturb(model_dir / "model.safetensors")
     assert of(model_dir) != before
-
-
-def test_one_perturbed_weight_is_noticed_behind_the_cache_of_digests(tmp_path: Path) -> None:
-    """Trap 1, where it would hurt: the digest of the old weights is cached."""
-    model_dir = write_model(tmp_path / "model")
-    weights = model_dir / "model.safetensors"
-    cached = WeightDigests(tmp_path / "digests.json", clock_ns=_much_later)
-    before = cached.digest(weights)
-    cached.save()
-    time.sleep(0.05)  # so that the kernel's clock, which ticks a hundred times a second, has moved on
-    perturb(weights)
-    assert WeightDigests(tmp_path / "digests.json").digest(weights) != before
 
 
 def test_place_and_name_do_not_count(tmp_path: Path) -> None:
@@ -94,11 +90,25 @@ def test_everything_that_shapes_a_block_counts(tmp_path: Path) -> None:
         of(model_dir, dtype="bfloat16"),
         of(model_dir, cache_format="int8"),
         of(model_dir, block_size=32),
-        of(model_dir, rope="yarn"),
-        of(model_dir, adapter="yarn"),
+        of(model_dir, route="cache"),
+        of(model_dir, layouts={GroupId(0): LAYOUT, GroupId(1): LAYOUT}),
+        of(model_dir, layouts={GroupId(0): (replace(LAYOUT[0], dtype="BF16"),)}),
+        of(model_dir, layouts={GroupId(0): (replace(LAYOUT[0], shape=(1, 64, 32)),)}),
+        of(model_dir, write_adapter(tmp_path / "adapter")),
+        of(model_dir, write_adapter(tmp_path / "other weights", seed=1)),
+        of(model_dir, write_adapter(tmp_path / "other config", lora_alpha=1)),
     ]
     assert len(set(all_of_them)) == len(all_of_them)
     assert all(len(digest) == 32 for digest in all_of_them)
+
+
+def test_where_an_adapter_lies_and_by_what_it_was_saved_does_not_count(tmp_path: Path) -> None:
+    """Trap 2: an adapter is what it holds, not what it is called."""
+    model_dir = write_model(tmp_path / "model")
+    before = of(model_dir, write_adapter(tmp_path / "adapter"))
+    assert of(model_dir, (tmp_path / "adapter").rename(tmp_path / "renamed")) == before
+    moved = write_adapter(tmp_path / "moved", base_model_name_or_path="elsewhere", peft_version="0.1")
+    assert of(model_dir, moved) == before
 
 
 def test_shards_count_by_their_part_and_not_by_their_names(tmp_path: Path) -> None:
@@ -126,52 +136,8 @@ def test_a_model_in_the_hub_cache_is_the_same_model(tmp_path: Path) -> None:
     assert of(snapshot) == of(model_dir)
 
 
-def test_a_file_that_is_still_the_same_is_read_once(tmp_path: Path) -> None:
-    weights = write_model(tmp_path / "model") / "model.safetensors"
-    cache_file = tmp_path / "cache" / "digests.json"
-    first = WeightDigests(cache_file, clock_ns=_much_later)
-    digest = first.digest(weights)
-    first.save()
-    second = WeightDigests(cache_file)
-    assert second.digest(weights) == digest
-    assert (first.num_read, second.num_read) == (1, 0)
-    assert stat.S_IMODE(cache_file.stat().st_mode) == 0o600
-    assert [path.name for path in cache_file.parent.iterdir()] == ["digests.json"]
-
-
-def test_a_file_that_was_changed_a_moment_ago_is_not_remembered(tmp_path: Path) -> None:
-    weights = write_model(tmp_path / "model") / "model.safetensors"
-    digests = WeightDigests(tmp_path / "digests.json", clock_ns=lambda: weights.stat().st_ctime_ns + 1000)
-    digests.digest(weights)
-    digests.save()
-    assert not (tmp_path / "digests.json").exists()
-
-
-@pytest.mark.parametrize(
-    "content", ["", "nonsense", "[]", "null", '{"PATH": 1}', '{"PATH": [1, 2, 3, 4, "short"]}', "[" * 100_000]
-)
-def test_a_damaged_cache_of_digests_is_ignored(tmp_path: Path, content: str) -> None:
-    model_dir = write_model(tmp_path / "model")
-    cache_file = tmp_path / "digests.json"
-    cache_file.write_text(content.replace("PATH", str(model_dir / "model.safetensors")))
-    assert of(model_dir, cache_file=cache_file) == of(model_dir)
-
-
-def test_a_cache_of_digests_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    model_dir = write_model(tmp_path / "model")
-    (tmp_path / "taken").write_text("a file")
-    digests = WeightDigests(tmp_path / "taken" / "digests.json", clock_ns=_much_later)
-    digests.digest(model_dir / "model.safetensors")
-    digests.save()
-    assert of(model_dir, cache_file=tmp_path / "taken" / "digests.json") == of(model_dir)
-
-
 def test_without_weights_there_is_no_fingerprint(tmp_path: Path) -> None:
     model_dir = write_model(tmp_path / "model")
     (model_dir / "model.safetensors").unlink()
     with pytest.raises(ModelUnreadable, match="has no weights"):
         of(model_dir)
-
-
-def _much_later() -> int:
-    return time.time_ns() + 3600 * 10**9

@@ -1,0 +1,34 @@
+"""The disk tier of one fingerprint, opened as an engine's settings say."""
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.memory.block_writer import BlockWriter
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.saver import Saver
+
+WRITE_QUEUE_BYTES = 64 * 2**20
+
+
+def open_store(config: EngineConfig, pool: DevicePool, fingerprint: bytes) -> DiskStore | None:
+    """Open the blocks of a fingerprint; None without a disk tier.
+
+    Raises:
+        StorageError: the directory cannot be created or written.
+    """
+    if config.cache_dir is None:
+        return None
+    return DiskStore(
+        config.cache_dir,
+        fingerprint=fingerprint,
+        layouts=pool.layouts(),
+        block_size=config.block_size,
+        limit_bytes=config.disk_bytes,
+    )
+
+
+def open_saver(pool: DevicePool, store: DiskStore | None, manager: CacheManager) -> Saver | None:
+    """Start the thread that writes into a store; None without one."""
+    if store is None:
+        return None
+    return Saver(pool, store, BlockWriter(store, max_bytes=WRITE_QUEUE_BYTES), manager.is_resident)

@@ -1,0 +1,163 @@
+"""The weights an engine runs on: loaded once, and exchanged in place for others of the same model.
+
+An exchange is prepared beside the running model, and whatever can fail happens there; carrying it out is
+copies alone. Blocks are named by the weights that computed them, so those of the old ones are never found by
+the new ones, and are found again when the old ones come back.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.fingerprint import Checkpoint, Storage, fingerprint, read_checkpoint
+from kvchat.engine.models.load import LoadedModel, load_model
+from kvchat.engine.models.weight_digests import WeightDigests
+from kvchat.engine.models.weight_files import ADAPTER_CONFIG, check_model
+from kvchat.engine.route import Served, choose_route
+from kvchat.engine.threads import choose_threads
+from kvchat.errors import ModelNotFound, ModelUnreadable, UnsupportedModel
+
+DIGESTS_FILE = "weights.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where weights come from."""
+
+    model_dir: Path
+    adapter_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A model in memory, known to compute on the cache what it computes by itself."""
+
+    source: Source
+    checkpoint: Checkpoint
+    loaded: LoadedModel
+    served: Served
+
+
+def load_candidate(source: Source, config: EngineConfig, device: torch.device) -> Candidate:
+    """Load weights and find the route on which they run.
+
+    Raises:
+        ModelError: not found, unreadable or not to be served exactly.
+        CapacityError: they do not fit.
+
+    Effect:
+        Sets the number of threads for a model of this size; may read every byte of the weights twice.
+    """
+    digests = WeightDigests(config.cache_dir / DIGESTS_FILE if config.cache_dir else None)
+    checkpoint = read_checkpoint(source.model_dir, source.adapter_dir, digests)
+    loaded = load_model(source.model_dir, config.dtype, device, source.adapter_dir)
+    if read_checkpoint(source.model_dir, source.adapter_dir, digests) != checkpoint:
+        raise ModelUnreadable(f"{source.model_dir} was changed while it was loaded. Try again.")
+    digests.save()
+    torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
+    return Candidate(source=source, checkpoint=checkpoint, loaded=loaded, served=choose_route(loaded))
+
+
+def fingerprint_of(candidate: Candidate, config: EngineConfig, pool: DevicePool) -> bytes:
+    """Return the digest that the blocks of these weights are named by."""
+    storage = Storage(
+        route=candidate.served.route,
+        dtype=candidate.loaded.dtype,
+        cache_format=config.cache_format,
+        block_size=config.block_size,
+        layouts=pool.layouts(),
+    )
+    return fingerprint(candidate.checkpoint, storage)
+
+
+class Weights:
+    """The weights in use."""
+
+    def __init__(self, candidate: Candidate, config: EngineConfig, pool: DevicePool) -> None:
+        self._config = config
+        self._pool = pool
+        # Not the candidate itself: those of later exchanges hold weights that nothing runs on.
+        self._module = candidate.loaded.module
+        self._dtype = candidate.loaded.dtype
+        self._served = candidate.served
+        self._source = candidate.source
+        self._checkpoint = candidate.checkpoint
+
+    def prepare(self, path: Path) -> Candidate:
+        """Load what is to be exchanged for the present weights. Changes nothing.
+
+        Args:
+            path: a model directory, or that of an adapter for the model directory in use.
+
+        Raises:
+            ModelError: not found, unreadable, not finite, or of another model than the present weights.
+            CapacityError: they do not fit into memory beside the present ones.
+        """
+        candidate = load_candidate(self._find(path), self._config, torch.device("cpu"))
+        self._require_same_model(candidate, path)
+        _require_finite(candidate.loaded.module, path)
+        return candidate
+
+    def fingerprint_of(self, candidate: Candidate) -> bytes:
+        return fingerprint_of(candidate, self._config, self._pool)
+
+    def exchange(self, candidate: Candidate) -> None:
+        """Write prepared weights over the present ones."""
+        present = dict(_tensors(self._module))
+        for name, tensor in _tensors(candidate.loaded.module):
+            present[name].copy_(tensor)
+        self._source = candidate.source
+        self._checkpoint = candidate.checkpoint
+
+    def _find(self, path: Path) -> Source:
+        if not path.is_dir():
+            raise ModelNotFound(f"There is no directory {path}. Give one that holds a model or an adapter.")
+        if (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file():
+            return Source(model_dir=self._source.model_dir, adapter_dir=path)
+        check_model(path)
+        return Source(model_dir=path)
+
+    def _require_same_model(self, candidate: Candidate, path: Path) -> None:
+        """Refuse what this engine's cache was not made for."""
+        if candidate.checkpoint.config != self._checkpoint.config:
+            raise _other(path, "its config.json means something else")
+        if candidate.loaded.dtype != self._dtype:
+            raise _other(path, f"its weights are {candidate.loaded.dtype}, not {self._dtype}")
+        if (candidate.served.route, candidate.served.groups) != (self._served.route, self._served.groups):
+            raise _other(path, "its layers keep something else")
+        present = {name: _form(tensor) for name, tensor in _tensors(self._module)}
+        given = {name: _form(tensor) for name, tensor in _tensors(candidate.loaded.module)}
+        differing = sorted(
+            name for name in present.keys() | given.keys() if present.get(name) != given.get(name)
+        )
+        if differing:
+            raise _other(path, f"{differing[0]} has another form")
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield every parameter and buffer once, also those that are not saved."""
+    yield from ((name, parameter.data) for name, parameter in module.named_parameters())
+    yield from module.named_buffers()
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
+
+
+def _require_finite(module: nn.Module, path: Path) -> None:
+    for name, parameter in module.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise ModelUnreadable(
+                f"{path}: {name} is not finite (NaN or infinite). The weights stay as they are."
+            )
+
+
+def _other(path: Path, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{path} is another model than the one that runs: {reason}. Start kvchat with it instead."
+    )
