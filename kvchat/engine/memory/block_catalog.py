@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.block_directory import BlockDirectory
-from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock
+from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.files import SYSTEM, Files
 
 IsReferenced = Callable[[IndexedBlock], bool]
@@ -29,6 +29,10 @@ class BlockCatalog:
     def usage(self) -> DiskUsage:
         """Return the totals of all fingerprints together."""
         return self._directory.index.usage()
+
+    def written(self) -> WrittenBytes:
+        """Return how much was written today and ever, by all processes."""
+        return self._directory.written()
 
     def blocks(self) -> list[IndexedBlock]:
         """Return every block and tail, its groups together."""

@@ -23,7 +23,7 @@ from kvchat.engine.memory.block_file import (
     temporary_path,
     write_file,
 )
-from kvchat.engine.memory.block_index import BlockIndex, BlockName
+from kvchat.engine.memory.block_index import BlockIndex, BlockName, WrittenBytes
 from kvchat.engine.memory.files import Buffer, Files, make_private, unlink_if_there
 from kvchat.errors import BlockDamaged, StorageError
 from kvchat.writers import Writers
@@ -69,9 +69,9 @@ class BlockDirectory:
     def path(self, fingerprint: bytes, key: BlockKey, group: GroupId) -> Path:
         return block_path(self.blocks_dir, fingerprint, key, group)
 
-    def today(self) -> int:
-        """Return the number of the local day."""
-        return date.fromtimestamp(self._clock()).toordinal()
+    def written(self) -> WrittenBytes:
+        """Return how many bytes of blocks were written on this local day, and ever."""
+        return self.index.written(self._today())
 
     # Reading and writing
 
@@ -79,16 +79,28 @@ class BlockDirectory:
         """Fill `out` with a verified payload; see `read_file`."""
         read_file(self.files, path, identity, out)
 
-    def write(self, identity: FileIdentity, payload: memoryview, limit_bytes: int | None) -> bool:
+    def write(
+        self,
+        identity: FileIdentity,
+        payload: memoryview,
+        limit_bytes: int | None,
+        daily_bytes: int | None,
+    ) -> bool:
         """Write one block durably. Others go first, so that the limit holds at every moment.
 
         Returns: False if there can be no room for it under the limit.
-        Raises: StorageError: the disk is full or cannot be written; nothing of the block is left.
+        Raises: StorageError: the disk is full, cannot be written, or was written enough today; nothing of the
+            block is left.
         """
         head = render_head(identity, payload)
         num_bytes = len(head) + len(payload)
         if limit_bytes is not None and num_bytes > limit_bytes:
             return False
+        if daily_bytes is not None and self.written().today + num_bytes > daily_bytes:
+            raise StorageError(
+                f"The cache has written its {daily_bytes:,} bytes of today; blocks are saved again tomorrow. "
+                "Give it more with --kv-disk-daily-bytes."
+            )
         block = FoundBlock(
             fingerprint=identity.fingerprint,
             header=identity.header,
@@ -159,6 +171,8 @@ class BlockDirectory:
 
         Effect: also removes temporary files of dead writers, and sets aside what is no block.
         """
+        with self._lock:
+            self._settle_doubtful()
         self.index.check()
         settled, unsettled = self.index.names()
         seen: set[BlockName] = set()
@@ -228,7 +242,7 @@ class BlockDirectory:
             if limit_bytes is not None and not self.enforce(limit_bytes):
                 return False
             self._write_file(self.path(*name), writer, parts)
-            self.index.settle(block, self.today())
+            self.index.settle(block, self._today())
             self._doubtful.discard(name)
         finally:
             self._settle_doubtful()
@@ -321,6 +335,9 @@ class BlockDirectory:
         for shelf in shelves:
             with suppress(FileNotFoundError):
                 self.files.sync_dir(shelf)
+
+    def _today(self) -> int:
+        return date.fromtimestamp(self._clock()).toordinal()
 
     def _now_s(self) -> float:
         """Return the time, never before the last use of any block: a clock may be set back."""

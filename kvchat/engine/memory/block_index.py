@@ -88,6 +88,14 @@ class DiskUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenBytes:
+    """Bytes of block files that were written. Losing the index begins the count anew."""
+
+    today: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedBlock:
     """A block in the words of the index, all its groups together; `last_used_s` is the latest of them."""
 
@@ -261,9 +269,11 @@ class BlockIndex:
     def dismiss(self, writers: Iterable[str]) -> None:
         self._file.write(("DELETE FROM writers WHERE id=?", [(writer,) for writer in writers]))
 
-    def written_bytes(self) -> dict[int, int]:
-        """Return how many bytes of blocks were written on each day."""
-        return dict(self._file.read("SELECT day, bytes FROM written"))
+    def written(self, day: int) -> WrittenBytes:
+        """Return how many bytes of blocks were written on a day, and ever."""
+        query = "SELECT coalesce(sum(bytes) FILTER (WHERE day=?), 0), coalesce(sum(bytes), 0) FROM written"
+        rows = self._file.read(query, day)
+        return WrittenBytes(today=rows[0][0], total=rows[0][1]) if rows else WrittenBytes(today=0, total=0)
 
     def close(self) -> None:
         self._file.close()

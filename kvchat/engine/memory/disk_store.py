@@ -10,11 +10,11 @@ from threading import Lock
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
 from kvchat.engine.memory.block_directory import BlockDirectory
 from kvchat.engine.memory.block_file import BlockHeader, FileIdentity, Layout, Region
-from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock
+from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.files import SYSTEM, Buffer, Files
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
-__all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "StoredBlock"]
+__all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "StoredBlock", "WrittenBytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,7 @@ class DiskStore:
         layouts: Mapping[GroupId, Layout],
         block_size: int,
         limit_bytes: int | None,
+        daily_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
         files: Files = SYSTEM,
     ) -> None:
@@ -49,11 +50,14 @@ class DiskStore:
         Args:
             layouts: for each group the tensors of one block, in the order of their bytes.
             limit_bytes: most bytes of all fingerprints' files together; None: no limit.
+            daily_bytes: most bytes written on one local day by all processes, which may each be one block
+                late to see it; None: no limit.
 
         Raises: StorageError: the directory cannot be created or written.
         """
         assert len(fingerprint) == KEY_BYTES
         self.limit_bytes = limit_bytes
+        self.daily_bytes = daily_bytes
         self._fingerprint = fingerprint
         self._layouts = dict(layouts)
         self._block_size = block_size
@@ -125,17 +129,25 @@ class DiskStore:
         """Write a block durably unless it is there; blocks until it is on the medium. The limit always holds.
 
         Returns: False if the block was there, and keeps its bytes, or if the limit has no room for it.
-        Raises: StorageError: disk full or not writable; nothing of the block is left.
+        Raises: StorageError: disk full, not writable, or the day's limit reached; nothing of the block is
+            left.
         """
         identity = self._identity(header)
         data = memoryview(payload).cast("B")
         assert len(data) == identity.payload_bytes
         self._flush_touched()
-        return not self._is_there(header) and self._directory.write(identity, data, self.limit_bytes)
+        if self._is_there(header):
+            return False
+        return self._directory.write(identity, data, self.limit_bytes, self.daily_bytes)
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         """Remove one group's file of a block; nothing happens if it is not there."""
         self._directory.remove([(self._fingerprint, key, group)])
+
+    def set_aside(self, key: BlockKey, group: GroupId) -> None:
+        """Move a block whose bytes are not what they must be to the quarantine; its row goes."""
+        self._directory.set_aside(self._path(key, group))
+        self._index.drop([(self._fingerprint, key, group)])
 
     def remove_keys(self, keys: Iterable[BlockKey]) -> None:
         """Remove blocks with all their groups."""
@@ -154,6 +166,10 @@ class DiskStore:
     def total_usage(self) -> DiskUsage:
         """Return what all fingerprints have on disk, which is what the limit speaks of."""
         return self._index.usage()
+
+    def written(self) -> WrittenBytes:
+        """Return how much was written, by all processes."""
+        return self._directory.written()
 
     def rebuild(self) -> None:
         """Make the index agree with the files."""

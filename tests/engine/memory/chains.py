@@ -49,6 +49,7 @@ def open_store(
     limit_bytes: int | None = None,
     clock: Callable[[], float] | None = None,
     files: Files = SYSTEM,
+    daily_bytes: int | None = None,
 ) -> DiskStore:
     return DiskStore(
         cache_dir,
@@ -58,6 +59,7 @@ def open_store(
         limit_bytes=limit_bytes,
         clock=clock or Clock(),
         files=files,
+        daily_bytes=daily_bytes,
     )
 
 
