@@ -62,16 +62,25 @@ class BlockPool:
     def key(self, block: BlockId) -> BlockKey | None:
         return self._keys[block]
 
+    def num_children(self, key: BlockKey) -> int:
+        """Return how many blocks here name this one as their parent, whether or not it is here."""
+        return self._lineage.num_children(key)
+
     def is_cached(self, block: BlockId) -> bool:
         """Whether a block may be evicted."""
         return block in self._cached
+
+    def is_leaf(self, block: BlockId) -> bool:
+        """Whether no block here is worth nothing without this one."""
+        key = self._keys[block]
+        return key is None or not self.num_children(key)
 
     def allocate(self) -> BlockId:
         """Return a block with one holder and no key, evicting a cached one if none is free."""
         if self._free:
             block = self._free.pop()
         else:
-            block = self._cached.victim(self._is_leaf)
+            block = self._cached.victim(self.is_leaf)
             self._on_evict(self._take_name(block))
         self._counts[block] = 1
         return block
@@ -157,10 +166,6 @@ class BlockPool:
             self._free.append(block)
         else:
             self._cached.add(block, key)
-
-    def _is_leaf(self, block: BlockId) -> bool:
-        key = self._keys[block]
-        return key is None or not self._lineage.num_children(key)
 
     def _take_name(self, block: BlockId) -> BlockKey:
         key = self._keys[block]

@@ -60,6 +60,28 @@ class DeviceTier:
         """Take over one of a block's holders until `finish_moves`: the block is going to be copied."""
         self._sources.append((group, block))
 
+    def demote(self, group: GroupId, block: BlockId) -> bool:
+        """Move a cached block to host memory; False if it stays, because others need it or the host tier
+        does not take it.
+        """
+        pool, key = self.pools[group], self.pools[group].key(block)
+        if key is None or not pool.is_cached(block) or not pool.is_leaf(block):
+            return False
+        place = self.host.reserve(self.index.node(key), group)
+        if place is not None:
+            self._demotions.append(Demote(group, block, place))
+        elif self.host.find(key, group) is None:
+            return False
+        self.forget(group, block)
+        return True
+
+    def forget(self, group: GroupId, block: BlockId) -> None:
+        """Give a cached block's place away; its bytes are elsewhere, or on their way there."""
+        key = self.pools[group].key(block)
+        assert key is not None
+        self.index.remove(key, group)
+        self.pools[group].forget(block)
+
     def take_demotions(self) -> tuple[Demote, ...]:
         """Return the moves that bring evicted blocks to host memory, due before anything is overwritten."""
         demotions = tuple(self._demotions)

@@ -5,7 +5,7 @@ name. It is the same accounting as on the device, with pools and an index of its
 only when its bytes have been copied, and is held while it is written or read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,9 +26,11 @@ class HostTier:
         groups: Sequence[Group],
         num_blocks: Mapping[GroupId, int],
         eviction: Eviction = Eviction.S3FIFO,
+        is_worth: Callable[[IndexNode], bool] = lambda _: True,
     ) -> None:
         """Args:
         num_blocks: places of each group; a group without any keeps nothing here.
+        is_worth: whether a block is worth a place; the parents of those that are here always are.
         """
         self._index = PrefixIndex()
         self._with_window = {group.id for group in groups if group.spec.max_visible is not None}
@@ -37,7 +39,10 @@ class HostTier:
             for group, count in num_blocks.items()
             if count > 0
         }
+        self._is_worth = is_worth
         self._reserved: list[tuple[GroupId, BlockId, IndexNode]] = []
+        self._awaited: set[tuple[GroupId, BlockKey]] = set()
+        """Parents of the blocks that have been reserved a place."""
         self._held: list[tuple[GroupId, BlockId]] = []
         self._lent: list[tuple[GroupId, BlockId]] = []
 
@@ -51,10 +56,11 @@ class HostTier:
         ]
 
     def reserve(self, node: IndexNode, group: GroupId) -> BlockId | None:
-        """Return a place for a block that is about to lose its own, evicting the least recently used.
+        """Return a place for a block that is about to lose its own, evicting another one if need be.
 
         Returns:
-            The place to copy it to, held until `finish_moves`; None: it is here already, or there is no room.
+            The place to copy it to, held until `finish_moves`; None: it is here already, it is not worth it,
+            or there is no room.
         """
         pool = self.pools.get(group)
         if pool is None:
@@ -63,10 +69,11 @@ class HostTier:
         if known is not None:
             self._hold(group, known)
             return None
-        if not pool.num_available:
+        if not pool.num_available or not (self._is_worth(node) or self._has_child(node.key, group)):
             return None
         place = pool.allocate()
         self._reserved.append((group, place, replace(node, blocks={})))
+        self._awaited.add((group, node.parent))
         return place
 
     def find(self, key: BlockKey, group: GroupId) -> BlockId | None:
@@ -78,10 +85,12 @@ class HostTier:
         place = self.find(key, group)
         if place is not None:
             self._hold(group, place)
+            self.pools[group].touch(place)
 
     def lend(self, group: GroupId, place: BlockId) -> None:
         """Keep a place from being evicted until `take_back`: it is being read."""
         self.pools[group].share(place)
+        self.pools[group].touch(place)
         self._lent.append((group, place))
 
     def take_back(self, group: GroupId, place: BlockId) -> None:
@@ -99,6 +108,7 @@ class HostTier:
         for group, place in self._held:
             self.pools[group].release(place)
         self._reserved.clear()
+        self._awaited.clear()
         self._held.clear()
 
     def check_integrity(self) -> None:
@@ -113,6 +123,12 @@ class HostTier:
                 holders[place] += held_group == group
             pool.check_integrity(holders)
         check_index(self._index, self.pools)
+
+    def _has_child(self, key: BlockKey, group: GroupId) -> bool:
+        """Whether a block that is worth nothing without this one is here or on its way."""
+        if group in self._with_window:
+            return False
+        return (group, key) in self._awaited or self.pools[group].num_children(key) > 0
 
     def _hold(self, group: GroupId, place: BlockId) -> None:
         self.pools[group].share(place)

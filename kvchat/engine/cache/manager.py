@@ -8,7 +8,8 @@ returned, before the next step writes.
 from collections.abc import Iterable
 from itertools import count
 
-from kvchat.engine.api.ids import BranchId, block_key, root_key
+from kvchat.engine.api.ids import BlockId, BranchId, GroupId, block_key, root_key
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.admission import Admission
 from kvchat.engine.cache.branch import BlockTable, Branch
 from kvchat.engine.cache.device_tier import DeviceTier
@@ -47,9 +48,10 @@ class CacheManager:
         self._admission = Admission(device)
         self.pins = Pins(device)
         self._naming = Naming(device, self._log)
+        self._disk = slow or NoTier()
         self._matcher, self._resident_matcher = (
             PrefixMatcher(self.groups, self.block_size, self.index, tiers, self._tails.behind)
-            for tiers in (SlowTiers(self.host, slow or NoTier()), SlowTiers(NoTier(), NoTier()))
+            for tiers in (SlowTiers(self.host, self._disk), SlowTiers(NoTier(), NoTier()))
         )
 
     # Branches
@@ -94,6 +96,27 @@ class CacheManager:
         self._unwatch_tail(branch)
         self._naming.name_tail(branch)
         self._let_go(branch)
+
+    def demote(self, branch: Branch, tier: Tier = Tier.HOST) -> tuple[Demote, ...]:
+        """Let go of a branch's blocks, and take those that nobody else holds off the device.
+
+        Args:
+            tier: host memory, as far as it takes them; or the disk, which must have them already.
+
+        Returns:
+            The moves to host memory. What the tier does not take stays cached.
+        """
+        self._unwatch_tail(branch)
+        self._naming.name_tail(branch)
+        held = [[block for block in reversed(table) if block is not None] for table in branch.tables]
+        self._let_go(branch)
+        for group, blocks in zip(self.groups, held, strict=True):
+            for block in blocks:  # children before their parents
+                if tier is Tier.HOST:
+                    self.device.demote(group.id, block)
+                elif self._is_stored(group.id, block):
+                    self.device.forget(group.id, block)
+        return self.take_demotions()
 
     def abandon(self, branch: Branch) -> None:
         """Let go of the blocks that `admit` took when a load failed: none of them gets a name."""
@@ -224,6 +247,14 @@ class CacheManager:
         self.device.check_integrity(self.branches.values(), pins)
 
     # Parts of the above
+
+    def _is_stored(self, group: GroupId, block: BlockId) -> bool:
+        """Whether a block that nobody needs on the device is on disk."""
+        pool = self.pools[group]
+        key = pool.key(block)
+        if key is None or not pool.is_cached(block) or not pool.is_leaf(block):
+            return False
+        return self._disk.has_all([key], group)[0]
 
     def _own_tail(self, branch: Branch, group: Group) -> Iterable[Move]:
         """Copy the tail before the first write if another table holds it too."""

@@ -1,15 +1,17 @@
 """Small caches to test bookkeeping with: groups, a slower tier, a device whose slots know their content."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key, chain_keys, root_key
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Copy, Demote, Load, Move, Promote, Save, TableChange
+from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
 
 FINGERPRINT = b"\x07" * 32
@@ -211,6 +213,7 @@ class Cache:
         block_size: int = 4,
         num_places: int = 0,
         eviction: Eviction = Eviction.S3FIFO,
+        is_worth: Callable[[IndexNode], bool] = lambda _: True,
     ) -> None:
         counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
         self.tier = FakeTier()
@@ -218,7 +221,7 @@ class Cache:
             groups,
             {group.id: count for group, count in zip(groups, counts, strict=True)},
             block_size=block_size,
-            host=HostTier(groups, {group.id: num_places for group in groups}, eviction),
+            host=HostTier(groups, {group.id: num_places for group in groups}, eviction, is_worth),
             eviction=eviction,
         )
         self.manager = CacheManager(device, fingerprint=FINGERPRINT, slow=self.tier)
@@ -274,6 +277,14 @@ class Cache:
         length = self.manager.match(branch).length
         self.manager.release(branch)
         return length
+
+    def demote(self, branch: Branch, tier: Tier = Tier.HOST) -> None:
+        """Take a branch's blocks off the device, as far as the tier takes them."""
+        moves = self.manager.demote(branch, tier)
+        self.device.plan(moves)
+        self.device.poison_free_blocks()
+        assert self.device.execute(moves)
+        self.manager.finish_moves()
 
     def store(self, saves: Iterable[Save]) -> None:
         for save in saves:

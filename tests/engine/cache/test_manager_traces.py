@@ -10,11 +10,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvchat.engine.api.ids import BlockKey, GroupId
+from kvchat.engine.api.ids import BlockKey, BranchId, GroupId
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.plan import Move, Save
 from kvchat.engine.cache.sizing import window_blocks
 from kvchat.engine.cache.spec import Group
+from kvchat.errors import PinRefused
 from tests.engine.cache.caches import Cache, chunked_group, full_group, name_of, sliding_group
 
 pytestmark = pytest.mark.pure
@@ -36,11 +39,20 @@ class CacheTraces(RuleBasedStateMachine):
         num_full=st.integers(7, 12),
         num_sliding=st.integers(7, 9),
         num_places=st.integers(0, 8),
+        policy=st.tuples(st.sampled_from(list(Eviction)), st.booleans()),
     )
-    def build(self, limited: Group, num_full: int, num_sliding: int, num_places: int) -> None:
-        groups = [full_group(), limited]
+    def build(
+        self, limited: Group, num_full: int, num_sliding: int, num_places: int, policy: tuple[Eviction, bool]
+    ) -> None:
+        eviction, is_choosy = policy
         self.cache = Cache(
-            *groups, num_blocks=[num_full, num_sliding], block_size=BLOCK_SIZE, num_places=num_places
+            full_group(),
+            limited,
+            num_blocks=[num_full, num_sliding],
+            block_size=BLOCK_SIZE,
+            num_places=num_places,
+            eviction=eviction,
+            is_worth=lambda node: not is_choosy or node.key[0] % 2 == 0,
         )
         self.manager, self.device, self.tier = self.cache.manager, self.cache.device, self.cache.tier
         self.admitted: list[Branch] = []
@@ -48,6 +60,7 @@ class CacheTraces(RuleBasedStateMachine):
         self.sequences: list[tuple[int, ...]] = [()]
         self.tokens_of: dict[BlockKey, tuple[int, ...]] = {}
         self.saves: list[Save] = []
+        self.pinned: dict[BranchId, tuple[BlockKey, ...]] = {}
 
     # Branches
 
@@ -163,7 +176,41 @@ class CacheTraces(RuleBasedStateMachine):
         branch.token_ids += tokens[: MAX_LEN - len(branch.token_ids)]
         self.remember(branch)
 
-    # The slower tier
+    @precondition(lambda self: self.admitted)
+    @rule(which=pick)
+    def use_again(self, which: int) -> None:
+        self.manager.touch(self.admitted[which % len(self.admitted)])
+
+    # Pins, and other tiers
+
+    @precondition(lambda self: self.admitted)
+    @rule(which=pick)
+    def pin(self, which: int) -> None:
+        branch = self.admitted[which % len(self.admitted)]
+        before = {group: self.manager.pins.counts(group) for group in self.manager.pools}
+        try:
+            self.manager.pins.pin(branch)
+        except PinRefused:
+            assert {group: self.manager.pins.counts(group) for group in self.manager.pools} == before
+        else:
+            self.pinned[branch.id] = tuple(branch.keys)
+
+    @precondition(lambda self: self.pinned)
+    @rule(which=pick)
+    def unpin(self, which: int) -> None:
+        branch = list(self.pinned)[which % len(self.pinned)]
+        del self.pinned[branch]
+        self.manager.pins.unpin(branch)
+
+    @precondition(lambda self: self.admitted)
+    @rule(which=pick, tier=st.sampled_from([Tier.HOST, Tier.DISK]))
+    def demote(self, which: int, tier: Tier) -> None:
+        branch = self.admitted[which % len(self.admitted)]
+        self.admitted.remove(branch)
+        self.waiting.append(branch)
+        length = self.matched_len(branch)
+        self.cache.demote(branch, tier)
+        assert self.manager.match(branch).length >= length, "what is demoted is lost"
 
     @rule(num_lost=st.integers(0, 2))
     def save_blocks(self, num_lost: int) -> None:
@@ -222,6 +269,13 @@ class CacheTraces(RuleBasedStateMachine):
                 assert self.manager.index.block(node.parent, GroupId(0)) is not None
 
     @invariant()
+    def pinned_blocks_are_there(self) -> None:
+        for keys in self.pinned.values():
+            assert all(self.manager.index.block(key, GroupId(0)) is not None for key in keys)
+        for pool in self.manager.pools.values():
+            assert pool.num_pinned <= pool.num_blocks // 2
+
+    @invariant()
     def a_branch_holds_no_more_than_its_window(self) -> None:
         max_visible = self.manager.groups[1].spec.max_visible
         assert max_visible is not None
@@ -273,6 +327,13 @@ class CacheTraces(RuleBasedStateMachine):
             num_tokens = min(branch.num_uncomputed - leave, MAX_CHUNK)
             moves = self.extend(branch, num_tokens, {})
             self.cache.run(moves, [(branch, num_tokens)])
+
+    def matched_len(self, branch: Branch) -> int:
+        """Return how many of a branch's tokens another one like it would find."""
+        probe = self.manager.open("probe", branch.token_ids)
+        length = self.manager.match(probe, branch.computed_len).length
+        self.manager.release(probe)
+        return length
 
     def take_back(self, branch: Branch) -> None:
         self.manager.reset(branch)
