@@ -1,0 +1,325 @@
+"""Attention over block tables in Triton: one kernel for single queries and for prompts.
+
+A program takes a tile of queries, all query heads of one key-value head, and walks over the keys they see
+with an online softmax. Single queries split their keys over several programs (FlashDecoding); how many
+depends on the sequence's own length alone, so an answer does not change with its neighbours in the batch.
+Prompts are not split. Dimensions: T tokens in the batch, H query heads, H_kv key-value heads, G = H / H_kv, D
+head size, N blocks, P block size, B sequences, S parts, M tiles.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvchat.engine.kernels.merge_lse.triton import merge_lse
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.paged_attention.step_tables import StepTables, step_tables
+
+PART_LEN = 512
+"""A query that stands alone gets a further program for every so many keys."""
+MOST_PARTS = 64
+_HALF = 2
+"""Bytes of a 16-bit number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How a launch divides the work; chosen so that nothing spills on sm_80, sm_90 and sm_100.
+
+    Args:
+        block_m: rows of a tile, a query and a head of the group each.
+        block_n: keys per turn.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
+    """Return the tiles for single queries whose `group` heads share keys."""
+    rows = max(16, triton.next_power_of_2(group))
+    if element_size > _HALF:  # products of float32 do not run on tensor cores and need many registers
+        return Tiling(block_m=rows, block_n=16, num_warps=8, num_stages=1)
+    return Tiling(block_m=rows, block_n=_keys(head_dim), num_warps=4 if rows <= 32 else 8, num_stages=2)
+
+
+def prefill_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
+    """Return the tiles for prompts."""
+    if element_size > _HALF:
+        rows = max(32, triton.next_power_of_2(group))
+        return Tiling(block_m=rows, block_n=16, num_warps=8, num_stages=1)
+    rows = max(64, triton.next_power_of_2(group))
+    return Tiling(block_m=rows, block_n=_keys(head_dim), num_warps=8, num_stages=2)
+
+
+def _keys(head_dim: int) -> int:
+    return 64 if head_dim <= 128 else 32
+
+
+def paged_attention(
+    query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs, tables: StepTables | None = None
+) -> Tensor:
+    """Return what the reference returns; see there for arguments.
+
+    Args:
+        tables: the same sequences as tensors, where a step has made them for all its layers.
+    """
+    tables = tables or step_tables(args.spans, args.first_visible)
+    out = query.new_empty(query.shape[0], query.shape[1], v_pool.shape[3])
+    if tables.singles:
+        _decode(query, k_pool, v_pool, args, tables, out)
+    if tables.others:
+        _prefill(query, k_pool, v_pool, args, tables, out)
+    return out
+
+
+def _decode(
+    query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs, tables: StepTables, out: Tensor
+) -> None:
+    num_tokens, num_heads, _ = query.shape
+    group = num_heads // k_pool.shape[1]
+    most_parts = min(MOST_PARTS, -(-tables.most_visible // PART_LEN))
+    tiling = decode_tiling(group, max(k_pool.shape[3], v_pool.shape[3]), query.element_size())
+    tiles = torch.tensor([[number, 0] for number in tables.singles], dtype=torch.int32, device=query.device)
+    if most_parts == 1:
+        _launch(query, k_pool, v_pool, args, tables, tiles, tiling, _Target(out, out, out, 1, False))
+        return
+    dim = v_pool.shape[3]
+    device = query.device
+    parts = torch.empty(num_tokens * num_heads, most_parts, dim, dtype=torch.float32, device=device)
+    lse = torch.empty(num_tokens * num_heads, most_parts, dtype=torch.float32, device=device)
+    counts = torch.zeros(num_tokens * num_heads, dtype=torch.int32, device=device)
+    target = _Target(parts, lse, counts, most_parts, True)
+    _launch(query, k_pool, v_pool, args, tables, tiles, tiling, target)
+    rows = tables.q_starts[tiles[:, 0].long()].long()
+    if len(tables.singles) == num_tokens:
+        merge_lse(parts, lse, counts, out.view(num_tokens * num_heads, dim))
+        return
+    chosen = (rows[:, None] * num_heads + torch.arange(num_heads, device=device)).flatten()
+    out[rows] = merge_lse(parts[chosen], lse[chosen], counts[chosen]).view(-1, num_heads, dim).to(out.dtype)
+
+
+def _prefill(
+    query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs, tables: StepTables, out: Tensor
+) -> None:
+    group = query.shape[1] // k_pool.shape[1]
+    tiling = prefill_tiling(group, max(k_pool.shape[3], v_pool.shape[3]), query.element_size())
+    per_tile = tiling.block_m // group
+    starts = [[number, start] for number, length in tables.others for start in range(0, length, per_tile)]
+    tiles = torch.tensor(starts, dtype=torch.int32, device=query.device)
+    _launch(query, k_pool, v_pool, args, tables, tiles, tiling, _Target(out, out, out, 1, False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where a launch writes: the result [T, H, D_v], or parts [T * H, S, D_v] with their lse and counts."""
+
+    out: Tensor
+    lse: Tensor
+    counts: Tensor
+    most_parts: int
+    is_split: bool
+
+
+def _launch(
+    query: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    args: AttentionArgs,
+    tables: StepTables,
+    tiles: Tensor,
+    tiling: Tiling,
+    target: _Target,
+) -> None:
+    num_heads, dim_k = query.shape[1:]
+    num_kv_heads, block_size, dim_v = v_pool.shape[1:]
+    _attend[(tiles.shape[0], num_kv_heads, target.most_parts)](
+        query,
+        k_pool,
+        v_pool,
+        target.out,
+        target.lse,
+        target.counts,
+        tiles,
+        tables.q_starts,
+        tables.q_lens,
+        tables.positions,
+        tables.first_blocks,
+        tables.tables,
+        query if args.sinks is None else args.sinks,
+        args.softmax_scale,
+        0.0 if args.softcap is None else args.softcap,
+        target.most_parts,
+        tables.tables.stride(0),
+        *query.stride()[:2],
+        *k_pool.stride()[:3],
+        *v_pool.stride()[:3],
+        **constants(args, num_heads // num_kv_heads, block_size, (dim_k, dim_v), target.is_split),
+        BLOCK_M=tiling.block_m,
+        BLOCK_N=tiling.block_n,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+
+
+def constants(
+    args: AttentionArgs, group: int, block_size: int, dims: tuple[int, int], is_split: bool
+) -> dict[str, int | bool]:
+    """Return what the kernel is compiled for besides dtypes and tiles."""
+    return {
+        "GROUP": group,
+        "BLOCK_SIZE": block_size,
+        "DIM_K": dims[0],
+        "DIM_V": dims[1],
+        "BLOCK_K": max(16, triton.next_power_of_2(dims[0])),
+        "BLOCK_V": max(16, triton.next_power_of_2(dims[1])),
+        "WINDOW": args.window or 0,
+        "CHUNK": args.chunk or 0,
+        "HAS_SOFTCAP": args.softcap is not None,
+        "HAS_SINKS": args.sinks is not None,
+        "IS_SPLIT": is_split,
+        "PART_LEN": PART_LEN,
+        "MOST_PARTS": MOST_PARTS,
+    }
+
+
+@triton.jit
+def _first_visible(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    first = position * 0
+    if WINDOW > 0:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    if CHUNK > 0:
+        first = position - position % CHUNK
+    return first
+
+
+@triton.jit
+def _attend(
+    query,
+    k_pool,
+    v_pool,
+    out,
+    lse,
+    counts,
+    tiles,
+    q_starts,
+    q_lens,
+    positions,
+    first_blocks,
+    tables,
+    sinks,
+    softmax_scale,
+    softcap,
+    most_parts,
+    table_b,
+    q_t,
+    q_h,
+    kp_n,
+    kp_h,
+    kp_p,
+    vp_n,
+    vp_h,
+    vp_p,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIM_K: tl.constexpr,
+    DIM_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    PART_LEN: tl.constexpr,
+    MOST_PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    LOG2E: tl.constexpr = 1.4426950408889634
+    sequence = tl.load(tiles + 2 * tl.program_id(0))
+    start = tl.load(tiles + 2 * tl.program_id(0) + 1)
+    kv_head = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
+
+    # The queries of the tile, and the keys [first, last) that one of them sees.
+    length = tl.load(q_lens + sequence)
+    position = tl.load(positions + sequence) + start
+    in_tile = tl.minimum(length - start, BLOCK_M // GROUP)
+    first = _first_visible(position, WINDOW, CHUNK)
+    last = position + in_tile
+    num_parts = 1
+    if IS_SPLIT:
+        num_parts = tl.minimum(tl.cdiv(last - first, PART_LEN), MOST_PARTS)
+    if part >= num_parts:
+        return
+    begin = first // BLOCK_N * BLOCK_N
+    per_part = tl.cdiv(tl.cdiv(last - begin, num_parts), BLOCK_N) * BLOCK_N
+    low = begin + part * per_part
+    high = tl.minimum(low + per_part, last)
+
+    m = tl.arange(0, BLOCK_M)
+    row_there = m < in_tile * GROUP
+    at = position + m // GROUP
+    head = kv_head * GROUP + m % GROUP
+    row = (tl.load(q_starts + sequence) + start + m // GROUP).to(tl.int64)
+    k = tl.arange(0, BLOCK_K)
+    v = tl.arange(0, BLOCK_V)
+    q_mask = row_there[:, None] & (k[None, :] < DIM_K)
+    q = tl.load(query + row[:, None] * q_t + head[:, None] * q_h + k[None, :], mask=q_mask, other=0.0)
+    seen_from = _first_visible(at, WINDOW, CHUNK)
+
+    # The sink is one more score, counted by the first part.
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:  # noqa: SIM102 - what is known when compiling is decided then
+        if part == 0:
+            top = tl.load(sinks + head, mask=row_there, other=0.0).to(tl.float32) * LOG2E
+            total = tl.full([BLOCK_M], 1.0, tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+
+    table = tables + sequence.to(tl.int64) * table_b
+    first_block = tl.load(first_blocks + sequence)
+    for n_start in range(low, high, BLOCK_N):
+        n = n_start + tl.arange(0, BLOCK_N)
+        there = (n >= first) & (n < high)
+        if BLOCK_SIZE % BLOCK_N == 0:
+            number = tl.maximum(n_start // BLOCK_SIZE - first_block, 0)
+            block = tl.load(table + number).to(tl.int64) + tl.zeros([BLOCK_N], tl.int64)
+        else:
+            block = tl.load(table + n // BLOCK_SIZE - first_block, mask=there, other=0).to(tl.int64)
+        offset = n % BLOCK_SIZE
+        k_at = k_pool + block * kp_n + kv_head * kp_h + offset * kp_p
+        keys = tl.load(k_at[None, :] + k[:, None], mask=there[None, :] & (k[:, None] < DIM_K), other=0.0)
+        scores = tl.dot(q, keys, input_precision="ieee") * softmax_scale
+        if HAS_SOFTCAP:
+            # tanh(x) = 2 sigmoid(2 x) - 1
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        visible = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= seen_from[:, None])
+        scores = tl.where(visible, scores * LOG2E, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(scores - shift[:, None])
+        decay = tl.exp2(top - shift)
+        total = total * decay + tl.sum(weights, axis=1)
+        v_at = v_pool + block * vp_n + kv_head * vp_h + offset * vp_p
+        values = tl.load(v_at[:, None] + v[None, :], mask=there[:, None] & (v[None, :] < DIM_V), other=0.0)
+        acc = acc * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        top = new_top
+
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    o_mask = row_there[:, None] & (v[None, :] < DIM_V)
+    heads_row = row * (tl.num_programs(1) * GROUP) + head
+    if IS_SPLIT:
+        place = heads_row * most_parts + part
+        tl.store(out + place[:, None] * DIM_V + v[None, :], acc, mask=o_mask)
+        tl.store(lse + place, top / LOG2E + tl.log(tl.where(total == 0.0, 1.0, total)), mask=row_there)
+        if part == 0:
+            tl.store(counts + heads_row, num_parts + tl.zeros([BLOCK_M], tl.int32), mask=row_there)
+    else:
+        tl.store(out + heads_row[:, None] * DIM_V + v[None, :], acc.to(out.dtype.element_ty), mask=o_mask)

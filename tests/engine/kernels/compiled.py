@@ -1,0 +1,60 @@
+"""Compiles Triton kernels for a GPU that is not there, and reads what the compiler made of them."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+WARP_SIZE = 32
+SHARED_LIMITS = {80: 166_912, 90: 232_448, 100: 232_448}
+"""Bytes of shared memory that one program may take, by compute capability (CUDA C++ Programming Guide)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """Shared memory and stack in bytes; a stack means spilled registers."""
+
+    shared_bytes: int
+    stack_bytes: int
+    num_registers: int
+
+
+def compile_kernel(
+    kernel: Any, types: Mapping[str, str], constants: Mapping[str, object], *, capability: int, **options: int
+) -> Compiled:
+    """Compile a kernel for a compute capability.
+
+    Args:
+        types: type of each argument that is not an int; pointers begin with `*`. Ints are multiples of 16.
+        constants: the compile-time arguments.
+        options: num_warps, num_stages.
+    """
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    aligned = {
+        (number,): [["tt.divisibility", 16]]
+        for number, name in enumerate(names)
+        if signature[name].startswith(("*", "i"))
+    }
+    source = ASTSource(kernel, signature, dict(constants), aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, WARP_SIZE), options=options)
+    registers, stack = _resources(made.asm["cubin"])
+    return Compiled(shared_bytes=made.metadata.shared, stack_bytes=stack, num_registers=registers)
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        run = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", run.stdout)
+    assert found, run.stdout
+    return int(found[1]), int(found[2])

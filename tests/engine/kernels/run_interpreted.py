@@ -1,0 +1,163 @@
+"""Runs kernels under the Triton interpreter against their references and prints one JSON line per case.
+
+A program of its own: the interpreter is chosen when Triton is imported, and a kernel that reads out of bounds
+ends the process. The interpreter computes bfloat16 wrongly, so cases are float32 and float16.
+"""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.merge_lse import reference as merge_reference
+from kvchat.engine.kernels.merge_lse import triton as merge_triton
+from kvchat.engine.kernels.move_blocks import reference as move_reference
+from kvchat.engine.kernels.move_blocks import triton as move_triton
+from kvchat.engine.kernels.paged_attention import reference as attention_reference
+from kvchat.engine.kernels.paged_attention import triton as attention_triton
+from kvchat.engine.kernels.store_kv import reference as store_reference
+from kvchat.engine.kernels.store_kv import triton as store_triton
+from tests.engine.kernels.attention_cases import Case, Shape, make_case
+from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, LENGTHS, OTHER_CASES
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
+
+
+def attention_error(shape: Shape, lengths: Sequence[int], dtype: torch.dtype, part_len: int) -> float:
+    """Return the worst error over a case's result, relative to the tolerance of its dtype."""
+    attention_triton.PART_LEN = part_len
+    case = make_case(shape, lengths).to(dtype)
+    got = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    return _error(got, _attention_reference(case)) / TOLERANCE[dtype]
+
+
+def parts_error() -> float:
+    """The number of parts changes the result by rounding alone."""
+    case = make_case(Shape(head_dim_k=16, head_dim_v=16, num_new=1), LENGTHS).to(torch.float32)
+    wanted = _attention_reference(case)
+    errors = []
+    for part_len in (512, 65, 33, 19):
+        attention_triton.PART_LEN = part_len
+        got = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+        errors.append(_error(got, wanted))
+    return max(errors) / TOLERANCE[torch.float32]
+
+
+def neighbours_error() -> float:
+    """A sequence alone gets the very bits that it gets in a batch; infinite if not."""
+    attention_triton.PART_LEN = 32
+    case = make_case(Shape(num_new=1), LENGTHS).to(torch.float32)
+    together = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    for span in case.args.spans:
+        args = replace(case.args, spans=[replace(span, q_start=0, q_end=1)])
+        alone = attention_triton.paged_attention(
+            case.query[span.q_start : span.q_end], case.k_pool, case.v_pool, args
+        )
+        if not torch.equal(alone[0], together[span.q_start]):
+            return float("inf")
+    return 0.0
+
+
+def permutation_error() -> float:
+    """Other places of the same blocks change no bit; infinite if they do."""
+    attention_triton.PART_LEN = 64
+    case = make_case(Shape(num_new=3), LENGTHS).to(torch.float32)
+    order = torch.randperm(case.k_pool.shape[0], generator=torch.Generator().manual_seed(1))
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    spans = [replace(span, blocks=place[span.blocks]) for span in case.args.spans]
+    args = replace(case.args, spans=spans)
+    first = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    moved = attention_triton.paged_attention(case.query, case.k_pool[order], case.v_pool[order], args)
+    return 0.0 if torch.equal(first, moved) else float("inf")
+
+
+def store_error() -> float:
+    """Keys of another stride and another dtype than the pool land in permuted slots, and nowhere else."""
+    generator = torch.Generator().manual_seed(0)
+    key = torch.randn(3, 23, 5, generator=generator).transpose(0, 1)
+    value = torch.randn(23, 3, 9, generator=generator)
+    pools = [torch.randn(6, 3, 7, dim, generator=generator).half() for dim in (5, 9)]
+    wanted = [pool.clone() for pool in pools]
+    slots = torch.randperm(42, generator=generator)[:23]
+    store_reference.store_kv(key, value, *wanted, slots)
+    store_triton.store_kv(key, value, *pools, slots)
+    return 0.0 if all(torch.equal(*pair) for pair in zip(pools, wanted, strict=True)) else float("inf")
+
+
+def merge_error() -> float:
+    """Absent parts are poisoned; a part and a row without keys count nothing."""
+    generator = torch.Generator().manual_seed(0)
+    parts = torch.randn(6, 5, 24, generator=generator)
+    lse = torch.randn(6, 5, generator=generator) * 5
+    counts = torch.tensor([5, 1, 3, 4, 2, 2], dtype=torch.int32)
+    lse[2, 1] = lse[4, 0] = lse[4, 1] = float("-inf")
+    parts[4] = 0
+    for row, count in enumerate(counts.tolist()):
+        parts[row, count:] = lse[row, count:] = float("nan")
+    wanted = merge_reference.merge_lse(parts, lse, counts)
+    return _error(merge_triton.merge_lse(parts, lse, counts), wanted) / TOLERANCE[torch.float32]
+
+
+def move_error() -> float:
+    """Copies, gathers and scatters of regions of different sizes equal the reference to the byte."""
+    generator = torch.Generator().manual_seed(0)
+    sizes, num_blocks = (64, 8192 * 4 + 48, 4, 1000), 7
+    starts, start = [], 0
+    for size in sizes:
+        starts.append(start)
+        start += (num_blocks * size + 15) // 16 * 16
+    buffer = torch.randint(0, 256, (start,), dtype=torch.uint8, generator=generator)
+    mine, theirs = (move_reference.BlockRegions(buffer.clone(), tuple(starts), sizes) for _ in range(2))
+    blocks, others = torch.tensor([5, 0, 3]), torch.tensor([1, 6, 2])
+    move_triton.copy_blocks(mine, blocks, others)
+    move_reference.copy_blocks(theirs, blocks, others)
+    runs = move_reference.gather_blocks(theirs, blocks)
+    is_equal = torch.equal(move_triton.gather_blocks(mine, blocks), runs)
+    move_triton.scatter_blocks(mine, torch.tensor([4, 1, 0]), runs)
+    move_reference.scatter_blocks(theirs, torch.tensor([4, 1, 0]), runs)
+    return 0.0 if is_equal and torch.equal(mine.buffer, theirs.buffer) else float("inf")
+
+
+def _attention_reference(case: Case) -> Tensor:
+    return attention_reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+
+
+def _error(got: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference; infinite where either is not a number."""
+    error = (got.float() - wanted.float()).abs()
+    return float("inf") if error.isnan().any() else float(error.max())
+
+
+CHECKS: dict[str, Callable[[], float]] = {
+    "parts": parts_error,
+    "neighbours": neighbours_error,
+    "permutation": permutation_error,
+    "store": store_error,
+    "merge": merge_error,
+    "move": move_error,
+}
+assert tuple(CHECKS) == OTHER_CASES
+
+
+def main(names: Sequence[str]) -> None:
+    for name in names:
+        if name in CHECKS:
+            error = CHECKS[name]()
+        else:
+            case = ATTENTION_CASES[name]
+            error = attention_error(case.shape, case.lengths, getattr(torch, case.dtype), case.part_len)
+        print(json.dumps({"case": name, "error": error}), flush=True)
+
+
+if __name__ == "__main__":
+    # The interpreter computes with numpy, which warns about the infinities of keys that nobody sees.
+    warnings.simplefilter("ignore", RuntimeWarning)
+    main(sys.argv[1:])

@@ -1,0 +1,102 @@
+"""Every Triton kernel compiles for the GPUs it is meant for, without spills and within shared memory."""
+
+from importlib.util import find_spec
+from itertools import product
+
+import pytest
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is there on Linux only", allow_module_level=True)
+
+from kvchat.engine.kernels.merge_lse import triton as merge_triton
+from kvchat.engine.kernels.move_blocks import triton as move_triton
+from kvchat.engine.kernels.paged_attention import triton as attention
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.store_kv import triton as store_triton
+from tests.engine.kernels.compiled import SHARED_LIMITS, Compiled, compile_kernel
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+PLAIN = AttentionArgs((), 1.0)
+FULL = AttentionArgs((), 1.0, window=512, softcap=50.0)
+
+
+def compile_attention(
+    capability: int,
+    dtype: str,
+    shape: tuple[int, int],
+    *,
+    args: AttentionArgs = PLAIN,
+    is_split: bool,
+    tiling: attention.Tiling | None = None,
+) -> Compiled:
+    """Compile for `shape` = (query heads of a key-value head, head size)."""
+    group, dim = shape
+    choose = attention.decode_tiling if is_split else attention.prefill_tiling
+    tiling = tiling or choose(group, dim, BYTES[dtype])
+    types = dict.fromkeys(("query", "k_pool", "v_pool", "sinks"), f"*{dtype}")
+    types |= dict.fromkeys(("out", "lse"), "*fp32" if is_split else f"*{dtype}")
+    types |= dict.fromkeys(("counts", "tiles", "q_starts", "q_lens", "positions", "first_blocks"), "*i32")
+    types |= {"tables": "*i32", "softmax_scale": "fp32", "softcap": "fp32"}
+    constants = attention.constants(args, group, 64, (dim, dim), is_split)
+    constants |= {"BLOCK_M": tiling.block_m, "BLOCK_N": tiling.block_n}
+    return compile_kernel(
+        attention._attend,
+        types,
+        constants,
+        capability=capability,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+
+
+def assert_fits(made: Compiled, capability: int) -> None:
+    assert made.stack_bytes == 0
+    assert made.shared_bytes <= SHARED_LIMITS[capability]
+
+
+@pytest.mark.parametrize("is_split", [True, False], ids=["decode", "prefill"])
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_attention_of_the_usual_shape_fits(capability: int, is_split: bool) -> None:
+    made = compile_attention(capability, "bf16", (4, 128), is_split=is_split)
+    assert_fits(made, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_split", [True, False], ids=["decode", "prefill"])
+@pytest.mark.parametrize("args", [PLAIN, FULL], ids=["plain", "window and soft cap"])
+@pytest.mark.parametrize(("group", "dim"), [*product((1, 4, 8), (64, 128, 256)), (71, 64), (3, 96)])
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_attention_of_every_shape_fits(
+    capability: int, dtype: str, group: int, dim: int, args: AttentionArgs, is_split: bool
+) -> None:
+    assert_fits(compile_attention(capability, dtype, (group, dim), args=args, is_split=is_split), capability)
+
+
+def test_a_tile_that_is_too_large_is_noticed() -> None:
+    tiling = attention.Tiling(block_m=128, block_n=64, num_warps=8, num_stages=2)
+    made = compile_attention(80, "bf16", (4, 128), is_split=False, tiling=tiling)
+    assert made.stack_bytes > 0
+
+
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_the_small_kernels_fit(capability: int) -> None:
+    types = dict.fromkeys(("key", "value", "k_pool", "v_pool"), "*bf16") | {"slots": "*i64"}
+    heads = {"NUM_HEADS": 8, "BLOCK_SIZE": 64, "DIM_K": 128, "DIM_V": 128}
+    blocks = {"BLOCK_H": 8, "BLOCK_K": 128, "BLOCK_V": 128}
+    store = compile_kernel(store_triton._store, types, heads | blocks, capability=capability)
+    assert_fits(store, capability)
+
+    types = {"parts": "*fp32", "lse": "*fp32", "num_parts": "*i32", "out": "*bf16"}
+    constants = {"DIM": 128, "BLOCK_D": 128, "BLOCK_S": attention.MOST_PARTS}
+    assert_fits(compile_kernel(merge_triton._merge, types, constants, capability=capability), capability)
+
+    types = dict.fromkeys(("source", "target"), "*i32")
+    types |= dict.fromkeys(("source_blocks", "target_blocks", "starts", "sizes", "places"), "*i64")
+    for mode in move_triton._MODES.values():
+        assert_fits(compile_kernel(move_triton._move, types, mode, capability=capability), capability)
