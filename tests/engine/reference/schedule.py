@@ -1,0 +1,106 @@
+"""A scheduler in lists: who runs, who waits, who makes way, and what each computes next.
+
+Its rules: the more important request goes first, then the older one. Answers that are being written are
+served before prompts. Who needs room takes it from idle branches, beginning with the one that has been idle
+longest; then from the least important of those that run, which waits again.
+"""
+
+from dataclasses import dataclass, field
+
+from tests.engine.reference.prefix_cache import Line, ReferenceCache
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request: `line` grows by `max_tokens` tokens."""
+
+    number: int
+    priority: int
+    branch: int
+    line: Line
+    max_tokens: int
+    num_generated: int = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return (self.priority, self.number)
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.line.token_ids) - self.line.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_generated > 0 and self.num_uncomputed == 1
+
+
+@dataclass(slots=True)
+class ReferenceScheduler:
+    cache: ReferenceCache
+    max_batch_tokens: int
+    waiting: list[Job] = field(default_factory=list)
+    running: list[Job] = field(default_factory=list)
+
+    @property
+    def jobs(self) -> list[Job]:
+        return [*self.running, *self.waiting]
+
+    def add(self, job: Job) -> None:
+        job.line.priority = job.priority
+        (self.running if job.line.num_computed else self.waiting).append(job)
+
+    def remove(self, job: Job) -> None:
+        """Take a job out; its branch is the last of the idle ones to lose its blocks."""
+        (self.running if job in self.running else self.waiting).remove(job)
+        self.cache.lines[job.branch] = self.cache.lines.pop(job.branch)
+
+    def next_waiting(self) -> Job | None:
+        return min(self.waiting, key=lambda job: job.rank, default=None)
+
+    def admit(self, job: Job, known: int) -> None:
+        self.waiting.remove(job)
+        self.running.append(job)
+        self.cache.admit(job.line, known)
+
+    def put_back(self, job: Job) -> None:
+        self.running.remove(job)
+        self.waiting.append(job)
+        self.cache.reset(job.line)
+
+    def idle(self) -> list[Line]:
+        """Return the branches that hold something nobody computes on: the least important first, and among
+        equals the one idle longest.
+        """
+        busy = [job.line for job in self.running]
+        idle = [line for line in self.cache.lines.values() if line.num_computed and line not in busy]
+        return sorted(idle, key=lambda line: -line.priority)
+
+    def num_following(self, job: Job, known: int) -> int:
+        """Return the tokens behind the known ones for which there must be room beside others."""
+        return min(len(job.line.token_ids) - known, self.max_batch_tokens) if self.running else 0
+
+    def schedule(self) -> list[tuple[int, int, int]]:
+        """Return who computes which tokens, as (number, start, end)."""
+        chunks: dict[int, tuple[int, int]] = {}
+        for job in sorted(self.running, key=lambda job: (not job.is_decoding, job.rank)):
+            left = self.max_batch_tokens - sum(end - start for start, end in chunks.values())
+            num_tokens = min(left, job.num_uncomputed)
+            if num_tokens and job in self.running and self._make_room(job, num_tokens, chunks):
+                start = job.line.num_computed
+                chunks[job.number] = (start, start + num_tokens)
+        return [(number, start, end) for number, (start, end) in chunks.items()]
+
+    def _make_room(self, job: Job, num_tokens: int, chunks: dict[int, tuple[int, int]]) -> bool:
+        while not self.cache.can_extend(job.line, num_tokens):
+            if idle := self.idle():
+                self.cache.reset(idle[0])
+            elif self.running == [job]:
+                return False
+            else:
+                last = max(self.running, key=lambda other: other.rank)
+                chunks.pop(last.number, None)
+                self.put_back(last)
+                if last is job:
+                    return False
+        self.cache.extend(job.line, num_tokens)
+        return True

@@ -1,0 +1,128 @@
+"""Random traces on which the real cache and scheduler are held to their references, step by step.
+
+What is reused, who is admitted, who makes way, what each step computes and how many blocks are held must be
+what `tests/engine/reference` says, whatever is asked, forked, cancelled, released or lost on the way. Where
+nothing can have been evicted, reuse is known to the token; where something can, it has bounds.
+"""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import strategies as st
+
+from tests.engine.cache.caches import chunked_group, full_group, sliding_group
+from tests.engine.reference.lockstep import Lockstep, Setting
+from tests.engine.reference.prefix_cache import chunk, everything, window
+
+pytestmark = pytest.mark.pure
+
+MAX_LEN = 36
+MAX_BRANCHES = 7
+WINDOWS = (1, 3, 4, 5, 7, 10)
+CHUNKS = (3, 4, 6, 8)
+
+GROUPS = st.one_of(
+    st.just(((full_group(),), (everything,))),
+    *(st.just(((full_group(), sliding_group(w)), (everything, window(w)))) for w in WINDOWS),
+    *(st.just(((full_group(), chunked_group(c)), (everything, chunk(c)))) for c in CHUNKS),
+)
+Trace = list[tuple[tuple[Any, ...], int]]
+
+pick = st.integers(0, 1000)
+tokens = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+
+
+@st.composite
+def setting(draw: st.DrawFn) -> Setting:
+    """A pool that holds one request and a half, or one in which nothing is ever evicted."""
+    groups, reaches = draw(GROUPS)
+    is_roomy = draw(st.booleans())
+    return Setting(
+        groups=groups,
+        reaches=reaches,
+        num_blocks=(150, 150)[: len(groups)] if is_roomy else (draw(st.integers(10, 16)), 13)[: len(groups)],
+        num_places=draw(st.sampled_from((0, 0, 5, 40))),
+        max_batch_tokens=draw(st.integers(1, 20)),
+    )
+
+
+prompts = (pick, st.integers(0, MAX_LEN), tokens, st.integers(1, 9), st.integers(0, 2))
+submit = st.tuples(st.just("submit"), *prompts)
+go_on = st.tuples(st.just("go_on"), *prompts)
+on_one = st.tuples(st.sampled_from(("fork", "cancel", "drop", "release", "retry", "save", "damage")), pick)
+traces = st.lists(
+    st.tuples(st.one_of(submit, submit, go_on, on_one), st.integers(0, 7)), min_size=6, max_size=25
+)
+"""Actions, and after each of them some steps."""
+
+
+def play(loop: Lockstep, action: tuple[Any, ...]) -> None:
+    """Do what an action says, if there is anything to do it with."""
+    name, which, *rest = action
+    jobs, idle = loop.expected.jobs, loop.idle
+    branches = list(loop.manager.branches.values())
+    is_crowded = len(branches) >= MAX_BRANCHES
+    if name == "submit" and not is_crowded:
+        keep, suffix, max_tokens, priority = rest
+        text = loop.texts[which % len(loop.texts)][:keep] + suffix
+        loop.submit(text[: MAX_LEN - max_tokens], max_tokens, priority)
+    elif name == "go_on" and idle:
+        keep, suffix, max_tokens, priority = rest
+        branch = idle[which % len(idle)]
+        text = branch.token_ids[: max(keep, branch.computed_len)] + suffix
+        if len(text) + max_tokens <= MAX_LEN:
+            loop.go_on(branch, text, max_tokens, priority)
+    elif name == "retry" and idle:
+        branch = idle[which % len(idle)]
+        loop.go_on(branch, branch.token_ids[: 1 + which % len(branch.token_ids)], 3, 0)
+    elif name == "fork" and branches and not is_crowded:
+        loop.fork(branches[which % len(branches)])
+    elif name in ("cancel", "drop") and jobs:
+        job = jobs[which % len(jobs)]
+        loop.cancel(job)
+        if name == "drop":
+            loop.release(loop.manager.branches[job.branch])
+    elif name == "release" and idle:
+        loop.release(idle[which % len(idle)])
+    elif name == "save" and idle:
+        loop.save(idle[which % len(idle)])
+    elif name == "damage" and loop.cache.tier.contents:
+        stored = list(loop.cache.tier.contents)
+        loop.cache.tier.unreadable.add(stored[which % len(stored)])
+
+
+def follow(where: Setting, trace: Trace) -> None:
+    loop = Lockstep(where)
+    for action, num_steps in trace:
+        play(loop, action)
+        for _ in range(num_steps):
+            loop.step()
+    loop.finish()
+    assert not loop.refused, "what fits alone is never refused"
+    for branch in list(loop.manager.branches.values()):
+        loop.release(branch)
+    assert all(pool.num_used == 0 for pool in loop.manager.pools.values())
+    event("something may have been evicted" if loop.may_have_evicted else "nothing was evicted")
+    event(f"requests: {min(len(loop.ended), 10)}")
+
+
+NO_EXPLANATION = [phase for phase in Phase if phase is not Phase.explain]
+"""It would run a failing trace thousands of times more."""
+SETTINGS = settings(
+    phases=NO_EXPLANATION, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+@settings(SETTINGS, max_examples=150)
+@given(where=setting(), trace=traces)
+def test_cache_and_scheduler_do_what_their_references_say(where: Setting, trace: Trace) -> None:
+    """Traps 7, 8, 9, 10, 11, 12, 13, 15, 16, 18, 22 and 28."""
+    follow(where, trace)
+
+
+@pytest.mark.slow
+@settings(SETTINGS, max_examples=20_000, derandomize=False)
+@given(where=setting(), trace=traces)
+def test_many_traces_do_what_their_references_say(where: Setting, trace: Trace) -> None:
+    follow(where, trace)
