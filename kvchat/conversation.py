@@ -10,7 +10,7 @@ from threading import Event as StopFlag
 from threading import Lock
 
 from kvchat.client import EngineClient, RequestHandle
-from kvchat.engine.api.events import Loaded, PrefillProgress, RequestFinished
+from kvchat.engine.api.events import Loaded, LoadEstimate, LoadPlanned, PrefillProgress, RequestFinished
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -34,6 +34,13 @@ class TurnStarted:
 
     question: Turn | None
     answer: Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """The stored part of the prompt is brought to the device, or computed again; told before the wait."""
+
+    estimate: LoadEstimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +69,7 @@ class TurnFinished:
     error: str | None = None
 
 
-ChatEvent = TurnStarted | Prefill | TextDelta | TurnFinished
+ChatEvent = TurnStarted | Loading | Prefill | TextDelta | TurnFinished
 
 
 class Conversation:
@@ -274,7 +281,9 @@ def _prefill(event: PrefillProgress) -> Prefill:
     )
 
 
-def _shown(item: PrefillProgress | Piece) -> Prefill | TextDelta:
+def _shown(item: LoadPlanned | PrefillProgress | Piece) -> Loading | Prefill | TextDelta:
+    if isinstance(item, LoadPlanned):
+        return Loading(estimate=item.estimate)
     if isinstance(item, PrefillProgress):
         return _prefill(item)
     return TextDelta(text=item.text, reasoning=item.reasoning)

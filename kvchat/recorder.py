@@ -9,12 +9,12 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 
 from kvchat.client import RequestHandle
-from kvchat.engine.api.events import Event, PrefillProgress, RequestFinished, TokenEmitted
+from kvchat.engine.api.events import Event, LoadPlanned, PrefillProgress, RequestFinished, TokenEmitted
 from kvchat.errors import EngineFailed
 from kvchat.session.answer import Answer
 from kvchat.session.text_stream import Piece
 
-Recorded = PrefillProgress | Piece | RequestFinished
+Recorded = LoadPlanned | PrefillProgress | Piece | RequestFinished
 
 
 class Recorder:
@@ -83,7 +83,7 @@ class Recorder:
         for event in events:
             if isinstance(event, TokenEmitted):
                 self._answer.take(event.token_id)
-            elif isinstance(event, PrefillProgress):
+            elif isinstance(event, LoadPlanned | PrefillProgress):
                 self._queue.put(event)
             else:
                 finished = event

@@ -65,6 +65,9 @@ class Answers:
     def running_on(self, branch: BranchId) -> Entry | None:
         return next((entry for entry in self.entries.values() if entry.branch.id == branch), None)
 
+    def tell(self, event: Event) -> None:
+        self.events.append(event)
+
     def cancel(self, request_id: RequestId) -> None:
         """Mark a request's answers; `finish_cancelled` ends them."""
         family = self.families.get(request_id)

@@ -19,6 +19,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
@@ -27,6 +28,7 @@ from kvchat.engine.scheduler import Scheduler
 from kvchat.engine.weights import Candidate, Source, Weights, fingerprint_of, load_candidate
 from kvchat.errors import ConfigError, OutOfMemory
 
+READ_QUEUE_BYTES = 2**30
 MEMORY_SHARE = 4
 """Without a limit the device pool takes at most this part of the memory that is free."""
 HOST_SHARE = 4
@@ -82,6 +84,7 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
         pool=pool,
         mover=mover,
         rates=rates,
+        reader=Reader(mover.fetch, max_bytes=READ_QUEUE_BYTES),
         saver=open_saver(pool, store, manager),
         store=store,
         weights=Weights(candidate, config, pool),

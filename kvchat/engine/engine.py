@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from torch import Tensor
+
 from kvchat.engine import occupancy, report
 from kvchat.engine.answers import Answers
 from kvchat.engine.api.config import EngineConfig
@@ -20,15 +22,22 @@ from kvchat.engine.api.ids import BranchId, RequestId, root_key
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier, TierUsage
+from kvchat.engine.batch import Batch
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.sizing import least_blocks
+from kvchat.engine.flights import Flights
 from kvchat.engine.handle import Handle
 from kvchat.engine.keeper import Keeper
+from kvchat.engine.loading import Loading, Readiness
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
+from kvchat.engine.promotion import Promotion, Wish
 from kvchat.engine.results import Result, collect
 from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
+
+LOAD_WAIT_S = 0.02
+"""How long a step without anything to compute waits for a block to land."""
 
 
 class Engine:
@@ -52,6 +61,13 @@ class Engine:
             max_context=parts.info.max_context,
         )
         self._handles: dict[RequestId, Handle] = {}
+        self._rates = parts.rates
+        self._clock = clock
+        self._flights = Flights(parts.manager.device, parts.reader, parts.mover.execute)
+        self._promotion = Promotion(parts.manager, self._flights)
+        self._loading = Loading(parts.scheduler, self._flights, parts.rates, self._answers.tell)
+        parts.scheduler.loads_apart = True
+        parts.scheduler.let_go = self._loading.let_go
 
     @classmethod
     def load(cls, model: str, config: EngineConfig | None = None) -> Self:
@@ -67,6 +83,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._answers.events)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether blocks are on their way to the device; `tick` names those that have arrived."""
+        return self._flights.is_busy or self._promotion.is_due
 
     def submit(self, request: Request) -> Handle:
         """Queue a request.
@@ -86,12 +107,15 @@ class Engine:
     def step(self) -> tuple[Event, ...]:
         """Compute one batch and return what happened. Does nothing without work."""
         self._answers.finish_cancelled()
+        self._advance_loads()
         self._admit_waiting()
         batch = self._scheduler.schedule()
         self._mover.execute(batch.moves)
         self._manager.finish_moves()
         if batch.chunks:
-            self._answers.record(batch, self._runner.run(batch))
+            self._answers.record(batch, self._run(batch))
+        elif self.is_loading:
+            self._flights.wait(LOAD_WAIT_S)
         else:
             self._refuse_stuck()
         self._keeper.after_step()
@@ -119,6 +143,21 @@ class Engine:
         if branch in self._manager.branches:  # a search lets go of its beams by itself
             self._keeper.save_branch(live)
             self._manager.release(live)
+
+    def promote(self, token_ids: Sequence[int], beside: Sequence[int] = (), namespace: str = "") -> None:
+        """Begin to bring what is stored of a path to the device, ahead of the request that will use it.
+
+        Takes room that nobody holds and holds none of it in the end. Replaces the path that was asked for
+        before; without ids it is only given up.
+
+        Args:
+            beside: path whose blocks are not to make room for it, that of the session on screen.
+        """
+        self._promotion.stop()
+        if token_ids:
+            root = root_key(bytes.fromhex(self.info.fingerprint), namespace)
+            self._promotion.want(Wish(tuple(token_ids), tuple(beside), root))
+            self._advance_loads()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
@@ -164,7 +203,8 @@ class Engine:
         self._manager.check_integrity()
 
     def tick(self) -> None:
-        """Go on with saving while there is nothing to compute."""
+        """Go on with saving and loading while there is nothing to compute."""
+        self._advance_loads()
         self._keeper.after_step()
 
     def close(self) -> None:
@@ -172,6 +212,9 @@ class Engine:
         for request_id in self._answers.families:
             self._answers.cancel(request_id)
         self._answers.finish_cancelled()
+        self._promotion.stop()
+        self._loading.advance()
+        self._flights.close()
         self._keeper.close(self._manager.branches.values())
         if self._store is not None:
             self._store.close()
@@ -223,25 +266,34 @@ class Engine:
             raise InvalidRequest(f"there is no live branch {branch}")
         return live
 
+    def _advance_loads(self) -> None:
+        self._flights.collect()
+        self._loading.advance()
+        self._promotion.advance()
+
     def _admit_waiting(self) -> None:
-        """Give waiting requests the blocks they can reuse; a damaged stored block makes a request match
-        again.
-        """
-        while (entry := self._scheduler.next_waiting()) is not None:
-            is_first = entry.loaded is None
-            moves = self._scheduler.admit(entry)
+        """Give waiting requests the blocks they can reuse, in order; those that still load are passed by."""
+        for entry in tuple(self._scheduler.waiting):
+            readiness = self._loading.prepare(entry)
+            if readiness is Readiness.WAITS:
+                continue
+            moves = self._scheduler.admit(entry) if readiness is Readiness.READY else None
             if moves is None:
                 return
-            is_complete = self._mover.execute(moves)
+            self._mover.execute(moves)
             self._manager.finish_moves()
-            if is_complete:
-                self._manager.confirm(entry.branch)
-                if entry.num_generated == 0:
-                    self._answers.events.append(report.progress(entry))
-            else:
-                if is_first:
-                    entry.loaded = None
-                self._scheduler.abandon(entry)
+            self._loading.settle(entry)
+            if entry.num_generated == 0:
+                self._answers.events.append(report.progress(entry))
+
+    def _run(self, batch: Batch) -> Tensor:
+        """Compute a batch, and note how long it took where it was prefill."""
+        start_s = self._clock()
+        logits = self._runner.run(batch)
+        longest = max(batch.chunks, key=lambda chunk: len(chunk.token_ids))
+        if len(longest.token_ids) > 1:
+            self._rates.observe_prefill(batch.num_tokens, longest.start, self._clock() - start_s)
+        return logits
 
     def _refuse_stuck(self) -> None:
         """End the request that cannot get a block though nobody else holds one."""

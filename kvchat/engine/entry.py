@@ -40,6 +40,15 @@ class Entry:
     is_held: bool = False
     """Its last token is not decided yet: a search waits for the other beams."""
 
+    limit: int | None = None
+    """Computes no token from this position on: they are being loaded."""
+
+    @property
+    def num_due(self) -> int:
+        """Tokens that it may compute now."""
+        end = len(self.branch.token_ids) if self.limit is None else self.limit
+        return max(0, min(end, len(self.branch.token_ids)) - self.branch.computed_len)
+
     @property
     def rank(self) -> tuple[int, int]:
         """Sorts by importance: priority, then arrival."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
+from kvchat.engine.flights import BlockReader
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.mover import Mover
@@ -27,6 +28,7 @@ class EngineParts:
     pool: DevicePool
     mover: Mover
     rates: Rates
+    reader: BlockReader
     saver: Saver | None
     store: DiskStore | None
     weights: Weights

@@ -6,11 +6,13 @@ pressure idle branches let go of their blocks first, then the least important, m
 goes back to the queue; what it had computed stays cached as long as there is room.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.batch import Batch, Chunk
+from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
@@ -19,12 +21,20 @@ from kvchat.engine.entry import Entry as Entry
 
 @dataclass(slots=True)
 class Scheduler:
-    """Queues over one cache manager. No tensors, no clock."""
+    """Queues over one cache manager. No tensors, no clock.
+
+    Args:
+        loads_apart: stored blocks are brought to the device before a request is admitted, by others.
+        let_go: gives up blocks that are held for requests less important than this one; False if there are
+            none to be had now.
+    """
 
     manager: CacheManager
     max_batch_tokens: int
     waiting: list[Entry] = field(default_factory=list)
     running: list[Entry] = field(default_factory=list)
+    loads_apart: bool = False
+    let_go: Callable[[Entry], bool] = lambda _: False
 
     @property
     def has_work(self) -> bool:
@@ -32,7 +42,10 @@ class Scheduler:
 
     def add(self, entry: Entry) -> None:
         """Queue a request. A branch that still holds its blocks needs no admission and runs at once."""
+        entry.branch.priority = entry.request.priority
+        entry.branch.idle_since_s = None
         if entry.branch.computed_len:
+            self.manager.touch(entry.branch)
             entry.loaded = Loaded(device=entry.branch.computed_len)
             self.running.append(entry)
         else:
@@ -53,21 +66,26 @@ class Scheduler:
         Returns:
             The moves that fill them, or None if there is no room for them.
         """
-        match = self.manager.match(entry.branch)
+        match = self._match(entry)
         while (moves := self._take(entry, match)) is None:
-            if self._reset_idle() or self._requeue_less_important(entry):
-                match = self.manager.match(entry.branch)
+            if self.make_room(entry):
+                match = self._match(entry)
             elif match.partial and not self.running:
                 # The copy's source takes a block of its own; the last request must not fail for that.
                 num_whole = len(match.keys) * self.manager.block_size
-                match = self.manager.match(entry.branch, max_len=num_whole)
+                match = self._match(entry, num_whole)
             else:
                 return None
         self.waiting.remove(entry)
         self.running.append(entry)
         if entry.loaded is None:
+            self.manager.touch(entry.branch)  # once per request: steps do not make a block look wanted
             entry.loaded = _provenance(match)
         return moves
+
+    def make_room(self, entry: Entry) -> bool:
+        """Take blocks from idle branches or less important requests; False if there are none to take."""
+        return self._reset_idle() or self.let_go(entry) or self._requeue_less_important(entry)
 
     def requeue(self, entry: Entry) -> None:
         """Put a running request back; it starts again from what is cached."""
@@ -90,7 +108,9 @@ class Scheduler:
             budget = self.max_batch_tokens - sum(len(chunk.token_ids) for chunk in chunks.values())
             if not budget or entry.is_held or entry not in self.running:
                 continue
-            num_tokens = min(entry.branch.num_uncomputed, budget)
+            num_tokens = min(entry.num_due, budget)
+            if not num_tokens:
+                continue
             added = self._extend(entry, num_tokens, chunks)
             if added is None:
                 continue
@@ -99,6 +119,9 @@ class Scheduler:
         # An empty batch reaches no runner, so what changed must wait for the next one.
         changes, dropped = self.manager.take_changes() if chunks else ((), ())
         return Batch(tuple(chunks.values()), tuple(moves), changes, dropped)
+
+    def _match(self, entry: Entry, max_len: int | None = None) -> PrefixMatch:
+        return self.manager.match(entry.branch, max_len, resident=self.loads_apart)
 
     def _take(self, entry: Entry, match: PrefixMatch) -> tuple[Move, ...] | None:
         """Admit a branch. Beside others there must also be room for its next chunk, or it would have to make
@@ -116,7 +139,7 @@ class Scheduler:
         from those in `chunks`.
         """
         while (moves := self.manager.extend(entry.branch, num_tokens)) is None:
-            if self._reset_idle():
+            if self._reset_idle() or self.let_go(entry):
                 continue
             if len(self.running) == 1:
                 return None
@@ -141,16 +164,23 @@ class Scheduler:
         return True
 
     def _reset_idle(self) -> bool:
-        """Take the blocks of the branch that has been idle longest; False if no idle branch holds any."""
+        """Take the blocks of the idle branch that gives way first; False if no idle branch holds any."""
+        idle = self.idle_branches()
+        if idle:
+            self.manager.reset(idle[0])
+        return bool(idle)
+
+    def idle_branches(self) -> list[Branch]:
+        """Return the branches that hold blocks and do not run, in the order in which they give way: the least
+        important first, among equals the one that has been idle longest. Pure.
+        """
         busy = {entry.branch.id for entry in self.running}
-        for branch in self.manager.branches.values():
-            if branch.id not in busy and branch.computed_len:
-                self.manager.reset(branch)
-                return True
-        return False
+        branches = self.manager.branches.values()
+        idle = [branch for branch in branches if branch.computed_len and branch.id not in busy]
+        return sorted(idle, key=lambda branch: -branch.priority)
 
     def touch(self, branch: BranchId) -> None:
-        """Record that a branch has just become idle: it is the last to lose its blocks."""
+        """Record that a branch has just become idle: among equals it is the last to lose its blocks."""
         branches = self.manager.branches
         branches[branch] = branches.pop(branch)
 

@@ -51,6 +51,37 @@ class Timings:
     decode_tokens_per_s: float | None = None
 
 
+class LoadChoice(StrEnum):
+    """How a prompt that is stored on a slower tier comes to the device."""
+
+    LOAD = "load"
+    COMPUTE = "compute"
+    BOTH = "both"
+    """Computed from its front and loaded from its tail, until the two meet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadEstimate:
+    """Seconds until the stored part of a prompt is on the device, from measured rates.
+
+    `load_s` and `compute_s` are those of either way alone, `expected_s` those of the one that was chosen.
+    """
+
+    choice: LoadChoice
+    load_s: float
+    compute_s: float
+    expected_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlanned:
+    """The request waits for stored blocks, or computes what it could have loaded; told before the wait."""
+
+    request_id: RequestId
+    branch: BranchId
+    estimate: LoadEstimate
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillProgress:
     """The request entered the engine, or another chunk of its prompt is computed."""
@@ -118,4 +149,4 @@ class RequestFinished:
     samples: tuple[SampleEnd, ...] = ()
 
 
-Event = PrefillProgress | TokenEmitted | RequestFinished
+Event = LoadPlanned | PrefillProgress | TokenEmitted | RequestFinished

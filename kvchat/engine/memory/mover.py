@@ -6,7 +6,7 @@ from time import perf_counter
 
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.plan import Copy, Demote, Load, Move
+from kvchat.engine.cache.plan import Copy, Demote, Load, Move, Promote
 from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.tiers import StoredNode
 from kvchat.engine.memory.device_pool import DevicePool
@@ -64,6 +64,10 @@ class Mover:
                 self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
             self._observe(move, perf_counter() - start_s)
         return True
+
+    def fetch(self, move: Load | Promote) -> bool:
+        """Carry out one move to the device, in any thread; False if its block is not to be had."""
+        return self.execute([move])
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         if self._store is None:

@@ -1,0 +1,203 @@
+"""Blocks on their way to the device: everything of a match that is not there yet, held until it is used.
+
+A transfer holds each block of its match: those that are on the device already, those that are to be written,
+and the places in host memory they are read from. So nothing of it can be evicted or handed out while bytes
+move, whatever becomes of the request that wanted it. A block gets its name when its bytes have arrived and
+are verified; from then on it is found like any other.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.device_tier import DeviceTier
+from kvchat.engine.cache.match import PrefixMatch
+from kvchat.engine.cache.plan import Load, Promote
+from kvchat.engine.cache.prefix_index import IndexNode
+from kvchat.engine.cache.unit import Unit
+
+Held = tuple[GroupId, BlockId]
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """The blocks of one match, held until `Transfers.end`.
+
+    Args:
+        match: what was matched when it began.
+        units: what is to be moved, last block first.
+    """
+
+    match: PrefixMatch
+    units: tuple[Unit, ...] = ()
+    held: dict[int, list[Held]] = field(default_factory=dict)
+    """Device blocks by the number of the block in the prompt."""
+    lent: list[Held] = field(default_factory=list)
+    """Places in host memory."""
+
+    def bytes_from(self, tier: Tier) -> int:
+        return sum(unit.num_bytes for unit in self.units if unit.tier is tier)
+
+    def bytes_before(self, number: int) -> dict[Tier, int]:
+        """Return what the units before a block number have to move, by the tier they come from. Pure."""
+        num_bytes = {Tier.HOST: 0, Tier.DISK: 0}
+        for unit in self.units:
+            num_bytes[unit.tier] += unit.num_bytes * (unit.number < number)
+        return num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One group's part of a matched block: where it is, None where it is not."""
+
+    number: int
+    node: IndexNode
+    group: GroupId
+    block: BlockId | None
+    place: BlockId | None
+
+
+class Transfers:
+    """Begins and ends transfers to one device tier. Integers only."""
+
+    def __init__(self, device: DeviceTier) -> None:
+        self._device = device
+        self._flying: dict[BlockKey, Transfer] = {}
+
+    def in_the_way(self, match: PrefixMatch) -> Transfer | None:
+        """Return a transfer that is bringing a block of the match already. Pure."""
+        keys = [*match.keys, match.partial.key] if match.partial else match.keys
+        return next((self._flying[key] for key in keys if key in self._flying), None)
+
+    def missing_bytes(self, match: PrefixMatch, root: BlockKey) -> dict[Tier, int]:
+        """Return what a match lacks on the device, by the tier it comes from. Pure."""
+        num_bytes = {Tier.HOST: 0, Tier.DISK: 0}
+        for piece in self._pieces(match, root):
+            if piece.block is None:
+                tier = Tier.DISK if piece.place is None else Tier.HOST
+                num_bytes[tier] += self._block_bytes(piece.group)
+        return num_bytes
+
+    def begin(self, match: PrefixMatch, root: BlockKey, spared: Sequence[BlockKey] = ()) -> Transfer | None:
+        """Hold a match and allocate what it lacks on the device; None if there is no room.
+
+        Evicts blocks that nobody holds. The demotions this plans are due before the first move is carried
+        out: `DeviceTier.take_demotions`.
+
+        Args:
+            root: parent of the first block.
+            spared: keys of blocks that must not be evicted for it.
+        """
+        device = self._device
+        pieces = list(self._pieces(match, root))
+        present = dict.fromkeys((piece.group, piece.block) for piece in pieces if piece.block is not None)
+        present |= dict.fromkeys(held for key in spared for held in self._resident(key))
+        if not self._has_room(pieces, present):
+            return None
+        for group, block in present:  # before anything is allocated: allocating evicts
+            device.pools[group].share(block)
+        transfer = Transfer(match)
+        transfer.lent = [(piece.group, piece.place) for piece in pieces if piece.place is not None]
+        for group, place in transfer.lent:
+            device.host.lend(group, place)
+        moves: dict[int, list[Load | Promote]] = {}
+        for piece in pieces:
+            if piece.block is None:
+                block = device.pools[piece.group].allocate()
+                moves.setdefault(piece.number, []).append(_move(piece, block))
+            else:
+                block = piece.block
+                device.pools[piece.group].share(block)
+            device.held[piece.group, block] += 1
+            transfer.held.setdefault(piece.number, []).append((piece.group, block))
+        for group, block in reversed(present):
+            device.pools[group].release(block)
+        nodes = {piece.number: piece.node for piece in pieces}
+        transfer.units = tuple(self._unit(nodes[number], number, moves[number]) for number in reversed(moves))
+        self._flying |= {unit.node.key: transfer for unit in transfer.units}
+        return transfer
+
+    def land(self, unit: Unit, arrived: Sequence[bool]) -> None:
+        """Name the blocks of a unit whose bytes are there; `arrived` has one entry for each of its moves."""
+        for move, is_there in zip(unit.moves, arrived, strict=True):
+            # Somebody may have computed the block in the meantime: the first one stays.
+            if is_there and self._device.index.block(unit.node.key, move.group) is None:
+                self._device.name(move.group, move.target, unit.node)
+
+    def give_up(self, transfer: Transfer, number: int) -> None:
+        """Let go of a block that is computed instead; it must not be on its way."""
+        for group, block in transfer.held.pop(number, ()):
+            self._release(group, block)
+
+    def end(self, transfer: Transfer) -> None:
+        """Let go of everything, last block first: what has arrived stays cached, the rest is free."""
+        for number in sorted(transfer.held, reverse=True):
+            for group, block in transfer.held[number]:
+                self._release(group, block)
+        transfer.held.clear()
+        for group, place in transfer.lent:
+            self._device.host.take_back(group, place)
+        transfer.lent.clear()
+        for unit in transfer.units:
+            if self._flying.get(unit.node.key) is transfer:
+                del self._flying[unit.node.key]
+
+    def _pieces(self, match: PrefixMatch, root: BlockKey) -> Iterator[_Piece]:
+        """Yield what each group needs of a match, block after block."""
+        device = self._device
+        parent = root
+        blocks = list(zip(match.keys, match.block_ids, strict=True))
+        num_full = len(blocks)
+        if match.partial and match.partial.key is not None:
+            blocks.append((match.partial.key, match.partial.token_ids))
+        for number, (key, token_ids) in enumerate(blocks):
+            node = IndexNode(key, parent, token_ids, number * device.block_size)
+            for group in device.groups:
+                if number < num_full and number < group.spec.first_visible(match.length) // device.block_size:
+                    continue
+                block = device.index.block(key, group.id)
+                place = device.host.find(key, group.id) if block is None else None
+                yield _Piece(number, node, group.id, block, place)
+            parent = key
+
+    def _resident(self, key: BlockKey) -> Iterator[Held]:
+        for group in self._device.groups:
+            block = self._device.index.block(key, group.id)
+            if block is not None:
+                yield group.id, block
+
+    def _has_room(self, pieces: Sequence[_Piece], present: Iterable[Held]) -> bool:
+        for group, pool in self._device.pools.items():
+            num_lacking = sum(piece.block is None for piece in pieces if piece.group == group)
+            num_kept = sum(held == group and pool.is_cached(block) for held, block in present)
+            if num_lacking > pool.num_available - num_kept:
+                return False
+        return True
+
+    def _unit(self, node: IndexNode, number: int, moves: Sequence[Load | Promote]) -> Unit:
+        return Unit(
+            number=number,
+            node=node,
+            moves=tuple(moves),
+            num_bytes=sum(self._block_bytes(move.group) for move in moves),
+            tier=Tier.DISK if any(isinstance(move, Load) for move in moves) else Tier.HOST,
+        )
+
+    def _block_bytes(self, group: GroupId) -> int:
+        device = self._device
+        return next(each for each in device.groups if each.id == group).block_bytes(device.block_size)
+
+    def _release(self, group: GroupId, block: BlockId) -> None:
+        held = self._device.held
+        held[group, block] -= 1
+        if not held[group, block]:
+            del held[group, block]
+        self._device.pools[group].release(block)
+
+
+def _move(piece: _Piece, target: BlockId) -> Load | Promote:
+    node = piece.node
+    if piece.place is not None:
+        return Promote(piece.group, piece.place, target)
+    return Load(piece.group, node.key, node.parent, node.token_ids, target)

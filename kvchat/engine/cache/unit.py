@@ -1,0 +1,24 @@
+"""The least that is brought to the device at a time: one block of a prompt, all groups together."""
+
+from dataclasses import dataclass
+
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.plan import Load, Promote
+from kvchat.engine.cache.prefix_index import IndexNode
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What one block lacks on the device.
+
+    Args:
+        number: the block's place in the prompt.
+        node: its name and ids.
+        tier: the slowest tier that one of its groups comes from.
+    """
+
+    number: int
+    node: IndexNode
+    moves: tuple[Load | Promote, ...]
+    num_bytes: int
+    tier: Tier

@@ -1,0 +1,159 @@
+"""Transfers under way: carried out by the reader, named as they land, ended when nobody waits for them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvchat.engine.api.ids import BlockKey
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.device_tier import DeviceTier
+from kvchat.engine.cache.match import PrefixMatch
+from kvchat.engine.cache.plan import Demote
+from kvchat.engine.cache.transfer import Transfer, Transfers
+from kvchat.engine.cache.unit import Unit
+from kvchat.engine.memory.reader import Job, Landed
+
+
+class BlockReader(Protocol):
+    """What is needed of the reader; see `memory.reader.Reader`."""
+
+    def submit(self, units: Sequence[Unit], *, is_urgent: bool) -> Job | None: ...
+
+    def claim(self, job: Job, end: int) -> int: ...
+
+    def cancel(self, job: Job) -> None: ...
+
+    def collect(self) -> Sequence[Landed]: ...
+
+    def wait(self, timeout_s: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A transfer that the reader carries out.
+
+    Args:
+        landed: the blocks that have arrived, and the tier each came from.
+    """
+
+    transfer: Transfer
+    job: Job
+    landed: dict[BlockKey, Tier] = field(default_factory=dict)
+    is_complete: bool = True
+    """False once a block was damaged or gone."""
+    has_ended: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.job.is_over
+
+
+class Flights:
+    """Owned by the engine's thread; only the reader behind it has one of its own.
+
+    Args:
+        demote: carries out demotions, at once.
+    """
+
+    def __init__(
+        self,
+        device: DeviceTier,
+        reader: BlockReader,
+        demote: Callable[[Sequence[Demote]], object],
+    ) -> None:
+        self._device = device
+        self._transfers = Transfers(device)
+        self._reader = reader
+        self._demote = demote
+        self._flights: dict[Job, Flight] = {}
+        self._leaving: list[Flight] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether bytes are on their way."""
+        return any(not flight.is_over for flight in self._flights.values())
+
+    def in_the_way(self, match: PrefixMatch) -> Flight | None:
+        """Return a flight that is bringing a block of the match already. Pure."""
+        transfer = self._transfers.in_the_way(match)
+        return next((flight for flight in self._flights.values() if flight.transfer is transfer), None)
+
+    def leave_promotions(self) -> None:
+        """Let go of the flights that no request waits for."""
+        for flight in list(self._flights.values()):
+            if not flight.job.is_urgent:
+                self.leave(flight)
+
+    def missing_bytes(self, match: PrefixMatch, root: BlockKey) -> dict[Tier, int]:
+        """Return what a match would have to load, by the tier it comes from. Pure."""
+        return self._transfers.missing_bytes(match, root)
+
+    def begin(
+        self, match: PrefixMatch, root: BlockKey, *, spared: Sequence[BlockKey] = (), is_urgent: bool = True
+    ) -> Flight | None:
+        """Begin to bring a match to the device; None if there is no room, there or in the reader's queue."""
+        transfer = self._transfers.begin(match, root, spared)
+        self._demote(self._device.take_demotions())
+        self._device.finish_moves()
+        if transfer is None:
+            return None
+        job = self._reader.submit(transfer.units, is_urgent=is_urgent)
+        if job is None:
+            self._transfers.end(transfer)
+            return None
+        self._flights[job] = Flight(transfer, job)
+        return self._flights[job]
+
+    def claim(self, flight: Flight, end: int) -> int:
+        """Let the blocks before number `end` be computed instead, as far as none of them is being read.
+
+        Returns:
+            Number of the first block that is not claimed.
+        """
+        before = flight.job.front
+        front = self._reader.claim(flight.job, end)
+        for number in range(before, front):
+            self._transfers.give_up(flight.transfer, number)
+        return front
+
+    def collect(self) -> None:
+        """Name what has landed; end the flights that nobody waits for any more. Never waits."""
+        for landed in self._reader.collect():
+            flight = self._flights[landed.job]
+            unit = landed.unit
+            self._transfers.land(unit, landed.arrived)
+            if all(landed.arrived):
+                flight.landed[unit.node.key] = unit.tier
+            else:
+                flight.is_complete = False
+        for flight in [flight for flight in self._leaving if flight.is_over]:
+            self._leaving.remove(flight)
+            self._end(flight)
+
+    def leave(self, flight: Flight) -> None:
+        """Let go of a flight: now if it is over, else as soon as the block being read has landed."""
+        if flight.has_ended or flight in self._leaving:
+            return
+        self._reader.cancel(flight.job)
+        if flight.is_over:
+            self._end(flight)
+        else:
+            self._leaving.append(flight)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the next block to land."""
+        self._reader.wait(timeout_s)
+
+    def close(self) -> None:
+        """Wait for the reader to end, and let go of everything."""
+        for flight in list(self._flights.values()):
+            self.leave(flight)
+        self._reader.close()
+        self.collect()
+
+    def _end(self, flight: Flight) -> None:
+        flight.has_ended = True
+        self._transfers.end(flight.transfer)
+        del self._flights[flight.job]

@@ -1,0 +1,175 @@
+"""Brings blocks to the device beside decoding: a bounded queue of jobs and one thread.
+
+The engine's thread hands in jobs, asks what has landed, and never waits for a medium. While a prompt is
+computed from its front, its job is read from the tail; the two meet wherever they meet, because each takes
+the next block under the same lock.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+
+from kvchat.engine.cache.plan import Load, Promote
+from kvchat.engine.cache.unit import Unit
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Units in the order in which they are read, last block first. Only the reader changes it.
+
+    `is_urgent`: a request waits for it, so it comes before those that nobody waits for.
+    """
+
+    units: Sequence[Unit]
+    is_urgent: bool = True
+    num_taken: int = 0
+    num_landed: int = 0
+    """Units that were collected."""
+    front: int = 0
+    """Blocks before this number are computed, not read."""
+    is_cancelled: bool = False
+
+    @property
+    def next(self) -> Unit | None:
+        """The unit to read next, None if nothing is left to take."""
+        if self.is_cancelled or self.num_taken == len(self.units):
+            return None
+        unit = self.units[self.num_taken]
+        return unit if unit.number >= self.front else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no byte of it will move any more, and all that has landed was collected."""
+        return self.next is None and self.num_landed == self.num_taken
+
+    @property
+    def lowest_taken(self) -> int:
+        """Number of the first of the blocks that are read or being read."""
+        taken = self.units[self.num_taken - 1] if self.num_taken else self.units[0]
+        return taken.number if self.num_taken else taken.number + 1
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(unit.num_bytes for unit in self.units[self.num_taken :] if unit.number >= self.front)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landed:
+    """A unit that has been read. `arrived` tells for each of its moves whether the bytes are there."""
+
+    job: Job
+    unit: Unit
+    arrived: tuple[bool, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Reader:
+    """Reads jobs one after another in a thread of its own.
+
+    Args:
+        fetch: carries out one move; False if there is nothing to be had. Called in the reader's thread.
+        max_bytes: most bytes that wait in the queue; a single larger job is taken when nothing else waits.
+    """
+
+    fetch: Callable[[Load | Promote], bool]
+    max_bytes: int
+    _jobs: deque[Job] = field(default_factory=deque)
+    _landed: deque[Landed] = field(default_factory=deque)
+    _changed: Condition = field(default_factory=Condition)
+    _thread: Thread | None = None
+    _is_closed: bool = False
+    _error: BaseException | None = None
+
+    def submit(self, units: Sequence[Unit], *, is_urgent: bool = True) -> Job | None:
+        """Queue the units, to be read in this order; None if the queue has no room for them."""
+        assert units
+        job = Job(units, is_urgent)
+        with self._changed:
+            waiting_bytes = sum(job.waiting_bytes for job in self._jobs)
+            if waiting_bytes and waiting_bytes + job.waiting_bytes > self.max_bytes:
+                return None
+            self._jobs.append(job)
+            if self._thread is None:  # an engine that never loads has no thread for it
+                self._thread = Thread(target=self._run, name="kvchat-block-reader", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return job
+
+    def claim(self, job: Job, end: int) -> int:
+        """Keep the blocks before `end` to be computed; what is being read already is not among them.
+
+        Returns:
+            Number of the first block that is not claimed, at most `end`.
+        """
+        with self._changed:
+            job.front = max(job.front, min(end, job.lowest_taken))
+            return job.front
+
+    def cancel(self, job: Job) -> None:
+        """Take nothing more of a job; `is_over` tells when the unit being read has landed."""
+        with self._changed:
+            job.is_cancelled = True
+
+    def collect(self) -> list[Landed]:
+        """Return what has landed since the last call.
+
+        Raises:
+            Exception: what a move has raised; it is a bug, as a move answers False where a block is missing.
+        """
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            landed = list(self._landed)
+            self._landed.clear()
+            for each in landed:
+                each.job.num_landed += 1
+            self._jobs = deque(job for job in self._jobs if not job.is_over)
+            return landed
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something has landed, at most `timeout_s`; not at all if nothing is being read."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._landed or self._error or not self._is_busy, timeout_s)
+
+    def close(self) -> None:
+        """End the thread after the unit it is reading."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def _is_busy(self) -> bool:
+        return any(not job.is_over for job in self._jobs)
+
+    def _run(self) -> None:
+        while (taken := self._take()) is not None:
+            job, unit = taken
+            try:
+                arrived = tuple([self.fetch(move) for move in unit.moves])
+            except BaseException as error:
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._landed.append(Landed(job=job, unit=unit, arrived=arrived))
+                self._changed.notify_all()
+
+    def _take(self) -> tuple[Job, Unit] | None:
+        """Wait for the next unit; None once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._first() is not None)
+            job = self._first()
+            if self._is_closed or job is None:
+                return None
+            unit = job.next
+            assert unit is not None
+            job.num_taken += 1
+            return job, unit
+
+    def _first(self) -> Job | None:
+        due = [job for job in self._jobs if job.next is not None]
+        return next((job for job in due if job.is_urgent), due[0] if due else None)

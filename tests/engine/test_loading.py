@@ -1,0 +1,236 @@
+"""Stored blocks come to the device beside everybody else's answers, and no answer changes."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Event as Flag
+from threading import Semaphore
+from typing import Any
+
+import pytest
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.events import Loaded, LoadPlanned, TokenEmitted
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.build import build_parts
+from kvchat.engine.cache.plan import Load, Promote
+from kvchat.engine.engine import Engine
+from kvchat.engine.handle import Handle
+from kvchat.engine.memory.block_file import SUFFIX
+from kvchat.engine.memory.reader import Reader
+from kvchat.engine.parts import EngineParts
+from tests.engine.conftest import TinyModels
+from tests.engine.stepped_reader import SteppedReader
+from tests.engine.tiny_models import answer, finish, open_engine, reference, submit, token_ids
+
+pytestmark = pytest.mark.cpu
+
+BLOCK_SIZE = 16
+Fetch = Callable[[Load | Promote], bool]
+
+
+class Gate:
+    """A medium that gives a block when it is told to: stands before the real directory."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._passes = Semaphore(0)
+        self.is_waited_at = Flag()
+        self.is_open = False
+        self.num_fetched = 0
+
+    def __call__(self, move: Load | Promote) -> bool:
+        self.is_waited_at.set()
+        if not self.is_open:
+            self._passes.acquire()
+        self.num_fetched += 1
+        return self._fetch(move)
+
+    def open(self) -> None:
+        self.is_open = True
+        self._passes.release(1)
+
+
+@pytest.fixture
+def engines() -> Iterator[list[Engine]]:
+    opened: list[Engine] = []
+    yield opened
+    for engine in opened:
+        engine.check_integrity()
+        engine.close()
+        engine.check_integrity()
+
+
+def parts_of(model_dir: Path, **settings: Any) -> EngineParts:
+    settings = {"device": "cpu", "block_size": BLOCK_SIZE} | settings
+    return build_parts("tiny", model_dir, EngineConfig(**settings))
+
+
+def gated(engines: list[Engine], model_dir: Path, **settings: Any) -> tuple[Engine, Gate]:
+    parts = parts_of(model_dir, **settings)
+    gate = Gate(parts.mover.fetch)
+    engine = Engine(replace(parts, reader=Reader(gate, max_bytes=2**30)))
+    engines.append(engine)
+    return engine, gate
+
+
+def stepped(engines: list[Engine], model_dir: Path, **settings: Any) -> tuple[Engine, SteppedReader]:
+    """Return an engine for which one block lands per step."""
+    parts = parts_of(model_dir, **settings)
+    reader = SteppedReader(parts.mover.fetch)
+    engine = Engine(replace(parts, reader=reader))
+    engines.append(engine)
+    return engine, reader
+
+
+def say(model_dir: Path, cache_dir: Path, prompt: list[int], num_tokens: int = 6) -> list[int]:
+    """Answer in an engine of its own and close it; return the whole text."""
+    engine = open_engine(model_dir, cache_dir=cache_dir)
+    text = prompt + answer(engine, prompt, num_tokens).token_ids
+    engine.close()
+    return text
+
+
+def num_tokens(engine: Engine, handle: Handle, num_steps: int) -> int:
+    """Step and count the tokens that a request gets."""
+    found = 0
+    for _ in range(num_steps):
+        for event in engine.step():
+            found += isinstance(event, TokenEmitted) and event.request_id == handle.request_id
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_an_answer_goes_on_in_every_step_while_another_session_is_loaded(
+    kind: str, tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    model_dir = tiny(kind)
+    text = say(model_dir, tmp_path, token_ids(150))
+    engine, gate = gated(engines, model_dir, cache_dir=tmp_path)
+    decoding = submit(engine, token_ids(20, seed=1), 50)
+    engine.step()
+    resumed = submit(engine, text + token_ids(9, seed=2), 12)
+    assert num_tokens(engine, decoding, 40) == 40
+    assert gate.is_waited_at.is_set()
+    assert gate.num_fetched == 0
+    engine.check_integrity()
+    gate.open()
+    result = finish(engine, resumed)
+    assert result.loaded == Loaded(disk=len(text) - 1)
+    assert result.token_ids == reference(model_dir).answer(text + token_ids(9, seed=2), 12)
+    rest = finish(engine, decoding)
+    assert rest.token_ids == reference(model_dir).answer(token_ids(20, seed=1), 50)
+
+
+@pytest.mark.parametrize("num_landed", [0, 1, 4, 9])
+def test_a_request_that_is_cancelled_while_it_loads_leaks_nothing(
+    num_landed: int, tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    """Traps 7 and 12: blocks stay held until the reader lets go of them, and are free or cached then."""
+    model_dir = tiny("qwen3")
+    text = say(model_dir, tmp_path, token_ids(150))
+    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path)
+    handle = submit(engine, text + token_ids(3), 5)
+    for _ in range(num_landed + 1):
+        engine.step()
+        engine.check_integrity()
+    handle.cancel()
+    engine.step()
+    engine.check_integrity()
+    engine.release(handle.branch)
+    while engine.is_loading:
+        engine.tick()
+        engine.check_integrity()
+    usage = engine.snapshot().tier(Tier.DEVICE)
+    assert usage.used_bytes == 0
+    assert reader.num_read <= 2 * num_landed + 3
+    prompt = text + token_ids(3)
+    assert answer(engine, prompt, 5).token_ids == reference(model_dir).answer(prompt, 5)
+
+
+def test_a_block_that_is_found_damaged_while_it_loads_is_computed_and_those_behind_it_too(
+    tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    model_dir = tiny("llama")
+    text = say(model_dir, tmp_path, token_ids(150))
+    engine, _ = stepped(engines, model_dir, cache_dir=tmp_path)
+    handle = submit(engine, text + token_ids(3), 9)
+    engine.step()
+    for path in sorted(tmp_path.rglob(f"*{SUFFIX}"))[:2]:
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    result = finish(engine, handle)
+    assert result.usage.computed_tokens > 4
+    assert result.usage.cached_tokens == result.loaded.total
+    assert result.token_ids == reference(model_dir).answer(text + token_ids(3), 9)
+
+
+def test_two_requests_for_the_same_blocks_read_them_once(
+    tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    model_dir = tiny("qwen3")
+    text = say(model_dir, tmp_path, token_ids(150))
+    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path)
+    prompts = [text + token_ids(5, seed=seed) for seed in (3, 4)]
+    handles = [submit(engine, prompt, 8) for prompt in prompts]
+    results = [finish(engine, handle) for handle in handles]
+    assert reader.num_read == len(text) // BLOCK_SIZE + 1
+    assert results[0].loaded == Loaded(disk=len(text) - 1)
+    assert results[1].loaded == Loaded(device=results[1].usage.cached_tokens)
+    assert results[1].usage.cached_tokens >= len(text) - 1
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == reference(model_dir).answer(prompt, 8)
+
+
+def test_the_estimate_is_told_before_the_wait(
+    tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    model_dir = tiny("llama")
+    text = say(model_dir, tmp_path, token_ids(100))
+    engine, _ = stepped(engines, model_dir, cache_dir=tmp_path)
+    handle = submit(engine, text + token_ids(3), 5)
+    (planned,) = [event for event in engine.step() if isinstance(event, LoadPlanned)]
+    assert planned.request_id == handle.request_id
+    assert 0 < planned.estimate.load_s <= planned.estimate.expected_s
+    finish(engine, handle)
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("llama", 0), ("qwen3", 1), ("qwen3", 2)])
+def test_many_sessions_that_come_and_go_in_a_small_pool_are_answered_as_by_an_engine_that_never_closed(
+    kind: str, seed: int, tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    """Traps 12, 13, 21 and 22: loads, promotions, cancellations and evictions mixed at random."""
+    model_dir = tiny(kind)
+    texts = [say(model_dir, tmp_path, token_ids(length, seed=90)) for length in (40, 90, 130)]
+    texts += [say(model_dir, tmp_path, texts[1] + token_ids(25, seed=91))]
+    token_bytes = 4 * 2 * 2 * 16 * 4
+    engine, reader = stepped(
+        engines,
+        model_dir,
+        cache_dir=tmp_path,
+        device_bytes=330 * token_bytes,
+        host_bytes=(seed % 2) * 200 * token_bytes,
+        max_batch_tokens=32,
+    )
+    rng = random.Random(seed)
+    prompts = [rng.choice(texts)[: rng.randrange(20, 160)] + token_ids(4, seed=n) for n in range(14)]
+    handles: list[tuple[list[int], Handle]] = []
+    while prompts or engine.has_work:
+        if prompts and rng.random() < 0.2:
+            prompt = prompts.pop()
+            handles.append((prompt, submit(engine, prompt, rng.randrange(2, 12))))
+        if rng.random() < 0.1:
+            engine.promote(rng.choice(texts), rng.choice(texts))
+        if handles and rng.random() < 0.05:
+            rng.choice(handles)[1].cancel()
+        reader.per_step = rng.randrange(3)
+        engine.step()
+        engine.check_integrity()
+    for prompt, handle in handles:
+        result = finish(engine, handle)
+        wanted = reference(model_dir).answer(prompt, 12)
+        assert result.token_ids == wanted[: len(result.token_ids)]
+        assert result.usage.cached_tokens == result.loaded.total
+    while engine.is_loading:
+        engine.tick()
+    assert engine.snapshot().num_waiting == 0
