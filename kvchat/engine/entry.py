@@ -9,9 +9,9 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.branch import Branch
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
-    """A sequence inside the scheduler: an answer, or a beam of a search.
+    """A sequence inside the scheduler: an answer, or a beam of a search. Equal to itself alone.
 
     Args:
         id: names this sequence; the first answer of a request has the request's own id.

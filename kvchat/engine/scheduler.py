@@ -104,16 +104,20 @@ class Scheduler:
         """Choose the next step's tokens and make their slots writable. Empty if nothing can run."""
         chunks: dict[RequestId, Chunk] = {}
         moves: list[Move] = []
+        budget = self.max_batch_tokens
         for entry in sorted(self.running, key=lambda entry: (not entry.is_decoding, entry.rank)):
-            budget = self.max_batch_tokens - sum(len(chunk.token_ids) for chunk in chunks.values())
             if not budget or entry.is_held or entry not in self.running:
                 continue
             num_tokens = min(entry.num_due, budget)
             if not num_tokens:
                 continue
+            num_chunks = len(chunks)
             added = self._extend(entry, num_tokens, chunks)
+            if len(chunks) < num_chunks:
+                budget = self.max_batch_tokens - sum(len(chunk.token_ids) for chunk in chunks.values())
             if added is None:
                 continue
+            budget -= num_tokens
             moves += added
             chunks[entry.id] = _chunk(entry, num_tokens)
         # An empty batch reaches no runner, so what changed must wait for the next one.
