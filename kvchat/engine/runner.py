@@ -8,8 +8,10 @@ vocabulary, P block size.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,13 +73,15 @@ class Runner:
             Writes keys and values of every token of the batch into the pools.
         """
         self._update_tables(batch)
-        positions = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in batch.chunks])
-        token_ids = [token for chunk in batch.chunks for token in chunk.token_ids]
+        chunks = batch.chunks
+        positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
+        token_ids = [token for chunk in chunks for token in chunk.token_ids]
+        lens = [len(chunk.token_ids) for chunk in chunks]
         row = Row(
             token_ids=torch.tensor(token_ids, device=self._device),
-            positions=positions.to(self._device),
-            groups={group.id: self._group_step(batch.chunks, group) for group in self._groups},
-            sampling=torch.tensor(_sampling_rows(batch.chunks), dtype=torch.long, device=self._device),
+            positions=torch.from_numpy(positions).to(self._device),
+            groups={group.id: self._group_step(chunks, lens, positions, group) for group in self._groups},
+            sampling=torch.tensor(_sampling_rows(chunks), dtype=torch.long, device=self._device),
         )
         return self._forward.logits(row).float()
 
@@ -98,40 +102,39 @@ class Runner:
             table = self._tables[change.branch, change.group] = grown
         table[change.start : end] = torch.tensor(change.block_ids, device=self._device)
 
-    def _group_step(self, chunks: Sequence[Chunk], group: Group) -> GroupStep:
-        spans = self._spans(chunks, group)
+    def _group_step(
+        self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
+    ) -> GroupStep:
+        """Return slots and spans from one list of all blocks that the step touches in a group."""
+        size = self._block_size
+        firsts = [group.spec.first_visible(chunk.start) // size for chunk in chunks]
+        tables = [
+            self._tables[chunk.branch, group.id][first : -(-chunk.end // size)]
+            for chunk, first in zip(chunks, firsts, strict=True)
+        ]
+        listed = torch.cat(tables)
+        counts = [len(table) for table in tables]
+        # Where block 0 of each sequence would stand in the list.
+        origins = np.array([0, *accumulate(counts[:-1])]) - firsts
+        places = positions // size + origins.repeat(lens)
+        blocks = listed.index_select(0, torch.from_numpy(places).to(self._device))
+        offsets = torch.from_numpy(positions % size).to(self._device)
+        spans = _spans(chunks, lens, firsts, listed.split(counts))
         return GroupStep(
-            slots=self._slots(chunks, group),
+            slots=blocks * size + offsets,
             spans=spans,
-            decodes=batch_decodes(spans, group.spec.first_visible, self._block_size),
+            decodes=batch_decodes(spans, group.spec.first_visible, size),
         )
 
-    def _slots(self, chunks: Sequence[Chunk], group: Group) -> Tensor:
-        """Return the slot of every token of the batch [T]."""
-        slots = []
-        for chunk in chunks:
-            positions = torch.arange(chunk.start, chunk.end, device=self._device)
-            blocks = self._tables[chunk.branch, group.id][positions // self._block_size]
-            slots.append(blocks * self._block_size + positions % self._block_size)
-        return torch.cat(slots)
 
-    def _spans(self, chunks: Sequence[Chunk], group: Group) -> list[SequenceSpan]:
-        spans: list[SequenceSpan] = []
-        row = 0
-        for chunk in chunks:
-            first_block = group.spec.first_visible(chunk.start) // self._block_size
-            last_block = -(-chunk.end // self._block_size)
-            spans.append(
-                SequenceSpan(
-                    q_start=row,
-                    q_end=row + chunk.end - chunk.start,
-                    position=chunk.start,
-                    first_block=first_block,
-                    blocks=self._tables[chunk.branch, group.id][first_block:last_block],
-                )
-            )
-            row += chunk.end - chunk.start
-        return spans
+def _spans(
+    chunks: Sequence[Chunk], lens: Sequence[int], firsts: Sequence[int], tables: Sequence[Tensor]
+) -> list[SequenceSpan]:
+    ends = list(accumulate(lens))
+    return [
+        SequenceSpan(end - length, end, chunk.start, first, table)
+        for chunk, length, end, first, table in zip(chunks, lens, ends, firsts, tables, strict=True)
+    ]
 
 
 def _sampling_rows(chunks: Sequence[Chunk]) -> list[int]:

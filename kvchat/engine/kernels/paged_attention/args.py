@@ -25,18 +25,27 @@ class SequenceSpan:
     blocks: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeBatch:
-    """Queries that stand alone in their sequences.
+    """Queries that stand alone in their sequences, and every block that one of them sees.
+
+    The blocks of all sequences stand in one list, those that are visible as a whole before the others. Scores
+    are laid out as [B, n]: n blocks for every sequence, of which a shorter one uses the first.
 
     Args:
         rows: rows of the queries in the batch of the step [B], int64.
-        blocks: the blocks each query sees, padded with its last one [B, n], int64.
-        hidden: which of the n * P gathered slots a query does not see [B, n * P], bool.
+        num_places: n, the blocks of the longest sequence.
+        blocks: block ids [M], int64.
+        owners: number of the query that sees each block [M], int64.
+        places: place of each block in the layout of the scores, of B * n, [M], int64.
+        hidden: which slots of the last blocks of the list are not visible [E, P], bool.
     """
 
     rows: Tensor
+    num_places: int
     blocks: Tensor
+    owners: Tensor
+    places: Tensor
     hidden: Tensor
 
 
