@@ -187,6 +187,8 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
         "engine.device_bytes": 5,
         "engine.host_bytes": 6,
         "engine.disk_bytes": 5,
+        "engine.eviction": "lru",
+        "engine.idle_demote_s": 5.5,
         "engine.max_batch_tokens": 5,
         "engine.max_context": 5,
         "engine.threads": 2,

@@ -8,11 +8,13 @@ import torch
 
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.cache.device_tier import DeviceTier
+from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
 from kvchat.engine.cache.sizing import host_places, pool_blocks
 from kvchat.engine.cache.spec import Group
+from kvchat.engine.cache.worth import Worth
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import open_saver, open_store
 from kvchat.engine.memory.device_pool import DevicePool
@@ -73,7 +75,15 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     log.info("capacity: %s", capacity)
     rates = Rates()
     mover = Mover(pool, host, store, rates)
-    tier = DeviceTier(groups, num_blocks, block_size=config.block_size, host=HostTier(groups, places))
+    eviction = Eviction(config.eviction)
+    worth = Worth(rates, groups, config.block_size)
+    tier = DeviceTier(
+        groups,
+        num_blocks,
+        block_size=config.block_size,
+        host=HostTier(groups, places, eviction, worth.in_host),
+        eviction=eviction,
+    )
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
     return EngineParts(
         info=replace(info, model=model, fingerprint=digest.hex(), capacity=capacity),
@@ -84,6 +94,7 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
         pool=pool,
         mover=mover,
         rates=rates,
+        idle_demote_s=config.idle_demote_s,
         reader=Reader(mover.fetch, max_bytes=READ_QUEUE_BYTES),
         saver=open_saver(pool, store, manager),
         store=store,
@@ -98,6 +109,12 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError(f"block_size must be at least 1, not {config.block_size}")
     if config.threads is not None and config.threads < 1:
         raise ConfigError(f"threads must be at least 1, not {config.threads}")
+    if config.eviction not in list(Eviction):
+        raise ConfigError(f"eviction '{config.eviction}' is unknown; use {' or '.join(Eviction)}")
+    if config.idle_demote_s is not None and not config.idle_demote_s > 0:
+        raise ConfigError(
+            f"idle_demote_s must be positive, not {config.idle_demote_s}; leave it out for never"
+        )
     if config.max_batch_tokens < 1:
         raise ConfigError(f"max_batch_tokens must be at least 1, not {config.max_batch_tokens}")
 

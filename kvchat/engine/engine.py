@@ -18,23 +18,24 @@ from kvchat.engine.api.events import (
     FinishReason,
     RequestFinished,
 )
-from kvchat.engine.api.ids import BranchId, RequestId, root_key
+from kvchat.engine.api.ids import BlockKey, BranchId, RequestId, root_key
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier, TierUsage
 from kvchat.engine.batch import Batch
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache.branch import Branch
-from kvchat.engine.cache.sizing import least_blocks
 from kvchat.engine.flights import Flights
 from kvchat.engine.handle import Handle
+from kvchat.engine.idle import IdleWatch
 from kvchat.engine.keeper import Keeper
 from kvchat.engine.loading import Loading, Readiness
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.promotion import Promotion, Wish
 from kvchat.engine.results import Result, collect
-from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
+from kvchat.engine.room import Room
+from kvchat.errors import ContextOverflow, InvalidRequest
 
 LOAD_WAIT_S = 0.02
 """How long a step without anything to compute waits for a block to land."""
@@ -61,6 +62,8 @@ class Engine:
             max_context=parts.info.max_context,
         )
         self._handles: dict[RequestId, Handle] = {}
+        self._room = Room(parts.manager, parts.scheduler.max_batch_tokens, parts.info.max_context)
+        self._idle = IdleWatch(parts.scheduler, clock, parts.idle_demote_s)
         self._rates = parts.rates
         self._clock = clock
         self._flights = Flights(parts.manager.device, parts.reader, parts.mover.execute)
@@ -119,6 +122,7 @@ class Engine:
         else:
             self._refuse_stuck()
         self._keeper.after_step()
+        self._demote_idle()
         return self._deliver()
 
     def cancel(self, request_id: RequestId) -> None:
@@ -155,9 +159,40 @@ class Engine:
         """
         self._promotion.stop()
         if token_ids:
-            root = root_key(bytes.fromhex(self.info.fingerprint), namespace)
-            self._promotion.want(Wish(tuple(token_ids), tuple(beside), root))
+            self._promotion.want(Wish(tuple(token_ids), tuple(beside), self._root(namespace)))
             self._advance_loads()
+
+    def demote(self, branch: BranchId, tier: Tier = Tier.HOST) -> None:
+        """Take a live branch that is not answering off the device.
+
+        What no other branch needs moves to host memory, as far as loading it from there is faster than
+        computing it; of what the disk is asked for, only what it has already. The rest stays cached until its
+        place is needed. The next request on the branch finds all of it.
+
+        Raises:
+            InvalidRequest: no such live branch, or it is answering.
+        """
+        live = self._live(branch)
+        if self._answers.running_on(branch) is not None:
+            raise InvalidRequest(f"branch {branch} is still answering")
+        self._take_off(live, tier)
+
+    def pin(self, branch: BranchId) -> int:
+        """Keep the full blocks that a live branch has now on the device, also when it is let go.
+
+        Returns:
+            The number of blocks kept. Pinning again covers what has been computed since.
+
+        Raises:
+            InvalidRequest: no such live branch.
+            PinRefused: too few blocks would be left; the message says how many.
+        """
+        busy = [*self._scheduler.running, *self._scheduler.waiting]
+        return self._manager.pins.pin(self._live(branch), self._room.needs_of(busy))
+
+    def unpin(self, branch: BranchId) -> None:
+        """Undo the pin of a branch, live or not; nothing happens if there is none."""
+        self._manager.pins.unpin(branch)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | None = None
@@ -206,6 +241,7 @@ class Engine:
         """Go on with saving and loading while there is nothing to compute."""
         self._advance_loads()
         self._keeper.after_step()
+        self._demote_idle()
 
     def close(self) -> None:
         """Save every live branch and end the writer. May be called twice."""
@@ -235,15 +271,7 @@ class Engine:
                 f"the conversation has {prompt_len} tokens and the model takes {self.info.max_context}; "
                 "start a new session, or fork at an earlier message"
             )
-        for group in self._manager.groups:
-            needed = least_blocks(
-                group, prompt_len + 1, self._scheduler.max_batch_tokens, self.info.block_size
-            )
-            if needed > self._manager.pools[group.id].num_blocks:
-                raise PoolExhausted(
-                    f"the conversation of {prompt_len} tokens does not fit into the cache; "
-                    "give it more with --kv-device-bytes"
-                )
+        self._room.check(request.token_ids, self._root(request.namespace))
 
     def _branch_for(self, request: Request) -> Branch:
         if request.branch is None:
@@ -251,7 +279,7 @@ class Engine:
         branch = self._live(request.branch)
         if self._answers.running_on(branch.id) is not None:
             raise InvalidRequest(f"branch {branch.id} is still answering")
-        if branch.root != root_key(bytes.fromhex(self.info.fingerprint), request.namespace):
+        if branch.root != self._root(request.namespace):
             raise InvalidRequest(f"branch {branch.id} is of another namespace; submit without a branch")
         if tuple(branch.token_ids[: branch.computed_len]) != request.token_ids[: branch.computed_len]:
             raise InvalidRequest(f"branch {branch.id} does not begin the prompt; submit without a branch")
@@ -259,6 +287,23 @@ class Engine:
             self._manager.reset(branch)
         branch.token_ids = list(request.token_ids)
         return branch
+
+    def _root(self, namespace: str) -> BlockKey:
+        return root_key(bytes.fromhex(self.info.fingerprint), namespace)
+
+    def _demote_idle(self) -> None:
+        """Take branches off the device that nobody has used for long, unless the disk still reads them."""
+        if not self._keeper.is_behind:
+            for branch in self._idle.due():
+                self._take_off(branch, Tier.HOST)
+
+    def _take_off(self, branch: Branch, tier: Tier) -> None:
+        self._keeper.save_branch(branch)
+        if self._keeper.is_behind:
+            self._manager.reset(branch)  # what waits to be saved is read from the device
+            return
+        self._mover.execute(self._manager.demote(branch, tier))
+        self._manager.finish_moves()
 
     def _live(self, branch: BranchId) -> Branch:
         live = self._manager.branches.get(branch)

@@ -27,6 +27,11 @@ class Keeper:
         self._tails_saved_s = clock()
         self._problem: str | None = None
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether blocks that have not been handed to the disk must stay on the device for it."""
+        return self._saver is not None and self._saver.num_waiting > 0
+
     def after_step(self) -> None:
         """Queue the blocks that the step has filled, and tails if it is time. Never waits for the disk."""
         saves = self._manager.take_saves()

@@ -18,7 +18,10 @@ from kvchat.engine.weights import Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """The parts of one engine; `saver` and `store` are None without a disk tier."""
+    """The parts of one engine; `saver` and `store` are None without a disk tier.
+
+    `idle_demote_s`: seconds after which an idle branch leaves the device; None: never.
+    """
 
     info: EngineInfo
     manager: CacheManager
@@ -28,6 +31,7 @@ class EngineParts:
     pool: DevicePool
     mover: Mover
     rates: Rates
+    idle_demote_s: float | None
     reader: BlockReader
     saver: Saver | None
     store: DiskStore | None

@@ -18,6 +18,10 @@ class EngineConfig:
             else a multiple of the device pool.
         disk_bytes: limit of the blocks on disk; None: no limit of its own.
         cache_dir: directory of the disk tier; None: no disk tier.
+        eviction: which cached block makes room: s3fifo, which a long document read once does not flush, or
+            lru, the least recently used.
+        idle_demote_s: a conversation left alone for so many seconds leaves the device for host memory; None:
+            only when its room is needed.
         max_batch_tokens: most tokens computed in one step, prefill chunks and decode together.
         max_context: shorter context than the model's own; None: the model's.
         threads: threads of one operation on the processor; None: one for small models, else all usable cores.
@@ -33,6 +37,8 @@ class EngineConfig:
     host_bytes: int | None = None
     disk_bytes: int | None = None
     cache_dir: Path | None = None
+    eviction: str = "s3fifo"
+    idle_demote_s: float | None = 600.0
     max_batch_tokens: int = 512
     max_context: int | None = None
     threads: int | None = None

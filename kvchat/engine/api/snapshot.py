@@ -44,6 +44,8 @@ class GroupUsage:
     used_blocks: int
     shared_blocks: int
     """Used blocks that more than one branch holds."""
+    pinned_blocks: int = 0
+    """Used blocks that stay whoever needs room."""
     borrowers: tuple[int, ...] = ()
     """Layers that attend to what another layer of the group keeps, and keep nothing themselves."""
 

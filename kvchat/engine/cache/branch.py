@@ -25,6 +25,10 @@ class Branch:
     computed_len: int = 0
     keys: list[BlockKey] = field(default_factory=list)
     saved_tail: BlockKey | None = None
+    priority: int = 0
+    """Of the last request that ran on it: who is less important gives way first."""
+    idle_since_s: float | None = None
+    """When it was first seen without a request; None: not yet, or it is at work."""
 
     @property
     def num_uncomputed(self) -> int:

@@ -71,7 +71,7 @@ class CacheManager:
     def fork(self, branch: Branch) -> Branch:
         """Return a new branch on the same blocks, the tail included. Moves no byte."""
         child = self.open(branch.owner, branch.token_ids)
-        child.root = branch.root
+        child.root, child.priority = branch.root, branch.priority
         child.computed_len = branch.computed_len
         child.keys = list(branch.keys)
         # Blocks behind the tail belong to a step that never ended; both would write them.

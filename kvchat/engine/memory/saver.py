@@ -30,6 +30,11 @@ class Saver:
         """Why the last write failed (disk full, read-only), None when all is well."""
         return self._writer.problem
 
+    @property
+    def num_waiting(self) -> int:
+        """Blocks that the queue has had no room for yet; they must stay on the device to be saved."""
+        return len(self._waiting)
+
     def save_blocks(self, saves: Iterable[Save]) -> None:
         """Queue full blocks."""
         self._waiting.extend(saves)

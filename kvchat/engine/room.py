@@ -1,0 +1,58 @@
+"""Whether a conversation fits into the device pool, also beside what is pinned there."""
+
+from collections.abc import Iterable, Sequence
+
+from kvchat.engine.api.ids import BlockKey, GroupId, chain_keys
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.sizing import least_blocks
+from kvchat.engine.entry import Entry
+from kvchat.errors import PoolExhausted
+
+
+class Room:
+    """What conversations need of the pools."""
+
+    def __init__(self, manager: CacheManager, chunk_len: int, max_context: int) -> None:
+        """Args:
+        chunk_len: most tokens computed in one step.
+        max_context: longest conversation.
+        """
+        self._manager = manager
+        self._chunk_len = chunk_len
+        self._max_context = max_context
+
+    def check(self, token_ids: Sequence[int], root: BlockKey) -> None:
+        """Raise PoolExhausted if a prompt can never be answered with the blocks that may be had for it."""
+        for group, needed in self._needs(len(token_ids) + 1).items():
+            pool = self._manager.pools[group]
+            if needed > pool.num_blocks:
+                raise PoolExhausted(
+                    f"the conversation of {len(token_ids)} tokens does not fit into the cache; "
+                    "give it more with --kv-device-bytes"
+                )
+            if needed > pool.num_blocks - pool.num_pinned:
+                num_pinned = self._num_pinned_beside(group, token_ids, root)
+                if needed > pool.num_blocks - num_pinned:
+                    raise PoolExhausted(
+                        f"the conversation of {len(token_ids)} tokens needs {needed} of the cache's "
+                        f"{pool.num_blocks} blocks, and {num_pinned} are pinned for others; unpin something, "
+                        "or give the cache more with --kv-device-bytes"
+                    )
+
+    def needs_of(self, entries: Iterable[Entry]) -> list[tuple[Branch, dict[GroupId, int]]]:
+        """Return what each request needs when it has generated all that it may, its branch first. Pure."""
+        return [
+            (entry.branch, self._needs(min(entry.prompt_len + entry.max_tokens, self._max_context)))
+            for entry in entries
+        ]
+
+    def _needs(self, num_tokens: int) -> dict[GroupId, int]:
+        size = self._manager.block_size
+        return {
+            group.id: least_blocks(group, num_tokens, self._chunk_len, size) for group in self._manager.groups
+        }
+
+    def _num_pinned_beside(self, group: GroupId, token_ids: Sequence[int], root: BlockKey) -> int:
+        keys = chain_keys(root, token_ids, self._manager.block_size)
+        return self._manager.pins.num_others(group, keys)
