@@ -13,6 +13,7 @@ from kvchat.client import EngineClient as EngineClient
 from kvchat.client import RequestHandle as RequestHandle
 from kvchat.conversation import Answering, Conversation, Undo
 from kvchat.conversation import ChatEvent as ChatEvent
+from kvchat.conversation import Loading as Loading
 from kvchat.conversation import Prefill as Prefill
 from kvchat.conversation import TextDelta as TextDelta
 from kvchat.conversation import TurnFinished as TurnFinished
@@ -95,7 +96,30 @@ class Chat:
         if turns and turns[-1].finish is Finish.PARTIAL:
             turns = turns[:-2]
             found = replace(found, leaf_id=turns[-1].id if turns else None)
-        return Conversation(session, found, turns)
+        conversation = Conversation(session, found, turns)
+        self._prefetch(conversation, None)
+        return conversation
+
+    def prefetch(
+        self, reference: str | None, branch: str | None = None, beside: Conversation | None = None
+    ) -> None:
+        """Begin to load what is stored of a session, because it may be opened next; None: of no session.
+
+        Args:
+            beside: the conversation on screen, whose blocks must not make room for it.
+        """
+        if reference is None:
+            self.engine.prefetch(())
+            return
+        session = self.store.find(reference)
+        found = self.store.branch(session.id, branch or session.active_branch)
+        self._prefetch(Conversation(session, found, self.store.turns_to(found.leaf_id)), beside)
+
+    def _prefetch(self, conversation: Conversation, beside: Conversation | None) -> None:
+        spared = beside.token_ids if beside is not None else None
+        self.engine.prefetch(
+            conversation.token_ids or (), beside=spared or (), namespace=conversation.session.namespace
+        )
 
     def fork(
         self, conversation: Conversation, at: TurnId | None = None, name: str | None = None

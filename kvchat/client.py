@@ -3,6 +3,7 @@
 `kvchat.chat` hands these names on to its callers.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvchat.engine.api.config import EngineInfo
@@ -61,6 +62,12 @@ class EngineClient(Protocol):
 
     def release(self, branch: BranchId) -> None:
         """Let go of a live branch; its blocks stay cached. Unknown or released branches are ignored."""
+        ...
+
+    def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
+        """Begin to bring what is stored of a path to the device, ahead of use; replaces an earlier wish, and
+        without ids only ends it. Returns at once. `beside`: a path whose blocks must not make room for it.
+        """
         ...
 
     def snapshot(self) -> CacheSnapshot | None:

@@ -109,6 +109,7 @@ class ScriptedEngine:
         self.handles: list[ScriptedHandle] = []
         self.live: dict[BranchId, list[int]] = {}
         """Live branches and their tokens, sampled ones included."""
+        self.prefetched: list[list[int]] = []
         self.fails: KvchatError | None = None
         self.dies_after: int | None = None
         self.step_tokens = 1
@@ -164,6 +165,9 @@ class ScriptedEngine:
 
     def release(self, branch: BranchId) -> None:
         self.live.pop(branch, None)
+
+    def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
+        self.prefetched.append(list(token_ids))
 
     def snapshot(self) -> CacheSnapshot | None:
         return None

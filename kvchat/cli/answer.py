@@ -4,12 +4,13 @@ from dataclasses import asdict
 from time import monotonic
 from typing import Protocol
 
-from kvchat.chat import ChatEvent, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat import ChatEvent, Loading, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.cli.streams import Output, Status
 from kvchat.conversation import Conversation
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Finish, Session, Turn
 from kvchat.ui.figures import count_text, rate_text, seconds_text
+from kvchat.ui.widgets.footer_line import SEPARATOR, loading_parts
 
 EVENT_VERSION = 1
 
@@ -40,6 +41,8 @@ class TextWriter:
 
     def take(self, event: ChatEvent) -> None:
         match event:
+            case Loading(estimate=estimate) if parts := loading_parts(estimate):
+                self._status.show(SEPARATOR.join(parts))
             case Prefill():
                 self._status.show(self._meter.describe(event))
             case TextDelta(reasoning=True):
@@ -100,6 +103,8 @@ class NdjsonWriter:
                     title=self._conversation.session.title,
                     turn=event.answer.id,
                 )
+            case Loading(estimate=estimate):
+                self._write("loading", **asdict(estimate))
             case Prefill():
                 self._write("prefill", **asdict(event))
             case TextDelta():

@@ -8,7 +8,7 @@ whoever waits.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Condition, Lock, Thread
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SNAPSHOT_INTERVAL_S = 1 / 15
 IDLE_WAIT_S = 0.5
+LOADING_WAIT_S = 0.01
+"""While blocks come ahead of use: how long until those that have landed are named."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -138,6 +140,10 @@ class Worker:
         """Let go of a branch; unknown or released ones are ignored."""
         self._post(lambda engine: _release(engine, branch))
 
+    def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
+        """Begin to bring what is stored of a path to the device; see `Engine.promote`."""
+        self._post(lambda engine: engine.promote(token_ids, beside, namespace))
+
     def snapshot(self) -> CacheSnapshot | None:
         return self._snapshot
 
@@ -190,7 +196,7 @@ class Worker:
                 self._snapshot = engine.snapshot()
             if not engine.has_work:
                 engine.tick()
-                self._wait()
+                self._wait(LOADING_WAIT_S if engine.is_loading else IDLE_WAIT_S)
 
     def _obey(self, engine: "Engine") -> bool:
         """Carry out the commands that came in; False when it is time to close."""
@@ -198,9 +204,9 @@ class Worker:
             self._commands.popleft()(engine)
         return not self._closing
 
-    def _wait(self) -> None:
+    def _wait(self, timeout_s: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._commands or self._closing, IDLE_WAIT_S)
+            self._changed.wait_for(lambda: self._commands or self._closing, timeout_s)
 
     def _submit(self, engine: "Engine", request: Request) -> WorkerHandle:
         inner = engine.submit(request)

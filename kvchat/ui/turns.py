@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Protocol
 
-from kvchat.chat import Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat import Loading, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.session.tree import TurnId, path_token_ids
 from kvchat.ui.bridge import (
     ChatService,
@@ -171,6 +171,8 @@ class Turns:
                 self._listener.conversation_changed()
             case TurnStarted():
                 await self._draw_start(event)
+            case Loading() if self._answer is not None:
+                self._answer.show_loading(event.estimate)
             case Prefill() if self._answer is not None:
                 self._answer.show_prefill(event)
             case TurnFinished():

@@ -195,6 +195,79 @@ def test_the_estimate_is_told_before_the_wait(
     finish(engine, handle)
 
 
+def test_a_path_that_was_promoted_is_on_the_device_when_its_request_comes(
+    tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    model_dir = tiny("qwen3")
+    text = say(model_dir, tmp_path, token_ids(150))
+    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path)
+    engine.promote(text)
+    while engine.is_loading:
+        engine.tick()
+        engine.check_integrity()
+    num_read = reader.num_read
+    usage = engine.snapshot().tier(Tier.DEVICE)
+    assert usage.used_bytes == 0
+    assert usage.cached_bytes > 0
+    prompt = text + token_ids(4, seed=5)
+    result = answer(engine, prompt, 8)
+    assert reader.num_read == num_read
+    assert result.loaded == Loaded(device=len(text) - 1)
+    assert result.token_ids == reference(model_dir).answer(prompt, 8)
+
+
+def test_a_promotion_ends_when_the_wish_changes_and_what_has_arrived_stays(
+    tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    model_dir = tiny("llama")
+    first, second = (say(model_dir, tmp_path, token_ids(150, seed=seed)) for seed in (6, 7))
+    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path)
+    engine.promote(first)
+    for _ in range(3):
+        engine.tick()
+    engine.promote(second)
+    while engine.is_loading:
+        engine.tick()
+        engine.check_integrity()
+    assert reader.num_read < 2 * (len(first) // BLOCK_SIZE)
+    assert answer(engine, second, 4).loaded.disk == 0
+    engine.promote(first)
+    engine.promote(())
+    assert not engine.is_loading or reader.jobs
+
+
+def test_a_request_takes_over_from_the_promotion_of_its_path(
+    tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    model_dir = tiny("qwen3")
+    text = say(model_dir, tmp_path, token_ids(150))
+    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path)
+    engine.promote(text)
+    for _ in range(4):
+        engine.tick()
+    result = answer(engine, text + token_ids(4), 8)
+    assert reader.num_read == len(text) // BLOCK_SIZE + 1
+    assert result.usage.cached_tokens == len(text) - 1
+    assert result.loaded.disk > 0
+    assert result.loaded.device > 0
+    assert result.token_ids == reference(model_dir).answer(text + token_ids(4), 8)
+
+
+def test_a_promotion_takes_no_room_from_the_session_on_screen(
+    tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    model_dir = tiny("llama")
+    shown, other = (say(model_dir, tmp_path, token_ids(100, seed=seed)) for seed in (8, 9))
+    engine, _ = stepped(engines, model_dir, cache_dir=tmp_path, device_bytes=160 * 4 * 2 * 2 * 16 * 4)
+    for path, beside in ((shown, ()), (other, shown), (other, shown)):
+        engine.promote(path, beside)
+        while engine.is_loading:
+            engine.tick()
+            engine.check_integrity()
+    assert engine.snapshot().tier(Tier.DEVICE).num_blocks == 10
+    assert answer(engine, shown, 2).loaded.disk == 0
+
+
 @pytest.mark.parametrize(("kind", "seed"), [("llama", 0), ("qwen3", 1), ("qwen3", 2)])
 def test_many_sessions_that_come_and_go_in_a_small_pool_are_answered_as_by_an_engine_that_never_closed(
     kind: str, seed: int, tiny: TinyModels, engines: list[Engine], tmp_path: Path

@@ -6,6 +6,7 @@ from itertools import count
 from math import ceil
 from threading import Event
 from time import sleep
+from typing import Any
 
 from kvchat.chat import (
     ChatEvent,
@@ -261,6 +262,7 @@ class ScriptedChat:
     def __init__(self, engine: ScriptedEngine, answers: Sequence[Answer] = (Answer(),)) -> None:
         self.store = ScriptedStore()
         self.sent: list[str] = []
+        self.prefetched: list[str | None] = []
         self.closed: list[str] = []
         self._engine = engine
         self._answers = list(answers)
@@ -295,6 +297,9 @@ class ScriptedChat:
             if reference in (session.id, session.title):
                 return self._conversation(session, BranchName(branch or session.active_branch))
         raise SessionNotFound(f"there is no session {reference!r}")
+
+    def prefetch(self, reference: str | None, branch: str | None = None, beside: Any = None) -> None:
+        self.prefetched.append(reference)
 
     def send(self, conversation: ScriptedConversation, text: str) -> Iterator[ChatEvent]:
         answer = self._next_answer()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -242,6 +243,14 @@ class ChatScreen(Screen[None]):
         self.prompt.focus()
         if self.verbs.is_free("switch"):
             self.open_with(lambda: asyncio.to_thread(self._chat.open, event.session_id, event.branch))
+
+    @work(exclusive=True, group="prefetch")
+    async def on_session_list_selected(self, event: SessionList.Selected) -> None:
+        """Load ahead of use what may be opened next; whatever goes wrong shows when it is opened."""
+        with suppress(KvchatError):
+            await asyncio.to_thread(
+                self._chat.prefetch, event.session_id, event.branch, self.turns.conversation
+            )
 
     def on_session_list_delete_asked(self, event: SessionList.DeleteAsked) -> None:
         self.ask_to_delete(event.session_id, self._sessions.title(event.session_id) or UNTITLED)

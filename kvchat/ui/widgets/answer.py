@@ -7,10 +7,11 @@ from textual.content import Content
 from textual.widgets import Static
 
 from kvchat.chat import Prefill
+from kvchat.engine.api.events import LoadEstimate
 from kvchat.session.tree import Turn
 from kvchat.ui.figures import plural
 from kvchat.ui.plain_text import clean_text
-from kvchat.ui.widgets.footer_line import ending_text, footer_parts, progress_parts, wrap_parts
+from kvchat.ui.widgets.footer_line import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
 from kvchat.ui.widgets.markdown_view import AnswerMarkdown, StillMarkdown
 
 _LEAD = "↳ "
@@ -107,6 +108,10 @@ class AnswerView(Vertical):
         self._body.begin()
         self._ending.display = False
         self._footer.show_parts(("reading",))
+
+    def show_loading(self, estimate: LoadEstimate) -> None:
+        if parts := loading_parts(estimate):
+            self._footer.show_parts(parts)
 
     def show_prefill(self, prefill: Prefill) -> None:
         self._footer.show_parts(progress_parts(prefill))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvchat.chat import Prefill
-from kvchat.engine.api.events import Loaded
+from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate
 from kvchat.session.tree import Finish, Turn
 from kvchat.ui.figures import count_text, rate_text, seconds_text
 
@@ -34,6 +34,24 @@ _ENDINGS = {
     Finish.PARTIAL: f"cut off{SEPARATOR}{_GO_ON}",
     Finish.ERROR: f"ended by an error{SEPARATOR}{_GO_ON}",
 }
+
+
+WORTH_TELLING_S = 0.5
+
+
+def loading_parts(estimate: LoadEstimate) -> tuple[str, ...]:
+    """Return what is said before a wait for stored blocks; nothing about a short one."""
+    if estimate.expected_s <= WORTH_TELLING_S:
+        return ()
+    about = f"about {seconds_text(estimate.expected_s)}"
+    load, compute = seconds_text(estimate.load_s), seconds_text(estimate.compute_s)
+    match estimate.choice:
+        case LoadChoice.LOAD:
+            return (f"loading, {about}", f"computing it again would take {compute}")
+        case LoadChoice.COMPUTE:
+            return (f"computing it again, {about}", f"loading would take {load}")
+        case LoadChoice.BOTH:
+            return (f"loading and computing at once, {about}", f"loading alone would take {load}")
 
 
 def progress_parts(prefill: Prefill) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.message import Message
 from textual.style import Style
+from textual.timer import Timer
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
@@ -19,6 +20,8 @@ from kvchat.ui.widgets.session_rows import (
     line_text,
     session_lines,
 )
+
+REST_S = 0.15
 
 
 class SessionList(OptionList):
@@ -34,12 +37,20 @@ class SessionList(OptionList):
         branch: BranchName | None
 
     @dataclass
+    class Selected(Message):
+        """The highlight rests on a line while the list has the focus; None: it has gone."""
+
+        session_id: SessionId | None
+        branch: BranchName | None = None
+
+    @dataclass
     class DeleteAsked(Message):
         session_id: SessionId
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False, compact=True)
         self.lines: tuple[SessionLine, ...] = ()
+        self._rest: Timer | None = None
 
     def show_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None:
         """Draw the sessions; the highlight stays on its line."""
@@ -59,6 +70,32 @@ class SessionList(OptionList):
         event.stop()
         line = self.lines[event.option_index]
         self.post_message(self.Opened(line.session_id, line.branch))
+
+    def on_option_list_option_highlighted(self) -> None:
+        self._rest_later()
+
+    def on_focus(self) -> None:
+        self._rest_later()
+
+    def on_blur(self) -> None:
+        self._stop_resting()
+        self.post_message(self.Selected(None))
+
+    def _rest_later(self) -> None:
+        """Tell the selection when it has rested for a moment, not on the way through the list."""
+        self._stop_resting()
+        if self.has_focus:
+            self._rest = self.set_timer(REST_S, self._tell_selected)
+
+    def _stop_resting(self) -> None:
+        if self._rest is not None:
+            self._rest.stop()
+            self._rest = None
+
+    def _tell_selected(self) -> None:
+        if self.highlighted is not None and self.has_focus:
+            line = self.lines[self.highlighted]
+            self.post_message(self.Selected(line.session_id, line.branch))
 
     def _draw(self, *, is_same_list: bool) -> None:
         if is_same_list and self.option_count == len(self.lines):

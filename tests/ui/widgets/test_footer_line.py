@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from kvchat.chat import Prefill
-from kvchat.engine.api.events import Loaded, Timings, Usage
+from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Timings, Usage
 from kvchat.session.tree import Finish, Role, SessionId, Turn, TurnId
-from kvchat.ui.widgets.footer_line import ending_text, footer_parts, progress_parts, wrap_parts
+from kvchat.ui.widgets.footer_line import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
 
 pytestmark = pytest.mark.pure
 
@@ -73,3 +73,21 @@ def test_lines_break_between_parts_only() -> None:
         "reused 1,204 of 1,260 · loaded 0 · computed 56",
         "0.20 s to first token · 38 tok/s · exact",
     )
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        (LoadChoice.LOAD, "loading, about 2.0 s · computing it again would take 9.0 s"),
+        (LoadChoice.COMPUTE, "computing it again, about 2.0 s · loading would take 3.0 s"),
+        (LoadChoice.BOTH, "loading and computing at once, about 2.0 s · loading alone would take 3.0 s"),
+    ],
+)
+def test_it_says_before_a_wait_how_long_it_will_be(choice: LoadChoice, text: str) -> None:
+    estimate = LoadEstimate(choice=choice, load_s=3.0, compute_s=9.0, expected_s=2.0)
+    assert " · ".join(loading_parts(estimate)) == text
+
+
+def test_it_says_nothing_about_a_wait_that_nobody_notices() -> None:
+    estimate = LoadEstimate(choice=LoadChoice.LOAD, load_s=0.5, compute_s=9.0, expected_s=0.5)
+    assert loading_parts(estimate) == ()
