@@ -22,7 +22,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.status import EnginePhase as EnginePhase
 from kvchat.engine.api.status import EngineStatus as EngineStatus
 from kvchat.errors import KvchatError, StorageError, UsageError
-from kvchat.session import prompts
+from kvchat.session import prompts, repair
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import MAIN, Finish, Role, Turn, TurnId
@@ -93,6 +93,8 @@ class Chat:
             self.store.settle(session.id)
         found = self.store.branch(session.id, branch or session.active_branch)
         turns = self.store.turns_to(found.leaf_id)
+        with suppress(StorageError):
+            turns = repair.mend(self.store, self.template, session, turns)
         if turns and turns[-1].finish is Finish.PARTIAL:
             turns = turns[:-2]
             found = replace(found, leaf_id=turns[-1].id if turns else None)

@@ -63,9 +63,15 @@ class Database:
             yield self._connection
 
     @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection inside a transaction, which is undone if the block raises."""
+    def write(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """Give the connection inside a transaction, which is undone if the block raises.
+
+        Args:
+            durable: wait until it is on the medium, with everything before it. Otherwise it survives the end
+                of the process, and a loss of power may undo it.
+        """
         with self._lock, self._errors_told():
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -81,7 +87,6 @@ class Database:
         # Damaged text must not keep the rest from opening.
         self._connection.text_factory = lambda data: data.decode(errors="replace")
         _set_wal(self._connection)
-        self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.execute("PRAGMA foreign_keys = ON")
         self._connection.execute("PRAGMA secure_delete = ON")
         migrate(self._connection, self.path)

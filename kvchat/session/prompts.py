@@ -11,10 +11,7 @@ from kvchat.session.tree import Finish, Role, Session, Turn, live_part
 
 def has_usable_ids(template: ChatTemplate, path: Sequence[Turn]) -> bool:
     """Return whether every turn the model sees has undamaged ids of this tokenizer."""
-    return all(
-        turn.token_ids is not None and not turn.damaged and turn.tokenizer == template.tokenizer.digest
-        for turn in live_part(path)
-    )
+    return all(turn.has_ids and turn.tokenizer == template.tokenizer.digest for turn in live_part(path))
 
 
 def question(template: ChatTemplate, session: Session, path: Sequence[Turn], text: str) -> Turn:
@@ -24,7 +21,7 @@ def question(template: ChatTemplate, session: Session, path: Sequence[Turn], tex
     imported text, damage) they are the whole conversation rendered anew, and the turn starts over.
     """
     starts_over = not has_usable_ids(template, path)
-    ids = _ids(template, session, path, text, starts_over=starts_over)
+    ids = question_ids(template, session, path, text, starts_over=starts_over)
     return Turn(
         id=new_turn_id(),
         session_id=session.id,
@@ -70,9 +67,10 @@ def history(session: Session, path: Sequence[Turn]) -> list[Message]:
     return messages
 
 
-def _ids(
+def question_ids(
     template: ChatTemplate, session: Session, path: Sequence[Turn], text: str, *, starts_over: bool
 ) -> list[int]:
+    """Return the ids that a question adds behind a path, or the whole conversation's where it starts over."""
     # Frozen per conversation: a template that tells the date must not change the past.
     now = datetime.fromtimestamp(session.created_at)
     if not path:

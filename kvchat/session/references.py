@@ -101,7 +101,7 @@ def runs_of(turns: Iterable[Turn], root: BlockKey, block_size: int) -> Iterator[
     ends: dict[TurnId | None, _End | None] = {None: _End(root, ())}
     for turn in turns:
         begin = _End(root, ()) if turn.starts_over else ends.get(turn.parent_id)
-        if begin is None or turn.token_ids is None or turn.damaged:
+        if begin is None or turn.token_ids is None or not turn.has_ids:
             ends[turn.id] = None
         else:
             ends[turn.id] = yield from _runs_of_turn(begin, turn.token_ids, block_size)

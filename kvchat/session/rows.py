@@ -1,17 +1,18 @@
-"""Database rows to values and back, and the digest that tells a damaged turn."""
+"""Database rows to values and back; a row that is not what was written is told by its digests."""
 
 import json
 import sqlite3
 from dataclasses import asdict
-from hashlib import blake2b
 from typing import Any
 
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
+from kvchat.session import digests
 from kvchat.session.tree import (
     Branch,
     BranchName,
     Finish,
+    Part,
     Role,
     Session,
     SessionId,
@@ -20,8 +21,6 @@ from kvchat.session.tree import (
     Verdict,
     Verification,
 )
-
-_DIGEST_BYTES = 16
 
 
 def session_of(row: sqlite3.Row) -> Session:
@@ -51,7 +50,7 @@ def branch_of(row: sqlite3.Row) -> Branch:
 
 def turn_of(row: sqlite3.Row) -> Turn:
     """Return the turn a row holds, marked as damaged where the row is not what was written."""
-    role, finish, ids, damaged = _checked(row)
+    role, finish, ids, broken = _checked(row)
     usage, loaded, timings = _stats_of(row["stats"])
     return Turn(
         id=TurnId(row["id"]),
@@ -71,15 +70,17 @@ def turn_of(row: sqlite3.Row) -> Turn:
         timings=timings,
         exact=bool(row["exact"]),
         starts_over=bool(row["starts_over"]),
-        damaged=damaged,
+        damaged=bool(broken),
+        broken=broken,
+        repaired=bool(row["repaired"]),
     )
 
 
 def values_of(turn: Turn, writer: str) -> dict[str, Any]:
-    """Return the columns of a turn. An unfinished turn has no digest: it still grows."""
+    """Return the columns of a turn. An unfinished turn has no digests: it still grows."""
     unfinished = turn.finish is Finish.PARTIAL
     ids = None if turn.token_ids is None else u32le(turn.token_ids)
-    return {
+    values: dict[str, Any] = {
         "id": turn.id,
         "session_id": turn.session_id,
         "parent_id": turn.parent_id,
@@ -96,20 +97,20 @@ def values_of(turn: Turn, writer: str) -> dict[str, Any]:
         "exact": int(turn.exact),
         "starts_over": int(turn.starts_over),
         "writer": writer if unfinished else "",
-        "digest": None
-        if unfinished
-        else turn_digest(turn.role, turn.parent_id, turn.text, turn.reasoning, ids),
+        "repaired": int(turn.repaired),
     }
+    return values | _digests_of(values, turn)
 
 
-def turn_digest(role: str, parent_id: str | None, text: str, reasoning: str, ids: bytes | None) -> bytes:
-    """Return the digest of what must not change in a finished turn."""
-    digest = blake2b(digest_size=_DIGEST_BYTES, person=b"kvchat.turn1")
-    for part in (str(role).encode(), (parent_id or "").encode(), _utf8(text), _utf8(reasoning), ids or b""):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    digest.update(b"\0" if ids is None else b"\1")
-    return digest.digest()
+def _digests_of(values: dict[str, Any], turn: Turn) -> dict[str, bytes | None]:
+    if turn.finish is Finish.PARTIAL:
+        return {"digest": None, "parts": None}
+    parts = digests.PartDigests.of(values)
+    if turn.damaged:
+        # What was found to be damaged must not be vouched for.
+        return {"digest": b"", "parts": parts.without(turn.broken)}
+    whole = digests.turn_digest(turn.role, turn.parent_id, turn.text, turn.reasoning, values["token_ids"])
+    return {"digest": whole, "parts": parts.packed}
 
 
 def session_values(session: Session) -> dict[str, Any]:
@@ -141,21 +142,38 @@ def storable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _checked(row: sqlite3.Row) -> tuple[Role, Finish, tuple[int, ...] | None, bool]:
+def _checked(row: sqlite3.Row) -> tuple[Role, Finish, tuple[int, ...] | None, frozenset[Part]]:
+    broken = _broken(row)
     blob = row["token_ids"]
     try:
-        role, finish = Role(row["role"]), Finish(row["finish"])
         ids = None if blob is None else tuple(from_u32le(blob))
     except ValueError:
-        return _role_or_user(row["role"]), Finish.ERROR, None, True
+        ids, broken = None, broken | {Part.IDS}
+    role, finish = _role_or_user(row["role"]), _finish_or_error(row["finish"])
+    if (role, finish) != (row["role"], row["finish"]):
+        broken |= {Part.FACTS}
+    return role, finish, ids, broken
+
+
+def _broken(row: sqlite3.Row) -> frozenset[Part]:
+    """Return the parts that are not what was written."""
     if row["digest"] is None:
-        return role, finish, ids, finish is not Finish.PARTIAL
-    written = turn_digest(role, row["parent_id"], row["text"], row["reasoning"], blob)
-    return role, finish, ids, written != row["digest"]
+        return frozenset() if row["finish"] == Finish.PARTIAL else frozenset(Part)
+    whole = digests.turn_digest(
+        row["role"], row["parent_id"], row["text"], row["reasoning"], row["token_ids"]
+    )
+    parts = row["parts"] or b""
+    if whole == row["digest"]:  # then only facts that it does not cover can be others
+        return frozenset() if digests.has_its_facts(row, parts) else frozenset({Part.FACTS})
+    return digests.PartDigests.of(row).broken(parts)
 
 
 def _role_or_user(name: str) -> Role:
     return Role.ASSISTANT if name == Role.ASSISTANT else Role.USER
+
+
+def _finish_or_error(name: str) -> Finish:
+    return Finish(name) if name in set(Finish) else Finish.ERROR
 
 
 def _stats_of(text: str) -> tuple[Usage, Loaded, Timings]:
@@ -176,7 +194,3 @@ def _verification_of(text: str) -> Verification | None:
         return Verification(**(values | {"verdict": Verdict(values["verdict"])}))
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode(errors="replace")

@@ -5,7 +5,8 @@ an entry that has shipped is never changed.
 
     sessions    one conversation; `namespace`: whose blocks it may use; `verified`: what was found of its KV
     branches    a named leaf of a session's tree
-    turns       one message; `token_ids` are u32le; `digest` covers what must not change
+    turns       one message; `token_ids` are u32le; `digest` covers what must not change, `parts` each part of
+                it (see `digests`); `repaired`: a part was rebuilt from another
     pieces      what an unfinished answer has grown by; folded into its turn when it ends
     turns_fts   full-text index over the text of finished turns
 """
@@ -14,6 +15,7 @@ import sqlite3
 from pathlib import Path
 
 from kvchat.errors import StorageError
+from kvchat.session.digests import PART_COLUMNS, PartDigests, turn_digest
 
 _FIRST = (
     """
@@ -102,7 +104,19 @@ _NAMESPACES = (
     "ALTER TABLE sessions ADD COLUMN verified TEXT NOT NULL DEFAULT ''",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _NAMESPACES)
+# Only rows that agree with the digest of the first version get digests of their parts.
+_PARTS = (
+    "ALTER TABLE turns ADD COLUMN parts BLOB",
+    "ALTER TABLE turns ADD COLUMN repaired INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE pieces ADD COLUMN digests BLOB",
+    """
+    UPDATE turns SET parts = part_digests(id, text, reasoning, token_ids,
+        session_id, parent_id, role, finish, model, fingerprint, tokenizer, exact, starts_over)
+    WHERE digest = turn_digest(role, parent_id, text, reasoning, token_ids)
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _NAMESPACES, _PARTS)
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
@@ -113,6 +127,8 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """
     if _version(connection) == len(MIGRATIONS):
         return
+    connection.create_function("turn_digest", 5, turn_digest, deterministic=True)
+    connection.create_function("part_digests", len(PART_COLUMNS), _part_digests, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     try:
         _apply(connection, path)
@@ -131,6 +147,10 @@ def _apply(connection: sqlite3.Connection, path: Path) -> None:
         for statement in statements:
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def _part_digests(*values: str | bytes | int | None) -> bytes:
+    return PartDigests.of(dict(zip(PART_COLUMNS, values, strict=True))).packed
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -7,7 +7,8 @@ from time import time
 
 from kvchat.errors import SessionExists, SessionNotFound
 from kvchat.session import rows
-from kvchat.session.tree import Branch, BranchName, Session, SessionId, Turn, TurnId
+from kvchat.session.digests import PartDigests
+from kvchat.session.tree import Branch, BranchName, Part, Session, SessionId, Turn, TurnId
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _TITLE_LEN = 60
@@ -101,6 +102,19 @@ def fold(connection: sqlite3.Connection, turn: Turn) -> None:
     assignments = ", ".join(f"{name} = ?" for name in values)
     connection.execute(f"UPDATE turns SET {assignments} WHERE id = ?", (*values.values(), turn.id))
     connection.execute("DELETE FROM pieces WHERE turn_num = (SELECT num FROM turns WHERE id = ?)", (turn.id,))
+
+
+def agrees(connection: sqlite3.Connection, turn: Turn) -> bool:
+    """Return whether a rebuilt turn's parts have the digests that were written with them.
+
+    Text whose digest is damaged too may be rebuilt from ids that are right, since they imply it.
+    """
+    row = connection.execute("SELECT parts FROM turns WHERE id = ?", (turn.id,)).fetchone()
+    if row is None:
+        return False
+    values = rows.values_of(replace(turn, damaged=False), "")
+    still_broken = PartDigests.of(values).broken(row["parts"] or b"")
+    return still_broken <= {Part.TEXT} & turn.broken
 
 
 def is_shared(connection: sqlite3.Connection, branch: Branch, turn_id: TurnId) -> bool:

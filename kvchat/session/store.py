@@ -15,7 +15,7 @@ from time import time
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.errors import SessionNotFound, UsageError
-from kvchat.session import lookup, rows, statements
+from kvchat.session import digests, lookup, rows, statements
 from kvchat.session.database import Database
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.tree import (
@@ -284,11 +284,12 @@ class SessionStore:
         Raises:
             SessionNotFound: the session was deleted meanwhile.
         """
-        with self._database.write() as connection:
+        ids = u32le(token_ids)
+        with self._database.write(durable=False) as connection:
             added = connection.execute(
-                "INSERT INTO pieces (turn_num, token_ids, text, reasoning)"
-                " SELECT num, ?, ?, ? FROM turns WHERE id = ? AND finish = 'partial'",
-                (u32le(token_ids), text, reasoning, turn_id),
+                "INSERT INTO pieces (turn_num, token_ids, text, reasoning, digests)"
+                " SELECT num, ?, ?, ?, ? FROM turns WHERE id = ? AND finish = 'partial'",
+                (ids, text, reasoning, digests.piece_digests(text, reasoning, ids), turn_id),
             )
             if added.rowcount == 0:
                 raise SessionNotFound("the session was deleted while it was being answered")
@@ -330,10 +331,25 @@ class SessionStore:
                 branch = statements.move(connection, branch, turn.id)
             self._writing.add(turn.id)
             connection.execute(
-                "UPDATE turns SET finish = 'partial', writer = ?, digest = NULL WHERE id = ?",
+                "UPDATE turns SET finish = 'partial', writer = ?, digest = NULL, parts = NULL WHERE id = ?",
                 (writer, turn.id),
             )
         return branch, replace(turn, finish=Finish.PARTIAL)
+
+    def repair(self, turn: Turn) -> Turn | None:
+        """Store a damaged turn whose broken parts were rebuilt, and return it as stored.
+
+        Args:
+            turn: with the rebuilt parts in place, and `broken` as it was read.
+
+        Returns: None if what was rebuilt is not what was written; nothing was changed.
+        """
+        with self._database.write() as connection:
+            if not statements.agrees(connection, turn):
+                return None
+            mended = replace(turn, damaged=False, broken=frozenset(), repaired=True)
+            statements.fold(connection, mended)
+        return mended
 
     def settle(self, session_id: SessionId) -> int:
         """Store as interrupted what dead writers left unfinished, and return how many answers that were."""
@@ -398,12 +414,15 @@ class SessionStore:
             "SELECT * FROM pieces WHERE turn_num = ? ORDER BY num", (row["num"],)
         ).fetchall()
         ids = b"".join(piece["token_ids"] for piece in pieces)
+        broken = turn.broken.union(*map(digests.broken_in_piece, pieces))
         return replace(
             turn,
             text=turn.text + "".join(piece["text"] for piece in pieces),
             reasoning=turn.reasoning + "".join(piece["reasoning"] for piece in pieces),
             token_ids=(turn.token_ids or ()) + tuple(from_u32le(ids)),
             finish=Finish.PARTIAL if self._is_being_written(turn.id, row["writer"]) else Finish.INTERRUPTED,
+            damaged=bool(broken),
+            broken=broken,
         )
 
     def _is_being_written(self, turn_id: TurnId, writer: str) -> bool:

@@ -29,6 +29,15 @@ class Finish(StrEnum):
     PARTIAL = "partial"
 
 
+class Part(StrEnum):
+    """A part of a stored turn that has a digest of its own."""
+
+    TEXT = "text"
+    IDS = "token ids"
+    FACTS = "facts"
+    """Whose turn it is, where it hangs, and by which model and tokenizer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One message.
@@ -57,6 +66,16 @@ class Turn:
     tokenizer: str = ""
     starts_over: bool = False
     damaged: bool = False
+    """Some part is not what was written, and could not be repaired."""
+    broken: frozenset[Part] = frozenset()
+    """Which parts those are."""
+    repaired: bool = False
+    """A part was rebuilt from another one."""
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether there are ids and they are what was written, whatever became of the text."""
+        return self.token_ids is not None and (not self.damaged or self.broken == {Part.TEXT})
 
     @property
     def is_open(self) -> bool:
@@ -127,7 +146,7 @@ def path_token_ids(path: Sequence[Turn]) -> tuple[int, ...] | None:
     """Return what the model has seen of a path (root first); None where ids are missing or damaged."""
     ids: list[int] = []
     for turn in live_part(path):
-        if turn.token_ids is None or turn.damaged:
+        if turn.token_ids is None or not turn.has_ids:
             return None
         ids.extend(turn.token_ids)
     return tuple(ids)

@@ -24,6 +24,7 @@ def first_version(tmp_path: Path) -> Path:
         connection.execute("PRAGMA user_version = 1")
         connection.execute("INSERT INTO sessions VALUES ('demo2345', 'demo', '', 'starter', 1, 2, 'main', 0)")
         values = rows.values_of(asked, "")
+        del values["parts"], values["repaired"]
         names, marks = ", ".join(values), ", ".join("?" * len(values))
         connection.execute(f"INSERT INTO turns ({names}) VALUES ({marks})", tuple(values.values()))
         connection.execute("INSERT INTO branches VALUES ('demo2345', 'main', ?, 2)", (asked.id,))

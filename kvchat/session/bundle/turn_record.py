@@ -42,7 +42,7 @@ def turn_body(turn: Turn) -> bytes:
 
 
 def has_ids(turn: Turn) -> bool:
-    return turn.token_ids is not None and not turn.damaged
+    return turn.has_ids
 
 
 def read_turn(

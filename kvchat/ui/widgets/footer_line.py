@@ -14,12 +14,19 @@ def footer_parts(turn: Turn) -> tuple[str, ...]:
     """Return what is said about a finished answer, in order; nothing if it never reached the engine."""
     parts = [*_usage_parts(turn), *_timing_parts(turn)]
     if turn.damaged:
-        parts.append("damaged: its text or its tokens are not what was stored")
+        parts.append(_damage_text(turn))
     elif turn.token_ids is None:
         parts.append("imported text")
     elif parts:
         parts.append("exact" if turn.exact else "approximate")
+    if turn.repaired:
+        parts.append("repaired")
     return tuple(parts)
+
+
+def _damage_text(turn: Turn) -> str:
+    what = " and ".join(sorted(turn.broken)) or "its text or its tokens"
+    return f"damaged: {what} not as stored"
 
 
 def ending_text(finish: Finish) -> str:
