@@ -87,6 +87,15 @@ def positive(value: object) -> int:
     return count
 
 
+def tokens(value: object) -> int:
+    """Return a number of tokens: 4096, `4096`, `128k` (1,024 each) or `1m`."""
+    if not isinstance(value, str):
+        return positive(value)
+    written = value.strip().lower()
+    factor = {"k": 2**10, "m": 2**20}.get(written[-1:], 1)
+    return positive(written[:-1] if factor > 1 else written) * factor
+
+
 def path(value: object) -> Path:
     return Path(text(os.fspath(value) if isinstance(value, Path) else value)).expanduser().absolute()
 

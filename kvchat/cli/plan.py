@@ -1,0 +1,104 @@
+"""`kvchat plan`: how many bytes a model's cache takes. Reads the config alone and loads no torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kvchat.cli.options import PlanOptions
+from kvchat.cli.streams import Output, Status
+from kvchat.engine.cache.arithmetic import AttentionShape, CacheSize, cache_sizes, read_shape
+from kvchat.engine.models.config_file import normalised, read_config
+from kvchat.errors import UsageError
+from kvchat.quantities import tokens
+from kvchat.ui.figures import count_text
+
+KNOWN_TYPES = frozenset(
+    {
+        "deepseek_v2",
+        "deepseek_v3",
+        "gpt2",
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "phi3",
+    }
+)
+"""Model types whose `config.json` says everything; others are completed by transformers."""
+
+
+def plan(options: PlanOptions) -> None:
+    """Print the bytes per token and per context for every kind of attention a model could have."""
+    try:
+        context_len = tokens(options.context)
+    except ValueError as error:
+        raise UsageError(f"--context {error}") from None
+    config = read_config(options.model)
+    is_completed, config = _completed(config, Status(quiet=options.quiet))
+    shape = read_shape(config)
+    sizes = cache_sizes(shape, context_len)
+    output = Output()
+    if options.json:
+        output.json(
+            asdict(shape)
+            | {"context_len": context_len, "by_transformers": is_completed}
+            | {"sizes": [asdict(size) for size in sizes]}
+        )
+        return
+    output.line(f"{options.model}: {_summary(shape)}")
+    output.line()
+    for line in _table(sizes, context_len):
+        output.line(line)
+
+
+def _completed(config: Mapping[str, Any], status: Status) -> tuple[bool, Mapping[str, Any]]:
+    """Return whether transformers completed the config, and the config to read."""
+    model_type = config.get("model_type")
+    if model_type in KNOWN_TYPES:
+        return False, config
+    completed = normalised(config)
+    if completed is None:
+        status.note(f"model type {model_type!r} is unknown to transformers too; read as it stands")
+        return False, config
+    status.note(f"model type {model_type!r}: what the config leaves open is as transformers has it")
+    return True, completed
+
+
+def _summary(shape: AttentionShape) -> str:
+    """Return the shape in words."""
+    spans: dict[int | None, int] = {}
+    for most in shape.visible:
+        spans[most] = spans.get(most, 0) + 1
+    layers = ", ".join(
+        f"{number} full" if most is None else f"{number} that see {count_text(most)} tokens"
+        for most, number in spans.items()
+    )
+    without = shape.num_layers - len(shape.visible)
+    rest = f", {without} without a cache of their own" if without else ""
+    return f"{shape.model_type}, {shape.num_layers} layers ({layers}{rest}), {shape.dtype}"
+
+
+def _table(sizes: Sequence[CacheSize], context_len: int) -> list[str]:
+    own = sizes[0]
+    rows = [("", "per token", f"{count_text(context_len)} tokens", "", "")]
+    for size in sizes:
+        ratio = "as it is" if size.is_own else f"{size.context_bytes / own.context_bytes:.3g}x"
+        rows.append(
+            (
+                size.name,
+                f"{count_text(size.token_bytes)} B",
+                f"{size.context_bytes / 2**30:.4g} GiB",
+                ratio,
+                size.assumption,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in (1, 2, 3)), row[4]]
+        ).rstrip()
+        for row in rows
+    ]

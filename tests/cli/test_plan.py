@@ -1,0 +1,97 @@
+"""`kvchat plan` tells bytes from a config alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvchat.cli.main import run
+from tests.engine.cache.test_arithmetic import DEEPSEEK_V3, LLAMA_405B
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(DEEPSEEK_V3))
+    return path
+
+
+def test_a_table_names_every_way_with_its_assumption(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", str(config), "--context", "128k"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{config}: deepseek_v3, 61 layers (61 full), bfloat16"
+    own = next(line for line in lines if line.startswith("latent (MLA)"))
+    assert own.split("  ")[-1] == "61 layers x (512 latent + 64 rope key) x 2 B"
+    assert all(part in own for part in ("70,272 B", "8.578 GiB", "as it is"))
+    assert any("213.5 GiB" in line and "often quoted" in line for line in lines)
+
+
+def test_json_has_the_same_figures(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(config.parent), "--context", "131072", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["context_len"] == 131_072
+    assert value["sizes"][0]["token_bytes"] == 70_272
+    assert value["by_transformers"] is False
+
+
+def test_the_starter_is_planned_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "starter", "--context", "4k"]) == 0
+    assert "3 that see 128 tokens, 3 full" in capsys.readouterr().out
+
+
+def test_what_a_config_leaves_open_is_completed_by_transformers(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(json.dumps({"model_type": "gemma3_text", "num_hidden_layers": 12}))
+    assert run(["plan", str(config), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "as transformers has it" in err
+    value = json.loads(out)
+    assert value["by_transformers"] is True
+    assert value["visible"].count(None) == 2
+
+
+def test_a_model_type_that_nobody_knows_is_read_as_it_stands(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(json.dumps(LLAMA_405B | {"model_type": "nobodys"}))
+    assert run(["plan", str(config)]) == 0
+    assert "unknown to transformers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (["plan", "nowhere"], 4, "There is no config"),
+        (["plan", "starter", "--context", "-3"], 2, "--context must be 1 or more"),
+        (["plan", "starter", "--context", "many"], 2, "--context must be a whole number"),
+    ],
+)
+def test_what_cannot_be_planned_says_why(
+    words: list[str], code: int, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == code
+    assert part in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"model_type": "llama"}'])
+def test_a_file_that_is_no_config_is_refused(
+    text: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(text)
+    assert run(["plan", str(config)]) == 4
+    assert "kvchat:" in capsys.readouterr().err
+
+
+def test_it_loads_no_torch(config: Path) -> None:
+    program = (
+        "import sys; from kvchat.cli.main import run; "
+        f"code = run(['plan', {str(config)!r}]); sys.exit(code or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
