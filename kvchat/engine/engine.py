@@ -6,13 +6,14 @@ and records what they mean for blocks and events.
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Self
 
 from torch import Tensor
 
 from kvchat.engine import occupancy, report
 from kvchat.engine.answers import Answers
-from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.events import (
     Event,
     FinishReason,
@@ -25,6 +26,7 @@ from kvchat.engine.api.snapshot import CacheSnapshot, Tier, TierUsage
 from kvchat.engine.batch import Batch
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache.branch import Branch
+from kvchat.engine.disk import open_saver
 from kvchat.engine.flights import Flights
 from kvchat.engine.handle import Handle
 from kvchat.engine.idle import IdleWatch
@@ -52,6 +54,8 @@ class Engine:
         self._mover = parts.mover
         self._keeper = Keeper(parts.manager, parts.saver, clock)
         self._store = parts.store
+        self._pool = parts.pool
+        self._weights = parts.weights
         self._answers = Answers(
             manager=parts.manager,
             scheduler=parts.scheduler,
@@ -208,6 +212,38 @@ class Engine:
             for branch in result.branches:
                 self.release(branch)
         return results
+
+    def update_weights(self, source: str | Path) -> EngineInfo:
+        """Run on other weights of the same model from now on: those of a model directory, or of the one in
+        use with an adapter's. Branches stay live, and their tokens are computed anew when they are used.
+
+        Returns: what the engine is now, with its new fingerprint.
+
+        Raises:
+            InvalidRequest: a request runs or waits.
+            ModelError, CapacityError, StorageError: the weights cannot be used; everything is as it was.
+        """
+        self._answers.finish_cancelled()
+        if self._scheduler.has_work:
+            raise InvalidRequest(
+                "weights cannot change while requests run or wait; let them end, or cancel them"
+            )
+        update = self._weights.prepare(Path(source))
+        self._promotion.stop()
+        while self._flights.is_busy:  # the block that is being read comes from the old store
+            self._flights.wait(LOAD_WAIT_S)
+            self._flights.collect()
+        self._keeper.close(self._manager.branches.values())
+        if self._store is not None:
+            self._store.close()
+        self._weights.exchange(update.candidate)
+        self._manager.rename(update.fingerprint)
+        self._store = update.store
+        self._mover.use(update.store)
+        self._keeper.use(open_saver(self._pool, update.store, self._manager))
+        self.info = update.describe(self.info, Path(source))
+        self._answers.eos_ids = frozenset(self.info.eos_token_ids)
+        return self.info
 
     def snapshot(self) -> CacheSnapshot:
         """Return the cache's present state from the pools' own accounting."""

@@ -64,6 +64,12 @@ class Keeper:
             self._save_tail(saver, branch)
         saver.close(CLOSE_TIMEOUT_S)
 
+    def use(self, saver: Saver | None) -> None:
+        """Go on with another saver after `close`."""
+        assert self._saver is None
+        self._saver = saver
+        self._problem = None
+
     def _note_problem(self, saver: Saver) -> None:
         """Log once when the disk begins to refuse blocks, and once when it takes them again."""
         if saver.problem != self._problem:

@@ -6,14 +6,16 @@ the new ones, and are found again when the old ones come back.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.disk import open_store
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, fingerprint, read_checkpoint
 from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.engine.models.weight_digests import WeightDigests
@@ -75,6 +77,27 @@ def fingerprint_of(candidate: Candidate, config: EngineConfig, pool: DevicePool)
     return fingerprint(candidate.checkpoint, storage)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """Weights that are ready to take the place of the present ones, and where their blocks are stored."""
+
+    candidate: Candidate
+    fingerprint: bytes
+    store: DiskStore | None
+
+    def describe(self, info: EngineInfo, path: Path) -> EngineInfo:
+        """Return what the engine is once it runs on these weights."""
+        source = self.candidate.source
+        return replace(
+            info,
+            model=info.model if path == source.adapter_dir else str(path),
+            model_dir=str(source.model_dir),
+            adapter=str(source.adapter_dir) if source.adapter_dir else None,
+            fingerprint=self.fingerprint.hex(),
+            eos_token_ids=tuple(sorted(self.candidate.loaded.eos_token_ids)),
+        )
+
+
 class Weights:
     """The weights in use."""
 
@@ -88,7 +111,7 @@ class Weights:
         self._source = candidate.source
         self._checkpoint = candidate.checkpoint
 
-    def prepare(self, path: Path) -> Candidate:
+    def prepare(self, path: Path) -> Update:
         """Load what is to be exchanged for the present weights. Changes nothing.
 
         Args:
@@ -97,14 +120,14 @@ class Weights:
         Raises:
             ModelError: not found, unreadable, not finite, or of another model than the present weights.
             CapacityError: they do not fit into memory beside the present ones.
+            StorageError: the disk tier cannot be opened.
         """
         candidate = load_candidate(self._find(path), self._config, torch.device("cpu"))
         self._require_same_model(candidate, path)
         _require_finite(candidate.loaded.module, path)
-        return candidate
-
-    def fingerprint_of(self, candidate: Candidate) -> bytes:
-        return fingerprint_of(candidate, self._config, self._pool)
+        digest = fingerprint_of(candidate, self._config, self._pool)
+        store = open_store(self._config, self._pool, digest)
+        return Update(candidate=candidate, fingerprint=digest, store=store)
 
     def exchange(self, candidate: Candidate) -> None:
         """Write prepared weights over the present ones."""
@@ -140,9 +163,10 @@ class Weights:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter and buffer once, also those that are not saved."""
-    yield from ((name, parameter.data) for name, parameter in module.named_parameters())
-    yield from module.named_buffers()
+    """Yield every parameter and buffer under each of its names, also those that are not saved."""
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        yield name, parameter.data
+    yield from module.named_buffers(remove_duplicate=False)
 
 
 def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:

@@ -144,6 +144,16 @@ class Worker:
         """Begin to bring what is stored of a path to the device; see `Engine.promote`."""
         self._post(lambda engine: engine.promote(token_ids, beside, namespace))
 
+    def update_weights(self, source: Path) -> EngineInfo:
+        """Run on other weights of the same model from now on; see `Engine.update_weights`. Waits for it.
+
+        Raises:
+            InvalidRequest: a request runs or waits.
+            ModelError, CapacityError, StorageError: the weights cannot be used; everything is as it was.
+            EngineFailed: there is no engine any more.
+        """
+        return self._call(lambda engine: self._update_weights(engine, source))
+
     def snapshot(self) -> CacheSnapshot | None:
         return self._snapshot
 
@@ -214,6 +224,13 @@ class Worker:
         with self._handles_lock:
             self._handles[inner.request_id] = handle
         return handle
+
+    def _update_weights(self, engine: "Engine", source: Path) -> EngineInfo:
+        info = engine.update_weights(source)
+        self._snapshot = engine.snapshot()
+        with self._changed:
+            self._info = info
+        return info
 
     def _dispatch(self, events: tuple[Event, ...]) -> None:
         for event in events:

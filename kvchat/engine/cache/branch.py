@@ -14,7 +14,8 @@ class Branch:
 
     `token_ids[:computed_len]` have their KV in the tables' blocks. `keys` name the full blocks among them,
     and so does `len(keys) * block_size <= computed_len`. `root` is the parent of the first of them.
-    `saved_tail` is the key under which the tail was last saved.
+    `saved_tail` is the key under which the tail was last saved. `root` follows from the fingerprint and
+    `namespace`.
     """
 
     id: BranchId
@@ -29,6 +30,7 @@ class Branch:
     """Of the last request that ran on it: who is less important gives way first."""
     idle_since_s: float | None = None
     """When it was first seen without a request; None: not yet, or it is at work."""
+    namespace: str = ""
 
     @property
     def num_uncomputed(self) -> int:

@@ -64,14 +64,15 @@ class CacheManager:
             root=root_key(self._fingerprint, namespace),
             token_ids=list(token_ids),
             tables=[[] for _ in self.groups],
+            namespace=namespace,
         )
         self.branches[branch.id] = branch
         return branch
 
     def fork(self, branch: Branch) -> Branch:
         """Return a new branch on the same blocks, the tail included. Moves no byte."""
-        child = self.open(branch.owner, branch.token_ids)
-        child.root, child.priority = branch.root, branch.priority
+        child = self.open(branch.owner, branch.token_ids, branch.namespace)
+        child.priority = branch.priority
         child.computed_len = branch.computed_len
         child.keys = list(branch.keys)
         # Blocks behind the tail belong to a step that never ended; both would write them.
@@ -117,6 +118,18 @@ class CacheManager:
                 elif self._is_stored(group.id, block):
                     self.device.forget(group.id, block)
         return self.take_demotions()
+
+    def rename(self, fingerprint: bytes) -> None:
+        """Name what is computed from now on by other weights. Every branch lets go of its blocks; those keep
+        their names, which none of the new ones equals, and are found again under the old fingerprint.
+        """
+        self.take_saves()
+        self.root = root_key(fingerprint)
+        self._fingerprint = fingerprint
+        for branch in self.branches.values():
+            self.reset(branch)
+            branch.saved_tail = None
+            branch.root = root_key(fingerprint, branch.namespace)
 
     def abandon(self, branch: Branch) -> None:
         """Let go of the blocks that `admit` took when a load failed: none of them gets a name."""

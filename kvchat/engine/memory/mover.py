@@ -41,6 +41,10 @@ class Mover:
         """Blocks that were set aside or gone when they were wanted."""
         return len(self._unreadable)
 
+    def use(self, store: DiskStore | None) -> None:
+        """Load from another store from now on."""
+        self._store = store
+
     def execute(self, moves: Iterable[Move]) -> bool:
         """Carry out the moves in their order; stop and return False at the first load that fails.
 
