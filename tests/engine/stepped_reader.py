@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Load, Promote
+from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.unit import Unit
 from kvchat.engine.memory.reader import Job, Landed
 
@@ -32,6 +34,8 @@ class SteppedReader:
     jobs: list[Job] = field(default_factory=list)
     landed: list[Landed] = field(default_factory=list)
     num_read: int = 0
+    fails_at: int | None = None
+    """Number of the block, counted as they are read, that is not to be had."""
 
     def submit(self, units: Sequence[Unit], *, is_urgent: bool) -> Job | None:
         self.jobs.append(Job(units, is_urgent))
@@ -69,7 +73,7 @@ class SteppedReader:
             if job.num_taken > job.num_landed + sum(each.job is job for each in self.landed):
                 unit = job.units[job.num_taken - 1]
                 self.num_read += 1
-                arrived = tuple([self.fetch(move) for move in unit.moves])
+                arrived = tuple([self.num_read != self.fails_at and self.fetch(move) for move in unit.moves])
                 self.landed.append(Landed(job=job, unit=unit, arrived=arrived))
                 self._take()
                 return True
@@ -89,6 +93,7 @@ class TimedReader(SteppedReader):
 
     clock: Clock = field(default_factory=Clock)
     block_s: float = 1.0
+    rates: Rates = field(default_factory=Rates)
     done_s: float = 0.0
     """When the block on its way lands."""
 
@@ -121,4 +126,5 @@ class TimedReader(SteppedReader):
     def _catch_up(self) -> None:
         while self._is_reading and self.done_s <= self.clock():
             self._land_one()
+            self.rates.observe_move(Tier.DISK, Direction.LOAD, self.landed[-1].unit.num_bytes, self.block_s)
             self.done_s += self.block_s
