@@ -126,6 +126,7 @@ KEYS: Mapping[str, Key] = {
     "display.stats": Key(read=yes_or_no, variable="KVCHAT_STATS", in_project=True),
     "engine.device": Key(read=one_of("auto", "cpu", "cuda", "mps"), variable="KVCHAT_DEVICE"),
     "engine.dtype": Key(read=one_of("auto", "float32", "bfloat16", "float16"), variable="KVCHAT_DTYPE"),
+    "engine.adapter": Key(read=or_none(path), variable="KVCHAT_ADAPTER"),
     "engine.block_size": Key(read=positive, variable="KVCHAT_BLOCK_SIZE"),
     "engine.device_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DEVICE_BYTES"),
     "engine.host_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_HOST_BYTES"),

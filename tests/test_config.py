@@ -183,6 +183,7 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
         "display.stats": False,
         "engine.device": "cpu",
         "engine.dtype": "float32",
+        "engine.adapter": "/adapter",
         "engine.block_size": 16,
         "engine.device_bytes": 5,
         "engine.host_bytes": 6,

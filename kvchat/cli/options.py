@@ -80,6 +80,9 @@ class EngineOptions(PlaceOptions):
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
     ] = None
+    adapter: Annotated[
+        Path | None, typer.Option(help="A LoRA for the model, as peft saves one.", metavar="DIR")
+    ] = None
     kv_device_bytes: Annotated[
         str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
     ] = None
@@ -105,6 +108,7 @@ class EngineOptions(PlaceOptions):
             "sampling.seed": self.seed,
             "engine.device": self.device,
             "engine.dtype": self.dtype,
+            "engine.adapter": self.adapter,
             "engine.device_bytes": self.kv_device_bytes,
             "engine.host_bytes": self.kv_host_bytes,
             "engine.disk_bytes": self.kv_disk_bytes,

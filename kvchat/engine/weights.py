@@ -16,6 +16,7 @@ from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.disk import open_store
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.models.adapter_files import check_adapter
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, fingerprint, read_checkpoint
 from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.engine.models.weight_digests import WeightDigests
@@ -55,6 +56,8 @@ def load_candidate(source: Source, config: EngineConfig, device: torch.device) -
     Effect:
         Sets the number of threads for a model of this size; may read every byte of the weights twice.
     """
+    if source.adapter_dir is not None:
+        check_adapter(source.adapter_dir)
     digests = WeightDigests(config.cache_dir / DIGESTS_FILE if config.cache_dir else None)
     checkpoint = read_checkpoint(source.model_dir, source.adapter_dir, digests)
     loaded = load_model(source.model_dir, config.dtype, device, source.adapter_dir)

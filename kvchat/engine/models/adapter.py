@@ -1,7 +1,6 @@
 """A LoRA on a model: peft reads it and adds it to the weights, so that what runs is the model's own class."""
 
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,6 @@ def merge_adapter(module: Any, adapter_dir: Path) -> Any:
         Changes `module`; after an error it is worthless.
     """
     check_adapter(adapter_dir)
-    if find_spec("peft") is None:
-        raise UnsupportedModel(
-            f"{adapter_dir} is a LoRA adapter, which peft reads. Install it with: pip install 'kvchat[lora]'"
-        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what does not fit is checked below, by name

@@ -3,6 +3,7 @@
 An adapter is a LoRA as peft saves one: adapter_config.json and adapter_model.safetensors.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def check_adapter(adapter_dir: Path) -> None:
     Raises:
         ModelNotFound: there is no such directory.
         ModelUnreadable: a file is missing, damaged, or a pickle.
-        UnsupportedModel: an adapter of another kind.
+        UnsupportedModel: an adapter of another kind, or peft is not installed.
     """
     if not adapter_dir.is_dir():
         raise ModelNotFound(f"There is no adapter directory {adapter_dir}. Give the one that peft has saved.")
@@ -42,6 +43,10 @@ def check_adapter(adapter_dir: Path) -> None:
         if config.get(name) is not None:
             raise UnsupportedModel(f"{adapter_dir} {what} ({name}), so it cannot be merged into the weights.")
     check_safetensors(adapter_weights(adapter_dir))
+    if find_spec("peft") is None:
+        raise UnsupportedModel(
+            f"{adapter_dir} is a LoRA adapter, which peft reads. Install it with: pip install 'kvchat[lora]'"
+        )
 
 
 def read_adapter_config(adapter_dir: Path) -> dict[str, Any]:
