@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from torch import Tensor
-
 from kvchat.engine import occupancy, report
 from kvchat.engine.answers import Answers
 from kvchat.engine.api.config import EngineConfig, EngineInfo
@@ -120,7 +118,7 @@ class Engine:
         self._mover.execute(batch.moves)
         self._manager.finish_moves()
         if batch.chunks:
-            self._answers.record(batch, self._run(batch))
+            self._compute(batch)
         elif self.is_loading:
             self._flights.wait(LOAD_WAIT_S)
         else:
@@ -188,11 +186,14 @@ class Engine:
             The number of blocks kept. Pinning again covers what has been computed since.
 
         Raises:
-            InvalidRequest: no such live branch.
+            InvalidRequest: no such live branch, or nothing of it is on the device.
             PinRefused: too few blocks would be left; the message says how many.
         """
+        live = self._live(branch)
+        if not live.computed_len:
+            raise InvalidRequest(f"branch {branch} is not on the device; ask on it first")
         busy = [*self._scheduler.running, *self._scheduler.waiting]
-        return self._manager.pins.pin(self._live(branch), self._room.needs_of(busy))
+        return self._manager.pins.pin(live, self._room.needs_of(busy))
 
     def unpin(self, branch: BranchId) -> None:
         """Undo the pin of a branch, live or not; nothing happens if there is none."""
@@ -367,14 +368,16 @@ class Engine:
             if entry.num_generated == 0:
                 self._answers.events.append(report.progress(entry))
 
-    def _run(self, batch: Batch) -> Tensor:
-        """Compute a batch, and note how long it took where it was prefill."""
+    def _compute(self, batch: Batch) -> None:
+        """Compute a batch and choose tokens, and note how long it took where it was prefill.
+
+        An accelerator is done when its logits have been read, not when the pass returns.
+        """
         start_s = self._clock()
-        logits = self._runner.run(batch)
+        self._answers.record(batch, self._runner.run(batch))
         longest = max(batch.chunks, key=lambda chunk: len(chunk.token_ids))
         if len(longest.token_ids) > 1:
             self._rates.observe_prefill(batch.num_tokens, longest.start, self._clock() - start_s)
-        return logits
 
     def _refuse_stuck(self) -> None:
         """End the request that cannot get a block though nobody else holds one."""

@@ -140,6 +140,23 @@ class Worker:
         """Let go of a branch; unknown or released ones are ignored."""
         self._post(lambda engine: _release(engine, branch))
 
+    def demote(self, branch: BranchId) -> None:
+        """Take a live branch off the device; see `Engine.demote`. Waits for the copies."""
+        self._call(lambda engine: engine.demote(branch))
+
+    def pin(self, branch: BranchId) -> int:
+        """Keep what a live branch has on the device; see `Engine.pin`.
+
+        Raises:
+            InvalidRequest: no such live branch, or nothing of it is on the device.
+            PinRefused: too few blocks would be left.
+        """
+        return self._call(lambda engine: engine.pin(branch))
+
+    def unpin(self, branch: BranchId) -> None:
+        """Undo a pin; nothing happens if there is none."""
+        self._post(lambda engine: engine.unpin(branch))
+
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         """Begin to bring what is stored of a path to the device; see `Engine.promote`."""
         self._post(lambda engine: engine.promote(token_ids, beside, namespace))

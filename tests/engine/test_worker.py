@@ -139,6 +139,18 @@ def test_forks_and_releases_reach_the_engine(model_dir: Path, start_worker: Star
         worker.fork(child)
 
 
+def test_pins_and_demotions_reach_the_engine(model_dir: Path, start_worker: StartWorker) -> None:
+    worker = start_worker(model_dir)
+    handle = worker.submit(ask(40, 4))
+    collect(handle)
+    assert worker.pin(handle.branch) == 2
+    worker.demote(handle.branch)
+    with pytest.raises(InvalidRequest, match="is not on the device"):
+        worker.pin(handle.branch)
+    worker.unpin(handle.branch)
+    worker.unpin(BranchId(999))
+
+
 def test_a_refused_request_is_the_askers_problem_alone(model_dir: Path, start_worker: StartWorker) -> None:
     worker = start_worker(model_dir)
     with pytest.raises(InvalidRequest, match="empty"):

@@ -1,8 +1,8 @@
 """Blocks that are never evicted, because somebody has asked for it by name.
 
-A pin covers the full blocks that a branch holds at that moment, and it outlives the branch. What the branch
-computes later is covered by pinning it again. A pin is kept until it is undone; one that would leave too
-little for everybody else is refused.
+A pin covers the full blocks of a branch at that moment: what is needed to go on behind the last of them. It
+outlives the branch. What the branch computes later is covered by pinning it again. A pin is kept until it is
+undone; one that would leave too little for everybody else is refused.
 """
 
 from collections import Counter
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.device_tier import DeviceTier
+from kvchat.engine.cache.spec import Group
 from kvchat.errors import PinRefused
 
 MOST_PINNED = 2
@@ -42,7 +43,7 @@ class Pins:
         Raises:
             PinRefused: too little would be left; everything stays as it was.
         """
-        blocks = {group: self._full_blocks(branch, group) for group in self._device.pools}
+        blocks = {group.id: self._full_blocks(branch, group) for group in self._device.groups}
         for group, wanted in blocks.items():
             self._check_room(branch.id, group, wanted, requests)
         for group, wanted in blocks.items():
@@ -69,9 +70,17 @@ class Pins:
         """Return how many pins keep each block of a group. Pure."""
         return Counter(block for blocks in self._blocks.values() for block in blocks.get(group, ()))
 
-    def _full_blocks(self, branch: Branch, group: GroupId) -> tuple[BlockId, ...]:
-        table = branch.tables[group][: len(branch.keys)]
-        return tuple(block for block in table if block is not None)
+    def _full_blocks(self, branch: Branch, group: Group) -> tuple[BlockId, ...]:
+        """Return what going on behind the branch's last full block needs, as far as it is on the device: with
+        a window that may begin before what the branch holds itself, since its tail is further on.
+        """
+        size = self._device.block_size
+        first = group.spec.first_visible(len(branch.keys) * size) // size
+        blocks = [
+            self._device.index.block(branch.keys[number], group.id)
+            for number in range(first, len(branch.keys))
+        ]
+        return tuple(block for block in blocks if block is not None)
 
     def _check_room(
         self,

@@ -1,0 +1,197 @@
+"""Branches that leave the device and come back: by themselves, asked to, or not at all because pinned."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.build import build_parts
+from kvchat.engine.engine import Engine
+from kvchat.errors import ConfigError, InvalidRequest, PinRefused, PoolExhausted
+from tests.engine.tiny_models import (
+    answer,
+    finish,
+    make_config,
+    open_engine,
+    reference,
+    save_model,
+    submit,
+    token_ids,
+)
+
+pytestmark = pytest.mark.cpu
+
+TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, float32
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(make_config(request.param), tmp_path_factory.mktemp(request.param))
+
+
+def engine_of(model_dir: Path, num_tokens: int = 600, host_tokens: int = 600, **settings: Any) -> Engine:
+    """Return an engine whose pools hold about `num_tokens` tokens, and its host tier `host_tokens`."""
+    return open_engine(
+        model_dir, device_bytes=num_tokens * TOKEN_BYTES, host_bytes=host_tokens * TOKEN_BYTES, **settings
+    )
+
+
+def used_bytes(engine: Engine) -> int:
+    return engine.snapshot().tier(Tier.DEVICE).used_bytes
+
+
+def room_is_wanted(engine: Engine) -> None:
+    """Compute so much else that nothing cached stays on the device."""
+    for seed in range(50, 54):
+        engine.generate([token_ids(500, seed)], SamplingParams(max_tokens=1))
+        engine.check_integrity()
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def engine_with_clock(model_dir: Path, idle_demote_s: float | None) -> tuple[Engine, Clock]:
+    config = EngineConfig(
+        device="cpu",
+        block_size=16,
+        device_bytes=600 * TOKEN_BYTES,
+        host_bytes=600 * TOKEN_BYTES,
+        idle_demote_s=idle_demote_s,
+    )
+    clock = Clock()
+    return Engine(build_parts("tiny", model_dir, config), clock), clock
+
+
+def go_on(engine: Engine, branch: BranchId, ids: list[int], model_dir: Path) -> tuple[int, int, int]:
+    """Ask one more token id on a branch; return computed tokens and where the others came from."""
+    result = answer(engine, ids, 8, branch)
+    assert list(result.token_ids) == reference(model_dir).answer(ids, 8)
+    engine.check_integrity()
+    return result.usage.computed_tokens, result.loaded.host, result.loaded.device
+
+
+def test_a_demoted_branch_frees_the_device_and_goes_on_from_host_memory(model_dir: Path) -> None:
+    engine, prompt = engine_of(model_dir, host_tokens=3000), token_ids(100, seed=1)
+    handle = submit(engine, prompt, 8)
+    first = finish(engine, handle).token_ids
+    engine.demote(handle.branch)
+    engine.check_integrity()
+    assert used_bytes(engine) == 0
+    assert engine.snapshot().tier(Tier.HOST).cached_bytes > 0
+    room_is_wanted(engine)
+    computed, host, _ = go_on(engine, handle.branch, [*prompt, *first, 7], model_dir)
+    assert computed == 2  # the last sampled token and the new one
+    assert host == 100 + 7
+
+
+def test_a_branch_that_answers_or_is_gone_is_not_demoted(model_dir: Path) -> None:
+    engine = engine_of(model_dir)
+    handle = submit(engine, token_ids(40), 8)
+    with pytest.raises(InvalidRequest, match="is still answering"):
+        engine.demote(handle.branch)
+    with pytest.raises(InvalidRequest, match="no live branch"):
+        engine.demote(BranchId(999))
+
+
+@pytest.mark.parametrize("limit_s", [None, 60.0])
+def test_a_branch_left_alone_for_long_leaves_the_device_by_itself(
+    model_dir: Path, limit_s: float | None
+) -> None:
+    engine, clock = engine_with_clock(model_dir, limit_s)
+    handle = submit(engine, token_ids(100, seed=1), 8)
+    first = finish(engine, handle).token_ids
+    held = used_bytes(engine)
+    for _ in range(3):
+        clock.now_s += 20.0
+        engine.tick()
+        assert used_bytes(engine) == held
+    clock.now_s += 20.0
+    engine.tick()
+    assert used_bytes(engine) == (held if limit_s is None else 0)
+    go_on(engine, handle.branch, [*token_ids(100, seed=1), *first, 7], model_dir)
+
+
+def test_pinned_blocks_are_on_the_device_whatever_else_is_computed(model_dir: Path) -> None:
+    engine, prompt = engine_of(model_dir, host_tokens=0), token_ids(100, seed=1)
+    handle = submit(engine, prompt, 8)
+    finish(engine, handle)
+    num_blocks = engine.pin(handle.branch)
+    assert num_blocks == sum(group.pinned_blocks for group in engine.snapshot().groups) > 0
+    engine.release(handle.branch)
+    for seed in range(50, 54):
+        engine.generate([token_ids(400, seed)], SamplingParams(max_tokens=1))
+    again = engine.generate([[*prompt, 7]], SamplingParams(max_tokens=8))[0]
+    assert again.token_ids == reference(model_dir).answer([*prompt, 7], 8)
+    assert again.loaded.device >= 96
+    engine.unpin(handle.branch)
+    engine.unpin(handle.branch)
+    assert not any(group.pinned_blocks for group in engine.snapshot().groups)
+    engine.check_integrity()
+
+
+def test_a_pin_beside_which_a_request_at_work_would_not_fit_is_refused(model_dir: Path) -> None:
+    engine = engine_of(model_dir)
+    idle = submit(engine, token_ids(200, seed=1), 8)
+    finish(engine, idle)
+    working = submit(engine, token_ids(300, seed=2), 200)
+    with pytest.raises(PinRefused, match="a request at work needs"):
+        engine.pin(idle.branch)
+    assert not any(group.pinned_blocks for group in engine.snapshot().groups)
+    working.cancel()
+    finish(engine, working)
+    assert engine.pin(idle.branch) > 0
+    engine.check_integrity()
+
+
+def test_a_request_that_cannot_fit_beside_the_pins_is_refused_with_the_numbers(model_dir: Path) -> None:
+    engine, prompt = engine_of(model_dir), token_ids(250, seed=1)
+    pinned = submit(engine, prompt, 4)
+    finish(engine, pinned)
+    engine.pin(pinned.branch)
+    with pytest.raises(PoolExhausted, match="are pinned for others; unpin something"):
+        submit(engine, token_ids(450, seed=2), 4)
+    submit(engine, [*prompt, *token_ids(200, seed=3)], 4).cancel()  # it uses what is pinned
+    engine.unpin(pinned.branch)
+    submit(engine, token_ids(450, seed=2), 4).cancel()
+
+
+@pytest.mark.parametrize("eviction", ["s3fifo", "lru"])
+def test_with_either_eviction_answers_stay_those_of_transformers(model_dir: Path, eviction: str) -> None:
+    engine = engine_of(model_dir, num_tokens=250, host_tokens=200, eviction=eviction)
+    prompts = [token_ids(60, seed=seed % 4) + token_ids(20, seed=seed) for seed in range(10)]
+    for prompt in prompts:
+        result = engine.generate([prompt], SamplingParams(max_tokens=8))[0]
+        assert result.token_ids == reference(model_dir).answer(prompt, 8)
+        engine.check_integrity()
+
+
+def test_an_eviction_that_there_is_not_and_an_impossible_time_are_refused(model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="use s3fifo or lru"):
+        open_engine(model_dir, eviction="fifo")
+    with pytest.raises(ConfigError, match="idle_demote_s must be positive"):
+        open_engine(model_dir, idle_demote_s=0.0)
+
+
+@pytest.mark.parametrize("tokens", [(130, 0), (260, 90), (700, 2000)])
+def test_no_tier_takes_more_than_its_limit_from_the_first_moment_on(
+    model_dir: Path, tokens: tuple[int, int]
+) -> None:
+    limits = {Tier.DEVICE: tokens[0] * TOKEN_BYTES, Tier.HOST: tokens[1] * TOKEN_BYTES}
+    engine = engine_of(model_dir, *tokens, max_batch_tokens=32)
+    for seed in range(4):
+        for tier, limit in limits.items():
+            usage = engine.snapshot().tier(tier)
+            assert usage.total_bytes is not None
+            assert usage.used_bytes + usage.cached_bytes <= usage.total_bytes <= limit
+        handle = submit(engine, token_ids(60, seed), 4)
+        finish(engine, handle)
+        if seed % 2:
+            engine.demote(handle.branch)
