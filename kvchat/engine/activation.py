@@ -46,7 +46,8 @@ class StorageWatch(TorchDispatchMode):
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        yield value
+        if not value.is_mkldnn:  # a packed weight: its memory cannot be named, and is nobody's result
+            yield value
     elif isinstance(value, dict):
         for item in value.values():
             yield from _tensors(item)

@@ -17,8 +17,10 @@ from kvchat.engine.disk import open_store
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.models.adapter_files import check_adapter
-from kvchat.engine.models.fingerprint import Checkpoint, Storage, fingerprint, read_checkpoint
+from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, read_checkpoint
+from kvchat.engine.models.identity import remember
 from kvchat.engine.models.load import LoadedModel, load_model
+from kvchat.engine.models.packed_linear import overwrite
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.engine.models.weight_files import ADAPTER_CONFIG, check_model
 from kvchat.engine.route import Served, choose_route
@@ -77,7 +79,10 @@ def fingerprint_of(candidate: Candidate, config: EngineConfig, pool: DevicePool)
         block_size=config.block_size,
         layouts=pool.layouts(),
     )
-    return fingerprint(candidate.checkpoint, storage)
+    fields = fields_of(candidate.checkpoint, storage)
+    if config.cache_dir is not None:
+        remember(config.cache_dir, fields)
+    return digest_of(fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,14 +134,14 @@ class Weights:
         self._require_same_model(candidate, path)
         _require_finite(candidate.loaded.module, path)
         digest = fingerprint_of(candidate, self._config, self._pool)
-        store = open_store(self._config, self._pool, digest)
+        store, _ = open_store(self._config, self._pool, digest)
         return Update(candidate=candidate, fingerprint=digest, store=store)
 
     def exchange(self, candidate: Candidate) -> None:
         """Write prepared weights over the present ones."""
         present = dict(_tensors(self._module))
         for name, tensor in _tensors(candidate.loaded.module):
-            present[name].copy_(tensor)
+            overwrite(present[name], tensor)
         self._source = candidate.source
         self._checkpoint = candidate.checkpoint
 

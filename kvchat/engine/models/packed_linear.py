@@ -1,0 +1,41 @@
+"""A model's linear layers with their weights in the order in which the processor reads them.
+
+The numbers are the same, and a model computes the same with them but for the order of sums. Packed weights
+take the place of plain ones, except where an embedding shares them: it keeps its own.
+"""
+
+from torch import Tensor, nn
+
+from kvchat.engine.kernels.linear import can_pack, linear, pack
+
+
+class PackedLinear(nn.Module):
+    """Stands in for `nn.Linear`. `weight` is opaque: it has a shape and a dtype, and `to_dense()`."""
+
+    weight: Tensor
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.register_buffer("weight", pack(plain.weight.detach()))
+        self.bias = plain.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., T, K] → [..., T, N]."""
+        return linear(x, self.weight, self.bias)
+
+
+def pack_linears(model: nn.Module) -> int:
+    """Replace every plain linear layer whose weight can be packed, one at a time, and return how many."""
+    num_packed = 0
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is nn.Linear and can_pack(layer.weight):
+                setattr(parent, name, PackedLinear(layer))
+                num_packed += 1
+    return num_packed
+
+
+def overwrite(present: Tensor, tensor: Tensor) -> None:
+    """Copy plain weights over present ones, which may be packed."""
+    present.copy_(pack(tensor) if present.is_mkldnn and not tensor.is_mkldnn else tensor)

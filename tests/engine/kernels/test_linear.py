@@ -1,0 +1,66 @@
+"""A packed weight gives what the plain one gives, for every number of rows."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.linear import can_pack, linear, pack, packed, reference
+
+pytestmark = pytest.mark.cpu
+
+NUM_INPUTS, NUM_OUTPUTS = 640, 416
+
+
+def weight(dtype: torch.dtype) -> Tensor:
+    return random(NUM_OUTPUTS, NUM_INPUTS).to(dtype)
+
+
+def random(*size: int) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(0))
+
+
+needs_packing = pytest.mark.skipif(not can_pack(weight(torch.float32)), reason="needs an x86 processor")
+
+
+@needs_packing
+@pytest.mark.parametrize("dtype", packed.DTYPES)
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 12, 13, 16, 65, 130])
+def test_packed_weights_give_the_products_of_the_reference(dtype: torch.dtype, num_rows: int) -> None:
+    plain = weight(dtype)
+    for bias in (None, random(NUM_OUTPUTS).to(dtype)):
+        x = random(1, num_rows, NUM_INPUTS).to(dtype)
+        out = linear(x, pack(plain), bias)
+        wanted = reference.linear(x.double(), plain.double(), None if bias is None else bias.double())
+        assert out.shape == (1, num_rows, NUM_OUTPUTS)
+        assert out.dtype == dtype
+        tolerance = 1e-4 if dtype == torch.float32 else 0.5
+        torch.testing.assert_close(out.double(), wanted, rtol=1e-2, atol=tolerance)
+
+
+@needs_packing
+@pytest.mark.parametrize("dtype", packed.DTYPES)
+def test_packing_keeps_every_number(dtype: torch.dtype) -> None:
+    plain = weight(dtype)
+    assert torch.equal(pack(plain).to_dense(), plain)
+
+
+@needs_packing
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    packed_weight, x = pack(weight(torch.float32)), random(70, NUM_INPUTS)
+    together = linear(x, packed_weight, None)
+    for start, end in ((0, 2), (3, 8), (5, 29), (6, 70)):
+        assert torch.equal(linear(x[start:end], packed_weight, None), together[start:end])
+
+
+def test_rows_are_padded_by_at_most_a_third_beyond_the_first_few() -> None:
+    for num_rows in range(2000):
+        padded = packed.padded_rows(num_rows)
+        assert num_rows <= padded <= max(num_rows * 4 / 3, num_rows + 3)
+    assert len({packed.padded_rows(num_rows) for num_rows in range(513)}) < 30
+
+
+def test_what_gains_nothing_or_is_elsewhere_is_not_packed() -> None:
+    assert not can_pack(torch.zeros(8, 8))
+    assert not can_pack(weight(torch.float16))
+    assert not can_pack(torch.zeros(1024, 1024, device="meta"))
+    assert not can_pack(torch.zeros(2**20))

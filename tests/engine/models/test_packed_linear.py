@@ -1,0 +1,57 @@
+"""Packed layers take the place of plain ones, and can be given other weights."""
+
+import pytest
+import torch
+from torch import nn
+
+from kvchat.engine.kernels.linear import can_pack
+from kvchat.engine.models.packed_linear import PackedLinear, overwrite, pack_linears
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(not can_pack(torch.zeros(512, 512)), reason="needs an x86 processor"),
+]
+
+
+class Model(nn.Module):
+    """A head that shares the embedding's weight, a large layer, and a small one."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(600, 512)
+        self.large = nn.Linear(512, 512)
+        self.small = nn.Linear(512, 4)
+        self.head = nn.Linear(512, 600, bias=False)
+        self.head.weight = self.embedding.weight
+        self.requires_grad_(False)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.large(self.embedding(ids))
+        return self.head(hidden), self.small(hidden)
+
+
+IDS = torch.arange(7)
+
+
+@torch.inference_mode()
+def outputs(model: Model) -> torch.Tensor:
+    return torch.cat(model(IDS), dim=-1)
+
+
+def test_large_layers_are_packed_and_compute_the_same() -> None:
+    model, plain = Model(0), outputs(Model(0))
+    assert pack_linears(model) == 2
+    assert isinstance(model.large, PackedLinear)
+    assert isinstance(model.head, PackedLinear)
+    assert type(model.small) is nn.Linear
+    torch.testing.assert_close(outputs(model), plain, rtol=1e-4, atol=1e-4)
+
+
+def test_other_weights_can_be_written_over_packed_ones() -> None:
+    model, other = Model(0), Model(1)
+    pack_linears(model)
+    present = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    for name, parameter in other.named_parameters(remove_duplicate=False):
+        overwrite(present[name], parameter)
+    torch.testing.assert_close(outputs(model), outputs(other), rtol=1e-4, atol=1e-4)
