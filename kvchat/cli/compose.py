@@ -10,7 +10,7 @@ from kvchat.chat import Chat, EngineClient
 from kvchat.cli.shelf import open_store
 from kvchat.config import Settings
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.models.locate import ModelLocation, locate_model
+from kvchat.engine.models.locate import lasting_name, locate_model
 from kvchat.engine.worker import Worker
 from kvchat.session.store import SessionStore
 from kvchat.session.template import ChatTemplate
@@ -70,7 +70,7 @@ class Kvchat:
             model = self.store.find(reference).model
         location = locate_model(model or self._settings.model)
         template = ChatTemplate.from_dir(location.path)
-        name = _lasting_name(location)
+        name = lasting_name(location)
         self._engine = self._engine_factory(name, location.path, self._settings.engine)
         return Chat(
             store=self.store,
@@ -107,9 +107,3 @@ def _forgetful(settings: Settings, directory: Path) -> Settings:
         paths=replace(settings.paths, data_dir=directory, cache_dir=directory),
         engine=replace(settings.engine, cache_dir=None),
     )
-
-
-def _lasting_name(location: ModelLocation) -> str:
-    """Return a name that means the same model from any directory, since sessions keep it."""
-    is_directory = Path(location.name).expanduser().resolve() == location.path
-    return str(location.path) if is_directory else location.name

@@ -70,6 +70,9 @@ def _add_commands() -> None:
     for parent, name, home, options_type, help_text in (
         (app, "ask", "ask.ask", options.AskOptions, "Answer one question and exit."),
         (app, "resume", "resume.resume", options.ResumeOptions, "Open the terminal interface."),
+        (app, "plan", "plan.plan", options.PlanOptions, "Say how many bytes a model's cache takes."),
+        (app, "export", "export.export_session", options.ExportOptions, "Write a session to one file."),
+        (app, "import", "import_.import_sessions", options.ImportOptions, "Read sessions from files."),
         (
             sessions,
             "list",
@@ -88,6 +91,14 @@ def _add_commands() -> None:
             options.RemoveOptions,
             "Remove text, and KV of its own.",
         ),
+        (
+            sessions,
+            "verify",
+            "verify.verify_session",
+            options.VerifySessionOptions,
+            "Compute its KV again and compare.",
+        ),
+        (cache, "verify", "verify.verify_cache", options.VerifyCacheOptions, "Hold all KV to the model."),
         (cache, "status", "cache.cache_status", options.ListOptions, "Say what is kept on disk, by model."),
         (cache, "path", "cache.cache_path", options.PlaceOptions, "Print the directory of the blocks."),
     ):

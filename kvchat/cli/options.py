@@ -92,6 +92,9 @@ class EngineOptions(PlaceOptions):
     kv_disk_bytes: Annotated[
         str | None, typer.Option(help="Most disk space for KV blocks.", metavar="SIZE")
     ] = None
+    kv_disk_daily_bytes: Annotated[
+        str | None, typer.Option(help="Most bytes of KV blocks written to disk in a day.", metavar="SIZE")
+    ] = None
     temp: Annotated[bool, typer.Option("--temp", help="Keep nothing: neither text nor KV nor history.")] = (
         False
     )
@@ -112,6 +115,7 @@ class EngineOptions(PlaceOptions):
             "engine.device_bytes": self.kv_device_bytes,
             "engine.host_bytes": self.kv_host_bytes,
             "engine.disk_bytes": self.kv_disk_bytes,
+            "engine.disk_daily_bytes": self.kv_disk_daily_bytes,
         }
         given |= dict(_sampling_option(written) for written in self.option or ())
         return {name: value for name, value in given.items() if value is not None}
@@ -173,9 +177,87 @@ class SessionOptions(ListOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions(SessionOptions):
+    """Options of writing a bundle."""
+
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="The file; `-` is standard output.", metavar="FILE")
+    ] = None
+    no_kv: Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")] = False
+    branch: Annotated[
+        str | None, typer.Option(help="Take this branch alone; else all of them.", metavar="NAME")
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions(ListOptions):
+    """Options of reading bundles."""
+
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Bundles, ChatGPT's conversations.json, or `llm logs --json`.", metavar="FILE..."
+        ),
+    ]
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Go on with this model, not the one it names.", metavar="MODEL"),
+    ] = None
+    no_kv: Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions(ListOptions):
+    """How much KV is computed again, and with which model."""
+
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL"),
+    ] = None
+    all: Annotated[bool, typer.Option("--all", help="Compute everything again.")] = False
+    sample: Annotated[
+        int | None, typer.Option(help="Compute N blocks again (8 if nothing is said).", metavar="N", min=1)
+    ] = None
+    seed: Annotated[str | None, typer.Option(help="Choose the same blocks again.", metavar="TEXT")] = None
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")] = None
+    kv_device_bytes: Annotated[
+        str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
+    ] = None
+
+    def flags(self) -> dict[str, object]:
+        given = PlaceOptions.flags(self) | {
+            "engine.device": self.device,
+            "engine.device_bytes": self.kv_device_bytes,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySessionOptions(VerifyOptions):
+    session: Annotated[str, typer.Argument(help="Id, unique start of an id, or title.", metavar="SESSION")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyCacheOptions(VerifyOptions):
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveOptions(ListOptions):
     sessions: Annotated[list[str], typer.Argument(help="Sessions to remove.", metavar="SESSION...")]
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions(ListOptions):
+    model: Annotated[
+        str,
+        typer.Argument(help="A config.json, a directory, a hub id, or `starter`.", metavar="MODEL"),
+    ]
+    context: Annotated[
+        str, typer.Option(help="Length of the context in tokens, such as 8192 or 128k.", metavar="N")
+    ] = "128k"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,10 @@ def show_session(options: SessionOptions) -> None:
     if options.json:
         output.json(
             asdict(session)
-            | {"branches": [asdict(branch) for branch in branches], "turns": [asdict(turn) for turn in turns]}
+            | {
+                "branches": [asdict(branch) for branch in branches],
+                "turns": [_all_of(turn) for turn in turns],
+            }
         )
         return
     output.line(f"{one_line(session.title) or '(untitled)'}  {session.id}")
@@ -174,6 +177,10 @@ def _summary_values(summary: SessionSummary) -> dict[str, object]:
         "num_branches": summary.num_branches,
     }
     return asdict(summary.session) | counts
+
+
+def _all_of(turn: Turn) -> dict[str, object]:
+    return asdict(turn) | {"broken": sorted(turn.broken)}
 
 
 def _turn_values(turn: Turn, branches: Sequence[Branch]) -> dict[str, object]:

@@ -99,20 +99,29 @@ def fingerprint(checkpoint: Checkpoint, storage: Storage) -> bytes:
     It depends on the weights' bytes, on what the configs mean, and on how K and V are computed and kept; not
     on names and places, nor on device, thread count or library version.
     """
-    parts = {
-        "weights": checkpoint.weights,
-        "config": checkpoint.config,
+    return digest_of(fields_of(checkpoint, storage))
+
+
+def fields_of(checkpoint: Checkpoint, storage: Storage) -> dict[str, Any]:
+    """Return what a fingerprint is taken over, by name, as JSON keeps it."""
+    return {
+        "weights": list(checkpoint.weights),
+        "config": dict(checkpoint.config),
         "adapter": checkpoint.adapter,
         "route": storage.route,
         "dtype": storage.dtype,
         "cache_format": storage.cache_format,
         "block_size": storage.block_size,
         "layouts": {
-            str(group): [[region.name, region.dtype, region.shape] for region in layout]
+            str(group): [[region.name, region.dtype, list(region.shape)] for region in layout]
             for group, layout in storage.layouts.items()
         },
     }
-    return _digest(parts)
+
+
+def digest_of(fields: Mapping[str, Any]) -> bytes:
+    """Return the digest of what `fields_of` returns, or of the same read back from JSON."""
+    return _digest(fields)
 
 
 def _adapter_digest(adapter_dir: Path, digests: WeightDigests) -> str:

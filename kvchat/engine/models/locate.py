@@ -7,7 +7,7 @@ from threading import Thread
 
 from kvchat import starter
 from kvchat.engine.models.weight_files import check_model
-from kvchat.errors import ModelNotFound, ModelUnreadable
+from kvchat.errors import ModelError, ModelNotFound, ModelUnreadable
 
 STARTER = "starter"
 NETWORK_TIMEOUT_S = 10.0
@@ -61,6 +61,33 @@ def locate_model(name: str, *, network_timeout_s: float = NETWORK_TIMEOUT_S) -> 
             f"(owner/name). {_INSTEAD}"
         )
     return ModelLocation(name=name, path=_from_hub(name, path.absolute(), network_timeout_s))
+
+
+def installed_model(name: str) -> ModelLocation | None:
+    """Return a model that is here under a name that means the same everywhere; asks no network.
+
+    For names that nobody here has typed: a path among them means nothing, and a hub id is not fetched.
+    """
+    if name == STARTER:
+        return locate_model(STARTER)
+    if not _HUB_ID.fullmatch(name):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, "config.json")
+    if not isinstance(config, str):
+        return None
+    try:
+        check_model(Path(config).parent)
+    except ModelError:
+        return None
+    return ModelLocation(name=name, path=Path(config).parent)
+
+
+def lasting_name(location: ModelLocation) -> str:
+    """Return a name that means the same model from any directory, since sessions keep it."""
+    is_directory = Path(location.name).expanduser().resolve() == location.path
+    return str(location.path) if is_directory else location.name
 
 
 def _starter_dir() -> Path:

@@ -1,0 +1,249 @@
+"""`kvchat sessions verify` and `kvchat cache verify`: hold stored KV to what the model computes.
+
+A session whose KV came in a bundle becomes native when all of it has been computed again here: its own blocks
+are stored under the names that every session shares, and the bundle's go.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from random import Random
+from time import time
+from typing import TYPE_CHECKING
+
+from kvchat.cli.options import VerifyCacheOptions, VerifyOptions, VerifySessionOptions
+from kvchat.cli.shelf import open_store
+from kvchat.cli.streams import Output, Status
+from kvchat.config import Settings
+from kvchat.engine.api.ids import BlockKey, root_key
+from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.models.locate import locate_model
+from kvchat.errors import CacheError
+from kvchat.session.references import references, runs_of
+from kvchat.session.store import SessionStore
+from kvchat.session.stored_paths import StoredBlock, blocks_on, leaf_paths
+from kvchat.session.tree import Session, Turn, Verdict, Verification
+from kvchat.ui.figures import plural
+
+if TYPE_CHECKING:
+    from kvchat.engine.verify import Findings, Verifier
+
+DIFFERENT = 7
+DEFAULT_SAMPLE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """The ids of one path, and what is stored of it."""
+
+    token_ids: tuple[int, ...]
+    blocks: tuple[StoredBlock, ...]
+
+
+def verify_session(options: VerifySessionOptions) -> int | None:
+    """Compute a session's KV again, or a sample of it, and compare."""
+    settings, status = options.settings(), Status(quiet=options.quiet)
+    with closing(open_store(settings)) as store:
+        session = store.find(options.session)
+        model = options.model or session.model or settings.model
+        with _verifier(settings, model, status) as (verifier, shelf, fingerprint):
+            turns = store.all_turns(session.id)
+            paths = _session_paths(shelf, turns, session.namespace, fingerprint)
+            num_blocks = len({block.key for path in paths for block in path.blocks})
+            if not num_blocks:
+                _refuse_foreign(turns, fingerprint)
+            _check(verifier, paths, options, status)
+            found = verifier.findings
+            verification = _verification(found, num_blocks, is_all=options.all)
+            namespace = "" if options.all and num_blocks else session.namespace
+            if num_blocks:
+                store.mark_verified(session.id, verification, namespace)
+            if namespace != session.namespace:
+                _drop_namespace(store, shelf, session, turns, fingerprint)
+    return _report(options, status, found, num_blocks, session, namespace)
+
+
+def verify_cache(options: VerifyCacheOptions) -> int | None:
+    """Read every stored block of a model, then compute the sessions' KV again, or a sample of it."""
+    settings, status = options.settings(), Status(quiet=options.quiet)
+    with (
+        closing(open_store(settings)) as store,
+        _verifier(settings, options.model or settings.model, status) as (verifier, shelf, fingerprint),
+    ):
+        paths: list[_Path] = []
+        for summary in store.list_sessions():
+            session = summary.session
+            turns = store.all_turns(session.id)
+            paths += _session_paths(shelf, turns, session.namespace, fingerprint)
+        num_blocks = len({block.key for path in paths for block in path.blocks})
+        num_damaged = _read_all(shelf, paths, status)
+        readable = [_still_stored(path, shelf) for path in paths] if num_damaged else paths
+        _check(verifier, readable, options, status)
+    return _report(options, status, verifier.findings, num_blocks, None, "", num_damaged)
+
+
+def _still_stored(path: _Path, shelf: BlockShelf) -> _Path:
+    """Return a path with what is still stored of it."""
+    blocks = (replace(block, groups=tuple(shelf.groups_of(block.key))) for block in path.blocks)
+    return _Path(path.token_ids, tuple(block for block in blocks if block.groups))
+
+
+def _read_all(shelf: BlockShelf, paths: Sequence[_Path], status: Status) -> int:
+    """Read every block once, which sets damaged ones aside; return how many were."""
+    num_damaged = 0
+    blocks = {block.key: block for path in paths for block in path.blocks}
+    for number, block in enumerate(blocks.values()):
+        status.show(f"reading · {number} of {len(blocks)} blocks …")
+        num_damaged += any(not shelf.is_sound(group, block.parent, block.token_ids) for group in block.groups)
+    status.clear()
+    return num_damaged
+
+
+@contextmanager
+def _verifier(
+    settings: Settings, model: str, status: Status
+) -> "Iterator[tuple[Verifier, BlockShelf, bytes]]":
+    """Load a model without tiers of its own, and open what is stored for it."""
+    location = locate_model(model)
+    status.show(f"loading {model} …")
+    from kvchat.engine.build import build_parts
+    from kvchat.engine.engine import Engine
+    from kvchat.engine.recompute import Recompute
+    from kvchat.engine.verify import Verifier
+
+    config = replace(settings.engine, cache_dir=None, host_bytes=0)
+    parts = build_parts(location.name, location.path, config)
+    fingerprint = bytes.fromhex(parts.info.fingerprint)
+    with (
+        closing(Engine(parts)),
+        closing(
+            BlockShelf(
+                settings.paths.cache_dir,
+                fingerprint,
+                parts.pool.layouts(),
+                block_size=parts.info.block_size,
+                limit_bytes=settings.engine.disk_bytes,
+            )
+        ) as shelf,
+    ):
+        status.clear()
+        yield (
+            Verifier(Recompute(parts, config.max_batch_tokens), parts.manager.groups, shelf),
+            shelf,
+            fingerprint,
+        )
+
+
+def _session_paths(
+    shelf: BlockShelf, turns: Sequence[Turn], namespace: str, fingerprint: bytes
+) -> list[_Path]:
+    root, native = root_key(fingerprint, namespace), root_key(fingerprint)
+    return [_Path(path, tuple(blocks_on(shelf, path, root, native))) for path in leaf_paths(turns)]
+
+
+def _check(verifier: "Verifier", paths: Sequence[_Path], options: VerifyOptions, status: Status) -> None:
+    keys = {block.key for path in paths for block in path.blocks}
+    if options.all:
+        for path in paths:
+            for _ in verifier.check_path(path.token_ids, path.blocks):
+                status.show(f"verifying · {verifier.findings.num_blocks} of {len(keys)} blocks …")
+        return
+    chosen = _sample(paths, options.sample or DEFAULT_SAMPLE, options.seed)
+    for number, (path, block) in enumerate(chosen):
+        status.show(f"verifying · {number} of {len(chosen)} blocks …")
+        verifier.check_block(path.token_ids, path.blocks, block)
+
+
+def _sample(paths: Sequence[_Path], num_blocks: int, seed: str | None) -> list[tuple[_Path, StoredBlock]]:
+    found = {block.key: (path, block) for path in paths for block in path.blocks}
+    chosen = Random(seed).sample(list(found.values()), min(num_blocks, len(found)))
+    # Earlier blocks first: what is set aside must not be the past that later ones are held to.
+    return sorted(chosen, key=lambda one: one[1].number)
+
+
+def _refuse_foreign(turns: Sequence[Turn], fingerprint: bytes) -> None:
+    """Say that the model at hand is not the one that answered."""
+    named = {turn.fingerprint for turn in turns if turn.fingerprint}
+    if named and fingerprint.hex() not in named:
+        raise CacheError("this session's KV is of another model, or of other weights; name its model with -m")
+
+
+def _verification(found: "Findings", num_blocks: int, *, is_all: bool) -> Verification:
+    verdict = Verdict.SAME if is_all else Verdict.SAMPLED
+    if found.different or found.wrong_logits:
+        verdict = Verdict.DIFFERENT
+    return Verification(verdict=verdict, at=time(), num_blocks=found.num_blocks, of_blocks=num_blocks)
+
+
+def _drop_namespace(
+    store: SessionStore, shelf: BlockShelf, session: Session, turns: Sequence[Turn], fingerprint: bytes
+) -> None:
+    """Remove the bundle's blocks that no other session uses."""
+    others = references(store, shelf.block_size)
+    doomed: set[BlockKey] = set()
+    for run in runs_of(turns, root_key(fingerprint, session.namespace), shelf.block_size):
+        if run.key is not None and run.key not in others.keys:
+            doomed.add(run.key)
+        for key, token_ids in shelf.tails_behind(run.parent):
+            if not others.covers_tail(run.parent, token_ids):
+                doomed.add(key)
+    shelf.remove(doomed)
+
+
+def _report(
+    options: VerifyOptions,
+    status: Status,
+    found: "Findings",
+    num_blocks: int,
+    session: Session | None,
+    namespace: str,
+    num_damaged: int = 0,
+) -> int | None:
+    status.clear()
+    is_wrong = bool(found.different or found.wrong_logits or num_damaged)
+    if options.json:
+        Output().json(
+            {
+                "session": None if session is None else session.id,
+                "blocks": num_blocks,
+                "verified": found.num_blocks,
+                "exact": found.num_exact,
+                "worst": found.worst,
+                "different": len(found.different),
+                "damaged": num_damaged,
+                "logits": found.num_logits,
+                "worst_logits": found.worst_logits,
+                "wrong_logits": found.wrong_logits,
+                "trusted": not namespace,
+            }
+        )
+        return DIFFERENT if is_wrong else None
+    for line in _lines(found, num_blocks, num_damaged):
+        status.note(line)
+    if session is not None and session.namespace:
+        status.note(_namespace_words(namespace, is_wrong=is_wrong))
+    return DIFFERENT if is_wrong else None
+
+
+def _lines(found: "Findings", num_blocks: int, num_damaged: int) -> Iterator[str]:
+    if not num_blocks:
+        yield "no KV is stored, so there is nothing to verify"
+        return
+    yield (
+        f"verified {found.num_blocks} of {plural(num_blocks, 'block')}: {found.num_exact} to the last bit, "
+        f"others within {found.worst:.1e}; logits within {found.worst_logits:.1e}"
+    )
+    if found.different:
+        yield f"{plural(len(found.different), 'block')} disagreed and set aside; they are computed again"
+    if found.wrong_logits:
+        yield f"{plural(found.wrong_logits, 'row')} of logits disagreed"
+    if num_damaged:
+        yield f"{plural(num_damaged, 'block')} damaged and set aside; they are computed again"
+
+
+def _namespace_words(namespace: str, *, is_wrong: bool) -> str:
+    if namespace:
+        return "the rest was not looked at, so its KV stays apart; --all computes everything again"
+    if is_wrong:
+        return "what was computed here takes the place of its KV, which other sessions share from now on"
+    return "its KV is that of this model: other sessions share it from now on"

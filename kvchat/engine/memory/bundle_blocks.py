@@ -1,0 +1,88 @@
+"""Blocks on their way between the disk tier and a bundle, and from one name to another. Loads no model."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from kvchat.engine.api.ids import BlockKey, GroupId, block_key, from_u32le, u32le
+from kvchat.engine.memory.block_file import BlockHeader, Layout
+from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.errors import BlockDamaged, BlockMissing
+
+
+class BlockShelf:
+    """The stored blocks of one fingerprint, found by what they hold.
+
+    Args:
+        cache_dir: where the disk tier is.
+        layouts: for each group the tensors of one block.
+        limit_bytes: most bytes of all blocks on disk; None: no limit.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path,
+        fingerprint: bytes,
+        layouts: Mapping[GroupId, Layout],
+        *,
+        block_size: int,
+        limit_bytes: int | None = None,
+    ) -> None:
+        self.layouts = dict(layouts)
+        self.block_size = block_size
+        self._store = DiskStore(
+            cache_dir,
+            fingerprint=fingerprint,
+            layouts=self.layouts,
+            block_size=block_size,
+            limit_bytes=limit_bytes,
+        )
+
+    def groups_of(self, key: BlockKey) -> list[GroupId]:
+        """Return the groups that have a block's bytes."""
+        return [group for group in self.layouts if self._store.has(key, group)]
+
+    def longest_tail(self, parent: BlockKey, run: bytes) -> bytes | None:
+        """Return the ids, packed, of the longest stored tail behind `parent` that begins a run of ids."""
+        ids = tuple(from_u32le(run))
+        tails = [
+            block.token_ids
+            for block in self._store.children(parent)
+            if len(block.token_ids) < self.block_size and ids[: len(block.token_ids)] == block.token_ids
+        ]
+        longest = max(tails, key=len, default=())
+        return run[: 4 * len(longest)] or None
+
+    def read(self, group: GroupId, parent: BlockKey, token_ids: bytes) -> bytes | None:
+        """Return the verified bytes of a block; None if it is gone or damaged."""
+        ids = from_u32le(token_ids)
+        with suppress(BlockMissing, BlockDamaged):
+            return bytes(self._store.read(block_key(parent, ids), group, parent=parent, token_ids=ids))
+        return None
+
+    def is_sound(self, group: GroupId, parent: BlockKey, token_ids: tuple[int, ...]) -> bool:
+        """Read a block and return whether it is what it must be; a damaged one is set aside."""
+        return self.read(group, parent, u32le(token_ids)) is not None
+
+    def write(self, group: GroupId, parent: BlockKey, token_ids: Iterable[int], payload: bytes) -> bool:
+        """Write a block durably; False if it is there already, or if the limit has no room for it."""
+        ids = tuple(token_ids)
+        header = BlockHeader(key=block_key(parent, ids), parent=parent, group=group, token_ids=ids)
+        return self._store.write(header, payload)
+
+    def set_aside(self, group: GroupId, key: BlockKey) -> None:
+        """Move a block that is not what it says to the quarantine."""
+        self._store.set_aside(key, group)
+
+    def remove(self, keys: Iterable[BlockKey]) -> None:
+        """Remove blocks with all their groups."""
+        self._store.remove_keys(keys)
+
+    def tails_behind(self, parent: BlockKey) -> Iterator[tuple[BlockKey, tuple[int, ...]]]:
+        """Yield the names and ids of the stored tails behind a block."""
+        for block in self._store.children(parent):
+            if len(block.token_ids) < self.block_size:
+                yield block.key, block.token_ids
+
+    def close(self) -> None:
+        self._store.close()

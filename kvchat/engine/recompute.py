@@ -1,0 +1,131 @@
+"""Computes KV anew behind a given past, in a namespace that nobody can reach, and hands out its bytes."""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kvchat.engine.api.ids import GroupId, RequestId
+from kvchat.engine.batch import Batch, Chunk
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.parts import EngineParts
+from kvchat.errors import PoolExhausted
+
+ReadPast = Callable[[int, GroupId], bytes | None]
+"""Gives the bytes of a block by its number and group; None where they are out of sight."""
+
+_OWNER = "verify"
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBlock:
+    """A block that has just been computed, readable until the next one is asked for."""
+
+    number: int
+    read: Callable[[GroupId, int], bytes]
+    """(group, number of tokens) -> the block's bytes, zero behind its tokens."""
+
+
+class Recompute:
+    """Runs one engine's model on paths of token ids, outside of its requests.
+
+    Args:
+        parts: of an engine that does nothing else meanwhile, without tiers below the device.
+        chunk_len: most tokens computed at once.
+    """
+
+    def __init__(self, parts: EngineParts, chunk_len: int) -> None:
+        self._manager = parts.manager
+        self._mover = parts.mover
+        self._runner = parts.runner
+        self._pool = parts.pool
+        self._block_size = parts.info.block_size
+        self._chunk_len = max(1, chunk_len // self._block_size) * self._block_size
+
+    def blocks(self, token_ids: Sequence[int], start: int, past: ReadPast) -> Iterator[ComputedBlock]:
+        """Yield the blocks from position `start` on, a multiple of the block size, the tail included."""
+        assert start % self._block_size == 0
+        branch = self._begin(token_ids, start, past)
+        try:
+            while branch.num_uncomputed:
+                first = branch.computed_len // self._block_size
+                num_tokens = min(self._chunk_len, branch.num_uncomputed)
+                self._run(branch, num_tokens, samples=False)
+                last = -(-(branch.computed_len + num_tokens) // self._block_size)
+                for number in range(first, last):
+                    yield ComputedBlock(number, self._reader(branch, number))
+                self._commit(branch, num_tokens)
+        finally:
+            self._manager.release(branch)
+
+    def last_logits(self, token_ids: Sequence[int], start: int, past: ReadPast) -> Tensor:
+        """Return the logits [V] behind the last token, everything before `start` being given."""
+        branch = self._begin(token_ids, start, past)
+        try:
+            while True:
+                num_tokens = min(self._chunk_len, branch.num_uncomputed)
+                is_last = num_tokens == branch.num_uncomputed
+                logits = self._run(branch, num_tokens, samples=is_last)
+                self._commit(branch, num_tokens)
+                if is_last:
+                    return logits[0]
+        finally:
+            self._manager.release(branch)
+
+    def _begin(self, token_ids: Sequence[int], start: int, past: ReadPast) -> Branch:
+        """Return a branch whose first `start` positions hold the given past."""
+        branch = self._manager.open(_OWNER, token_ids, f"verify:{secrets.token_hex(16)}")
+        try:
+            while branch.computed_len < start:
+                first = branch.computed_len // self._block_size
+                num_tokens = min(self._chunk_len, start - branch.computed_len)
+                self._extend(branch, num_tokens)
+                for number in range(first, -(-(branch.computed_len + num_tokens) // self._block_size)):
+                    self._fill(branch, number, past)
+                self._commit(branch, num_tokens)
+        except BaseException:
+            self._manager.release(branch)
+            raise
+        return branch
+
+    def _fill(self, branch: Branch, number: int, past: ReadPast) -> None:
+        for group in self._manager.groups:
+            block, data = branch.tables[group.id][number], past(number, group.id)
+            if block is not None and data is not None:
+                self._pool.write_block(group.id, block, bytearray(data))
+
+    def _run(self, branch: Branch, num_tokens: int, *, samples: bool) -> Tensor:
+        self._extend(branch, num_tokens)
+        start = branch.computed_len
+        chunk = Chunk(
+            request=RequestId(0),
+            branch=branch.id,
+            start=start,
+            token_ids=tuple(branch.token_ids[start : start + num_tokens]),
+            samples=samples,
+        )
+        changes, dropped = self._manager.take_changes()
+        return self._runner.run(Batch((chunk,), (), changes, dropped))
+
+    def _extend(self, branch: Branch, num_tokens: int) -> None:
+        moves = self._manager.extend(branch, num_tokens)
+        if moves is None:
+            raise PoolExhausted(
+                f"{len(branch.token_ids)} tokens do not fit into the cache; "
+                "give it more with --kv-device-bytes"
+            )
+        self._mover.execute(moves)
+        self._manager.finish_moves()
+
+    def _commit(self, branch: Branch, num_tokens: int) -> None:
+        self._manager.commit(branch, num_tokens)
+        self._manager.take_saves()  # nobody stores these
+
+    def _reader(self, branch: Branch, number: int) -> Callable[[GroupId, int], bytes]:
+        def read(group: GroupId, num_tokens: int) -> bytes:
+            block = branch.tables[group][number]
+            assert block is not None
+            return self._pool.read_block(group, block, num_tokens)
+
+        return read

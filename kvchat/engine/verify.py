@@ -1,0 +1,201 @@
+"""Holds stored KV to what the model computes: block by block, and by the logits that follow from it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.ids import BlockKey, GroupId, u32le
+from kvchat.engine.cache.spec import Group
+from kvchat.engine.memory.block_file import Layout
+from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.memory.device_pool import TORCH_DTYPES
+from kvchat.engine.recompute import ComputedBlock, ReadPast, Recompute
+
+TOLERANCE = {"F32": 1e-3, "F16": 2e-2, "BF16": 1e-1}
+"""Largest deviation, relative to the largest number of a layer's part of a block. Sums are taken in another
+order where a prompt was computed in other chunks or on another device; forged numbers are far beyond this."""
+
+
+class Target(Protocol):
+    """A stored block or tail to be looked at."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def key(self) -> BlockKey: ...
+
+    @property
+    def parent(self) -> BlockKey: ...
+
+    @property
+    def native_parent(self) -> BlockKey: ...
+
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def groups(self) -> tuple[GroupId, ...]: ...
+
+
+@dataclass(slots=True)
+class Findings:
+    """What has been found so far. A block counts once, whatever the number of its groups."""
+
+    num_blocks: int = 0
+    num_exact: int = 0
+    """Blocks with the very same bits."""
+    worst: float = 0.0
+    """The largest relative deviation of a block that passed."""
+    different: list[BlockKey] = field(default_factory=list)
+    num_logits: int = 0
+    worst_logits: float = 0.0
+    """The largest relative deviation of logits behind stored KV."""
+    wrong_logits: int = 0
+
+
+class Verifier:
+    """Compares the stored blocks of one fingerprint with freshly computed ones.
+
+    Args:
+        recompute: what computes.
+        groups: of the model.
+        shelf: the stored blocks; what disagrees is set aside in it.
+    """
+
+    def __init__(self, recompute: Recompute, groups: Sequence[Group], shelf: BlockShelf) -> None:
+        self._recompute = recompute
+        self._groups = groups
+        self._shelf = shelf
+        self._size = shelf.block_size
+        self.findings = Findings()
+        self._done: set[BlockKey] = set()
+
+    def check_path(self, path: Sequence[int], targets: Sequence[Target]) -> Iterator[Target]:
+        """Compute a whole path from nothing, compare its stored blocks, and yield them one by one.
+
+        Effect: stores what was computed under the native names, whether or not the stored blocks agree.
+        """
+        todo = [target for target in targets if target.key not in self._done]
+        if not todo:
+            return
+        end = max(target.number * self._size + len(target.token_ids) for target in todo)
+        past = self._stored_past(targets)
+        for block in self._recompute.blocks(path[:end], 0, _nothing):
+            for target in [target for target in todo if target.number == block.number]:
+                self._compare(target, block, keep=True)
+                yield target
+        self._check_logits(path[:end], 0, _nothing, past)
+
+    def check_block(self, path: Sequence[int], targets: Sequence[Target], target: Target) -> None:
+        """Compute one block behind what is stored before it, and compare it."""
+        end = target.number * self._size + len(target.token_ids)
+        past = self._stored_past(targets)
+        has_past = all(
+            past(number, group.id) is not None
+            for group in self._groups
+            for number in range(self._first_seen(group, target.number), target.number)
+        )
+        start = target.number * self._size if has_past else 0
+        for block in self._recompute.blocks(path[:end], start, past):
+            if block.number == target.number:
+                self._compare(target, block, keep=False)
+        self._check_logits(path[:end], start, past, self._stored_past([*targets, target]))
+
+    def _first_seen(self, group: Group, number: int) -> int:
+        return group.spec.first_visible(number * self._size) // self._size
+
+    def _stored_past(self, targets: Sequence[Target]) -> ReadPast:
+        """Return a reader of what is stored on a path; the longest at each place."""
+        best: dict[int, Target] = {}
+        for target in targets:
+            known = best.get(target.number)
+            if known is None or len(known.token_ids) < len(target.token_ids):
+                best[target.number] = target
+
+        def read(number: int, group: GroupId) -> bytes | None:
+            target = best.get(number)
+            if target is None or group not in target.groups:
+                return None
+            return self._shelf.read(group, target.parent, u32le(target.token_ids))
+
+        return read
+
+    def _compare(self, target: Target, block: ComputedBlock, *, keep: bool) -> None:
+        self._done.add(target.key)
+        self.findings.num_blocks += 1
+        deviations = []
+        for group in target.groups:
+            computed = block.read(group, len(target.token_ids))
+            stored = self._shelf.read(group, target.parent, u32le(target.token_ids))
+            layout = self._shelf.layouts[group]
+            found = inf if stored is None else deviation(stored, computed, layout)
+            deviations.append(found)
+            if found > tolerance(layout):
+                self._shelf.set_aside(group, target.key)
+            if keep:
+                self._shelf.write(group, target.native_parent, target.token_ids, computed)
+        worst = max(deviations, default=0.0)
+        if any(
+            found > tolerance(self._shelf.layouts[group])
+            for found, group in zip(deviations, target.groups, strict=True)
+        ):
+            self.findings.different.append(target.key)
+        else:
+            self.findings.num_exact += worst == 0.0
+            self.findings.worst = max(self.findings.worst, worst)
+
+    def _check_logits(self, path: Sequence[int], start: int, past: ReadPast, stored: ReadPast) -> None:
+        """Compare the logits behind a path with those that follow from what is stored of it."""
+        last = len(path) - 1
+        is_stored = all(
+            stored(number, group.id) is not None
+            for group in self._groups
+            for number in range(group.spec.first_visible(last) // self._size, -(-last // self._size))
+        )
+        if last < 1 or not is_stored:
+            return
+        computed = self._recompute.last_logits(path, start, past)
+        found = relative(self._recompute.last_logits(path, last, stored), computed)
+        self.findings.num_logits += 1
+        if found > max(tolerance(layout) for layout in self._shelf.layouts.values()):
+            self.findings.wrong_logits += 1
+        else:
+            self.findings.worst_logits = max(self.findings.worst_logits, found)
+
+
+def deviation(stored: bytes, computed: bytes, layout: Layout) -> float:
+    """Return the largest relative deviation over the tensors of a block; infinite where one is no number."""
+    if stored == computed:
+        return 0.0
+    pairs = zip(_regions(stored, layout), _regions(computed, layout), strict=True)
+    return max(relative(left, right) for left, right in pairs)
+
+
+def relative(left: Tensor, right: Tensor) -> float:
+    """Return how far two tensors are apart, relative to the largest number of the second."""
+    left, right = left.double(), right.double()
+    largest = float(right.abs().max())
+    found = float((left - right).abs().max()) / max(largest, 1e-30)
+    return found if isfinite(found) else inf
+
+
+def tolerance(layout: Layout) -> float:
+    return max(TOLERANCE[region.dtype] for region in layout)
+
+
+def _regions(payload: bytes, layout: Layout) -> Iterator[Tensor]:
+    data = bytearray(payload)
+    start = 0
+    for region in layout:
+        end = start + region.nbytes
+        yield torch.frombuffer(data, dtype=torch.uint8)[start:end].view(TORCH_DTYPES[region.dtype])
+        start = end
+
+
+def _nothing(number: int, group: GroupId) -> bytes | None:
+    return None

@@ -1,0 +1,72 @@
+"""Which stored blocks a session's bundle takes along, and under which names."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from kvchat.engine.api.ids import BlockKey, GroupId, block_key, from_u32le, root_key
+from kvchat.session.bundle.writer import SourceBlock
+from kvchat.session.references import Run, runs_of
+from kvchat.session.tree import Turn
+
+
+class BlockSource(Protocol):
+    """Where blocks of one fingerprint are kept."""
+
+    def groups_of(self, key: BlockKey) -> Iterable[GroupId]:
+        """Return the groups that have a block's bytes."""
+        ...
+
+    def longest_tail(self, parent: BlockKey, run: bytes) -> bytes | None:
+        """Return the ids of the longest stored tail behind `parent` that begins a run of ids."""
+        ...
+
+    def read(self, group: GroupId, parent: BlockKey, token_ids: bytes) -> bytes | None:
+        """Return the verified bytes of a block; None if it is gone or damaged."""
+        ...
+
+
+def session_blocks(
+    source: BlockSource, turns: Sequence[Turn], fingerprint: bytes, namespace: str, block_size: int
+) -> Iterator[SourceBlock]:
+    """Yield what is stored of a session's blocks and tails, with the names that native ones have.
+
+    Args:
+        turns: a parent before its children.
+        namespace: the one under which this session's blocks are stored.
+    """
+    stored = runs_of(turns, root_key(fingerprint, namespace), block_size)
+    native = runs_of(turns, root_key(fingerprint), block_size)
+    runs = dict.fromkeys(zip(stored, native, strict=True))
+    full: dict[BlockKey, list[bytes]] = {}
+    for run, _ in runs:
+        if run.key is not None:
+            full.setdefault(run.parent, []).append(run.token_ids)
+    seen: set[BlockKey] = set()
+    for run, named in runs:
+        token_ids = _stored_ids(source, run, full.get(run.parent, ()))
+        if token_ids is None:
+            continue
+        key = block_key(run.parent, from_u32le(token_ids))
+        if key not in seen:
+            seen.add(key)
+            yield from _parts(source, run, named.parent, key, token_ids)
+
+
+def _stored_ids(source: BlockSource, run: Run, full: Sequence[bytes]) -> bytes | None:
+    """Return the ids of the block that holds a run, or of the tail that holds most of it.
+
+    A tail that begins a full block is not needed: the block can be copied as far as the ids agree.
+    """
+    if run.key is not None:
+        return run.token_ids
+    tail = source.longest_tail(run.parent, run.token_ids)
+    return None if tail is None or any(block.startswith(tail) for block in full) else tail
+
+
+def _parts(
+    source: BlockSource, run: Run, parent: BlockKey, key: BlockKey, token_ids: bytes
+) -> Iterator[SourceBlock]:
+    for group in source.groups_of(key):
+        payload = source.read(group, run.parent, token_ids)
+        if payload is not None:
+            yield SourceBlock(group=group, parent=parent, token_ids=token_ids, payload=payload)
