@@ -131,6 +131,7 @@ KEYS: Mapping[str, Key] = {
     "engine.device_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DEVICE_BYTES"),
     "engine.host_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_HOST_BYTES"),
     "engine.disk_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DISK_BYTES"),
+    "engine.disk_daily_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DISK_DAILY_BYTES"),
     "engine.eviction": Key(read=one_of("s3fifo", "lru"), variable="KVCHAT_EVICTION"),
     "engine.idle_demote_s": Key(read=or_none(number), variable="KVCHAT_IDLE_DEMOTE_S"),
     "engine.max_batch_tokens": Key(read=positive, variable="KVCHAT_MAX_BATCH_TOKENS"),

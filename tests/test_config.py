@@ -188,6 +188,7 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
         "engine.device_bytes": 5,
         "engine.host_bytes": 6,
         "engine.disk_bytes": 5,
+        "engine.disk_daily_bytes": 7,
         "engine.eviction": "lru",
         "engine.idle_demote_s": 5.5,
         "engine.max_batch_tokens": 5,

@@ -78,6 +78,7 @@ class _Question:
             if not store.all_turns(conversation.session.id):
                 store.delete_session(conversation.session.id)
             raise
+        self._tell_problem()
         chat.close(conversation)
         self._say_how_to_resume(conversation.session.id)
         return code
@@ -112,6 +113,11 @@ class _Question:
         if last.error is not None:
             raise EngineFailed(last.error)
         return CUT_OFF if self._options.fail_on_length and last.answer.finish is Finish.LENGTH else 0
+
+    def _tell_problem(self) -> None:
+        snapshot = self._kvchat.engine.snapshot()
+        if snapshot is not None and snapshot.problem is not None:
+            self._status.note(f"KV is not saved: {snapshot.problem}")
 
     def _writer(self, conversation: Conversation) -> AnswerWriter:
         if self._options.ndjson:

@@ -1,33 +1,53 @@
 """`kvchat cache`: what the blocks on disk amount to. Loads no model."""
 
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from shutil import disk_usage
 
 from kvchat.cli.options import ListOptions, PlaceOptions
 from kvchat.cli.streams import Output
 from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
-from kvchat.engine.memory.block_index import DiskUsage
+from kvchat.engine.memory.block_index import DiskUsage, WrittenBytes
+from kvchat.errors import StorageError
 from kvchat.ui.figures import bytes_text, plural
 
 _SHORT_FINGERPRINT = 12
+_LITTLE_BYTES = 64 * 2**20
+"""Less free space than this is told: a block of a large model takes some megabytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskState:
+    """What is on disk; None where it cannot be told. `problem` says what keeps blocks from being saved."""
+
+    usages: dict[bytes, DiskUsage] | None
+    written: WrittenBytes | None
+    problem: str | None
+
+    @property
+    def num_bytes(self) -> int | None:
+        return None if self.usages is None else sum(usage.num_bytes for usage in self.usages.values())
 
 
 def cache_status(options: ListOptions) -> None:
     """Say what is kept on disk, by model."""
     settings = options.settings()
     output = Output()
-    usages = disk_usages(settings.paths.cache_dir)
+    state = disk_state(settings.paths.cache_dir)
     if options.json:
-        output.json(_status_values(settings, usages))
+        output.json(_status_values(settings, state))
         return
-    total = sum(usage.num_bytes for usage in usages.values())
-    limit = settings.engine.disk_bytes
-    of_limit = f" of {bytes_text(limit)}" if limit is not None else ""
-    output.line(f"disk  {bytes_text(total)}{of_limit} in {settings.paths.cache_dir}")
-    for fingerprint, usage in sorted(usages.items(), key=lambda item: -item[1].num_bytes):
+    total = "unknown" if state.num_bytes is None else bytes_text(state.num_bytes)
+    output.line(f"disk  {total}{_of(settings.engine.disk_bytes)} in {settings.paths.cache_dir}")
+    for fingerprint, usage in sorted((state.usages or {}).items(), key=lambda item: -item[1].num_bytes):
         output.line(f"  {fingerprint.hex()[:_SHORT_FINGERPRINT]}  {_usage_words(usage)}")
+    if state.written is not None:
+        today, ever = bytes_text(state.written.today), bytes_text(state.written.total)
+        output.line(f"written  {today}{_of(settings.engine.disk_daily_bytes)} today, {ever} in all")
+    if state.problem is not None:
+        output.line(f"problem  {state.problem}")
     output.line("device and host memory are used only while a model is loaded")
 
 
@@ -36,20 +56,39 @@ def cache_path(options: PlaceOptions) -> None:
     Output().line(str(options.settings().paths.cache_dir))
 
 
-def disk_usages(cache_dir: Path) -> dict[bytes, DiskUsage]:
-    """Return what each fingerprint has on disk; creates nothing where there is nothing."""
+def disk_state(cache_dir: Path) -> DiskState:
+    """Look at what is on disk; creates nothing where there is nothing."""
     if not cache_dir.is_dir():
-        return {}
-    with closing(BlockCatalog(cache_dir)) as catalog:
-        return catalog.usages()
+        return DiskState(usages={}, written=WrittenBytes(today=0, total=0), problem=None)
+    try:
+        with closing(BlockCatalog(cache_dir)) as catalog:
+            return DiskState(
+                usages=catalog.usages(), written=catalog.written(), problem=_space_problem(cache_dir)
+            )
+    except StorageError as error:
+        return DiskState(usages=None, written=None, problem=str(error))
 
 
-def _status_values(settings: Settings, usages: dict[bytes, DiskUsage]) -> dict[str, object]:
+def _space_problem(cache_dir: Path) -> str | None:
+    free_bytes = disk_usage(cache_dir).free
+    if free_bytes >= _LITTLE_BYTES:
+        return None
+    return f"only {bytes_text(free_bytes)} are free on the disk of {cache_dir}: free some space"
+
+
+def _of(limit: int | None) -> str:
+    return "" if limit is None else f" of {bytes_text(limit)}"
+
+
+def _status_values(settings: Settings, state: DiskState) -> dict[str, object]:
     return {
         "cache_dir": str(settings.paths.cache_dir),
-        "disk_bytes": sum(usage.num_bytes for usage in usages.values()),
+        "disk_bytes": state.num_bytes,
         "disk_limit_bytes": settings.engine.disk_bytes,
-        "fingerprints": {fingerprint.hex(): asdict(usage) for fingerprint, usage in usages.items()},
+        "written": None if state.written is None else asdict(state.written),
+        "daily_limit_bytes": settings.engine.disk_daily_bytes,
+        "problem": state.problem,
+        "fingerprints": {name.hex(): asdict(usage) for name, usage in (state.usages or {}).items()},
     }
 
 

@@ -48,7 +48,6 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
         ConfigError: a setting is out of its range.
         ModelError: not found, unreadable or not to be served exactly.
         CapacityError: weights or cache do not fit.
-        StorageError: the disk tier cannot be opened.
     """
     _check(config)
     device = choose_device(config.device)
@@ -68,7 +67,7 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     )
     pool = DevicePool(groups, num_blocks, config.block_size, device)
     digest = fingerprint_of(candidate, config, pool)
-    store = open_store(config, pool, digest)
+    store, disk_problem = open_store(config, pool, digest)
     places = host_places(groups, _host_bytes(config, pool, device), config.block_size)
     host = HostPool(places, {group.id: group.block_bytes(config.block_size) for group in groups})
     capacity = measured(groups, num_blocks, lengths, activation, host.num_bytes)
@@ -86,7 +85,9 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     )
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
     return EngineParts(
-        info=replace(info, model=model, fingerprint=digest.hex(), capacity=capacity),
+        info=replace(
+            info, model=model, fingerprint=digest.hex(), capacity=capacity, disk_enabled=store is not None
+        ),
         manager=manager,
         scheduler=Scheduler(manager, config.max_batch_tokens),
         runner=Runner(make_pass(pool), groups, config.block_size),
@@ -98,6 +99,7 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
         reader=Reader(mover.fetch, max_bytes=READ_QUEUE_BYTES),
         saver=open_saver(pool, store, manager),
         store=store,
+        disk_problem=disk_problem,
         weights=Weights(candidate, config, pool),
     )
 

@@ -1,30 +1,43 @@
 """The disk tier of one fingerprint, opened as an engine's settings say."""
 
+import logging
+
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.saver import Saver
+from kvchat.errors import StorageError
+
+log = logging.getLogger(__name__)
 
 WRITE_QUEUE_BYTES = 64 * 2**20
 
 
-def open_store(config: EngineConfig, pool: DevicePool, fingerprint: bytes) -> DiskStore | None:
-    """Open the blocks of a fingerprint; None without a disk tier.
+def open_store(
+    config: EngineConfig, pool: DevicePool, fingerprint: bytes
+) -> tuple[DiskStore | None, str | None]:
+    """Open the blocks of a fingerprint.
 
-    Raises:
-        StorageError: the directory cannot be created or written.
+    Returns: the store, None without a disk tier, and why there is none although one was wanted: a directory
+        that cannot be written costs time and never a conversation.
     """
     if config.cache_dir is None:
-        return None
-    return DiskStore(
-        config.cache_dir,
-        fingerprint=fingerprint,
-        layouts=pool.layouts(),
-        block_size=config.block_size,
-        limit_bytes=config.disk_bytes,
-    )
+        return None, None
+    try:
+        store = DiskStore(
+            config.cache_dir,
+            fingerprint=fingerprint,
+            layouts=pool.layouts(),
+            block_size=config.block_size,
+            limit_bytes=config.disk_bytes,
+            daily_bytes=config.disk_daily_bytes,
+        )
+    except StorageError as error:
+        log.warning("there is no disk tier: %s", error)
+        return None, str(error)
+    return store, None
 
 
 def open_saver(pool: DevicePool, store: DiskStore | None, manager: CacheManager) -> Saver | None:

@@ -18,14 +18,29 @@ CLOSE_TIMEOUT_S = 30.0
 
 
 class Keeper:
-    """Tells the saver what to save; without a disk tier it does nothing."""
+    """Tells the saver what to save; without a disk tier it does nothing.
 
-    def __init__(self, manager: CacheManager, saver: Saver | None, clock: Callable[[], float]) -> None:
+    Args:
+        problem: why there is no disk tier although one was wanted.
+    """
+
+    def __init__(
+        self,
+        manager: CacheManager,
+        saver: Saver | None,
+        clock: Callable[[], float],
+        problem: str | None = None,
+    ) -> None:
         self._manager = manager
         self._saver = saver
         self._clock = clock
         self._tails_saved_s = clock()
-        self._problem: str | None = None
+        self._problem = problem
+
+    @property
+    def problem(self) -> str | None:
+        """Why blocks are not saved at the moment; None while all is well."""
+        return self._problem
 
     @property
     def is_behind(self) -> bool:

@@ -20,6 +20,7 @@ from kvchat.engine.weights import Weights
 class EngineParts:
     """The parts of one engine; `saver` and `store` are None without a disk tier.
 
+    `disk_problem` says why there is none although one was wanted.
     `idle_demote_s`: seconds after which an idle branch leaves the device; None: never.
     """
 
@@ -35,4 +36,5 @@ class EngineParts:
     reader: BlockReader
     saver: Saver | None
     store: DiskStore | None
+    disk_problem: str | None = None
     weights: Weights

@@ -1,6 +1,7 @@
 """What the blocks on disk amount to, told without a model."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,35 @@ def test_status_creates_nothing_where_there_is_nothing(
 def test_the_path_is_what_the_settings_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cache", "path", "--cache-dir", str(tmp_path / "kv")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'kv'}\n"
+
+
+def test_status_tells_what_was_written_and_the_day_s_limit(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = chains.open_store(home / "cache", clock=time.time)
+    chains.write_all(disk, chains.chain([1, 2, 3, 4, 5]))
+    written = disk.written()
+    disk.close()
+    monkeypatch.setenv("KVCHAT_KV_DISK_DAILY_BYTES", "1GiB")
+    assert run(["cache", "status", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert status["written"] == {"today": written.today, "total": written.total}
+    assert status["daily_limit_bytes"] == 1 << 30
+    assert status["problem"] is None
+    assert run(["cache"]) == 0
+    assert "of 1.0 GiB today" in capsys.readouterr().out
+
+
+def test_a_cache_that_cannot_be_looked_at_is_unknown_and_says_what_to_do(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "cache").mkdir(parents=True)
+    (home / "cache" / "blocks").write_text("a file")
+    assert run(["cache", "status"]) == 0
+    told = capsys.readouterr().out
+    assert "disk  unknown" in told
+    assert "Choose another cache directory" in told
+    assert run(["cache", "status", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert status["disk_bytes"] is None
+    assert str(home / "cache") in status["problem"]

@@ -17,6 +17,7 @@ class EngineConfig:
         host_bytes: size of the host tier, which takes what the device pool evicts; None: none on a processor,
             else a multiple of the device pool.
         disk_bytes: limit of the blocks on disk; None: no limit of its own.
+        disk_daily_bytes: most bytes of blocks written on one day; None: no limit.
         cache_dir: directory of the disk tier; None: no disk tier.
         eviction: which cached block makes room: s3fifo, which a long document read once does not flush, or
             lru, the least recently used.
@@ -36,6 +37,7 @@ class EngineConfig:
     device_bytes: int | None = None
     host_bytes: int | None = None
     disk_bytes: int | None = None
+    disk_daily_bytes: int | None = None
     cache_dir: Path | None = None
     eviction: str = "s3fifo"
     idle_demote_s: float | None = 600.0

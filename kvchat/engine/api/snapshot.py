@@ -99,6 +99,8 @@ class CacheSnapshot:
     room_tokens: int
     """Tokens one more branch can hold before a cached block must be evicted."""
     capacity: Capacity | None = None
+    problem: str | None = None
+    """Why blocks are not saved to disk at the moment, and what to do; None while all is well."""
 
     def tier(self, tier: Tier) -> TierUsage:
         return next(usage for usage in self.tiers if usage.tier is tier)

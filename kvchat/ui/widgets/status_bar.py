@@ -76,6 +76,8 @@ def _engine_parts(figures: StatusFigures) -> list[str]:
         parts.append(f"✗ {status.error or status.detail or 'the engine stopped'}".splitlines()[0])
     elif status.phase is EnginePhase.CLOSED:
         parts.append("the engine is closed")
+    elif figures.snapshot is not None and figures.snapshot.problem is not None:
+        parts.append(f"! KV is not saved: {figures.snapshot.problem}".splitlines()[0])
     if figures.num_queued:
         parts.append(f"{figures.num_queued} queued")
     return parts

@@ -62,3 +62,8 @@ def test_the_gauge_grows_in_eighths_and_stays_in_its_frame() -> None:
     assert gauge(1, 32, 4) == "▕▏   ▏"
     assert gauge(50, 100, 4) == "▕██  ▏"
     assert gauge(200, 100, 4) == "▕████▏"
+
+
+def test_it_says_that_kv_is_not_saved_and_why() -> None:
+    snapshot = replace(scripted_snapshot([]), problem="There is no room left for the cache in /c: free some.")
+    assert "! KV is not saved: There is no room left" in status_text(replace(BUSY, snapshot=snapshot), 200)
