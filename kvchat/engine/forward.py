@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.attention.gather import GatherCache
+from kvchat.engine.attention.latent import LatentAttention
 from kvchat.engine.attention.paged import PagedAttention
 from kvchat.engine.models.hook import accepted_arguments, attach
 from kvchat.engine.models.past import PackedPast
@@ -22,7 +23,12 @@ class PackedPass:
         past: answers layers that ask how long their past is; None where no layer does.
     """
 
-    def __init__(self, module: nn.Module, attention: PagedAttention, past: PackedPast | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        attention: PagedAttention | LatentAttention,
+        past: PackedPast | None = None,
+    ) -> None:
         self.device = next(module.parameters()).device
         self._module = module
         self._attention = attention

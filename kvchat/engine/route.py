@@ -1,5 +1,6 @@
 """Which way a model runs on kvchat's cache, tried in order and proven at load.
 
+By its latents: as by its attention, where layers hand over latents that are kept and attended to as they are.
 By its attention: one packed pass over many sequences, through the attention that transformers lets us
 replace. By its cache: one pass per sequence, in which the model attends by itself to keys and values that its
 cache gathers. A model that neither runs exactly is refused, with what was found.
@@ -14,11 +15,13 @@ from typing import Any
 from torch import nn
 
 from kvchat.engine.attention.gather import GatherCache
+from kvchat.engine.attention.latent import LatentAttention
 from kvchat.engine.attention.paged import PagedAttention
 from kvchat.engine.cache.spec import Group, group_layers
 from kvchat.engine.forward import PackedPass, SequencePass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
+from kvchat.engine.models.latent import expand_latents, keep_latents, latent_layers
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.past import PackedPast
 from kvchat.engine.models.probe import (
@@ -41,6 +44,7 @@ log = logging.getLogger(__name__)
 class Route(StrEnum):
     """By what a model runs on the cache."""
 
+    LATENT = "latent"
     ATTENTION = "attention"
     CACHE = "cache"
 
@@ -65,7 +69,8 @@ def choose_route(loaded: LoadedModel) -> Served:
     """
     _refuse_sparse(loaded)
     reasons: list[str] = []
-    for try_route in (_by_attention, _by_cache):
+    by_attention = (_by_latents, _by_attention) if latent_layers(loaded.module) else (_by_attention,)
+    for try_route in (*by_attention, _by_cache):
         try:
             served = try_route(loaded)
             require_own_logits(loaded, served.groups, served.make_pass)
@@ -86,8 +91,25 @@ def _refuse_sparse(loaded: LoadedModel) -> None:
         raise UnsupportedModel(f"{model_name(config)} skips blocks of tokens in long texts")
 
 
+def _by_latents(loaded: LoadedModel) -> Served:
+    module = loaded.module
+    latents = latent_layers(module)
+    if not set_implementation(module, IMPLEMENTATION):
+        raise UnsupportedModel(f"{model_name(module.config)} does not let its attention be replaced")
+    keep_latents(module)
+    layers = probe_layers(module, loaded.max_context, latents)
+    if layers.borrowed or layers.asks_past_len:
+        raise UnsupportedModel(f"{model_name(module.config)} keeps latents in a way of its own")
+    return Served(
+        Route.LATENT,
+        group_layers(layers.specs),
+        lambda pool: PackedPass(module, LatentAttention(pool.layers, latents)),
+    )
+
+
 def _by_attention(loaded: LoadedModel) -> Served:
     module = loaded.module
+    expand_latents(module)
     if not set_implementation(module, IMPLEMENTATION):
         raise UnsupportedModel(f"{model_name(module.config)} does not let its attention be replaced")
     layers = probe_layers(module, loaded.max_context)

@@ -88,6 +88,24 @@ class ChunkedSpec(FullSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec(FullSpec):
+    """A layer that keeps one latent and one rope key per token for all its heads (MLA).
+
+    Both stand in one row of `head_dim_k` numbers, the latent first; there are no values beside it. Queries
+    see every earlier token.
+
+    Args:
+        rank: numbers of the latent.
+    """
+
+    rank: int
+
+    @property
+    def kind(self) -> str:
+        return "latent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Layers with the same spec; they share block tables and a pool.
 

@@ -6,6 +6,7 @@ shapes, arguments and the model's own masks; a recorder in place of its cache no
 What the config says beyond that (layer types) is checked against what was seen.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from kvchat.engine.attention.call import AttentionCall
-from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, SlidingSpec
+from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, LatentSpec, SlidingSpec
 from kvchat.engine.memory.device_pool import DTYPE_NAMES
 from kvchat.engine.models.hook import (
     IMPLEMENTATION,
@@ -25,6 +26,7 @@ from kvchat.engine.models.hook import (
     attach,
     set_implementation,
 )
+from kvchat.engine.models.latent import LatentLayer
 from kvchat.engine.models.past import KeepsState, ProbePast
 from kvchat.engine.models.reach import Reach, reach_of
 from kvchat.errors import UnsupportedModel
@@ -62,6 +64,7 @@ class _Recorder:
 
     start: int
     chunk_len: int | None
+    latents: Mapping[int, LatentLayer]
     specs: dict[int, FullSpec] = field(default_factory=dict)
     borrowed: dict[int, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -78,7 +81,9 @@ class _Recorder:
             self.problems.append(f"layer {layer} keeps {key.dtype}")
         else:
             self._note(layer, key, value, self._reach(layer, call))
-        return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+        latent = self.latents.get(layer)
+        value_dim = latent.value_dim if latent else value.shape[2]
+        return query.new_zeros(query.shape[0], query.shape[1], value_dim)
 
     def _reach(self, layer: int, call: AttentionCall) -> Reach:
         """Return what the layer's queries see: by its mask, and by the window it passes if that is longer."""
@@ -94,7 +99,9 @@ class _Recorder:
         return reach
 
     def _note(self, layer: int, key: Tensor, value: Tensor, reach: Reach) -> None:
-        spec = _spec(key, value, reach)
+        spec = _latent_spec(key, value) if layer in self.latents else _spec(key, value, reach)
+        if layer in self.latents and reach != Reach():
+            self.problems.append(f"layer {layer} keeps latents and does not see all tokens")
         for lender, (known_key, known_value) in self._stored.items():
             if _is_same(key, known_key) and _is_same(value, known_value) and spec == self.specs[lender]:
                 self.borrowed[layer] = lender
@@ -122,8 +129,24 @@ def _spec(key: Tensor, value: Tensor, reach: Reach) -> FullSpec:
     return FullSpec(num_kv_heads=heads, head_dim_k=dim_k, head_dim_v=dim_v, dtype=dtype)
 
 
-def probe_layers(model: nn.Module, max_context: int) -> ModelLayers:
+def _latent_spec(latents: Tensor, rope_keys: Tensor) -> LatentSpec:
+    rank = latents.shape[2]
+    return LatentSpec(
+        num_kv_heads=1,
+        head_dim_k=rank + rope_keys.shape[2],
+        head_dim_v=0,
+        dtype=DTYPE_NAMES[latents.dtype],
+        rank=rank,
+    )
+
+
+def probe_layers(
+    model: nn.Module, max_context: int, latents: Mapping[int, LatentLayer] | None = None
+) -> ModelLayers:
     """Return what each layer keeps of a model whose attention is hooked.
+
+    Args:
+        latents: the layers that hand over latents instead of keys and values.
 
     Raises:
         UnsupportedModel: a layer cannot be served exactly; the message says which and why.
@@ -135,7 +158,7 @@ def probe_layers(model: nn.Module, max_context: int) -> ModelLayers:
     config: Any = model.config
     text_config = config.get_text_config()
     past = ProbePast(max(0, min(max_context, LONGEST_MASK) - NUM_TOKENS))
-    recorder = _Recorder(past.start, getattr(text_config, "attention_chunk_size", None))
+    recorder = _Recorder(past.start, getattr(text_config, "attention_chunk_size", None), latents or {})
     attach(model, recorder)
     set_implementation(model, PROBE_IMPLEMENTATION)
     run_probe(model, past)

@@ -1,0 +1,74 @@
+"""Exact latent attention (MLA) over a paged pool: one row of latent and rope key per token, for all heads.
+
+Stands behind the attention modules of one model; layers that keep keys and values go on to paged attention.
+Source: DeepSeek-V2, arXiv 2405.04434.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.attention.call import AttentionCall
+from kvchat.engine.attention.paged import GroupStep, LayerPool, PagedAttention
+from kvchat.engine.kernels.latent_attention import latent_attention
+from kvchat.engine.kernels.latent_attention.args import LatentArgs
+from kvchat.engine.kernels.store_kv import store_kv
+
+
+class UpProjection(Protocol):
+    """From a layer's latents to the keys [H, d_n, R] and values [H, d_v, R] of all heads."""
+
+    @property
+    def k_up(self) -> Tensor: ...
+
+    @property
+    def v_up(self) -> Tensor: ...
+
+
+class LatentAttention:
+    """Backend of models with latent layers.
+
+    Args:
+        layers: the pools of all layers.
+        projections: of the layers that keep latents.
+    """
+
+    def __init__(self, layers: Mapping[int, LayerPool], projections: Mapping[int, UpProjection]) -> None:
+        self._layers = layers
+        self._projections = projections
+        self._paged = PagedAttention(layers)
+
+    @property
+    def step(self) -> Mapping[GroupId, GroupStep]:
+        return self._paged.step
+
+    @step.setter
+    def step(self, step: Mapping[GroupId, GroupStep]) -> None:
+        self._paged.step = step
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        """Store the new latents and return [T, H, d_v].
+
+        Args:
+            query: [T, H, d_n + d_r].
+            key: latents [T, 1, R].
+            value: rope keys [T, 1, d_r].
+        """
+        projection = self._projections.get(layer)
+        if projection is None:
+            return self._paged.attend(layer, query, key, value, call)
+        pool = self._layers[layer]
+        step = self.step[pool.group]
+        rows = torch.cat([key, value], dim=2)
+        store_kv(rows, rows[..., :0], pool.keys, pool.values, step.slots)
+        assert call.scaling is not None, "the scale of latent attention follows from no shape"
+        args = LatentArgs(
+            spans=step.spans,
+            softmax_scale=call.scaling,
+            k_up=projection.k_up,
+            v_up=projection.v_up,
+        )
+        return latent_attention(query, pool.keys, args)

@@ -1,0 +1,25 @@
+"""What one call of latent attention needs besides queries and pool."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentArgs:
+    """Scores and projections of a layer. R latent rank, d_n and d_v sizes of keys (without rope) and values.
+
+    Args:
+        spans: the sequences of the batch; queries see all tokens up to their own.
+        softmax_scale: factor of the query-key products, the model's own: it does not follow from any shape.
+        k_up: from a latent to the keys of all heads [H, d_n, R].
+        v_up: from a latent to the values of all heads [H, d_v, R].
+    """
+
+    spans: Sequence[SequenceSpan]
+    softmax_scale: float
+    k_up: Tensor
+    v_up: Tensor
