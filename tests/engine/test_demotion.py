@@ -79,6 +79,7 @@ def go_on(engine: Engine, branch: BranchId, ids: list[int], model_dir: Path) -> 
 
 
 def test_a_demoted_branch_frees_the_device_and_goes_on_from_host_memory(model_dir: Path) -> None:
+    """Traps 23 and 26: the round trip changes no token, and spares their computation."""
     engine, prompt = engine_of(model_dir, host_tokens=3000), token_ids(100, seed=1)
     handle = submit(engine, prompt, 8)
     first = finish(engine, handle).token_ids
@@ -163,6 +164,20 @@ def test_a_request_that_cannot_fit_beside_the_pins_is_refused_with_the_numbers(m
     submit(engine, token_ids(450, seed=2), 4).cancel()
 
 
+@pytest.mark.parametrize(("eviction", "survives"), [("s3fifo", True), ("lru", False)])
+def test_a_system_prompt_survives_a_document_of_three_times_the_pool_unless_age_alone_counts(
+    model_dir: Path, eviction: str, survives: bool
+) -> None:
+    engine = engine_of(model_dir, num_tokens=300, host_tokens=0, eviction=eviction)
+    system = token_ids(64, seed=1)
+    for seed in (2, 3, 4):
+        engine.generate([system + token_ids(10, seed)], SamplingParams(max_tokens=2))
+    for seed in range(10, 16):
+        engine.generate([token_ids(150, seed)], SamplingParams(max_tokens=2))
+    result = engine.generate([system + token_ids(10, seed=5)], SamplingParams(max_tokens=2))[0]
+    assert result.loaded.device == (64 if survives else 0)
+
+
 @pytest.mark.parametrize("eviction", ["s3fifo", "lru"])
 def test_with_either_eviction_answers_stay_those_of_transformers(model_dir: Path, eviction: str) -> None:
     engine = engine_of(model_dir, num_tokens=250, host_tokens=200, eviction=eviction)
@@ -184,6 +199,7 @@ def test_an_eviction_that_there_is_not_and_an_impossible_time_are_refused(model_
 def test_no_tier_takes_more_than_its_limit_from_the_first_moment_on(
     model_dir: Path, tokens: tuple[int, int]
 ) -> None:
+    """Trap 25, for device and host memory."""
     limits = {Tier.DEVICE: tokens[0] * TOKEN_BYTES, Tier.HOST: tokens[1] * TOKEN_BYTES}
     engine = engine_of(model_dir, *tokens, max_batch_tokens=32)
     for seed in range(4):

@@ -145,6 +145,7 @@ def test_on_any_trace_the_same_blocks_go_as_in_the_slow_reference(
 def test_no_block_is_evicted_while_its_child_is_there(
     eviction: Eviction, num_blocks: int, requests: list[list[int]]
 ) -> None:
+    """Trap 13: a chain without its beginning is of no use."""
     pool = Pool(num_blocks, eviction)
     for steps in requests:
         pool.request(chain(*steps, length=len(steps)))
