@@ -23,6 +23,7 @@ from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.load import choose_device
+from kvchat.engine.models.packed_linear import pack_linears
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
@@ -53,6 +54,8 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     device = choose_device(config.device)
     candidate = load_candidate(Source(model_dir=model_dir, adapter_dir=config.adapter), config, device)
     make_pass, groups = candidate.served.make_pass, candidate.served.groups
+    num_packed = pack_linears(candidate.loaded.module)
+    log.info("%d linear layers are packed for this processor", num_packed)
     info = _info(candidate, config, device)
     lengths = Lengths(
         context_len=info.max_context, chunk_len=config.max_batch_tokens, block_size=config.block_size
