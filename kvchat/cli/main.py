@@ -70,6 +70,7 @@ def _add_commands() -> None:
     for parent, name, home, options_type, help_text in (
         (app, "ask", "ask.ask", options.AskOptions, "Answer one question and exit."),
         (app, "resume", "resume.resume", options.ResumeOptions, "Open the terminal interface."),
+        (app, "doctor", "doctor.doctor", options.DoctorOptions, "Say what is here, and what is wrong."),
         (app, "plan", "plan.plan", options.PlanOptions, "Say how many bytes a model's cache takes."),
         (app, "export", "export.export_session", options.ExportOptions, "Write a session to one file."),
         (app, "import", "import_.import_sessions", options.ImportOptions, "Read sessions from files."),

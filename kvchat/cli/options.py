@@ -126,6 +126,14 @@ class EngineOptions(PlaceOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions(EngineOptions):
+    """Options of looking at everything."""
+
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    no_model: Annotated[bool, typer.Option("--no-model", help="Do not load the model.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeOptions(EngineOptions):
     """Options of the terminal interface."""
 

@@ -1,8 +1,9 @@
 """What a step allocates beside weights and cache, measured, and what that leaves for the cache.
 
-Before the pools exist, two short steps are run at the end of a full context, on one block per group that
-every table entry points to. What they allocate grows linearly with their tokens, so the largest step follows
-from the two.
+Before the pools exist, two short steps are run at the end of a full context and two at its beginning, on one
+block per group that every table entry points to. The peak lies in the attention or in the layers beside it,
+and grows linearly with the tokens of a step in either; at the end of a context attention hides the others, so
+the steeper of both growths bounds the largest step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from functools import partial
 import torch
 
 from kvchat.engine.activation import peak_bytes
-from kvchat.engine.api.config import Capacity
+from kvchat.engine.api.config import Capacity, PoolCapacity
 from kvchat.engine.api.ids import BlockId, BranchId, GroupId, RequestId
 from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
@@ -43,14 +44,18 @@ def activation_bytes(
     """Return the peak of what the largest step allocates at the end of the longest conversation.
 
     Effect:
-        Runs the model twice on a pool of its own; whoever serves the model makes a forward pass again.
+        Runs the model four times on a pool of its own; whoever serves the model makes a forward pass again.
     """
     pool = DevicePool(groups, {group.id: 1 for group in groups}, lengths.block_size, device)
     runner = Runner(make_pass(pool), groups, lengths.block_size)
     short, long = (min(length, lengths.context_len) for length in PROBE_LENS)
-    batches = [_batch(groups, lengths, length) for length in (short, long)]
-    low, high = (peak_bytes(partial(runner.run, batch)) for batch in batches)
-    slope = max(0, high - low) / max(1, long - short)
+
+    def peak(start: int, num_tokens: int) -> int:
+        return peak_bytes(partial(runner.run, _batch(groups, lengths.block_size, start, num_tokens)))
+
+    high = peak(lengths.context_len - long, long)
+    growths = (high - peak(lengths.context_len - short, short), peak(0, long) - peak(0, short))
+    slope = max(0, *growths) / max(1, long - short)
     return int(high + slope * max(0, lengths.chunk_len - long))
 
 
@@ -64,21 +69,34 @@ def measured(
     """Return what pools of these sizes hold."""
     size = lengths.block_size
     unbounded = [group for group in groups if group.spec.max_visible is None] or list(groups)
-    needs = {group.id: least_blocks(group, lengths.context_len, lengths.chunk_len, size) for group in groups}
+    pools = tuple(_pool(group, num_blocks[group.id], lengths) for group in groups)
     return Capacity(
         activation_bytes=activation,
         device_bytes=sum(group.block_bytes(size) * num_blocks[group.id] for group in groups),
         host_bytes=host_bytes,
         num_blocks=sum(num_blocks.values()),
         num_tokens=min(num_blocks[group.id] for group in unbounded) * size,
-        max_concurrency=min(num_blocks[group] / needed for group, needed in needs.items()),
+        max_concurrency=min(pool.max_concurrency for pool in pools),
+        pools=pools,
     )
 
 
-def _batch(groups: Sequence[Group], lengths: Lengths, num_tokens: int) -> Batch:
-    """Return the last step of one full conversation, whose table names block 0 everywhere."""
-    block_size, start = lengths.block_size, lengths.context_len - num_tokens
-    end_block = -(-lengths.context_len // block_size)
+def _pool(group: Group, num_blocks: int, lengths: Lengths) -> PoolCapacity:
+    needed = least_blocks(group, lengths.context_len, lengths.chunk_len, lengths.block_size)
+    return PoolCapacity(
+        group=group.id,
+        kind=group.spec.kind,
+        num_blocks=num_blocks,
+        num_tokens=num_blocks * lengths.block_size if group.spec.max_visible is None else None,
+        max_concurrency=num_blocks / needed,
+    )
+
+
+def _batch(groups: Sequence[Group], block_size: int, start: int, num_tokens: int) -> Batch:
+    """Return a step of one conversation that computes [start, start + num_tokens), whose table names block 0
+    everywhere.
+    """
+    end_block = -(-(start + num_tokens) // block_size)
     changes = []
     for group in groups:
         first = group.spec.first_visible(start) // block_size

@@ -49,6 +49,21 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCapacity:
+    """What the device pool of one group holds.
+
+    `num_tokens`: of conversations that keep all of theirs; None where layers keep a window alone.
+    `max_concurrency`: conversations of full length that fit at the same time.
+    """
+
+    group: int
+    kind: str
+    num_blocks: int
+    num_tokens: int | None
+    max_concurrency: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """What the engine's memory holds, measured when it was built.
 
@@ -59,6 +74,7 @@ class Capacity:
         num_blocks: blocks of all groups on the device.
         num_tokens: tokens that conversations can hold on the device in all.
         max_concurrency: conversations of full length that fit at the same time.
+        pools: the same for the pool of each group.
     """
 
     activation_bytes: int
@@ -67,6 +83,7 @@ class Capacity:
     num_blocks: int
     num_tokens: int
     max_concurrency: float
+    pools: tuple[PoolCapacity, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
