@@ -95,9 +95,6 @@ class EngineOptions(PlaceOptions):
     kv_disk_daily_bytes: Annotated[
         str | None, typer.Option(help="Most bytes of KV blocks written to disk in a day.", metavar="SIZE")
     ] = None
-    kv_disk_daily_bytes: Annotated[
-        str | None, typer.Option(help="Most bytes of KV blocks written to disk in a day.", metavar="SIZE")
-    ] = None
     temp: Annotated[bool, typer.Option("--temp", help="Keep nothing: neither text nor KV nor history.")] = (
         False
     )
@@ -118,7 +115,6 @@ class EngineOptions(PlaceOptions):
             "engine.device_bytes": self.kv_device_bytes,
             "engine.host_bytes": self.kv_host_bytes,
             "engine.disk_bytes": self.kv_disk_bytes,
-            "engine.disk_daily_bytes": self.kv_disk_daily_bytes,
             "engine.disk_daily_bytes": self.kv_disk_daily_bytes,
         }
         given |= dict(_sampling_option(written) for written in self.option or ())
