@@ -3,6 +3,7 @@
 #   make chat        open the chat on the starter model (without a terminal: a short scripted conversation)
 #   make test        lint, types and tests
 #   make test-slow   the tests that take minutes
+#   make test-kill   kill a process of the stores 500 times and look at what is left (minutes)
 #   make lint        lint and types only
 #   make bench       measurements on this machine; SCENARIO="resume fork" picks some
 #   make models      hold every causal-LM class to transformers and write docs/models.md (minutes)
@@ -22,7 +23,7 @@ DEV := $(VENV)/.kvchat-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo test test-slow lint format bench models starter clean
+.PHONY: help chat demo test test-slow test-kill lint format bench models starter clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -65,6 +66,9 @@ test: lint
 
 test-slow: $(DEV)
 	@$(BIN)/python -m pytest -m slow
+
+test-kill: $(DEV)
+	@$(BIN)/python -m tests.kill_loop --times 500
 
 lint: $(DEV)
 	@$(BIN)/ruff check --quiet .

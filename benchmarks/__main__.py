@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.table import Row, render
 
-SCENARIOS = ("bookkeeping", "concurrency", "decode", "eviction", "interleave", "resume", "slots")
+SCENARIOS = ("bookkeeping", "concurrency", "decode", "eviction", "interleave", "resume", "slots", "store")
 
 
 def main() -> int:
