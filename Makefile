@@ -7,7 +7,7 @@
 #   make lint        lint and types only
 #   make bench       measurements on this machine; SCENARIO="resume fork" picks some
 #   make models      hold every causal-LM class to transformers and write docs/models.md (minutes)
-#   make starter     train the starter model from nothing and evaluate it
+#   make starter     train the starter model from nothing, evaluate it, make the examples in sessions/
 #   make clean       remove what these commands made
 #
 # PYTHON=python3.12 chooses the interpreter the environment is made from, VENV=DIR where it lies.
@@ -88,6 +88,7 @@ models: $(RUNTIME)
 starter: $(RUNTIME)
 	@$(BIN)/python -m kvchat.starter.train
 	@$(BIN)/python -m kvchat.starter.evaluate
+	@$(BIN)/python -m kvchat.starter.examples
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -34,6 +34,7 @@ FLOORS = {
     "kvchat.engine.kernels": 0,
     "kvchat.session.tree": 0,
     "kvchat.starter": 0,
+    "kvchat.starter.examples": 8,
     "kvchat.session": 1,
     "kvchat.engine.cache": 1,
     "kvchat.engine.cache.manager": 2,
