@@ -384,7 +384,9 @@ class Engine:
         stuck = self._scheduler.running or self._scheduler.waiting
         if stuck:
             self._answers.finish(
-                stuck[0], FinishReason.ERROR, "the cache is full; give it more with --kv-device-bytes"
+                stuck[0],
+                FinishReason.ERROR,
+                "the cache is full; give it more with --kv-device-bytes, or unpin something",
             )
 
     def _disk_usage(self) -> TierUsage:

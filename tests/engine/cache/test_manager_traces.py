@@ -311,9 +311,13 @@ class CacheTraces(RuleBasedStateMachine):
         """Make slots writable, at the cost of other branches and of their part in this step."""
         num_known = [len(table) for table in branch.tables]
         while (moves := self.manager.extend(branch, num_tokens)) is None:
-            victim = next(other for other in self.admitted if other is not branch)
-            chunks.pop(victim.id, None)
-            self.take_back(victim)
+            victim = next((other for other in self.admitted if other is not branch), None)
+            if victim is None:
+                assert self.pinned, "the last branch has no room"
+                self.unpin(0)
+            else:
+                chunks.pop(victim.id, None)
+                self.take_back(victim)
         self.device.plan(moves)
         for group, table, known in zip(self.manager.groups, branch.tables, num_known, strict=True):
             for block in table[known:]:
