@@ -13,7 +13,17 @@ from pathlib import Path
 
 from benchmarks.table import Row, render
 
-SCENARIOS = ("bookkeeping", "concurrency", "decode", "eviction", "interleave", "resume", "slots", "store")
+SCENARIOS = (
+    "bookkeeping",
+    "concurrency",
+    "decode",
+    "eviction",
+    "interleave",
+    "latent",
+    "resume",
+    "slots",
+    "store",
+)
 
 
 def main() -> int:

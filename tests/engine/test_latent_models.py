@@ -170,10 +170,15 @@ def test_a_wrong_scale_projection_or_norm_would_show(
 
 def test_a_decode_step_never_expands_the_context(tmp_path: Path) -> None:
     """Against keys and values of all heads, which transformers makes in every layer of every step."""
-    changes = {"num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 8192}
+    changes = {
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 8192,
+        "kv_lora_rank": 64,
+    }
     loaded = load_model(model_of("V3", tmp_path, **changes), "float32", torch.device("cpu"))
     served = choose_route(loaded)
-    length = 4096
+    length = 16_384
     pool = DevicePool(
         served.groups,
         {group.id: length // BLOCK_SIZE for group in served.groups},
@@ -188,4 +193,4 @@ def test_a_decode_step_never_expands_the_context(tmp_path: Path) -> None:
     chunk = Chunk(RequestId(1), BranchId(1), length - 1, (5,), samples=True)
     batch = Batch(chunks=(chunk,), moves=(), changes=changes_of, dropped=())
     expanded = length * 32 * (12 + 8 + 20) * 4
-    assert peak_bytes(lambda: runner.run(batch)) < 0.1 * expanded
+    assert peak_bytes(lambda: runner.run(batch)) < 0.02 * expanded

@@ -81,7 +81,6 @@ def test_both_ways_and_their_mixture_equal_the_reference(
 ) -> None:
     monkeypatch.setattr(torch_ops, "FEWEST_TO_EXPAND", fewest)
     monkeypatch.setattr(torch_ops, "MOST_SCORES", most_scores)
-    monkeypatch.setattr(torch_ops, "PIECE_LEN", 7)
     problem = single(make_problem())
     out = torch_ops.latent_attention(*problem)
     torch.testing.assert_close(out, reference.latent_attention(*problem), rtol=1e-5, atol=1e-5)

@@ -1,11 +1,14 @@
 """Latent attention in a few torch operations per sequence; any device.
 
 Few queries attend in the latent space: they are projected into it, and what they gather is projected out of
-it, so no key and no value exists. Many queries share the expansion of keys and values, slice by slice, merged
-by an online softmax. Which of the two follows from the number of queries alone. Dimensions: T tokens in the
-batch, Q queries of a span, S visible tokens, H query heads, R latent rank, d_n size of keys without rope, d_r
+it, so no key and no value exists. Many queries share the expansion of keys and values. Which of the two
+follows from the number of queries alone. Both walk over slices of the context with an online softmax, so what
+a step needs beside the pool does not grow with the context. Dimensions: T tokens in the batch, Q queries of
+a span, S visible tokens, s those of a slice, H query heads, R latent rank, d_n size of keys without rope, d_r
 of the rope key, d_v of values, N blocks, P block size.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,76 +21,97 @@ FEWEST_TO_EXPAND = 192
 query, key and head; 171 queries for R = 512 and d_n = d_v = 128."""
 MOST_SCORES = 2**24
 """Most scores that exist at one time, over all heads."""
-PIECE_LEN = 32
-"""Most queries that attend in the latent space at one time."""
+MOST_ROWS = 2048
+"""Longest slice of the context."""
+
+Slice = tuple[Tensor, Tensor]
+"""Keys [B, s, D] and values [B, s, D_v] of a slice."""
 
 
 def latent_attention(query: Tensor, pool: Tensor, args: LatentArgs) -> Tensor:
     """Return what the reference returns; see there for arguments."""
-    dim_n = args.k_up.shape[1]
-    few = [span for span in args.spans if span.q_end - span.q_start < FEWEST_TO_EXPAND]
     out = query.new_empty(query.shape[0], query.shape[1], args.v_up.shape[1])
+    few = [span for span in args.spans if span.q_end - span.q_start < FEWEST_TO_EXPAND]
     if few:
         rows = torch.cat([torch.arange(span.q_start, span.q_end, device=query.device) for span in few])
-        chosen = query if len(rows) == len(query) else query[rows]
-        in_latent = torch.bmm(chosen[..., :dim_n].transpose(0, 1), args.k_up).transpose(0, 1)  # [T', H, R]
-        absorbed = torch.cat([in_latent, chosen[..., dim_n:]], dim=2)
-        gathered = _attend_few(absorbed, pool, args, few)
-        out[rows] = torch.bmm(gathered.transpose(0, 1), args.v_up.transpose(1, 2)).transpose(0, 1)
+        absorbed = _absorb(query if len(rows) == len(query) else query[rows], args)
+        lengths = [span.q_end - span.q_start for span in few]
+        parts = zip(absorbed.split(lengths), few, strict=True)
+        mean = torch.cat([_attend_absorbed(part, pool, args, span) for part, span in parts])
+        out[rows] = torch.bmm(mean.to(out.dtype).transpose(0, 1), args.v_up.transpose(1, 2)).transpose(0, 1)
     for span in args.spans:
         if span.q_end - span.q_start >= FEWEST_TO_EXPAND:
-            out[span.q_start : span.q_end] = _attend_many(query[span.q_start : span.q_end], pool, args, span)
+            out[span.q_start : span.q_end] = _attend_expanded(
+                query[span.q_start : span.q_end], pool, args, span
+            ).to(out.dtype)
     return out
 
 
-def _attend_few(query: Tensor, pool: Tensor, args: LatentArgs, spans: list[SequenceSpan]) -> Tensor:
-    """Return the mean latents [T', H, R] for queries of the latent space [T', H, R + d_r], span by span."""
-    rank = args.k_up.shape[2]
-    out = query.new_empty(query.shape[0], query.shape[1], rank)
-    row = 0
-    for span in spans:
-        latents = _rows(pool, span, 0, span.position + span.q_end - span.q_start).float()  # [S, R + d_r]
-        for start in range(0, span.q_end - span.q_start, PIECE_LEN):
-            end = min(start + PIECE_LEN, span.q_end - span.q_start)
-            num_visible = span.position + end
-            piece = query[row + start : row + end].float()  # [Q, H, R + d_r]
-            scores = (piece.flatten(0, 1) @ latents[:num_visible].T).mul_(args.softmax_scale)
-            scores = scores.view(end - start, -1, num_visible)
-            if end - start > 1:
-                later = _later(span.position + start, end - start, 0, num_visible, query.device)
-                scores.masked_fill_(later[:, None], float("-inf"))
-            weights = scores.softmax(dim=2).flatten(0, 1)
-            mean = weights @ latents[:num_visible, :rank]
-            out[row + start : row + end] = mean.view(end - start, -1, rank).to(out.dtype)
-        row += span.q_end - span.q_start
-    return out
+def _absorb(query: Tensor, args: LatentArgs) -> Tensor:
+    """Return queries [T, H, d_n + d_r] as queries of the latent space [T, H, R + d_r]."""
+    dim_n = args.k_up.shape[1]
+    in_latent = torch.bmm(query[..., :dim_n].transpose(0, 1), args.k_up).transpose(0, 1)
+    return torch.cat([in_latent, query[..., dim_n:]], dim=2)
 
 
-def _attend_many(query: Tensor, pool: Tensor, args: LatentArgs, span: SequenceSpan) -> Tensor:
-    """Return the attention of one span's queries [Q, H, d_n + d_r] over expanded slices of its keys."""
+def _attend_absorbed(query: Tensor, pool: Tensor, args: LatentArgs, span: SequenceSpan) -> Tensor:
+    """Return the mean latents [Q, H, R] of one span's queries of the latent space [Q, H, R + d_r]."""
     num_queries, num_heads, _ = query.shape
-    queries = query.float().transpose(0, 1)  # [H, Q, d_n + d_r]
-    top = queries.new_full((num_heads, num_queries, 1), float("-inf"))
-    total = queries.new_zeros(num_heads, num_queries, 1)
-    out = queries.new_zeros(num_heads, num_queries, args.v_up.shape[1])
+    rank = args.k_up.shape[2]
+
+    def latents(start: int, end: int) -> Slice:
+        rows = _rows(pool, span, start, end).float()[None]
+        return rows, rows[..., :rank]
+
+    packed = query.float().view(1, num_queries * num_heads, -1)
+    return _attend(packed, num_heads, args, span, latents).view(num_queries, num_heads, rank)
+
+
+def _attend_expanded(query: Tensor, pool: Tensor, args: LatentArgs, span: SequenceSpan) -> Tensor:
+    """Return the attention [Q, H, d_v] of one span's queries [Q, H, d_n + d_r]."""
+    return _attend(
+        query.float().transpose(0, 1),
+        1,
+        args,
+        span,
+        lambda start, end: _expand(_rows(pool, span, start, end), args),
+    ).transpose(0, 1)
+
+
+def _attend(
+    query: Tensor, repeats: int, args: LatentArgs, span: SequenceSpan, load: Callable[[int, int], Slice]
+) -> Tensor:
+    """Return attention [B, Q * repeats, D_v] over all slices of a span's context.
+
+    Args:
+        query: [B, Q * repeats, D]; `repeats` rows in turn stand at one position.
+        load: first and last position of a slice → its keys and values.
+    """
+    batch, num_rows, _ = query.shape
+    num_queries = num_rows // repeats
     num_visible = span.position + num_queries
-    slice_len = max(pool.shape[2], MOST_SCORES // (num_heads * num_queries))
+    slice_len = max(1, min(MOST_ROWS, MOST_SCORES // (batch * num_rows)))
+    top = query.new_full((batch, num_rows, 1), float("-inf"))
+    total = query.new_zeros(batch, num_rows, 1)
+    out: Tensor | None = None
     for start in range(0, num_visible, slice_len):
         end = min(start + slice_len, num_visible)
-        keys, values = _expand(_rows(pool, span, start, end), args)
-        scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(args.softmax_scale)  # [H, Q, slice]
-        if end > span.position:
-            scores.masked_fill_(_later(span.position, num_queries, start, end, query.device), float("-inf"))
+        keys, values = load(start, end)
+        scores = torch.bmm(query, keys.transpose(1, 2)).mul_(args.softmax_scale)  # [B, Q * repeats, s]
+        if end > span.position + 1:
+            later = _later(span.position, num_queries, start, end, query.device)
+            scores.masked_fill_(later.repeat_interleave(repeats, dim=0), float("-inf"))
         new_top = torch.maximum(top, scores.amax(dim=2, keepdim=True))
         weights = scores.sub_(new_top).exp_()
         decay = torch.exp(top - new_top)
         total = total * decay + weights.sum(dim=2, keepdim=True)
-        out = torch.baddbmm(out * decay, weights, values)
+        out = torch.bmm(weights, values) if out is None else torch.baddbmm(out * decay, weights, values)
         top = new_top
-    return (out / total).transpose(0, 1).to(query.dtype)
+    assert out is not None, "a query sees itself"
+    return out / total
 
 
-def _expand(rows: Tensor, args: LatentArgs) -> tuple[Tensor, Tensor]:
+def _expand(rows: Tensor, args: LatentArgs) -> Slice:
     """Return keys [H, s, d_n + d_r] and values [H, s, d_v] of rows [s, R + d_r], in float32."""
     num_heads, _, rank = args.k_up.shape
     latents, rope_keys = rows[:, :rank], rows[:, rank:].float()
