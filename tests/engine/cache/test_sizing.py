@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.engine.cache.sizing import least_blocks, pool_blocks, window_blocks
+from kvchat.engine.cache.sizing import host_places, least_blocks, pool_blocks, window_blocks
 from kvchat.engine.cache.spec import Group
 from kvchat.errors import PoolExhausted
 from tests.engine.cache.caches import Cache, full_group, sliding_group
@@ -73,6 +73,16 @@ def test_pools_never_exceed_their_bytes_and_one_more_block_would(
     assert num_bytes(groups, [full + 1, sliding + 3]) > limit_bytes
     longest = min(context_len, full * BLOCK_SIZE)
     assert sliding >= least_blocks(groups[1], longest, chunk_len, BLOCK_SIZE)
+
+
+@given(limit_bytes=st.integers(0, 20_000), window_len=st.integers(1, 80))
+def test_places_in_host_memory_never_exceed_their_bytes_and_one_more_of_each_would(
+    limit_bytes: int, window_len: int
+) -> None:
+    """Trap 25: a limit holds from the first moment on."""
+    groups = [FULL, sliding_group(window_len)]
+    places = list(host_places(groups, limit_bytes, BLOCK_SIZE).values())
+    assert num_bytes(groups, places) <= limit_bytes < num_bytes(groups, [count + 1 for count in places])
 
 
 @pytest.mark.parametrize("chunk_len", [1, 3, 4, 9])
