@@ -13,6 +13,7 @@ from kvchat.client import EngineClient as EngineClient
 from kvchat.client import RequestHandle as RequestHandle
 from kvchat.conversation import Answering, Conversation, Undo
 from kvchat.conversation import ChatEvent as ChatEvent
+from kvchat.conversation import EditCost as EditCost
 from kvchat.conversation import Loading as Loading
 from kvchat.conversation import Prefill as Prefill
 from kvchat.conversation import TextDelta as TextDelta
@@ -25,7 +26,7 @@ from kvchat.errors import KvchatError, StorageError, UsageError
 from kvchat.session import prompts, repair
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
-from kvchat.session.tree import MAIN, Finish, Role, Turn, TurnId
+from kvchat.session.tree import MAIN, Finish, Role, Turn, TurnId, path_token_ids
 
 
 class Chat:
@@ -187,6 +188,25 @@ class Chat:
         with conversation.occupied():
             yield from self._edit(conversation, turn_id, text, sampling)
 
+    def edit_cost(self, conversation: Conversation, turn_id: TurnId, text: str) -> EditCost:
+        """Return exactly what `edit` would cost at this moment, and change nothing. Waits for the engine.
+
+        Raises:
+            UsageError: the turn is no message of the person on this branch, or `text` is empty.
+        """
+        _refuse_empty(text)
+        path, left = _split_at(conversation.turns, turn_id)
+        question = prompts.question(self.template, conversation.session, path, text)
+        prompt = path_token_ids((*path, question))
+        assert prompt is not None, "a question that starts over needs no ids before it"
+        reused = self.engine.reusable_len(prompt, conversation.session.namespace)
+        return EditCost(
+            reused_tokens=reused,
+            computed_tokens=len(prompt) - reused,
+            left_turns=len(left),
+            left_tokens=sum(len(turn.token_ids or ()) for turn in left),
+        )
+
     def retry(
         self, conversation: Conversation, sampling: SamplingParams | None = None
     ) -> Iterator[ChatEvent]:
@@ -226,8 +246,7 @@ class Chat:
     def _ask(
         self, conversation: Conversation, text: str, sampling: SamplingParams | None, undo: Undo | None = None
     ) -> Iterator[ChatEvent]:
-        if not text.strip():
-            raise UsageError("the message is empty; write something to send")
+        _refuse_empty(text)
         question = prompts.question(self.template, conversation.session, conversation.turns, text)
         if question.starts_over:
             self._answering.release(conversation)
@@ -236,11 +255,8 @@ class Chat:
     def _edit(
         self, conversation: Conversation, turn_id: TurnId, text: str, sampling: SamplingParams | None
     ) -> Iterator[ChatEvent]:
-        path = conversation.turns
-        at = next((at for at, turn in enumerate(path) if turn.id == turn_id and turn.role is Role.USER), None)
-        if at is None:
-            raise UsageError("only a message of yours on this branch can be edited")
-        undo = self._branch_off(conversation, path[:at])
+        path, _ = _split_at(conversation.turns, turn_id)
+        undo = self._branch_off(conversation, path)
         yield from self._ask(conversation, text, sampling, undo)
 
     def _branch_off(self, conversation: Conversation, path: tuple[Turn, ...]) -> Undo:
@@ -282,6 +298,19 @@ class Chat:
                 undo()
 
         yield from self._answering.run(conversation, question, sampling or self.sampling, take_back)
+
+
+def _refuse_empty(text: str) -> None:
+    if not text.strip():
+        raise UsageError("the message is empty; write something to send")
+
+
+def _split_at(path: tuple[Turn, ...], turn_id: TurnId) -> tuple[tuple[Turn, ...], tuple[Turn, ...]]:
+    """Return what comes before a question, and the rest of its path."""
+    for at, turn in enumerate(path):
+        if turn.id == turn_id and turn.role is Role.USER:
+            return path[:at], path[at:]
+    raise UsageError("only a message of yours on this branch can be edited")
 
 
 def _to_last_question(path: tuple[Turn, ...]) -> tuple[Turn, ...]:

@@ -64,6 +64,10 @@ class EngineClient(Protocol):
         """Let go of a live branch; its blocks stay cached. Unknown or released branches are ignored."""
         ...
 
+    def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
+        """Return how many tokens of a prompt need not be computed; blocks while the engine loads."""
+        ...
+
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         """Begin to bring what is stored of a path to the device, ahead of use; replaces an earlier wish, and
         without ids only ends it. Returns at once. `beside`: a path whose blocks must not make room for it.

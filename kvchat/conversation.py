@@ -29,6 +29,23 @@ _STOP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EditCost:
+    """What asking something else in place of an earlier question costs, in tokens.
+
+    Args:
+        reused_tokens: of the new prompt, need not be computed.
+        computed_tokens: of the new prompt, must be.
+        left_turns: turns that stay behind on the branch as it was.
+        left_tokens: theirs.
+    """
+
+    reused_tokens: int
+    computed_tokens: int
+    left_turns: int
+    left_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStarted:
     """The question is stored (None when an answer is retried or continued) and the answer has an id."""
 

@@ -18,6 +18,7 @@ from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
+from kvchat.engine.cache.match import common_run
 from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest, KvchatError
 
 Script = Callable[[tuple[int, ...]], Sequence[int]]
@@ -165,6 +166,10 @@ class ScriptedEngine:
 
     def release(self, branch: BranchId) -> None:
         self.live.pop(branch, None)
+
+    def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
+        lengths = [common_run(ids, token_ids) for ids in self.live.values()]
+        return min(max(lengths, default=0), len(token_ids) - 1)
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         self.prefetched.append(list(token_ids))

@@ -150,6 +150,13 @@ class Engine:
             self._keeper.save_branch(live)
             self._manager.release(live)
 
+    def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
+        """Return how many tokens of a prompt need not be computed, wherever they are kept. Moves nothing."""
+        branch = self._manager.open("", token_ids, namespace)
+        length = self._manager.match(branch).length
+        self._manager.release(branch)
+        return length
+
     def promote(self, token_ids: Sequence[int], beside: Sequence[int] = (), namespace: str = "") -> None:
         """Begin to bring what is stored of a path to the device, ahead of the request that will use it.
 

@@ -157,6 +157,14 @@ class Worker:
         """Undo a pin; nothing happens if there is none."""
         self._post(lambda engine: engine.unpin(branch))
 
+    def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
+        """Return how many tokens of a prompt need not be computed; waits while the model loads.
+
+        Raises:
+            EngineFailed: there is no engine any more.
+        """
+        return self._call(lambda engine: engine.reusable_len(token_ids, namespace))
+
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         """Begin to bring what is stored of a path to the device; see `Engine.promote`."""
         self._post(lambda engine: engine.promote(token_ids, beside, namespace))

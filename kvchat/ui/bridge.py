@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Protocol
 
-from kvchat.chat import ChatEvent
+from kvchat.chat import ChatEvent, EditCost
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
@@ -67,6 +67,8 @@ class ChatService(Protocol):
     def retry(self, conversation: Any) -> Iterator[ChatEvent]: ...
 
     def edit(self, conversation: Any, turn_id: TurnId, text: str) -> Iterator[ChatEvent]: ...
+
+    def edit_cost(self, conversation: Any, turn_id: TurnId, text: str) -> EditCost: ...
 
     def fork(self, conversation: Any, at: TurnId | None = None, name: str | None = None) -> Any: ...
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvchat.chat import (
     ChatEvent,
+    EditCost,
     EnginePhase,
     EngineStatus,
     Prefill,
@@ -329,6 +330,11 @@ class ScriptedChat:
         at = [turn.id for turn in conversation.turns].index(turn_id)
         self._branch_off(conversation, conversation.turns[:at], f"edit-{next(self._numbers)}")
         yield from self.send(conversation, text)
+
+    def edit_cost(self, conversation: ScriptedConversation, turn_id: TurnId, text: str) -> EditCost:
+        at = [turn.id for turn in conversation.turns].index(turn_id)
+        left = len(conversation.turns) - at
+        return EditCost(reused_tokens=10, computed_tokens=len(text), left_turns=left, left_tokens=7 * left)
 
     def fork(
         self, conversation: ScriptedConversation, at: TurnId | None = None, name: str | None = None

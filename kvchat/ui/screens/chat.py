@@ -18,6 +18,7 @@ from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId, Turn
 from kvchat.ui.bridge import ChatService, ConversationView, EngineView
+from kvchat.ui.edit_words import COSTLY_TOKENS, edit_words
 from kvchat.ui.engine_watch import EngineWatch, Shown
 from kvchat.ui.figures import plural
 from kvchat.ui.kept_open import KeptOpen
@@ -228,10 +229,28 @@ class ChatScreen(Screen[None]):
             self.verbs.run(event.text)
             return
         if self._editing is not None:
-            self.queue(PendingTurn(kind=TurnKind.EDIT, text=event.text, turn_id=self._editing.id))
+            self._send_edit(self._editing, event.text)
             self._end_edit()
         else:
             self.queue(PendingTurn(kind=TurnKind.SEND, text=event.text))
+
+    @work(group="edit")
+    async def _send_edit(self, question: Turn, text: str) -> None:
+        """Say what an edit costs, ask where that is much, and carry it out."""
+        conversation = self.turns.conversation
+        try:
+            cost = await asyncio.to_thread(self._chat.edit_cost, conversation, question.id, text)
+        except KvchatError as error:
+            self.warn(str(error))
+            self.begin_edit(replace(question, text=text))
+            return
+        words = edit_words(cost)
+        is_costly = cost.computed_tokens >= COSTLY_TOKENS
+        if is_costly and not await self.app.push_screen_wait(ConfirmScreen("Change this message?", words)):
+            self.begin_edit(replace(question, text=text))
+        elif conversation is self.turns.conversation:
+            self.tell(words)
+            self.queue(PendingTurn(kind=TurnKind.EDIT, text=text, turn_id=question.id))
 
     def on_prompt_completing(self, event: Prompt.Completing) -> None:
         self.query_one(CommandList).show_commands(event.candidates, event.chosen)

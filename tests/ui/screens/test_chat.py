@@ -9,6 +9,7 @@ from textual import events
 from kvchat.engine.api.status import EnginePhase
 from kvchat.errors import ContextOverflow
 from kvchat.session.tree import BranchName, Finish
+from kvchat.ui.screens.confirm import ConfirmScreen
 from tests.ui.harness import window
 from tests.ui.scripted import Answer, ScriptedChat, ScriptedEngine
 
@@ -170,6 +171,24 @@ async def test_an_edited_message_goes_on_from_there(tmp_path: Path) -> None:
         await shown.say(" again")
         await shown.until(lambda: shown.questions == ["hello again"])
         assert shown.chat.sent[-1] == "hello again"
+        told = [notice.message for notice in shown.app._notifications]
+        assert "computes 11 tokens, 10 reused; 4 messages (28 tokens) from here on" in " ".join(told)
+
+
+async def test_a_costly_edit_is_asked_for_once_more_and_can_be_given_up(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/edit")
+        shown.screen.prompt.set_text("x" * 600)
+        await shown.pilot.press("enter")
+        await shown.until(lambda: isinstance(shown.app.screen, ConfirmScreen))
+        assert shown.chat.sent == ["hello"]
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.screen.prompt.text == "x" * 600)
+        await shown.pilot.press("enter")
+        await shown.until(lambda: isinstance(shown.app.screen, ConfirmScreen))
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.questions == ["x" * 600])
 
 
 async def test_switching_by_name_shows_the_other_conversation(tmp_path: Path) -> None:
