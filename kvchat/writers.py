@@ -43,6 +43,10 @@ class Writers:
         """Return whether the process that holds this writer's lock still runs."""
         return _is_locked(self._directory / (writer + _SUFFIX))
 
+    def is_any_alive(self) -> bool:
+        """Return whether any writer of this store runs, this one included."""
+        return any(_is_locked(file) for file in self._directory.glob("*" + _SUFFIX))
+
     def close(self) -> None:
         with self._guard:
             if self._own is None:

@@ -1,16 +1,20 @@
 """One SQLite file behind one lock: transactions, permissions, and errors that say what to do."""
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from time import monotonic, sleep
 
 from kvchat.directories import make_private
 from kvchat.errors import StorageError
+from kvchat.session import recovery
 from kvchat.session.schema import migrate
+
+log = logging.getLogger(__name__)
 
 _BUSY_S = 10.0
 
@@ -22,7 +26,7 @@ _ADVICE = {
     "SQLITE_CANTOPEN": "it cannot be opened; check that the directory exists and is yours to write",
     "SQLITE_BUSY": "another program holds it locked; close that program and try again",
     "SQLITE_LOCKED": "another program holds it locked; close that program and try again",
-    "SQLITE_CORRUPT": "it is damaged; keep a copy, then repair it (`sqlite3 FILE .recover`) or move it away",
+    "SQLITE_CORRUPT": "it is damaged; start kvchat again: what can be read moves to a new file",
     "SQLITE_NOTADB": "it is not a kvchat database; move it away, or choose another --data-dir",
     "SQLITE_IOERR": "reading or writing failed; check the disk and its free space, then try again",
     "SQLITE_TOOBIG": "a message is larger than the database takes; shorten it",
@@ -37,24 +41,39 @@ class Database:
     """
 
     def __init__(self, path: Path) -> None:
+        """Open the file; one that was found to be damaged is replaced by what can be read of it.
+
+        Raises: StorageError: it cannot be opened; the message says what to do.
+        """
         self.path = path
         self._lock = RLock()
+        self._num_changes = 0
         with self._errors_told():
             _create_private(path)
-            # Transactions are written out: sqlite3's own begin too late for a compare-and-set.
-            self._connection = sqlite3.connect(
-                path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-            )
-        try:
-            with self._errors_told():
-                self._prepare()
-        except BaseException:
-            self._connection.close()
-            raise
+            if recovery.damage_mark(path).exists():
+                self._recover()
+            try:
+                self._connection = self._open()
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error, path):
+                    raise
+                self._recover()
+                self._connection = self._open()
+            self._num_changes = self._connection.total_changes
 
     def close(self) -> None:
+        """Close the file; once a day a copy of it is kept beside it."""
         with self._lock:
+            # Without a copy less can be recovered; nothing else depends on it.
+            with suppress(sqlite3.Error, OSError):
+                if self._connection.total_changes > self._num_changes:
+                    recovery.back_up(self._connection, self.path)
             self._connection.close()
+
+    def forget_backups(self) -> None:
+        """Remove the copies, because something was deleted that must not live on in them."""
+        with self._errors_told():
+            recovery.forget_backups(self.path)
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -82,20 +101,38 @@ class Database:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def _prepare(self) -> None:
-        self._connection.row_factory = sqlite3.Row
-        # Damaged text must not keep the rest from opening.
-        self._connection.text_factory = lambda data: data.decode(errors="replace")
-        _set_wal(self._connection)
-        self._connection.execute("PRAGMA foreign_keys = ON")
-        self._connection.execute("PRAGMA secure_delete = ON")
-        migrate(self._connection, self.path)
+    def _open(self) -> sqlite3.Connection:
+        # Transactions are written out: sqlite3's own begin too late for a compare-and-set.
+        connection = sqlite3.connect(
+            self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.row_factory = sqlite3.Row
+            # Damaged text must not keep the rest from opening.
+            connection.text_factory = lambda data: data.decode(errors="replace")
+            _set_wal(connection)
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA secure_delete = ON")
+            migrate(connection, self.path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _recover(self) -> None:
+        aside = recovery.recover(self.path)
+        log.warning(
+            "%s was damaged; what could be read is in a new file, the old one is %s", self.path, aside
+        )
 
     @contextmanager
     def _errors_told(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
+            if _is_damage(error, self.path):
+                with suppress(OSError):
+                    recovery.damage_mark(self.path).touch(0o600)
             raise StorageError(f"{self.path}: {_advice(error)} ({error})") from error
         except OSError as error:
             detail = error.strerror or error
@@ -103,6 +140,15 @@ class Database:
                 f"{error.filename or self.path}: {detail}; check permissions and free space, "
                 "or choose another --data-dir"
             ) from error
+
+
+def _is_damage(error: sqlite3.Error, path: Path) -> bool:
+    """Whether a new file with what can be read of this one helps."""
+    name = getattr(error, "sqlite_errorname", None) or ""
+    if name == "SQLITE_NOTADB":
+        return recovery.looks_like_ours(path)
+    is_schema = name == "SQLITE_ERROR" and "no such table" in str(error)
+    return name.startswith("SQLITE_CORRUPT") or is_schema
 
 
 def _advice(error: sqlite3.Error) -> str:

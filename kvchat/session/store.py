@@ -172,6 +172,7 @@ class SessionStore:
             connection.execute("DELETE FROM branches WHERE session_id = ?", (session_id,))
             connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,))
             connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+        self._database.forget_backups()
 
     # Branches
 

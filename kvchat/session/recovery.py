@@ -1,0 +1,201 @@
+"""A database that SQLite cannot read any more: a new one takes its place, with every row that still can be.
+
+The damaged file is kept beside it. Rows come from it and from the backup, whichever has them whole; a turn
+that is whole nowhere comes as it is, and reads as damaged. Nothing here decides what is right: the digests of
+the rows do.
+"""
+
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kvchat.directories import sync
+from kvchat.errors import StorageError
+from kvchat.session import rows
+from kvchat.session.schema import migrate
+from kvchat.writers import Writers
+
+BACKUP_AGE_S = 86_400.0
+_TABLES = ("sessions", "branches", "turns", "pieces")
+_PAGE_BYTES = 4096
+# What every database of kvchat begins with: SQLite's name, page size, journal, and limits of the format.
+_FIXED_HEADER = b"SQLite format 3\0" + bytes([0x10, 0, 2, 2, 0, 64, 32, 32])
+_MOST_SINGLE_ROWS = 10_000
+
+
+def backup_paths(path: Path) -> tuple[Path, Path]:
+    """Return the places of the backup and of the one before it."""
+    return path.with_name(path.name + ".backup"), path.with_name(path.name + ".backup.1")
+
+
+def back_up(connection: sqlite3.Connection, path: Path) -> None:
+    """Keep a copy of a database, unless there is one of today; the one before stays beside it.
+
+    Raises: sqlite3.Error, OSError: it cannot be written; the copies are as before.
+    """
+    newest, older = backup_paths(path)
+    with suppress(FileNotFoundError):
+        if abs(time.time() - newest.stat().st_mtime) < BACKUP_AGE_S:
+            return
+    new = path.with_name(path.name + ".backup.new")
+    new.unlink(missing_ok=True)
+    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    connection.execute("VACUUM INTO ?", (str(new),))
+    with suppress(FileNotFoundError):
+        newest.replace(older)
+    new.replace(newest)
+
+
+def forget_backups(path: Path) -> None:
+    """Remove the copies, because something was deleted that must not live on in them."""
+    for copy in backup_paths(path):
+        copy.unlink(missing_ok=True)
+
+
+def damage_mark(path: Path) -> Path:
+    """Return the file that says that a database was found to be damaged."""
+    return path.with_name(path.name + ".damaged")
+
+
+def looks_like_ours(path: Path) -> bool:
+    """Whether a file that SQLite does not know is more likely a damaged database than something else."""
+    has_backup = any(copy.exists() for copy in backup_paths(path))
+    size = path.stat().st_size
+    return has_backup or (size >= 4 * _PAGE_BYTES and size % _PAGE_BYTES == 0)
+
+
+def recover(path: Path) -> Path:
+    """Put a new database in the place of a damaged one, and return where the damaged one is now.
+
+    Raises:
+        StorageError: another process is writing to it.
+        sqlite3.Error, OSError: the new one cannot be written; the old one is in its place again.
+    """
+    if Writers(path.parent / "writers").is_any_alive():
+        raise StorageError(
+            f"{path} is damaged, and another kvchat is writing to it; close that and try again"
+        )
+    aside = _free_name(path)
+    for suffix in ("", "-wal"):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+    path.with_name(path.name + "-shm").unlink(missing_ok=True)
+    new = path.with_name(path.name + ".new")
+    try:
+        new.unlink(missing_ok=True)
+        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        with closing(sqlite3.connect(new, isolation_level=None)) as target:
+            target.execute("PRAGMA synchronous = FULL")
+            migrate(target, new)
+            _collect(target, [aside, *backup_paths(path)])
+        new.rename(path)
+    except BaseException:
+        aside.rename(path)
+        with suppress(FileNotFoundError):
+            aside.with_name(aside.name + "-wal").rename(path.with_name(path.name + "-wal"))
+        raise
+    damage_mark(path).unlink(missing_ok=True)
+    sync(path.parent)
+    return aside
+
+
+def _collect(target: sqlite3.Connection, sources: list[Path]) -> None:
+    """Copy what can be read: whole turns first, from whichever source has them."""
+    target.execute("BEGIN IMMEDIATE")
+    for takes_damaged in (False, True):
+        for path in sources:
+            with TemporaryDirectory(dir=path.parent) as place, closing(_opened(path, Path(place))) as source:
+                for table in _TABLES:
+                    for row in _rows(source, table):
+                        if table != "turns" or takes_damaged or _is_whole(row):
+                            _insert(target, table, row)
+    _tie_up(target)
+    target.execute("COMMIT")
+
+
+def _opened(path: Path, place: Path) -> sqlite3.Connection:
+    """Open a copy of a source, its header put right; an empty database if there is no such source."""
+    copy = place / "copy.db"
+    for suffix in ("", "-wal"):
+        with suppress(FileNotFoundError):
+            shutil.copyfile(path.with_name(path.name + suffix), copy.with_name(copy.name + suffix))
+    if copy.exists():
+        with open(copy, "r+b") as file:
+            file.write(_FIXED_HEADER)
+    connection = sqlite3.connect(copy, isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    connection.text_factory = lambda data: data.decode(errors="replace")
+    with suppress(sqlite3.Error, MemoryError, StorageError):  # then it is read as far as it goes
+        connection.execute("PRAGMA writable_schema = ON")  # else one damaged statement hides all tables
+        migrate(connection, copy)
+    return connection
+
+
+def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
+    """Yield the rows of a table from both ends, and single ones between, until nothing more is readable."""
+    first, last = 0, 1 << 62
+    for order, bound in (("ASC", 0), ("DESC", last)):
+        compare = ">" if order == "ASC" else "<"
+        try:
+            query = f"SELECT rowid AS place, * FROM {table} WHERE rowid {compare} ? ORDER BY rowid {order}"
+            for row in source.execute(query, (bound,)):
+                if order == "ASC":
+                    first = row["place"]
+                elif row["place"] <= first:
+                    return
+                else:
+                    last = row["place"]
+                yield row
+            if order == "ASC":
+                return
+        except (sqlite3.Error, MemoryError):
+            continue
+    for place in range(first + 1, min(last, first + _MOST_SINGLE_ROWS)):
+        with suppress(sqlite3.Error, MemoryError):
+            yield from source.execute(f"SELECT rowid AS place, * FROM {table} WHERE rowid = ?", (place,))
+
+
+def _is_whole(row: sqlite3.Row) -> bool:
+    try:
+        return not rows.turn_of(row).damaged
+    except (LookupError, TypeError, ValueError):
+        return False
+
+
+def _insert(target: sqlite3.Connection, table: str, row: sqlite3.Row) -> None:
+    known = {column[1] for column in target.execute(f"PRAGMA table_info({table})")}
+    names = [name for name in row.keys() if name in known]  # noqa: SIM118  a row is no mapping
+    marks = ", ".join("?" * len(names))
+    with suppress(sqlite3.Error):  # a value of another type than its column's
+        target.execute(
+            f"INSERT OR IGNORE INTO {table} ({', '.join(names)}) VALUES ({marks})",
+            tuple(row[name] for name in names),
+        )
+
+
+def _tie_up(target: sqlite3.Connection) -> None:
+    """Give every turn a session and every session a branch that ends somewhere."""
+    newest = "(SELECT id FROM turns WHERE turns.session_id = sessions.id ORDER BY num DESC LIMIT 1)"
+    target.execute(
+        "INSERT INTO sessions (id, title, system, model, created_at, updated_at, active_branch)"
+        " SELECT session_id, 'recovered ' || session_id, '', '', min(created_at), max(created_at), 'main'"
+        " FROM turns WHERE session_id NOT IN (SELECT id FROM sessions) GROUP BY session_id"
+    )
+    target.execute("DELETE FROM branches WHERE session_id NOT IN (SELECT id FROM sessions)")
+    target.execute("DELETE FROM branches WHERE leaf_id IS NOT NULL AND leaf_id NOT IN (SELECT id FROM turns)")
+    target.execute(
+        f"INSERT OR IGNORE INTO branches SELECT id, active_branch, {newest}, updated_at FROM sessions"
+    )
+    target.execute("DELETE FROM pieces WHERE turn_num NOT IN (SELECT num FROM turns)")
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    return aside
