@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -21,11 +20,9 @@ SETTING = Setting(
 )
 
 
-def test_a_short_training_lowers_the_loss_within_a_minute() -> None:
-    started = time.monotonic()
+def test_a_short_training_lowers_the_loss() -> None:
     first, last = smoke()
     assert last < first - 1
-    assert time.monotonic() - started < 60
 
 
 def test_a_resumed_training_takes_the_same_steps(tmp_path: Path) -> None:
