@@ -28,6 +28,11 @@ from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import MAIN, Finish, Role, Turn, TurnId, path_token_ids
 
+_NOT_VERIFIED = (
+    "the KV of this session was imported and is not verified, so no other session shares it; "
+    "`kvchat sessions verify --all {}` computes it again"
+)
+
 
 class Chat:
     """Conversations with one model.
@@ -167,10 +172,13 @@ class Chat:
         self.store.delete_session(conversation.session.id)
 
     def notices(self, conversation: Conversation) -> tuple[str, ...]:
-        """Return what a person should know of how this model's template treats this conversation."""
+        """Return what a person should know of this conversation: of its KV, and of the model's template."""
         history = prompts.history(conversation.session, conversation.turns)
         rewrite = self.template.history_rewrite(history)
-        return self.template.warnings + (() if rewrite is None else (str(rewrite),))
+        found = self.template.warnings + (() if rewrite is None else (str(rewrite),))
+        if not conversation.session.namespace:
+            return found
+        return (_NOT_VERIFIED.format(conversation.session.id), *found)
 
     # Answers
 

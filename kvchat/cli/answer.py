@@ -32,7 +32,8 @@ class AnswerWriter(Protocol):
 class TextWriter:
     """The answer alone on standard output; progress and what it cost on standard error."""
 
-    def __init__(self, output: Output, status: Status, *, stats: bool) -> None:
+    def __init__(self, output: Output, status: Status, session: Session, *, stats: bool) -> None:
+        self._session = session
         self._output = output
         self._status = status
         self._stats = stats
@@ -60,7 +61,7 @@ class TextWriter:
         if self._last != "\n":
             self._output.write("\n")
         if self._stats and event.error is None:
-            self._status.note(describe_cost(event.answer))
+            self._status.note(describe_cost(event.answer, self._session))
 
 
 class JsonWriter:
@@ -149,7 +150,8 @@ def done_event(answer: Turn, session: Session) -> dict[str, object]:
         "model": answer.model,
         "session": session.id,
         "turn": answer.id,
-        "exact": answer.exact,
+        "exact": answer.exact and not session.namespace,
+        "verified": not session.namespace,
     }
 
 
@@ -165,7 +167,7 @@ def error_event(error: KvchatError | str, exit_code: int) -> dict[str, object]:
     }
 
 
-def describe_cost(answer: Turn) -> str:
+def describe_cost(answer: Turn, session: Session) -> str:
     """Return one line on what was reused and computed, and how fast it went."""
     usage, loaded, timings = answer.usage, answer.loaded, answer.timings
     parts = [f"reused {count_text(usage.cached_tokens)} of {count_text(usage.prompt_tokens)} tokens"]
@@ -176,7 +178,8 @@ def describe_cost(answer: Turn) -> str:
         parts.append(f"{seconds_text(timings.ttft_s)} to first token")
     if timings.decode_tokens_per_s is not None:
         parts.append(rate_text(timings.decode_tokens_per_s))
-    parts.append("exact" if answer.exact else "approximate")
+    exactness = "exact" if answer.exact else "approximate"
+    parts.append("on imported KV, not verified" if session.namespace else exactness)
     if answer.finish is not Finish.COMPLETE:
         parts.append(_ENDINGS.get(answer.finish, answer.finish.value))
     return " · ".join(parts)

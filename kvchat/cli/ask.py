@@ -125,7 +125,7 @@ class _Question:
         if self._options.json:
             return JsonWriter(self._output, self._status, conversation.session)
         stats = self._settings.display.stats and not self._options.quiet
-        return TextWriter(self._output, self._status, stats=stats)
+        return TextWriter(self._output, self._status, conversation.session, stats=stats)
 
     def _say_how_to_resume(self, session_id: SessionId) -> None:
         if not self._options.temp:
