@@ -7,6 +7,7 @@ it will. Whatever was said must hold after SIGKILL at any moment.
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -16,11 +17,20 @@ from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import IndexedBlock
 from kvchat.engine.memory.block_writer import BlockWriter
+from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.session.references import references
-from kvchat.session.store import Outcome, SessionStore
-from kvchat.session.tree import MAIN, Finish, SessionId
-from tests.engine.memory.chains import BLOCK_SIZE, FINGERPRINT, Block, block_behind, chain, open_store
+from kvchat.session.store import Outcome, SessionStore, new_session_id
+from kvchat.session.tree import MAIN, Branch, Finish, Session, SessionId
+from tests.engine.memory.chains import (
+    BLOCK_SIZE,
+    FINGERPRINT,
+    LAYOUTS,
+    Block,
+    block_behind,
+    chain,
+    open_store,
+)
 from tests.session.turns import open_answer, question
 
 LONG_S = 60.0
@@ -58,11 +68,10 @@ class Work:
     def run(self) -> None:
         say("ready")
         while True:
-            action = self.random.choices(
-                (self.converse, self.demote, self.remove, self.collect), (6, 3, 2, 2)
-            )
-            say("doing", action=action[0].__name__)
-            action[0]()
+            actions = (self.converse, self.demote, self.import_session, self.remove, self.collect)
+            (action,) = self.random.choices(actions, weights=(6, 3, 3, 2, 2))
+            say("doing", action=action.__name__)
+            action()
 
     def converse(self) -> None:
         """Ask, let the answer grow, save its blocks and its tail as they fill, and finish it."""
@@ -108,6 +117,33 @@ class Work:
             assert self.writer.submit(block.header, block.payload)
         assert self.writer.flush(LONG_S)
         say("blocks", session=None, blocks=[_described(block) for block in burst])
+
+    def import_session(self) -> None:
+        """Bring in a session as an import does: blocks of a namespace of its own first, then the text."""
+        namespace = f"bundle:{self.random.getrandbits(64):x}"
+        ids = [self.random.randrange(30_000) for _ in range(self.random.randrange(6, 40))]
+        blocks = chain(ids, namespace=namespace)
+        shelf = BlockShelf(
+            self.places.cache_dir, FINGERPRINT, LAYOUTS, block_size=BLOCK_SIZE, limit_bytes=None
+        )
+        with closing(shelf):
+            for block in blocks:
+                header = block.header
+                shelf.write(header.group, header.parent, header.token_ids, block.payload)
+        session = Session(
+            id=new_session_id(),
+            title="",
+            system="",
+            model="",
+            created_at=1.0,
+            updated_at=1.0,
+            namespace=namespace,
+        )
+        turn = replace(question(session.id, f"From elsewhere: {ids}", ids), fingerprint=FINGERPRINT.hex())
+        branch = Branch(session_id=session.id, name=MAIN, leaf_id=turn.id, updated_at=1.0)
+        self.sessions.adopt(session, [branch], [turn])
+        say("turn", session=session.id, turn=turn.id, text=turn.text, ids=ids, is_finished=True)
+        say("blocks", session=session.id, blocks=[_described(block) for block in blocks])
 
     def remove(self) -> None:
         """Remove one session with its text and the blocks that no other session needs."""

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.pure
 
 @pytest.mark.parametrize("num_kills", [KILLS_PER_COLLECTION + 5, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_killed_process_keeps_every_promise(tmp_path: Path, num_kills: int) -> None:
-    """Traps 24 and 25: a process without torch, during saves, demotions, removal, garbage collection."""
+    """Traps 24 and 25: a process without torch, during saves, demotions, imports, removal, collection."""
     loop = KillLoop(tmp_path)
     for number in range(num_kills):
         loop.kill_one(number)
