@@ -5,6 +5,7 @@ nothing else, on pools that hold all it needs.
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ MAX_TEXT = 120
 GREEDY = SamplingParams()
 SEVERAL = SamplingParams(n=2, temperature=0.9, seed=7)
 BEAMS = SamplingParams(beam_width=3)
-TOKEN_BYTES = {"float32": 1024, "bfloat16": 512}
+TOKEN_BYTES = {"float32": 1024, "bfloat16": 512, "float16": 512}
 """Bytes of one token in four layers of a tiny model."""
 
 
@@ -35,6 +36,8 @@ class Asked:
     sampling: SamplingParams
     handle: Handle
     tokens: dict[int, list[int]] = field(default_factory=dict)
+    rows: list[Tensor] = field(default_factory=list)
+    """The logits that chose each token of the first answer, kept where answers are greedy."""
     may_be_cut: bool = False
 
     @property
@@ -47,26 +50,24 @@ class Asked:
         return [*self.prompt, *self.tokens.get(0, ())]
 
 
-@dataclass(frozen=True, slots=True)
-class Cold:
-    """What an engine without a past answers, and the logits behind each token of its first answer."""
-
-    tokens: dict[int, list[int]]
-    rows: list[Tensor]
-
-
 @cache
-def cold(model_dir: Path, prompt: tuple[int, ...], sampling: SamplingParams, dtype: str = "float32") -> Cold:
-    """Compute one request in an engine of its own."""
+def cold(model_dir: Path, prompt: tuple[int, ...], sampling: SamplingParams, dtype: str = "float32") -> Asked:
+    """Answer a request in an engine that computes nothing else."""
     engine, recorder = open_recorded(model_dir, dtype=dtype)
     asked = Asked(prompt, sampling, engine.submit(Request(token_ids=prompt, sampling=sampling)))
-    branch = asked.handle.branch
     collect(engine, [asked])
+    keep_rows(asked, recorder)
     engine.close()
-    positions = range(len(prompt) - 1, len(prompt) + len(asked.tokens[0]) - 1)
-    return Cold(
-        asked.tokens, [recorder.rows[branch, at] for at in positions if (branch, at) in recorder.rows]
-    )
+    return asked
+
+
+def keep_rows(asked: Asked, recorder: RecordingRunner) -> None:
+    """Keep the logits of a greedy request that has ended."""
+    if asked.sampling == replace(GREEDY, max_tokens=asked.sampling.max_tokens):
+        first = len(asked.prompt) - 1
+        asked.rows = [
+            recorder.row(asked.handle.branch, first + at) for at in range(len(asked.tokens.get(0, ())))
+        ]
 
 
 def collect(engine: Engine, requests: list[Asked], num_steps: int | None = None) -> None:
@@ -96,14 +97,24 @@ class Life:
         self.engine, self.recorder = self._open()
 
     def run(self, num_actions: int) -> None:
-        actions = [self.ask, self.ask, self.ask_again, self.go_on, self.fork, self.cancel, self.release]
+        """Do so many things, with some steps after each."""
         for number in range(num_actions):
-            self.random.choice(actions)()
-            self.step(self.random.choice((0, 1, 3, 10)))
+            action = self.random.choice(self._possible()) if number > 2 else self.ask
+            action()
+            self.step(self.random.choice((0, 0, 1, 3, 8)))
             if number == num_actions * 2 // 3:
+                self.step(self.random.choice((0, None)))  # some restarts cut answers off
                 self.restart()
         self.step(None)
         self._close()
+
+    def _possible(self) -> list[Callable[[], None]]:
+        actions = [self.ask, self.ask, self.ask_again, self.ask_again]
+        if self.branches:
+            actions += [self.go_on, self.go_on, self.fork, self.release]
+        if any(asked.is_open for asked in self.requests):
+            actions += [self.fork, self.cancel]
+        return actions
 
     # Actions
 
@@ -111,18 +122,19 @@ class Life:
         """Ask with the beginning of any text so far, so that conversations share and diverge."""
         known = self.random.choice([[], *(asked.text for asked in self.requests)])
         keep = known[: self.random.randrange(len(known) + 1)]
-        self._submit((keep + self._words(5, 60))[:MAX_TEXT])
+        self._submit((keep + self._words(10, 90))[:MAX_TEXT])
 
     def ask_again(self) -> None:
         """Retry: the very same prompt, while the first answer lives, runs or is gone."""
-        if self.requests:
-            self._submit(list(self.random.choice(self.requests).prompt))
+        self._submit(list(self.random.choice(self.requests).prompt))
 
     def go_on(self) -> None:
-        if self.branches:
-            branch = self.random.choice(list(self.branches))
-            text = self.branches.pop(branch) + self._words(1, 25)
-            self._submit(text[:MAX_TEXT], branch)
+        branch = self.random.choice(list(self.branches))
+        text = self.branches.pop(branch) + self._words(1, 25)
+        if len(text) <= MAX_TEXT:
+            self._submit(text, branch)
+        else:
+            self.engine.release(branch)
 
     def fork(self) -> None:
         """Fork an idle branch, or one that is being written."""
@@ -138,14 +150,12 @@ class Life:
             self.branches[self.engine.fork(branch)] = list(text)
 
     def cancel(self) -> None:
-        open_now = [asked for asked in self.requests if asked.is_open]
-        if open_now:
-            asked = self.random.choice(open_now)
-            asked.may_be_cut = True
-            asked.handle.cancel()
-            if self.random.random() < 0.5:
-                self.step(1)
-                self.release()
+        asked = self.random.choice([asked for asked in self.requests if asked.is_open])
+        asked.may_be_cut = True
+        asked.handle.cancel()
+        if self.random.random() < 0.5:
+            self.step(1)
+            self.release()
 
     def release(self) -> None:
         if self.branches:
@@ -158,8 +168,12 @@ class Life:
         collect(self.engine, self.requests, num_steps)
         for asked in before:
             if asked.handle.result is not None:
+                keep_rows(asked, self.recorder)
                 for end in asked.handle.result.samples:
                     self.branches[end.branch] = [*asked.prompt, *asked.tokens.get(end.sample, ())]
+                    if len(asked.tokens.get(end.sample, ())) < end.completion_tokens:
+                        del self.branches[end.branch]  # a search that was given up has told nothing
+                        self.engine.release(end.branch)
 
     def restart(self) -> None:
         self._close()
@@ -173,7 +187,7 @@ class Life:
             self.model_dir,
             dtype=self.dtype,
             cache_dir=self.cache_dir,
-            device_bytes=self.random.randrange(260, 420) * token_bytes,
+            device_bytes=self.random.randrange(230, 320) * token_bytes,
             host_bytes=self.random.choice((0, 200, 2000)) * token_bytes,
             max_batch_tokens=self.random.choice((13, 40, 100)),
         )
@@ -193,7 +207,7 @@ class Life:
         self.engine.close()
 
     def _submit(self, prompt: list[int], branch: BranchId | None = None) -> None:
-        sampling = replace(self.random.choice(self.samplings), max_tokens=self.random.choice((3, 8, 16)))
+        sampling = replace(self.random.choice(self.samplings), max_tokens=self.random.choice((4, 12, 24)))
         request = Request(
             token_ids=tuple(prompt), sampling=sampling, priority=self.random.randrange(2), branch=branch
         )

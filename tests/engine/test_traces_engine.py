@@ -44,11 +44,11 @@ def expect_cold(model_dir: Path, asked: Asked, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize("seed", [5])
 def test_after_any_life_each_answer_is_that_of_an_engine_without_a_past(
     kind: str, seed: int, tiny: TinyModels, tmp_path: Path
 ) -> None:
-    """Traps 7, 8, 9, 11, 13, 15, 16, 17, 18 and 28 on a real model: questions, forks, cancelled answers,
+    """Traps 11, 15, 16, 17 and 28 on a real model: questions, forks, cancelled answers,
     retries, pressure with and without host memory, and a restart from disk.
     """
     live(tiny(kind, **KINDS[kind]), tmp_path, seed, num_actions=12)

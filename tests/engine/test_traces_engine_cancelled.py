@@ -22,6 +22,8 @@ pytestmark = pytest.mark.cpu
 
 NUM_REQUESTS = 6
 SCRIPT_STEPS = 6
+CHUNK = 31
+"""One token short of two blocks: who names a block too early names one that is not whole."""
 
 
 class Script:
@@ -31,7 +33,7 @@ class Script:
         self.model_dir = model_dir
         self.requests: list[Asked] = []
         self.engine = open_engine(
-            model_dir, device_bytes=230 * 1024, host_bytes=100 * 1024, max_batch_tokens=40
+            model_dir, device_bytes=230 * 1024, host_bytes=100 * 1024, max_batch_tokens=CHUNK
         )
 
     def begin(self, number: int) -> None:
@@ -113,8 +115,10 @@ def cancel_at_each_step(model_dir: Path, points: Callable[[int], Iterable[tuple[
 
 
 def test_others_answer_the_same_whenever_one_is_cancelled(tiny: TinyModels) -> None:
-    """Traps 7, 9, 11, 12, 13 and 28: each request at some steps, so that every step has its turn."""
-    cancel_at_each_step(tiny("qwen3"), lambda num_steps: [(at % NUM_REQUESTS, at) for at in range(num_steps)])
+    """Traps 7, 12 and 28: each request at some steps, so that every step has its turn."""
+    cancel_at_each_step(
+        tiny("qwen3"), lambda num_steps: [(0, 1), *((at % NUM_REQUESTS, at) for at in range(num_steps))]
+    )
 
 
 @pytest.mark.slow
