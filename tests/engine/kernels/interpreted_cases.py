@@ -41,4 +41,4 @@ ATTENTION_CASES = {
     ),
     "prompts, windows over blocks": AttentionCase(shape=Shape(window=37), lengths=(66, 3)),
 }
-OTHER_CASES = ("parts", "neighbours", "permutation", "store", "merge", "move")
+OTHER_CASES = ("latent", "parts", "neighbours", "permutation", "store", "merge", "move")

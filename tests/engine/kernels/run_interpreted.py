@@ -16,6 +16,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.latent_attention import reference as latent_reference
+from kvchat.engine.kernels.latent_attention import torch_ops as latent_ops
+from kvchat.engine.kernels.latent_attention import triton as latent_triton
 from kvchat.engine.kernels.merge_lse import reference as merge_reference
 from kvchat.engine.kernels.merge_lse import triton as merge_triton
 from kvchat.engine.kernels.move_blocks import reference as move_reference
@@ -26,6 +29,7 @@ from kvchat.engine.kernels.store_kv import reference as store_reference
 from kvchat.engine.kernels.store_kv import triton as store_triton
 from tests.engine.kernels.attention_cases import Case, Shape, make_case
 from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, LENGTHS, OTHER_CASES
+from tests.engine.kernels.test_latent_attention import make_problem, single
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
 
@@ -36,6 +40,17 @@ def attention_error(shape: Shape, lengths: Sequence[int], dtype: torch.dtype, pa
     case = make_case(shape, lengths).to(dtype)
     got = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
     return _error(got, _attention_reference(case)) / TOLERANCE[dtype]
+
+
+def latent_error() -> float:
+    """Single queries and chunks, in one part of the context and in several."""
+    problem = single(make_problem())
+    wanted = latent_reference.latent_attention(*problem)
+    errors = []
+    for part_len in (256, 32):
+        latent_triton.PART_LEN = part_len
+        errors.append(_error(latent_ops.latent_attention(*problem, latent_triton.mean_latents), wanted))
+    return max(errors) / TOLERANCE[torch.float32]
 
 
 def parts_error() -> float:
@@ -137,6 +152,7 @@ def _error(got: Tensor, wanted: Tensor) -> float:
 
 
 CHECKS: dict[str, Callable[[], float]] = {
+    "latent": latent_error,
     "parts": parts_error,
     "neighbours": neighbours_error,
     "permutation": permutation_error,

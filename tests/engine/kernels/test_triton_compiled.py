@@ -8,6 +8,7 @@ import pytest
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
 
+from kvchat.engine.kernels.latent_attention import triton as latent
 from kvchat.engine.kernels.merge_lse import triton as merge_triton
 from kvchat.engine.kernels.move_blocks import triton as move_triton
 from kvchat.engine.kernels.paged_attention import triton as attention
@@ -78,6 +79,27 @@ def test_attention_of_every_shape_fits(
     assert_fits(compile_attention(capability, dtype, (group, dim), args=args, is_split=is_split), capability)
 
 
+@pytest.mark.parametrize("num_heads", [16, 128])
+@pytest.mark.parametrize("capability", [90, pytest.param(100, marks=pytest.mark.slow)])
+def test_latent_attention_of_deepseek_fits(capability: int, num_heads: int) -> None:
+    tiles = latent.tiling(num_heads, BYTES["bf16"])
+    types = {"query": "*bf16", "pool": "*bf16", "parts": "*fp32", "lse": "*fp32", "counts": "*i32"}
+    types |= {"tiles": "*i32", "sequences": "*i32", "tables": "*i32", "softmax_scale": "fp32"}
+    constants = latent.constants(num_heads, 512, 64, 64) | {
+        "BLOCK_M": tiles.block_m,
+        "BLOCK_N": tiles.block_n,
+    }
+    made = compile_kernel(
+        latent._attend,
+        types,
+        constants,
+        capability=capability,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    assert_fits(made, capability)
+
+
 def test_a_tile_that_is_too_large_is_noticed() -> None:
     tiling = attention.Tiling(block_m=128, block_n=64, num_warps=8, num_stages=2)
     made = compile_attention(80, "bf16", (4, 128), is_split=False, tiling=tiling)
@@ -93,8 +115,9 @@ def test_the_small_kernels_fit(capability: int) -> None:
     assert_fits(store, capability)
 
     types = {"parts": "*fp32", "lse": "*fp32", "num_parts": "*i32", "out": "*bf16"}
-    constants = {"DIM": 128, "BLOCK_D": 128, "BLOCK_S": attention.MOST_PARTS}
-    assert_fits(compile_kernel(merge_triton._merge, types, constants, capability=capability), capability)
+    for dim, most_parts in ((128, attention.MOST_PARTS), (512, latent.MOST_PARTS)):
+        constants = {"DIM": dim, "BLOCK_D": dim, "BLOCK_S": most_parts}
+        assert_fits(compile_kernel(merge_triton._merge, types, constants, capability=capability), capability)
 
     types = dict.fromkeys(("source", "target"), "*i32")
     types |= dict.fromkeys(("source_blocks", "target_blocks", "starts", "sizes", "places"), "*i64")

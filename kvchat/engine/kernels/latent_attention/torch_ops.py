@@ -8,7 +8,7 @@ a span, S visible tokens, s those of a slice, H query heads, R latent rank, d_n 
 of the rope key, d_v of values, N blocks, P block size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,18 +26,23 @@ MOST_ROWS = 2048
 
 Slice = tuple[Tensor, Tensor]
 """Keys [B, s, D] and values [B, s, D_v] of a slice."""
+MeanLatents = Callable[[Tensor, Tensor, LatentArgs, Sequence[SequenceSpan]], Tensor]
 
 
-def latent_attention(query: Tensor, pool: Tensor, args: LatentArgs) -> Tensor:
-    """Return what the reference returns; see there for arguments."""
+def latent_attention(
+    query: Tensor, pool: Tensor, args: LatentArgs, attend: MeanLatents | None = None
+) -> Tensor:
+    """Return what the reference returns; see there for arguments.
+
+    Args:
+        attend: another way to compute `mean_latents`.
+    """
     out = query.new_empty(query.shape[0], query.shape[1], args.v_up.shape[1])
     few = [span for span in args.spans if span.q_end - span.q_start < FEWEST_TO_EXPAND]
     if few:
         rows = torch.cat([torch.arange(span.q_start, span.q_end, device=query.device) for span in few])
         absorbed = _absorb(query if len(rows) == len(query) else query[rows], args)
-        lengths = [span.q_end - span.q_start for span in few]
-        parts = zip(absorbed.split(lengths), few, strict=True)
-        mean = torch.cat([_attend_absorbed(part, pool, args, span) for part, span in parts])
+        mean = (attend or mean_latents)(absorbed, pool, args, few)
         out[rows] = torch.bmm(mean.to(out.dtype).transpose(0, 1), args.v_up.transpose(1, 2)).transpose(0, 1)
     for span in args.spans:
         if span.q_end - span.q_start >= FEWEST_TO_EXPAND:
@@ -52,6 +57,20 @@ def _absorb(query: Tensor, args: LatentArgs) -> Tensor:
     dim_n = args.k_up.shape[1]
     in_latent = torch.bmm(query[..., :dim_n].transpose(0, 1), args.k_up).transpose(0, 1)
     return torch.cat([in_latent, query[..., dim_n:]], dim=2)
+
+
+def mean_latents(query: Tensor, pool: Tensor, args: LatentArgs, spans: Sequence[SequenceSpan]) -> Tensor:
+    """Return what queries of the latent space attend to, span after span.
+
+    Args:
+        query: [T', H, R + d_r]; the rows of `spans` in turn, whatever their `q_start`.
+
+    Returns:
+        Mean latents [T', H, R], float32.
+    """
+    lengths = [span.q_end - span.q_start for span in spans]
+    parts = zip(query.split(lengths), spans, strict=True)
+    return torch.cat([_attend_absorbed(part, pool, args, span) for part, span in parts])
 
 
 def _attend_absorbed(query: Tensor, pool: Tensor, args: LatentArgs, span: SequenceSpan) -> Tensor:

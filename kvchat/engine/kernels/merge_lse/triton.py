@@ -35,18 +35,17 @@ def merge_lse(parts: Tensor, lse: Tensor, num_parts: Tensor, out: Tensor | None 
 @triton.jit
 def _merge(parts, lse, num_parts, out, most, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
+    count = tl.load(num_parts + row)
     number = tl.arange(0, BLOCK_S)
-    d = tl.arange(0, BLOCK_D)
-    there = number < tl.load(num_parts + row)
-    scores = tl.load(lse + row * most + number, mask=there, other=float("-inf"))
+    scores = tl.load(lse + row * most + number, mask=number < count, other=float("-inf"))
     top = tl.max(scores, axis=0)
-    weights = tl.exp(scores - tl.where(top == float("-inf"), 0.0, top))
-    total = tl.sum(weights, axis=0)
-    weights = weights / tl.where(total == 0.0, 1.0, total)
-    values = tl.load(
-        parts + (row * most + number[:, None]) * DIM + d[None, :],
-        mask=there[:, None] & (d[None, :] < DIM),
-        other=0.0,
-    )
-    merged = tl.sum(values * weights[:, None], axis=0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp(scores - top), axis=0)
+    total = tl.where(total == 0.0, 1.0, total)
+    d = tl.arange(0, BLOCK_D)
+    merged = tl.zeros([BLOCK_D], tl.float32)
+    for part in range(count):
+        place = row * most + part
+        weight = tl.exp(tl.load(lse + place) - top) / total
+        merged += weight * tl.load(parts + place * DIM + d, mask=d < DIM, other=0.0)
     tl.store(out + row * DIM + d, merged.to(out.dtype.element_ty), mask=d < DIM)

@@ -1,0 +1,202 @@
+"""Attention in the latent space in Triton: all query heads read one row per token, once.
+
+A program takes a tile of rows, a query and a head each, of one sequence, and one part of its context; parts
+are merged by log-sum-exp. Their number follows from the sequence's own length alone. Source: FlashMLA and
+FlashDecoding for the split. Dimensions: T queries, H query heads, R latent rank, d_r size of the rope key, N
+blocks, P block size, B sequences, S parts, M tiles.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvchat.engine.kernels.latent_attention.args import LatentArgs
+from kvchat.engine.kernels.merge_lse.triton import merge_lse
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+
+PART_LEN = 256
+MOST_PARTS = 128
+_HALF = 2
+"""Bytes of a 16-bit number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How a launch divides the work: rows of a tile, keys per turn."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def tiling(num_heads: int, element_size: int) -> Tiling:
+    """Return the tiles for so many query heads; none spills."""
+    if element_size > _HALF:
+        return Tiling(block_m=16, block_n=16, num_warps=8, num_stages=1)
+    if num_heads >= 64:
+        return Tiling(block_m=64, block_n=16, num_warps=8, num_stages=2)
+    return Tiling(block_m=16, block_n=64, num_warps=8, num_stages=2)
+
+
+def mean_latents(query: Tensor, pool: Tensor, args: LatentArgs, spans: Sequence[SequenceSpan]) -> Tensor:
+    """Return what the plain torch function of this name returns; see there for arguments."""
+    num_tokens, num_heads, dim = query.shape
+    rank = args.k_up.shape[2]
+    device = query.device
+    tiles_of = tiling(num_heads, query.element_size())
+    sequences, tables, tiles = _metadata(spans, num_heads, tiles_of.block_m, device)
+    most_visible = max(span.position + span.q_end - span.q_start for span in spans)
+    most_parts = min(MOST_PARTS, -(-most_visible // PART_LEN))
+    num_rows = num_tokens * num_heads
+    parts = torch.empty(num_rows, most_parts, rank, dtype=torch.float32, device=device)
+    lse = torch.empty(num_rows, most_parts, dtype=torch.float32, device=device)
+    counts = torch.empty(num_rows, dtype=torch.int32, device=device)
+    _attend[(tiles.shape[0], most_parts)](
+        query.contiguous(),
+        pool,
+        parts,
+        lse,
+        counts,
+        tiles,
+        sequences,
+        tables,
+        args.softmax_scale,
+        most_parts,
+        tables.stride(0),
+        pool.stride(0),
+        pool.stride(2),
+        **constants(num_heads, rank, dim - rank, pool.shape[2]),
+        BLOCK_M=tiles_of.block_m,
+        BLOCK_N=tiles_of.block_n,
+        num_warps=tiles_of.num_warps,
+        num_stages=tiles_of.num_stages,
+    )
+    return merge_lse(parts, lse, counts).view(num_tokens, num_heads, rank)
+
+
+def constants(num_heads: int, rank: int, rope_dim: int, block_size: int) -> dict[str, int]:
+    """Return what the kernel is compiled for besides dtypes and tiles."""
+    return {
+        "NUM_HEADS": num_heads,
+        "BLOCK_SIZE": block_size,
+        "RANK": rank,
+        "ROPE": rope_dim,
+        "BLOCK_C": max(16, triton.next_power_of_2(rank)),
+        "BLOCK_R": max(16, triton.next_power_of_2(rope_dim)),
+        "PART_LEN": PART_LEN,
+        "MOST_PARTS": MOST_PARTS,
+    }
+
+
+def _metadata(
+    spans: Sequence[SequenceSpan], num_heads: int, block_m: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, all int32: first row, queries and position of each sequence [B, 3]; padded block tables [B, n];
+    and sequence and first row of each tile [M, 2].
+    """
+    rows, tiles, row = [], [], 0
+    for number, span in enumerate(spans):
+        num_queries = span.q_end - span.q_start
+        rows.append([row, num_queries, span.position])
+        tiles += [[number, start] for start in range(0, num_queries * num_heads, block_m)]
+        row += num_queries
+    most = max(len(span.blocks) for span in spans)
+    padded = [torch.cat([span.blocks, span.blocks[-1:].expand(most - len(span.blocks))]) for span in spans]
+    return (
+        torch.tensor(rows, dtype=torch.int32, device=device),
+        torch.stack(padded).to(torch.int32),
+        torch.tensor(tiles, dtype=torch.int32, device=device),
+    )
+
+
+@triton.jit
+def _attend(
+    query,
+    pool,
+    parts,
+    lse,
+    counts,
+    tiles,
+    sequences,
+    tables,
+    softmax_scale,
+    most_parts,
+    table_b,
+    pool_n,
+    pool_p,
+    NUM_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    PART_LEN: tl.constexpr,
+    MOST_PARTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    LOG2E: tl.constexpr = 1.4426950408889634
+    sequence = tl.load(tiles + 2 * tl.program_id(0)).to(tl.int64)
+    start = tl.load(tiles + 2 * tl.program_id(0) + 1)
+    part = tl.program_id(1)
+    first_query = tl.load(sequences + 3 * sequence)
+    num_queries = tl.load(sequences + 3 * sequence + 1)
+    position = tl.load(sequences + 3 * sequence + 2)
+
+    # How the context is split follows from the length of the sequence, the same for all its queries.
+    num_visible = position + num_queries
+    num_parts = tl.minimum(tl.cdiv(num_visible, PART_LEN), MOST_PARTS)
+    if part >= num_parts:
+        return
+    per_part = tl.cdiv(tl.cdiv(num_visible, num_parts), BLOCK_N) * BLOCK_N
+    low = part * per_part
+    high = tl.minimum(low + per_part, num_visible)
+
+    m = start + tl.arange(0, BLOCK_M)
+    row_there = m < num_queries * NUM_HEADS
+    at = position + m // NUM_HEADS
+    row = (first_query * NUM_HEADS + m).to(tl.int64)
+    c = tl.arange(0, BLOCK_C)
+    r = tl.arange(0, BLOCK_R)
+    q_at = query + row[:, None] * (RANK + ROPE)
+    q_c = tl.load(q_at + c[None, :], mask=row_there[:, None] & (c[None, :] < RANK), other=0.0)
+    q_r = tl.load(q_at + RANK + r[None, :], mask=row_there[:, None] & (r[None, :] < ROPE), other=0.0)
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    for n_start in range(low, high, BLOCK_N):
+        n = n_start + tl.arange(0, BLOCK_N)
+        there = n < high
+        block = tl.load(tables + sequence * table_b + n // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+        n_at = pool + block * pool_n + (n % BLOCK_SIZE) * pool_p
+        latents = tl.load(n_at[:, None] + c[None, :], mask=there[:, None] & (c[None, :] < RANK), other=0.0)
+        ropes = tl.load(
+            n_at[:, None] + RANK + r[None, :], mask=there[:, None] & (r[None, :] < ROPE), other=0.0
+        )
+        scores = tl.dot(q_c, tl.trans(latents), input_precision="ieee")
+        scores += tl.dot(q_r, tl.trans(ropes), input_precision="ieee")
+        visible = there[None, :] & (n[None, :] <= at[:, None])
+        scores = tl.where(visible, scores * (softmax_scale * LOG2E), float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(scores - shift[:, None])
+        decay = tl.exp2(top - shift)
+        total = total * decay + tl.sum(weights, axis=1)
+        acc = acc * decay[:, None] + tl.dot(weights.to(latents.dtype), latents, input_precision="ieee")
+        top = new_top
+
+    # A query that stands before this part of the context sees none of it.
+    is_empty = total == 0.0
+    acc = acc / tl.where(is_empty, 1.0, total)[:, None]
+    place = row * most_parts + part
+    out_mask = row_there[:, None] & (c[None, :] < RANK)
+    tl.store(parts + place[:, None] * RANK + c[None, :], acc, mask=out_mask)
+    tl.store(lse + place, top / LOG2E + tl.log(tl.where(is_empty, 1.0, total)), mask=row_there)
+    if part == 0:
+        tl.store(counts + row, num_parts + tl.zeros([BLOCK_M], tl.int32), mask=row_there)
