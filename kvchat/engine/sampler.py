@@ -91,6 +91,8 @@ class Sampler:
     def _penalized(self, logits: Tensor, row: Row) -> Tensor:
         penalty = row.params.repetition_penalty
         weakened = torch.where(logits > 0, logits / penalty, logits * penalty)
+        limits = torch.finfo(logits.dtype)
+        weakened = weakened.clamp(limits.min, limits.max)  # a tiny penalty makes infinities
         return torch.where(self._occurred(row, logits.numel()).to(logits.device), weakened, logits)
 
     def _occurred(self, row: Row, vocab_size: int) -> Tensor:
@@ -120,7 +122,9 @@ def distribution(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.top_p < 1:
         ordered, order = probabilities.sort(descending=True)
         before = ordered.cumsum(dim=-1) - ordered
-        probabilities = probabilities.index_fill(0, order[before >= params.top_p], 0.0)
+        is_cut = before >= params.top_p
+        is_cut[0] = False  # a top_p that float32 cannot tell from 0 still leaves the most probable token
+        probabilities = probabilities.index_fill(0, order[is_cut], 0.0)
     if params.min_p > 0:
         least_probability = params.min_p * probabilities.max()
         probabilities = probabilities.masked_fill(probabilities < least_probability, 0.0)

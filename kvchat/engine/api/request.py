@@ -5,6 +5,7 @@ from typing import Protocol
 
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.errors import InvalidRequest
 
 
 class StopMatcher(Protocol):
@@ -32,6 +33,9 @@ class Request:
         stop: matcher of stop strings.
         namespace: whose blocks may be reused and whose the new ones are: empty for native blocks; a bundle's
             are kept apart from all others until they have been verified.
+
+    Raises:
+        InvalidRequest: a token id is no whole number.
     """
 
     token_ids: tuple[int, ...]
@@ -41,3 +45,7 @@ class Request:
     branch: BranchId | None = None
     stop: StopMatcher | None = None
     namespace: str = ""
+
+    def __post_init__(self) -> None:
+        if not set(map(type, self.token_ids)) <= {int}:  # a float would end every request of the step
+            raise InvalidRequest("token ids must be whole numbers (int)")

@@ -7,6 +7,10 @@ from kvchat.errors import InvalidRequest
 
 NUM_SEEDS = 2**63
 """Seeds are in [0, NUM_SEEDS), which every generator takes."""
+MOST_LENGTH_PENALTY = 10
+"""Lengths to a higher power are numbers that no float holds."""
+_INTEGERS = ("max_tokens", "top_k", "logprobs", "n", "best_of", "beam_width", "seed")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,7 @@ class SamplingParams:
         n: answers to return; above 1 they are sampled from one computed prompt and share its blocks.
         best_of: answers to sample, at least n; those with the highest mean log-probability are returned.
         beam_width: beams of a beam search, which replaces sampling; at least n, the best n are returned.
-        length_penalty: exponent of the length by which a beam's log-probability is divided.
+        length_penalty: exponent of the length by which a beam's log-probability is divided, from -10 to 10.
         stop_token_ids: token ids that end the answer, besides the model's own end-of-turn ids.
         ignore_eos: go on past the model's end-of-turn ids.
 
@@ -51,6 +55,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InvalidRequest(f"max_tokens must be at least 1, not {self.max_tokens}")
         if not isfinite(self.temperature) or self.temperature < 0:
@@ -69,6 +74,19 @@ class SamplingParams:
             raise InvalidRequest(f"seed must be at least 0 and below {NUM_SEEDS}, not {self.seed}")
         self._check_samples()
 
+    def _check_types(self) -> None:
+        """Refuse what is no number here, where it was said: in the engine it would end every request."""
+        for name in _INTEGERS:
+            value = getattr(self, name)
+            if not (_is_whole(value) or (value is None and name != "n")):
+                raise InvalidRequest(f"{name} must be a whole number, not {value!r}")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if not (_is_whole(value) or isinstance(value, float)):
+                raise InvalidRequest(f"{name} must be a number, not {value!r}")
+        if not all(map(_is_whole, self.stop_token_ids)):
+            raise InvalidRequest(f"stop_token_ids must be whole numbers, not {self.stop_token_ids!r}")
+
     def _check_samples(self) -> None:
         if self.n < 1:
             raise InvalidRequest(f"n must be at least 1, not {self.n}")
@@ -80,6 +98,11 @@ class SamplingParams:
             raise InvalidRequest("greedy answers are all the same; set a temperature above 0, or n to 1")
 
     def _check_beams(self, beam_width: int) -> None:
+        if not -MOST_LENGTH_PENALTY <= self.length_penalty <= MOST_LENGTH_PENALTY:
+            raise InvalidRequest(
+                f"length_penalty must be from -{MOST_LENGTH_PENALTY} to {MOST_LENGTH_PENALTY}, "
+                f"not {self.length_penalty}"
+            )
         if beam_width < self.n:
             raise InvalidRequest(f"beam_width must be at least n ({self.n}), not {beam_width}")
         if not self.is_greedy or self.best_of is not None or self.repetition_penalty != 1:
@@ -93,3 +116,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
