@@ -19,6 +19,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 DEFAULT_CONTEXT = 2048
 """Of models that do not say how long a text may be, such as those with biases instead of positions."""
 
+LONGEST_CONTEXT = 2**24
+"""No model was trained on more tokens: a config that says so is wrong, and block tables cost memory."""
 _NUMBER = re.compile(r"\.\d+")
 
 log = logging.getLogger(__name__)
@@ -81,6 +83,9 @@ def load_model(
         ),
         model_dir,
     )
+    num_layers = config.get_text_config().num_hidden_layers
+    if num_layers < 1:
+        raise ModelUnreadable(f"{model_dir / 'config.json'} says that the model has {num_layers} layers.")
     module, info = _read(
         lambda: transformers.AutoModelForCausalLM.from_pretrained(
             model_dir,
@@ -170,7 +175,7 @@ def _max_context(text_config: Any) -> int:
     ):
         length = getattr(text_config, name, None)
         if isinstance(length, int) and length > 0:
-            return min(length, _fixed_rope_len(text_config, length))
+            return min(length, _fixed_rope_len(text_config, length), LONGEST_CONTEXT)
     log.warning("this model's config does not say how long a conversation may be; %d tokens", DEFAULT_CONTEXT)
     return DEFAULT_CONTEXT
 

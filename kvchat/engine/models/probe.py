@@ -258,6 +258,11 @@ def _check_windows(text_config: Any, recorder: _Recorder) -> None:
         window, spec = argument.get("sliding_window"), recorder.specs.get(layer)
         if kind not in BOUNDED_TYPES or window is None or spec is None:
             continue
+        if window < 2:
+            raise Contradiction(
+                f"{model_name(text_config)} declares a window of {window} tokens in layer {layer}, which its "
+                "own cache takes for all tokens"
+            )
         if window <= recorder.start and spec.max_visible is None:
             raise Contradiction(
                 f"{model_name(text_config)} sees all tokens in layer {layer}, but declares it of type {kind} "
