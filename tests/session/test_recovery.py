@@ -107,7 +107,7 @@ def test_whatever_is_damaged_a_session_works_after_a_new_start(path: Path, num_t
             _go_on(path)
         except StorageError:  # an index that only writing meets
             _go_on(path)
-        assert words(path) <= before | {"Is it well?", "It is."}
+        assert words(path) <= before | {"Is it well?", "It is.", ""}  # an answer that was cut off there
         backup_paths(path)[0].touch()
 
 

@@ -134,6 +134,11 @@ class BlockDirectory:
 
         Returns: False if what is left is being written, and is too much.
         """
+        quarantined_bytes = self._quarantined_bytes()
+        if quarantined_bytes > limit_bytes // 2:
+            self.empty_quarantine()
+            quarantined_bytes = 0
+        limit_bytes -= quarantined_bytes
         while (usage := self.index.usage()).num_bytes > limit_bytes:
             num_excess = (usage.num_bytes - limit_bytes) * usage.num_blocks // usage.num_bytes
             # A part of them at a time, since each that goes may turn its parent into the oldest leaf.
@@ -335,6 +340,13 @@ class BlockDirectory:
         for shelf in shelves:
             with suppress(FileNotFoundError):
                 self.files.sync_dir(shelf)
+
+    def _quarantined_bytes(self) -> int:
+        try:
+            with os.scandir(self._quarantine_dir) as entries:
+                return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+        except OSError:
+            return 0
 
     def _today(self) -> int:
         return date.fromtimestamp(self._clock()).toordinal()

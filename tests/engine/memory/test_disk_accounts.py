@@ -7,7 +7,8 @@ import pytest
 
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_writer import BlockWriter
-from kvchat.errors import StorageError
+from kvchat.engine.memory.files import SystemFiles
+from kvchat.errors import BlockDamaged, StorageError
 from tests.engine.memory.chains import (
     FULL,
     OTHER_FINGERPRINT,
@@ -16,6 +17,7 @@ from tests.engine.memory.chains import (
     chain,
     open_store,
     path_of,
+    read,
     write_all,
 )
 from tests.engine.memory.recorded_files import RecordingFiles
@@ -75,6 +77,32 @@ def test_a_writer_tells_of_the_day_s_limit_and_holds_nobody_up(tmp_path: Path) -
     assert writer.problem is not None
     assert "tomorrow" in writer.problem
     writer.close()
+    store.close()
+
+
+def test_the_limit_holds_at_every_moment_of_a_write(tmp_path: Path) -> None:
+    """Also while the bytes lie under a temporary name, and with what was set aside."""
+    (sample,) = chain([1, 2, 3, 4])
+    limit_bytes = 4 * _file_bytes(tmp_path / "measure") + 10
+    cache_dir = tmp_path / "cache"
+    most: list[int] = []
+
+    class WatchedFiles(SystemFiles):
+        def sync(self, descriptor: int) -> None:
+            super().sync(descriptor)
+            kept = [*(cache_dir / "blocks").rglob("*.*"), *(cache_dir / "quarantine").rglob("*.*")]
+            most.append(sum(path.stat().st_size for path in kept))
+
+    store = open_store(cache_dir, files=WatchedFiles(), limit_bytes=limit_bytes)
+    write_all(store, [sample])
+    path_of(cache_dir, sample).write_bytes(bytes(path_of(cache_dir, sample).stat().st_size))
+    with pytest.raises(BlockDamaged):
+        read(store, sample)
+    for number in range(12):
+        block = block_behind(sample.header.parent, [number, 0, 0, 0])
+        assert store.write(block.header, block.payload)
+    assert len(most) == 13
+    assert limit_bytes / 2 < max(most) <= limit_bytes
     store.close()
 
 
