@@ -175,8 +175,11 @@ class Engine:
         """Take a live branch that is not answering off the device.
 
         What no other branch needs moves to host memory, as far as loading it from there is faster than
-        computing it; of what the disk is asked for, only what it has already. The rest stays cached until its
-        place is needed. The next request on the branch finds all of it.
+        computing it. The rest stays cached until its place is needed. The next request on the branch finds
+        all of it.
+
+        Args:
+            tier: with the disk, instead of moving anything, what it has already is taken off the device.
 
         Raises:
             InvalidRequest: no such live branch, or it is answering.
