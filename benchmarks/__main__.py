@@ -1,4 +1,4 @@
-"""Measurements on this machine: `python -m benchmarks [SCENARIO...] [--json FILE]`.
+"""Measurements on this machine: `python -m benchmarks [SCENARIO...] [--quick] [--save] [--json FILE]`.
 
 Each scenario measures what it claims beside a peer or a bound in the same run, in several rounds, and reports
 medians with their spread. Machines are noisy: compare the ratios.
@@ -9,9 +9,14 @@ import json
 import platform
 import sys
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
+from types import ModuleType
 
+from benchmarks.circumstances import circumstances
 from benchmarks.table import Row, render
+
+RESULTS = Path(__file__).parent / "results"
 
 SCENARIOS = (
     "bookkeeping",
@@ -20,7 +25,9 @@ SCENARIOS = (
     "eviction",
     "interleave",
     "latent",
+    "meet",
     "resume",
+    "saving",
     "slots",
     "store",
 )
@@ -29,6 +36,8 @@ SCENARIOS = (
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measurements on this machine.")
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"any of: {', '.join(SCENARIOS)}")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, where a scenario knows how")
+    parser.add_argument("--save", action="store_true", help=f"write each table to {RESULTS.name}/ too")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     arguments = parser.parse_args()
     unknown = set(arguments.scenarios) - set(SCENARIOS)
@@ -36,14 +45,25 @@ def main() -> int:
         parser.error(f"unknown scenario {', '.join(sorted(unknown))}; choose from {', '.join(SCENARIOS)}")
     rows: list[Row] = []
     for name in arguments.scenarios or SCENARIOS:
-        print(f"\n{name}: {import_module(f'benchmarks.{name}').__doc__.splitlines()[0]}", flush=True)
-        measured = import_module(f"benchmarks.{name}").measure()
+        scenario = import_module(f"benchmarks.{name}")
+        title = f"{name}: {scenario.__doc__.splitlines()[0]}"
+        print(f"\n{title}", flush=True)
+        measured = _measure(scenario, quick=arguments.quick)
         print(render(measured), flush=True)
         rows += measured
+        if arguments.save:
+            text = f"{title}\n\n{circumstances(name, quick=arguments.quick)}\n\n{render(measured)}\n"
+            (RESULTS / f"{name}.txt").write_text(text)
     if arguments.json:
         report = {"python": sys.version.split()[0], "machine": platform.processor() or platform.machine()}
         arguments.json.write_text(json.dumps(report | {"rows": [row.as_dict() for row in rows]}, indent=1))
     return 0
+
+
+def _measure(scenario: ModuleType, *, quick: bool) -> list[Row]:
+    can_be_quick = "quick" in signature(scenario.measure).parameters
+    rows: list[Row] = scenario.measure(quick=quick) if can_be_quick else scenario.measure()
+    return rows
 
 
 if __name__ == "__main__":
