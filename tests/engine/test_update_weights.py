@@ -12,8 +12,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from kvchat.engine.api.events import FinishReason, Loaded
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.events import FinishReason, Loaded, TokenEmitted
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.worker import Worker
 from kvchat.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnreadable, UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, finish, make_config, reference, save_model, submit, token_ids
@@ -156,6 +160,30 @@ def test_the_end_of_an_answer_is_that_of_the_new_weights(
     result = answer(engine, PROMPT, 12)
     assert result.finish_reason is FinishReason.STOP
     assert result.token_ids == expected[: expected.index(end) + 1]
+
+
+def test_through_a_worker_the_new_weights_answer_and_a_refusal_reaches_the_asker_alone(
+    first: Path, second: Path
+) -> None:
+    worker = Worker("tiny", first, EngineConfig(device="cpu", block_size=16))
+    worker.start()
+    try:
+        before = worker.info()
+        with pytest.raises(ModelNotFound):
+            worker.update_weights(first / "nowhere")
+        assert worker.info() == before
+        after = worker.update_weights(second)
+        snapshot = worker.snapshot()
+        assert snapshot is not None
+        assert before.fingerprint != after.fingerprint == worker.info().fingerprint == snapshot.fingerprint
+        handle = worker.submit(Request(token_ids=tuple(PROMPT), sampling=SamplingParams(max_tokens=8)))
+        tokens: list[int] = []
+        while len(tokens) < 8:
+            events = handle.take_events(timeout_s=60)
+            tokens += [event.token_id for event in events if isinstance(event, TokenEmitted)]
+        assert tokens == reference(second).answer(PROMPT, 8)
+    finally:
+        worker.close()
 
 
 def no_such(second: Path) -> None:
