@@ -6,6 +6,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from kvchat.cli.options import ListOptions, PlaceOptions
+from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output
 from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
@@ -49,6 +50,17 @@ def cache_status(options: ListOptions) -> None:
     if state.problem is not None:
         output.line(f"problem  {state.problem}")
     output.line("device and host memory are used only while a model is loaded")
+
+
+def cache_gc(options: ListOptions) -> None:
+    """Remove the blocks that no session refers to. Blocks of sessions in another data directory go too."""
+    with closing(open_store(options.settings())) as store:
+        removed = store.collect()
+    if options.json:
+        Output().json({"freed_blocks": removed.freed_blocks, "freed_bytes": removed.freed_bytes})
+    else:
+        blocks = plural(removed.freed_blocks, "block")
+        Output().line(f"removed {blocks}, {bytes_text(removed.freed_bytes)}")
 
 
 def cache_path(options: PlaceOptions) -> None:

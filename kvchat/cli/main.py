@@ -101,6 +101,7 @@ def _add_commands() -> None:
         ),
         (cache, "verify", "verify.verify_cache", options.VerifyCacheOptions, "Hold all KV to the model."),
         (cache, "status", "cache.cache_status", options.ListOptions, "Say what is kept on disk, by model."),
+        (cache, "gc", "cache.cache_gc", options.ListOptions, "Remove blocks that no session refers to."),
         (cache, "path", "cache.cache_path", options.PlaceOptions, "Print the directory of the blocks."),
     ):
         parent.command(name, help=help_text)(_command(f"kvchat.cli.{home}", options_type, help_text))

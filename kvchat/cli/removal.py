@@ -68,6 +68,19 @@ class TidyStore(SessionStore):
             shared_bytes=sum(block.num_bytes for block in shared),
         )
 
+    def collect(self) -> Removed:
+        """Remove every block that no session of this store refers to, and all damaged ones.
+
+        Raises:
+            StorageError: the blocks cannot be removed.
+        """
+        if not self._cache_dir.is_dir():
+            return Removed()
+        with closing(BlockCatalog(self._cache_dir)) as catalog:
+            known = _refer(self, catalog.blocks(), None)
+            freed = catalog.collect(lambda block: _is_referenced(block, known))
+        return Removed(freed_blocks=freed.num_blocks, freed_bytes=freed.num_bytes)
+
     def _delete_text(self, doomed: Iterable[SessionId]) -> None:
         for session_id in doomed:
             super().delete_session(session_id)

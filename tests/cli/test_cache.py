@@ -2,12 +2,16 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvchat.cli.main import run
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import MAIN
 from tests.engine.memory import chains
+from tests.session.turns import question
 
 pytestmark = pytest.mark.pure
 
@@ -71,3 +75,25 @@ def test_a_cache_that_cannot_be_looked_at_is_unknown_and_says_what_to_do(
     status = json.loads(capsys.readouterr().out)
     assert status["disk_bytes"] is None
     assert str(home / "cache") in status["problem"]
+
+
+def test_gc_removes_what_no_session_refers_to_and_nothing_else(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = SessionStore(home / "data" / "sessions.db")
+    session = store.create_session(title="kept")
+    asked = replace(question(session.id, ids=[1, 2, 3, 4, 5]), fingerprint=chains.FINGERPRINT.hex())
+    store.add_turn(store.branch(session.id, MAIN), asked)
+    store.close()
+    disk = chains.open_store(home / "cache")
+    chains.write_all(disk, chains.chain([1, 2, 3, 4, 5]))
+    chains.write_all(disk, chains.chain([9, 9, 9, 9, 9]))
+    disk.close()
+    assert run(["cache", "gc", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["freed_blocks"] == 2
+    disk = chains.open_store(home / "cache")
+    assert disk.has_all([block.key for block in chains.chain([1, 2, 3, 4, 5])], chains.FULL) == [True, True]
+    assert disk.usage().num_blocks == 2
+    disk.close()
+    assert run(["cache", "gc"]) == 0
+    assert capsys.readouterr().out == "removed 0 blocks, 0 B\n"
