@@ -76,6 +76,15 @@ def write_small(path: Path) -> Written:
         return write_bundle(write, small_manifest(), turns, small_blocks(turns))
 
 
+def write_one_turn(path: Path) -> Written:
+    """Write the smallest bundle with blocks: one question and its tail."""
+    turns = small_turns()[:1]
+    branches = (BundleBranch(name="main", leaf=0, updated_at=2.5),)
+    manifest = replace(small_manifest(), branches=branches, num_turns=1)
+    with new_file(path) as write:
+        return write_bundle(write, manifest, turns, small_blocks(turns))
+
+
 def write_records(path: Path, *records: tuple[str, dict[str, Any], bytes]) -> Path:
     """Write records as they are given, with right digests: what only a forger would write."""
     with path.open("wb") as file:

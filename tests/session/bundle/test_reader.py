@@ -23,6 +23,7 @@ from tests.session.bundle.bundles import (
     small_blocks,
     small_manifest,
     small_turns,
+    write_one_turn,
     write_records,
     write_small,
 )
@@ -110,7 +111,8 @@ def test_blocks_get_names_that_no_native_block_has(path: Path) -> None:
 
 def test_every_flipped_byte_and_every_cut_is_refused(path: Path) -> None:
     """Trap 24: nothing is ever half believed."""
-    write_small(path)
+    write_one_turn(path)
+    assert read_bundle(path).num_blocks == 2
     intact = path.read_bytes()
     broken = path.with_name("broken.kvchat")
     for at in range(len(intact)):

@@ -1,0 +1,72 @@
+"""What is compared when KV is verified: real deviations are found, and rounding is let pass."""
+
+import struct
+from math import inf
+
+import pytest
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.build import build_parts
+from kvchat.engine.engine import Engine
+from kvchat.engine.memory.block_file import Region
+from kvchat.engine.recompute import Recompute
+from kvchat.engine.verify import deviation, tolerance
+from tests.engine.conftest import TinyModels
+from tests.engine.tiny_models import KINDS, token_ids
+
+pytestmark = pytest.mark.cpu
+
+LAYOUT = (
+    Region(name="layers.0.k", dtype="F32", shape=(1, 2, 1)),
+    Region(name="layers.0.v", dtype="F32", shape=(1, 2, 1)),
+)
+
+
+def block(*numbers: float) -> bytes:
+    return struct.pack("<4f", *numbers)
+
+
+def test_a_deviation_is_relative_to_the_largest_number_of_its_own_tensor() -> None:
+    computed = block(100.0, 1.0, 0.5, 0.25)
+    assert deviation(computed, computed, LAYOUT) == 0.0
+    assert deviation(block(101.0, 1.0, 0.5, 0.25), computed, LAYOUT) == pytest.approx(0.01)
+    assert deviation(block(100.0, 1.0, 0.5, 0.3), computed, LAYOUT) == pytest.approx(0.1, rel=1e-5)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), inf, -inf])
+def test_what_is_no_number_is_infinitely_far_away(odd: float) -> None:
+    computed = block(1.0, 1.0, 1.0, 1.0)
+    assert deviation(block(odd, 1.0, 1.0, 1.0), computed, LAYOUT) == inf
+    assert tolerance(LAYOUT) < inf
+
+
+def test_numbers_where_zeros_must_be_are_found() -> None:
+    assert deviation(block(0.0, 1e-3, 1.0, 1.0), block(0.0, 0.0, 1.0, 1.0), LAYOUT) > 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_computed_behind_a_given_past_are_those_computed_from_the_beginning(
+    kind: str, tiny: TinyModels
+) -> None:
+    """Across the window too: a sliding group needs only the blocks that it still sees."""
+    parts = build_parts("tiny", tiny(kind), EngineConfig(device="cpu", block_size=16))
+    engine = Engine(parts)
+    recompute = Recompute(parts, chunk_len=64)
+    ids = token_ids(150)
+    groups = [group.id for group in parts.manager.groups]
+    whole: dict[tuple[int, GroupId], bytes] = {}
+    for computed in recompute.blocks(ids, 0, lambda number, group: None):
+        num_tokens = min(16, 150 - 16 * computed.number)
+        whole |= {(computed.number, group): computed.read(group, num_tokens) for group in groups}
+    assert len(whole) == 10 * len(groups)
+    layouts = parts.pool.layouts()
+    for computed in recompute.blocks(ids, 96, lambda number, group: whole[number, group]):
+        for group in groups:
+            again = computed.read(group, min(16, 150 - 16 * computed.number))
+            assert deviation(again, whole[computed.number, group], layouts[group]) < 1e-5
+    logits = recompute.last_logits(ids, 0, lambda number, group: None)
+    behind = recompute.last_logits(ids, 149, lambda number, group: whole[number, group])
+    assert (logits - behind).abs().max() < 1e-4
+    engine.check_integrity()
+    engine.close()
