@@ -47,7 +47,6 @@ class Database:
         """
         self.path = path
         self._lock = RLock()
-        self._num_changes = 0
         with self._errors_told():
             _create_private(path)
             if recovery.damage_mark(path).exists():
@@ -57,8 +56,10 @@ class Database:
             except sqlite3.DatabaseError as error:
                 if not _is_damage(error, path):
                     raise
+                recovery.damage_mark(path).touch(0o600)
                 self._recover()
                 self._connection = self._open()
+            self._opened = _identity(path)
             self._num_changes = self._connection.total_changes
 
     def close(self) -> None:
@@ -90,6 +91,7 @@ class Database:
                 of the process, and a loss of power may undo it.
         """
         with self._lock, self._errors_told():
+            self._follow()
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -119,11 +121,18 @@ class Database:
             raise
         return connection
 
+    def _follow(self) -> None:
+        """Open the file that has the name now, if another process has put a recovered one in its place."""
+        found = _identity(self.path)
+        if found is not None and found != self._opened:
+            self._connection.close()
+            self._connection, self._opened = self._open(), found
+            self._num_changes = 0
+
     def _recover(self) -> None:
-        aside = recovery.recover(self.path)
-        log.warning(
-            "%s was damaged; what could be read is in a new file, the old one is %s", self.path, aside
-        )
+        aside = recovery.recover_once(self.path)
+        if aside is not None:
+            log.warning("%s was damaged; what can be read is in a new file, the old is %s", self.path, aside)
 
     @contextmanager
     def _errors_told(self) -> Iterator[None]:
@@ -140,6 +149,14 @@ class Database:
                 f"{error.filename or self.path}: {detail}; check permissions and free space, "
                 "or choose another --data-dir"
             ) from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _is_damage(error: sqlite3.Error, path: Path) -> bool:

@@ -5,6 +5,7 @@ that is whole nowhere comes as it is, and reads as damaged. Nothing here decides
 the rows do.
 """
 
+import fcntl
 import os
 import shutil
 import sqlite3
@@ -67,6 +68,17 @@ def looks_like_ours(path: Path) -> bool:
     has_backup = any(copy.exists() for copy in backup_paths(path))
     size = path.stat().st_size
     return has_backup or (size >= 4 * _PAGE_BYTES and size % _PAGE_BYTES == 0)
+
+
+def recover_once(path: Path) -> Path | None:
+    """Do as `recover` if the database is still marked as damaged; None if another process was faster."""
+    lock = path.with_name(path.name + ".recovery")
+    descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return recover(path) if damage_mark(path).exists() else None
+    finally:
+        os.close(descriptor)
 
 
 def recover(path: Path) -> Path:

@@ -1,6 +1,8 @@
 """A database that SQLite cannot read is replaced by one with every row that still can be."""
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -16,6 +18,7 @@ from tests.session.turns import exchange
 pytestmark = pytest.mark.pure
 
 PAGE = 4096
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -90,6 +93,30 @@ def test_nothing_is_replaced_while_another_process_writes(path: Path) -> None:
             SessionStore(path)
     assert words(path)
     assert not damage_mark(path).exists()
+
+
+def test_a_process_that_had_it_open_goes_on_in_the_new_file(path: Path) -> None:
+    """Its words must not go to the file that was set aside."""
+    with closing(SessionStore(path)) as idle:
+        session = idle.find("one")
+        damage_mark(path).touch()
+        words(path)
+        assert path.with_name("sessions.db.damaged-1").exists()
+        exchange(idle, idle.branch(session.id, MAIN), "Still there?", "Yes.")
+    assert {"Still there?", "Yes."} <= words(path)
+
+
+def test_processes_that_start_at_once_recover_it_once(path: Path) -> None:
+    before = words(path)
+    _damage_the_page_of(path, b"reply 3")
+    damage_mark(path).touch()
+    script = "import sys; from pathlib import Path; from kvchat.session.store import SessionStore; "
+    script += "print(len(SessionStore(Path(sys.argv[1])).list_sessions()))"
+    command = [sys.executable, "-c", script, str(path)]
+    processes = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(3)]
+    assert [process.communicate(timeout=120)[0] for process in processes] == [b"3\n"] * 3
+    assert [one.name for one in path.parent.glob("sessions.db.damaged*")] == ["sessions.db.damaged-1"]
+    assert words(path) == before
 
 
 @pytest.mark.parametrize("num_times", [25, pytest.param(1000, marks=pytest.mark.slow)])
