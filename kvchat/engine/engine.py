@@ -68,7 +68,7 @@ class Engine:
         self._idle = IdleWatch(parts.scheduler, clock, parts.idle_demote_s)
         self._rates = parts.rates
         self._clock = clock
-        self._flights = Flights(parts.manager.device, parts.reader, parts.mover.execute)
+        self._flights = Flights(parts.manager.device, parts.reader, parts.rates, parts.mover.execute)
         self._promotion = Promotion(parts.manager, self._flights)
         self._loading = Loading(parts.scheduler, self._flights, parts.rates, self._answers.tell)
         parts.scheduler.loads_apart = True

@@ -9,6 +9,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Demote
+from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.transfer import Transfer, Transfers
 from kvchat.engine.cache.unit import Unit
 from kvchat.engine.memory.reader import Job, Landed
@@ -61,11 +62,13 @@ class Flights:
         self,
         device: DeviceTier,
         reader: BlockReader,
+        rates: Rates,
         demote: Callable[[Sequence[Demote]], object],
     ) -> None:
         self._device = device
         self._transfers = Transfers(device)
         self._reader = reader
+        self._rates = rates
         self._demote = demote
         self._flights: dict[Job, Flight] = {}
         self._leaving: list[Flight] = []
@@ -126,6 +129,7 @@ class Flights:
             self._transfers.land(unit, landed.arrived)
             if all(landed.arrived):
                 flight.landed[unit.node.key] = unit.tier
+                self._rates.observe_move(unit.tier, Direction.LOAD, unit.num_bytes, landed.seconds)
             else:
                 flight.is_complete = False
         for flight in [flight for flight in self._leaving if flight.is_over]:

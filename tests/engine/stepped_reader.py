@@ -3,9 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Load, Promote
-from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.unit import Unit
 from kvchat.engine.memory.reader import Job, Landed
 
@@ -27,10 +25,12 @@ class SteppedReader:
     Args:
         fetch: carries out one move.
         per_step: blocks that land with each call of `collect`.
+        block_s: what one is said to take.
     """
 
     fetch: Callable[[Load | Promote], bool]
     per_step: int = 1
+    block_s: float = 0.0001
     jobs: list[Job] = field(default_factory=list)
     landed: list[Landed] = field(default_factory=list)
     num_read: int = 0
@@ -74,7 +74,7 @@ class SteppedReader:
                 unit = job.units[job.num_taken - 1]
                 self.num_read += 1
                 arrived = tuple([self.num_read != self.fails_at and self.fetch(move) for move in unit.moves])
-                self.landed.append(Landed(job=job, unit=unit, arrived=arrived))
+                self.landed.append(Landed(job=job, unit=unit, arrived=arrived, seconds=self.block_s))
                 self._take()
                 return True
         return self._take()
@@ -92,8 +92,6 @@ class TimedReader(SteppedReader):
     """Reads one block in `block_s` of a simulated clock."""
 
     clock: Clock = field(default_factory=Clock)
-    block_s: float = 1.0
-    rates: Rates = field(default_factory=Rates)
     done_s: float = 0.0
     """When the block on its way lands."""
 
@@ -126,5 +124,4 @@ class TimedReader(SteppedReader):
     def _catch_up(self) -> None:
         while self._is_reading and self.done_s <= self.clock():
             self._land_one()
-            self.rates.observe_move(Tier.DISK, Direction.LOAD, self.landed[-1].unit.num_bytes, self.block_s)
             self.done_s += self.block_s

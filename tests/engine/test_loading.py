@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event as Flag
-from threading import Semaphore
 from typing import Any
 
 import pytest
@@ -31,25 +30,22 @@ Fetch = Callable[[Load | Promote], bool]
 
 
 class Gate:
-    """A medium that gives a block when it is told to: stands before the real directory."""
+    """A medium that gives no block before it is opened: stands before the real directory."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
-        self._passes = Semaphore(0)
+        self._opened = Flag()
         self.is_waited_at = Flag()
-        self.is_open = False
         self.num_fetched = 0
 
     def __call__(self, move: Load | Promote) -> bool:
         self.is_waited_at.set()
-        if not self.is_open:
-            self._passes.acquire()
+        self._opened.wait()
         self.num_fetched += 1
         return self._fetch(move)
 
     def open(self) -> None:
-        self.is_open = True
-        self._passes.release(1)
+        self._opened.set()
 
 
 @pytest.fixture

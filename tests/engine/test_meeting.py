@@ -75,7 +75,7 @@ class Track:
         )
         parts = build_parts("tiny", self.model_dir, config)
         clock, rates = Clock(), Rates()
-        reader = TimedReader(parts.mover.fetch, clock=clock, block_s=block_s, rates=rates)
+        reader = TimedReader(parts.mover.fetch, clock=clock, block_s=block_s)
         runner = TimedRunner(parts.runner, clock, first_s, growth_s)
         engine = Engine(replace(parts, reader=reader, runner=runner, rates=rates), clock)  # type: ignore[arg-type]
         self.engines.append(engine)

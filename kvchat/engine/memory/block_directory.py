@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.block_file import (
@@ -55,6 +55,7 @@ class BlockDirectory:
         self._is_announced = False
         self._is_closed = False
         self._lock = RLock()
+        self._reading = Lock()
         self._doubtful: set[BlockName] = set()
         self._unsynced: set[Path] = set()
         with storage_errors(cache_dir):
@@ -75,9 +76,9 @@ class BlockDirectory:
 
     # Reading and writing
 
-    def read(self, path: Path, identity: FileIdentity, out: memoryview) -> None:
-        """Fill `out` with a verified payload; see `read_file`."""
-        read_file(self.files, path, identity, out)
+    def read(self, path: Path, identity: FileIdentity, parts: Sequence[memoryview]) -> None:
+        """Fill `parts` with a verified payload; see `read_file`. Threads take turns at the medium."""
+        read_file(self.files, path, identity, parts, self._reading)
 
     def write(
         self,

@@ -20,9 +20,9 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from pathlib import Path
+from threading import Lock
 
 import xxhash
 
@@ -31,6 +31,7 @@ from kvchat.engine.memory.files import Buffer, Files, read_all, write_all
 from kvchat.errors import BlockDamaged, BlockMissing
 
 FORMAT = "kvchat.block.v1"
+MAX_RENDERED = 64
 SUFFIX = ".safetensors"
 TEMPORARY_SUFFIX = ".tmp"
 MAX_HEADER_BYTES = 4 << 20
@@ -64,6 +65,7 @@ class Region:
 
 
 Layout = tuple[Region, ...]
+_rendered: dict[int, tuple[Layout, str]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,15 +151,30 @@ def write_file(files: Files, path: Path, temporary: Path, parts: Sequence[Buffer
     files.sync_dir(path.parent)
 
 
-def read_file(files: Files, path: Path, identity: FileIdentity, out: memoryview) -> None:
-    """Fill `out` with the payload of a block and verify all of the file. Not mapped: a truncated map kills.
+def read_file(
+    files: Files, path: Path, identity: FileIdentity, parts: Sequence[memoryview], turn: Lock
+) -> None:
+    """Fill `parts` with a block's payload and verify all of the file. Not mapped: a truncated map kills.
+
+    Args:
+        turn: held while the medium is read, and not while the bytes are verified.
 
     Raises:
         BlockMissing: there is no such file.
-        BlockDamaged: any byte of it is not what the block must be; `out` is then worthless.
+        BlockDamaged: any byte of it is not what the block must be; `parts` are then worthless.
     """
     blank = _render_blank(identity)
     head = bytearray(len(blank))
+    with turn:
+        _read_parts(files, path, [memoryview(head), *parts])
+    digest = xxhash.xxh3_128(blank)
+    for part in parts:
+        digest.update(part)
+    if head != _signed(blank, digest.hexdigest()):
+        raise BlockDamaged(f"The block file {path} is damaged: {_what_differs(bytes(head), blank)}.")
+
+
+def _read_parts(files: Files, path: Path, parts: Sequence[memoryview]) -> None:
     try:
         descriptor = files.open(path)
     except FileNotFoundError as error:
@@ -165,15 +182,12 @@ def read_file(files: Files, path: Path, identity: FileIdentity, out: memoryview)
     except OSError as error:
         raise BlockDamaged(f"The block file {path} cannot be opened: {error.strerror}.") from error
     try:
-        _check_size(descriptor, len(head) + len(out), path)
-        read_all(files, descriptor, memoryview(head), 0)
-        read_all(files, descriptor, out, len(head))
+        _check_size(descriptor, sum(map(len, parts)), path)
+        read_all(files, descriptor, parts)
     except OSError as error:
         raise BlockDamaged(f"The block file {path} cannot be read: {error.strerror}.") from error
     finally:
         files.close(descriptor)
-    if head != _with_checksum(blank, out):
-        raise BlockDamaged(f"The block file {path} is damaged: {_what_differs(bytes(head), blank)}.")
 
 
 def parse_header(path: Path) -> FoundBlock:
@@ -223,8 +237,19 @@ def _render_blank(identity: FileIdentity) -> bytes:
     return _LENGTH.pack(len(text)) + text.encode()
 
 
-@lru_cache(maxsize=64)
 def _render_regions(layout: Layout) -> str:
+    """Return the layout's entries, rendered once for each layout object: hashing one takes longer than the
+    rest of a header.
+    """
+    known = _rendered.get(id(layout))
+    if known is None or known[0] is not layout:
+        if len(_rendered) >= MAX_RENDERED:
+            _rendered.clear()
+        known = _rendered[id(layout)] = (layout, _render_anew(layout))
+    return known[1]
+
+
+def _render_anew(layout: Layout) -> str:
     rendered = ""
     start = 0
     for region in layout:
@@ -243,7 +268,11 @@ def _with_checksum(blank: bytes, payload: memoryview) -> bytes:
     """Return the header with XXH3-128 over itself, its checksum blank, and the payload."""
     digest = xxhash.xxh3_128(blank)
     digest.update(payload)
-    return blank[:_CHECKSUM_START] + digest.hexdigest().encode() + blank[_CHECKSUM_END:]
+    return _signed(blank, digest.hexdigest())
+
+
+def _signed(blank: bytes, checksum: str) -> bytes:
+    return blank[:_CHECKSUM_START] + checksum.encode() + blank[_CHECKSUM_END:]
 
 
 def _what_differs(head: bytes, blank: bytes) -> str:

@@ -65,6 +65,12 @@ class BlockWriter:
         """Bytes of payload that are not durable yet."""
         return self._queued_bytes
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether `submit` would take a block of this size now, if only to drop it. Pure."""
+        with self._changed:
+            is_full = bool(self._queue) and self._queued_bytes + num_bytes > self._max_bytes
+            return not self._closed and (not is_full or self._pause_s > 0)
+
     def submit(self, header: BlockHeader, payload: bytes, replaces: BlockKey | None = None) -> bool:
         """Take a block to write. Never waits for the disk.
 

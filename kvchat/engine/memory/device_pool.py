@@ -39,7 +39,9 @@ class DevicePool:
     ) -> None:
         self.block_size = block_size
         self.layers: dict[int, LayerPool] = {}
+        self._device = device
         self._groups = {group.id: group for group in groups}
+        self._memory: dict[GroupId, list[tuple[memoryview, int]]] = {}
         try:
             for group in groups:
                 for layer in group.layers:
@@ -77,17 +79,41 @@ class DevicePool:
 
     def read_block(self, group: GroupId, block: BlockId, num_tokens: int) -> bytes:
         """Return a block as one run of bytes; slots behind the first `num_tokens` are zero."""
+        views = self.views(group, block)
+        if views is not None and num_tokens == self.block_size:
+            return b"".join(views)
         return b"".join(_bytes(region, num_tokens) for region in self._regions(group, block))
 
     def read_into(self, group: GroupId, block: BlockId, out: memoryview) -> None:
         """Copy a whole block into `out`, a writable run of bytes of exactly its size."""
+        views = self.views(group, block)
+        if views is not None:
+            for view, place in _aligned(views, memoryview(out)):
+                place[:] = view
+            return
         for region, part in self._parts(group, block, out):
             part.copy_(region)
 
     def write_block(self, group: GroupId, block: BlockId, data: bytearray | memoryview) -> None:
         """Fill a block from one writable run of bytes of exactly its size."""
+        views = self.views(group, block)
+        if views is not None:
+            for view, place in _aligned(views, memoryview(data)):
+                view[:] = place
+            return
         for region, part in self._parts(group, block, data):
             region.copy_(part)
+
+    def views(self, group: GroupId, block: BlockId) -> list[memoryview] | None:
+        """Return a block's regions as writable memory, in the order of its bytes; None off the processor.
+
+        What is read into them needs no other copy.
+        """
+        if self._device.type != "cpu":
+            return None
+        if group not in self._memory:
+            self._memory[group] = [_memory(tensor) for tensor in self._tensors(group)]
+        return [memory[block * size : (block + 1) * size] for memory, size in self._memory[group]]
 
     def _parts(
         self, group: GroupId, block: BlockId, data: bytearray | memoryview
@@ -102,8 +128,25 @@ class DevicePool:
             start = end
 
     def _regions(self, group: GroupId, block: BlockId) -> list[Tensor]:
+        return [tensor[block] for tensor in self._tensors(group)]
+
+    def _tensors(self, group: GroupId) -> list[Tensor]:
         layers = [self.layers[layer] for layer in self._groups[group].layers]
-        return [tensor[block] for layer in layers for tensor in (layer.keys, layer.values)]
+        return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
+
+
+def _memory(tensor: Tensor) -> tuple[memoryview, int]:
+    """Return a pool's tensor [N, ...] as bytes, and how many of them one block has."""
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy().data), tensor[0].nbytes
+
+
+def _aligned(views: Sequence[memoryview], run: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
+    """Yield each view with its part of one run of bytes of their size."""
+    assert len(run) == sum(map(len, views))
+    start = 0
+    for view in views:
+        yield view, run[start : start + len(view)]
+        start += len(view)
 
 
 def _allocate(group: Group, num_blocks: int, block_size: int, device: torch.device) -> LayerPool:

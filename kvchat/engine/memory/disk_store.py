@@ -60,6 +60,9 @@ class DiskStore:
         self.daily_bytes = daily_bytes
         self._fingerprint = fingerprint
         self._layouts = dict(layouts)
+        self._payload_bytes = {
+            group: sum(region.nbytes for region in layout) for group, layout in self._layouts.items()
+        }
         self._block_size = block_size
         self._clock = clock
         self._touched: dict[BlockKey, float] = {}
@@ -111,19 +114,23 @@ class DiskStore:
             BlockDamaged: a byte of the file is not what it must be; it was set aside and its row is gone.
         """
         header = BlockHeader(key=key, parent=parent, group=group, token_ids=tuple(token_ids))
-        identity = self._identity(header)
-        payload = memoryview(bytearray(identity.payload_bytes) if out is None else out).cast("B")
-        assert len(payload) == identity.payload_bytes
+        payload = memoryview(bytearray(self._payload_bytes[group]) if out is None else out).cast("B")
+        self.read_into(header, [payload])
+        return payload
+
+    def read_into(self, header: BlockHeader, parts: Sequence[memoryview]) -> None:
+        """Fill `parts`, one after another, with the verified payload of a block; otherwise as `read`."""
+        key, group = header.key, header.group
+        assert sum(map(len, parts)) == self._payload_bytes[group]
         path = self._path(key, group)
         try:
-            self._directory.read(path, identity, payload)
+            self._directory.read(path, self._identity(header), parts)
         except (BlockMissing, BlockDamaged) as error:
             if isinstance(error, BlockDamaged):
                 self._directory.set_aside(path)
             with suppress(StorageError):  # the row stays and misses again
                 self._index.drop([(self._fingerprint, key, group)])
             raise
-        return payload
 
     def write(self, header: BlockHeader, payload: Buffer) -> bool:
         """Write a block durably unless it is there; blocks until it is on the medium. The limit always holds.

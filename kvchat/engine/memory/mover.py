@@ -10,7 +10,7 @@ from kvchat.engine.cache.plan import Copy, Demote, Load, Move, Promote
 from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.tiers import StoredNode
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
@@ -58,7 +58,7 @@ class Mover:
                 if not self._load(move):
                     for later in moves:
                         if isinstance(later, Load):
-                            self._read(later)
+                            self._read(later, [memoryview(bytearray(self._pool.block_bytes(later.group)))])
                     return False
             elif isinstance(move, Copy):
                 self._pool.copy(move.group, move.source, move.target, move.num_tokens)
@@ -71,7 +71,10 @@ class Mover:
 
     def fetch(self, move: Load | Promote) -> bool:
         """Carry out one move to the device, in any thread; False if its block is not to be had."""
-        return self.execute([move])
+        if isinstance(move, Load):
+            return self._load(move)
+        self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
+        return True
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         if self._store is None:
@@ -95,22 +98,23 @@ class Mover:
             self._rates.observe_move(tier, direction, self._pool.block_bytes(move.group), seconds)
 
     def _load(self, load: Load) -> bool:
-        data = self._read(load)
-        if data is None or self._store is None:
+        assert self._store is not None
+        views = self._pool.views(load.group, load.target)
+        data = bytearray() if views is not None else bytearray(self._pool.block_bytes(load.group))
+        if not self._read(load, views or [memoryview(data)]):
             return False
-        self._pool.write_block(load.group, load.target, data)
+        if views is None:
+            self._pool.write_block(load.group, load.target, data)
         self._store.touch([load.key])
         return True
 
-    def _read(self, load: Load) -> bytearray | None:
+    def _read(self, load: Load, parts: Sequence[memoryview]) -> bool:
         assert self._store is not None
-        data = bytearray(self._pool.block_bytes(load.group))
+        header = BlockHeader(key=load.key, parent=load.parent, group=load.group, token_ids=load.token_ids)
         try:
-            self._store.read(
-                load.key, load.group, parent=load.parent, token_ids=load.token_ids, out=memoryview(data)
-            )
+            self._store.read_into(header, parts)
         except (BlockMissing, BlockDamaged, StorageError, OSError) as error:
             log.warning("a stored block is not used and will be computed again: %s", error)
             self._unreadable.add((load.key, load.group))
-            return None
-        return data
+            return False
+        return True

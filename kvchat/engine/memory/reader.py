@@ -1,4 +1,4 @@
-"""Brings blocks to the device beside decoding: a bounded queue of jobs and one thread.
+"""Brings blocks to the device beside decoding: a bounded queue of jobs and two threads.
 
 The engine's thread hands in jobs, asks what has landed, and never waits for a medium. While a prompt is
 computed from its front, its job is read from the tail; the two meet wherever they meet, because each takes
@@ -9,9 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Condition, Thread
+from time import perf_counter
 
 from kvchat.engine.cache.plan import Load, Promote
 from kvchat.engine.cache.unit import Unit
+
+NUM_THREADS = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -51,33 +54,43 @@ class Job:
 
     @property
     def waiting_bytes(self) -> int:
+        if self.is_cancelled:
+            return 0
         return sum(unit.num_bytes for unit in self.units[self.num_taken :] if unit.number >= self.front)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landed:
-    """A unit that has been read. `arrived` tells for each of its moves whether the bytes are there."""
+    """A unit that has been read.
+
+    Args:
+        arrived: for each of its moves, whether the bytes are there.
+        seconds: since the one before, or since it was begun if nothing was on its way then.
+    """
 
     job: Job
     unit: Unit
     arrived: tuple[bool, ...]
+    seconds: float
 
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """Reads jobs one after another in a thread of its own.
+    """Reads jobs one after another in threads of its own: while one verifies a block, the other reads.
 
     Args:
-        fetch: carries out one move; False if there is nothing to be had. Called in the reader's thread.
+        fetch: carries out one move; False if there is nothing to be had. Called in the reader's threads.
         max_bytes: most bytes that wait in the queue; a single larger job is taken when nothing else waits.
     """
 
     fetch: Callable[[Load | Promote], bool]
     max_bytes: int
+    num_threads: int = NUM_THREADS
     _jobs: deque[Job] = field(default_factory=deque)
     _landed: deque[Landed] = field(default_factory=deque)
     _changed: Condition = field(default_factory=Condition)
-    _thread: Thread | None = None
+    _threads: list[Thread] = field(default_factory=list)
+    _landed_s: float = 0.0
     _is_closed: bool = False
     _error: BaseException | None = None
 
@@ -90,9 +103,8 @@ class Reader:
             if waiting_bytes and waiting_bytes + job.waiting_bytes > self.max_bytes:
                 return None
             self._jobs.append(job)
-            if self._thread is None:  # an engine that never loads has no thread for it
-                self._thread = Thread(target=self._run, name="kvchat-block-reader", daemon=True)
-                self._thread.start()
+            if not self._threads:  # an engine that never loads has no thread for it
+                self._start()
             self._changed.notify_all()
         return job
 
@@ -133,20 +145,28 @@ class Reader:
             self._changed.wait_for(lambda: self._landed or self._error or not self._is_busy, timeout_s)
 
     def close(self) -> None:
-        """End the thread after the unit it is reading."""
+        """End the threads after the units they are reading."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     @property
     def _is_busy(self) -> bool:
         return any(not job.is_over for job in self._jobs)
 
+    def _start(self) -> None:
+        for number in range(self.num_threads):
+            name = f"kvchat-block-reader-{number}"
+            self._threads.append(Thread(target=self._run, name=name, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
     def _run(self) -> None:
         while (taken := self._take()) is not None:
             job, unit = taken
+            begun_s = perf_counter()
             try:
                 arrived = tuple([self.fetch(move) for move in unit.moves])
             except BaseException as error:
@@ -155,7 +175,10 @@ class Reader:
                     self._changed.notify_all()
                 return
             with self._changed:
-                self._landed.append(Landed(job=job, unit=unit, arrived=arrived))
+                now_s = perf_counter()
+                seconds = now_s - max(begun_s, self._landed_s)
+                self._landed_s = now_s
+                self._landed.append(Landed(job=job, unit=unit, arrived=arrived, seconds=seconds))
                 self._changed.notify_all()
 
     def _take(self) -> tuple[Job, Unit] | None:

@@ -76,6 +76,9 @@ class Saver:
         return done
 
     def _submit(self, save: Save) -> bool:
+        # Asked first: reading a block for a queue that has no room for it would cost every step a copy.
+        if not self._writer.has_room(self._pool.block_bytes(save.group)):
+            return False
         header = BlockHeader(key=save.key, parent=save.parent, group=save.group, token_ids=save.token_ids)
         payload = self._pool.read_block(save.group, save.block, len(save.token_ids))
         return self._writer.submit(header, payload, replaces=save.replaces)

@@ -3,6 +3,7 @@
 import errno
 import os
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvchat.engine.memory.files import SystemFiles
@@ -38,10 +39,10 @@ class FailingFiles(SystemFiles):
         self._count()
         return super().write(descriptor, data)
 
-    def read(self, descriptor: int, out: memoryview, offset: int) -> int:
+    def read(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
         if self.code == errno.EIO:
             self._count()
-        return super().read(descriptor, out, offset)
+        return super().read(descriptor, parts, offset)
 
     def sync(self, descriptor: int) -> None:
         self._count()

@@ -1,0 +1,125 @@
+"""A stored conversation of the 360 M shape without its model: pools, store and reader as in an engine."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from kvchat.engine.api.ids import BlockId, BlockKey, chain_keys, root_key
+from kvchat.engine.cache.device_tier import DeviceTier
+from kvchat.engine.cache.host_tier import HostTier
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.prefix_index import IndexNode
+from kvchat.engine.cache.rates import Rates
+from kvchat.engine.cache.spec import FullSpec, Group, group_layers
+from kvchat.engine.flights import Flights
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
+from kvchat.engine.memory.host_pool import HostPool
+from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.reader import Reader
+
+BLOCK_SIZE = 64
+NUM_BLOCKS = 64
+FINGERPRINT = bytes(32)
+PATIENCE_S = 60.0
+
+SPEC = FullSpec(num_kv_heads=5, head_dim_k=64, head_dim_v=64, dtype="BF16")
+
+
+class Shelf:
+    """A conversation of 4,096 tokens on disk, and a device pool that is large enough for it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.groups: tuple[Group, ...] = group_layers(dict.fromkeys(range(32), SPEC))
+        self.group = self.groups[0]
+        self.num_blocks = {self.group.id: NUM_BLOCKS + 1}
+        self.pool = DevicePool(self.groups, self.num_blocks, BLOCK_SIZE, torch.device("cpu"))
+        self.block_bytes = self.group.block_bytes(BLOCK_SIZE)
+        self.num_bytes = NUM_BLOCKS * self.block_bytes
+        self.token_ids = [5 + 11 * index % 2500 for index in range(NUM_BLOCKS * BLOCK_SIZE + 1)]
+        self.keys = chain_keys(root_key(FINGERPRINT), self.token_ids[:-1], BLOCK_SIZE)
+        self.directory = directory
+        self.plain = directory / "plain"
+        self.store = DiskStore(
+            directory / "cache",
+            fingerprint=FINGERPRINT,
+            layouts=self.pool.layouts(),
+            block_size=BLOCK_SIZE,
+            limit_bytes=None,
+        )
+        self._fill()
+
+    def resume(self, host: HostPool | None = None, host_tier: HostTier | None = None) -> None:
+        """Bring the conversation to an empty device pool, as the engine does for a request."""
+        places = host or HostPool({}, {})
+        tier = DeviceTier(self.groups, self.num_blocks, block_size=BLOCK_SIZE, host=host_tier)
+        mover = Mover(self.pool, places, self.store)
+        manager = CacheManager(tier, fingerprint=FINGERPRINT, slow=mover)
+        reader = Reader(mover.fetch, max_bytes=2**40)
+        flights = Flights(tier, reader, Rates(), mover.execute)
+        branch = manager.open("", self.token_ids)
+        match = manager.match(branch)
+        assert match.length == len(self.token_ids) - 1
+        flight = flights.begin(match, branch.root)
+        assert flight is not None
+        while not flight.is_over:
+            flights.wait(PATIENCE_S)
+            flights.collect()
+        assert flight.is_complete
+        flights.close()
+
+    def in_host_memory(self) -> tuple[HostPool, HostTier]:
+        """Return a host tier that has the conversation."""
+        tier = HostTier(self.groups, self.num_blocks)
+        pool = HostPool(self.num_blocks, {self.group.id: self.block_bytes})
+        for number, key in enumerate(self.keys):
+            start = number * BLOCK_SIZE
+            ids = tuple(self.token_ids[start : start + BLOCK_SIZE])
+            place = tier.reserve(IndexNode(key, self._parent(number), ids, start), self.group.id)
+            assert place is not None
+            self.pool.read_into(self.group.id, BlockId(number), pool.view(self.group.id, place))
+        tier.finish_moves()
+        return pool, tier
+
+    def forget(self) -> None:
+        """Drop the files from the system's page cache."""
+        for path in [self.plain, *(self.directory / "cache" / "blocks").rglob("*.safetensors")]:
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+    def read_plain(self, out: memoryview) -> None:
+        """Read the same number of bytes from one file, from its start to its end."""
+        with self.plain.open("rb", buffering=0) as file:
+            done = 0
+            while done < len(out):
+                done += file.readinto(out[done:]) or 0
+
+    def _fill(self) -> None:
+        for layer in self.pool.layers.values():
+            for part in (layer.keys, layer.values):
+                part.view(torch.int16).random_(-30_000, 30_000)
+        with self.plain.open("wb") as file:
+            for number, key in enumerate(self.keys):
+                payload = self.pool.read_block(self.group.id, BlockId(number), BLOCK_SIZE)
+                ids = tuple(self.token_ids[number * BLOCK_SIZE : (number + 1) * BLOCK_SIZE])
+                header = BlockHeader(key=key, parent=self._parent(number), group=self.group.id, token_ids=ids)
+                self.store.write(header, payload)
+                file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _parent(self, number: int) -> BlockKey:
+        return self.keys[number - 1] if number else root_key(FINGERPRINT)
+
+
+@contextmanager
+def shelf() -> Iterator[Shelf]:
+    with TemporaryDirectory() as directory:
+        made = Shelf(Path(directory))
+        yield made
+        made.store.close()
