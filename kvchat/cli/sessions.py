@@ -19,7 +19,7 @@ from kvchat.cli.removal import Removed
 from kvchat.cli.shelf import open_store, short_id
 from kvchat.cli.streams import Output, Status
 from kvchat.session.lookup import SessionSummary
-from kvchat.session.tree import Branch, Finish, Role, Session, Turn
+from kvchat.session.tree import Branch, Finish, Role, Session, Turn, Verdict
 from kvchat.ui.figures import age_text, bytes_text, plural, short_count_text
 from kvchat.ui.plain_text import one_line
 
@@ -59,6 +59,8 @@ def show_session(options: SessionOptions) -> None:
         return
     output.line(f"{one_line(session.title) or '(untitled)'}  {session.id}")
     output.line(f"{session.model}, {_branch_words(session, branches)}, {_date(session.created_at)}")
+    if words := _trust_words(session):
+        output.line(words)
     if session.system:
         output.line(f"\nsystem: {session.system}")
     for turn in turns:
@@ -198,6 +200,23 @@ def _turn_values(turn: Turn, branches: Sequence[Branch]) -> dict[str, object]:
 def _branch_words(session: Session, branches: Sequence[Branch]) -> str:
     others = [branch.name for branch in branches if branch.name != session.active_branch]
     return f"branch {session.active_branch}" + (f" (also {', '.join(others)})" if others else "")
+
+
+def _trust_words(session: Session) -> str:
+    """Return where a session's KV came from and what was found of it; empty if nobody has looked."""
+    words = ["KV imported, shared with no other session"] if session.namespace else []
+    found = session.verification
+    if found is not None:
+        of = f"{found.num_blocks} of {plural(found.of_blocks, 'block')}"
+        words.append(f"KV verified {_date(found.at)}: {of}, {_VERDICTS[found.verdict]}")
+    return "; ".join(words)
+
+
+_VERDICTS = {
+    Verdict.SAME: "all as computed here",
+    Verdict.SAMPLED: "those as computed here",
+    Verdict.DIFFERENT: "some were not and were set aside",
+}
 
 
 def _freed_words(removed: Removed) -> str:

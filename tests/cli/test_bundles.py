@@ -232,6 +232,45 @@ def test_a_tail_takes_only_the_room_of_its_tokens(bundle: Path) -> None:
     assert kept < bundle.stat().st_size < kept + 20_000
 
 
+def test_removing_an_imported_session_removes_its_blocks_and_says_what_another_import_shares(
+    bundle: Path, tiny_model: Path, kvchat: Kvchat
+) -> None:
+    first, second = (kvchat("import", str(bundle), "-m", str(tiny_model))[0] for _ in range(2))
+    removed = kvchat("sessions", "rm", "-y", first["session"])
+    assert (removed["freed_blocks"], removed["shared_blocks"]) == (0, first["blocks"])
+    removed = kvchat("sessions", "rm", "-y", second["session"])
+    assert (removed["freed_blocks"], removed["shared_blocks"]) == (first["blocks"], 0)
+    assert kvchat("cache")["disk_bytes"] == 0
+
+
+def test_a_damaged_block_is_found_by_verifying_the_cache(
+    original: Path, tiny_model: Path, home: Path, kvchat: Kvchat
+) -> None:
+    shutil.copytree(original / "home", home / "here")
+    whole = kvchat("cache", "verify", "-m", str(tiny_model), "--all")
+    assert (whole["damaged"], whole["different"], whole["verified"]) == (0, 0, whole["blocks"])
+    block = next((home / "here" / "cache" / "blocks").rglob("*.safetensors"))
+    data = bytearray(block.read_bytes())
+    data[-1] ^= 1
+    block.write_bytes(data)
+    found = kvchat("cache", "verify", "-m", str(tiny_model), "--sample", "1", code=7)
+    assert (found["damaged"], found["different"]) == (1, 0)
+    assert kvchat("cache", "verify", "-m", str(tiny_model), "--sample", "1")["damaged"] == 0
+
+
+def test_a_session_shows_where_its_kv_came_from_and_what_was_found_of_it(
+    bundle: Path, tiny_model: Path, kvchat: Kvchat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kvchat("import", str(bundle), "-m", str(tiny_model))
+    run(["sessions", "show", "demo"])
+    assert "KV imported, shared with no other session\n" in capsys.readouterr().out
+    kvchat("sessions", "verify", "-m", str(tiny_model), "--all", "demo")
+    run(["sessions", "show", "demo"])
+    shown = capsys.readouterr().out
+    assert "all as computed here" in shown
+    assert "imported" not in shown
+
+
 # The real program
 
 
