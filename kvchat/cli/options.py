@@ -212,7 +212,14 @@ class ImportOptions(ListOptions):
         str | None,
         typer.Option("--model", "-m", help="Go on with this model, not the one it names.", metavar="MODEL"),
     ] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
+    ] = None
     no_kv: Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")] = False
+
+    def flags(self) -> dict[str, object]:
+        given = {} if self.dtype is None else {"engine.dtype": self.dtype}
+        return PlaceOptions.flags(self) | given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +236,9 @@ class VerifyOptions(ListOptions):
     ] = None
     seed: Annotated[str | None, typer.Option(help="Choose the same blocks again.", metavar="TEXT")] = None
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
+    ] = None
     kv_device_bytes: Annotated[
         str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
     ] = None
@@ -236,6 +246,7 @@ class VerifyOptions(ListOptions):
     def flags(self) -> dict[str, object]:
         given = PlaceOptions.flags(self) | {
             "engine.device": self.device,
+            "engine.dtype": self.dtype,
             "engine.device_bytes": self.kv_device_bytes,
         }
         return {name: value for name, value in given.items() if value is not None}

@@ -8,7 +8,7 @@ from kvchat.cli.logs import start_log
 from kvchat.cli.options import ResumeOptions
 from kvchat.errors import NoTerminal, SessionNotFound
 
-_COMMANDS = ("ask", "resume", "sessions", "cache")
+_COMMANDS = ("ask", "resume", "export", "import", "sessions", "cache")
 
 
 def resume(options: ResumeOptions) -> int:

@@ -165,7 +165,10 @@ def _refuse_foreign(turns: Sequence[Turn], fingerprint: bytes) -> None:
     """Say that the model at hand is not the one that answered."""
     named = {turn.fingerprint for turn in turns if turn.fingerprint}
     if named and fingerprint.hex() not in named:
-        raise CacheError("this session's KV is of another model, or of other weights; name its model with -m")
+        raise CacheError(
+            "this session's KV is of another model, or of other weights; "
+            "name its model with -m, and its type with --dtype"
+        )
 
 
 def _verification(found: "Findings", num_blocks: int, *, is_all: bool) -> Verification:
