@@ -155,11 +155,11 @@ def test_another_tokenizer_starts_over_from_the_texts_and_is_exact_from_there(
     second.store.close()
 
 
-def test_a_damaged_turn_costs_its_ids_and_not_the_conversation(desk: Desk) -> None:
+def test_a_turn_beyond_repair_costs_its_ids_and_not_the_conversation(desk: Desk) -> None:
     conversation = desk.chat.create("demo")
     list(desk.chat.send(conversation, "One"))
     with desk.store._database.write() as connection:
-        connection.execute("UPDATE turns SET token_ids = x'00' WHERE role = 'assistant'")
+        connection.execute("UPDATE turns SET token_ids = x'00', parts = x'' WHERE role = 'assistant'")
     opened = desk.chat.open("demo")
     assert [turn.damaged for turn in opened.turns] == [False, True]
     list(desk.chat.send(opened, "Two"))
