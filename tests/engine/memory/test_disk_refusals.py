@@ -96,17 +96,16 @@ def test_a_collection_that_is_refused_anywhere_is_ended_by_the_next(tmp_path: Pa
     assert 2 < at < MOST_OPERATIONS
 
 
-def test_a_read_that_fails_anywhere_is_a_miss(tmp_path: Path) -> None:
+def test_a_read_that_fails_is_a_miss(tmp_path: Path) -> None:
     """A bad sector: the block is set aside, computed again, and written again."""
     files = FailingFiles(errno.EIO)
     store = open_store(tmp_path, files=files)
-    for at in range(2):
-        write_all(store, BLOCKS[:1])
-        files.fail(at, is_passing=True)
-        with pytest.raises(BlockDamaged, match="cannot be read"):
-            read(store, BLOCKS[0])
-        files.fail(None)
-        assert not store.has(BLOCKS[0].key, FULL)
+    write_all(store, BLOCKS[:1])
+    files.fail(0, is_passing=True)  # so small a block is read at once
+    with pytest.raises(BlockDamaged, match="cannot be read"):
+        read(store, BLOCKS[0])
+    files.fail(None)
+    assert not store.has(BLOCKS[0].key, FULL)
     write_all(store, BLOCKS[:1])
     assert read(store, BLOCKS[0]) == BLOCKS[0].payload
     store.close()

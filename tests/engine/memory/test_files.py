@@ -1,0 +1,64 @@
+"""Reading takes several steps and any number of buffers, and whatever comes short or fails is told."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.memory.files import FIRST_STEPS, SystemFiles, read_all
+
+pytestmark = pytest.mark.pure
+
+DATA = bytes(index * 7 % 251 for index in range(200_000))
+
+
+class HaltingFiles(SystemFiles):
+    """Reads at most `most` bytes at a time, and fails at read number `fails_at`."""
+
+    def __init__(self, most: int, fails_at: int | None = None) -> None:
+        self.most = most
+        self.fails_at = fails_at
+        self.num_reads = 0
+
+    def read(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+        if self.num_reads == self.fails_at:
+            raise OSError(5, "bad sector")
+        self.num_reads += 1
+        return super().read(descriptor, [parts[0][: self.most]], offset)
+
+
+def read(files: SystemFiles, path: Path, sizes: Sequence[int]) -> bytes:
+    parts = [memoryview(bytearray(size)) for size in sizes]
+    descriptor = files.open(path)
+    try:
+        read_all(files, descriptor, parts)
+    finally:
+        files.close(descriptor)
+    return b"".join(parts)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[200_000], [1, 199_999], [0, 7000, 0, 193_000], [FIRST_STEPS[0], 183_616], [40_000] * 5, [50] * 4000],
+)
+def test_every_byte_lands_where_it_belongs(sizes: list[int], path: Path) -> None:
+    assert read(SystemFiles(), path, sizes) == DATA
+    assert read(HaltingFiles(3001), path, sizes) == DATA
+
+
+def test_a_file_that_ends_early_is_an_error(path: Path) -> None:
+    with pytest.raises(OSError, match="ended early"):
+        read(SystemFiles(), path, [200_001])
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_read_that_fails_in_any_step_is_told(at: int, path: Path) -> None:
+    with pytest.raises(OSError, match="bad sector"):
+        read(HaltingFiles(1 << 30, at), path, [200_000])
