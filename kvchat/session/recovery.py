@@ -107,8 +107,8 @@ def recover(path: Path) -> Path:
             _collect(target, [aside, *backup_paths(path)])
         new.rename(path)
     except BaseException:
-        aside.rename(path)
         with suppress(FileNotFoundError):
+            aside.rename(path)
             aside.with_name(aside.name + "-wal").rename(path.with_name(path.name + "-wal"))
         raise
     damage_mark(path).unlink(missing_ok=True)
