@@ -57,14 +57,14 @@ def turn_of(row: sqlite3.Row) -> Turn:
         session_id=SessionId(row["session_id"]),
         parent_id=None if row["parent_id"] is None else TurnId(row["parent_id"]),
         role=role,
-        text=row["text"],
-        reasoning=row["reasoning"],
+        text=_text(row["text"]),
+        reasoning=_text(row["reasoning"]),
         token_ids=ids,
         finish=finish,
         created_at=row["created_at"],
-        model=row["model"],
-        fingerprint=row["fingerprint"],
-        tokenizer=row["tokenizer"],
+        model=_text(row["model"]),
+        fingerprint=_text(row["fingerprint"]),
+        tokenizer=_text(row["tokenizer"]),
         usage=usage,
         loaded=loaded,
         timings=timings,
@@ -143,8 +143,11 @@ def storable(text: str) -> str:
 
 
 def _checked(row: sqlite3.Row) -> tuple[Role, Finish, tuple[int, ...] | None, frozenset[Part]]:
-    broken = _broken(row)
     blob = row["token_ids"]
+    try:
+        broken = _broken(row)
+    except (TypeError, AttributeError):  # a value of another type than its column's
+        broken, blob = frozenset(Part), None
     try:
         ids = None if blob is None else tuple(from_u32le(blob))
     except ValueError:
@@ -166,6 +169,10 @@ def _broken(row: sqlite3.Row) -> frozenset[Part]:
     if whole == row["digest"]:  # then only facts that it does not cover can be others
         return frozenset() if digests.has_its_facts(row, parts) else frozenset({Part.FACTS})
     return digests.PartDigests.of(row).broken(parts)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _role_or_user(name: str) -> Role:
