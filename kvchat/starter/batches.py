@@ -11,7 +11,8 @@ from kvchat.starter.conversation import Message, Mix
 from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces
 from kvchat.starter.words import Lexicon
 
-# The first tokens of an answer choose which answer it is; an error there costs all of it.
+# The first tokens of an answer choose which answer it is, and what was sought in the context is hardest to
+# find; an error there costs all of it.
 NUM_ROUTING_TOKENS = 3
 ROUTING_WEIGHT = 3.0
 
@@ -34,17 +35,23 @@ class Batches:
         ids: list[int] = []
         weights: list[float] = []
         for message in corpus.conversation(seed, mix, self._lexicon):
-            content = self._tokenizer.encode(message.text).ids
-            ids += [ROLE_IDS[message.role], *content, END_ID]
-            weights += [0.0, *_token_weights(message, len(content) + 1)]
+            content = self._tokenizer.encode(message.text)
+            ids += [ROLE_IDS[message.role], *content.ids, END_ID]
+            weights += [0.0, *_token_weights(message, content.offsets)]
             if len(ids) >= num_tokens:
                 break
         return ids[:num_tokens], weights[:num_tokens]
 
 
-def _token_weights(message: Message, num_tokens: int) -> list[float]:
-    weights = [message.weight] * num_tokens
+def _token_weights(message: Message, offsets: list[tuple[int, int]]) -> list[float]:
+    weights = [message.weight] * (len(offsets) + 1)
     if message.routed:
-        for index in range(min(NUM_ROUTING_TOKENS, num_tokens)):
+        for index in range(min(NUM_ROUTING_TOKENS, len(weights))):
             weights[index] *= ROUTING_WEIGHT
+    if message.sought:
+        start = message.text.rindex(message.sought)
+        end = start + len(message.sought)
+        for index, (first, last) in enumerate(offsets):
+            if last > start and first < end:
+                weights[index] = message.weight * ROUTING_WEIGHT
     return weights

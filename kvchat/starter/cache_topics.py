@@ -17,7 +17,10 @@ TOPICS = (
             "cache stand for? | How does a KV cache work? | What do you keep in the KV cache? | Why is it "
             "called a KV cache? | What is kept in the cache? | What is inside a KV cache? | How does the "
             "cache of a language model work? | What is the cache for keys and values? | Which data does the "
-            "KV cache hold?"
+            "KV cache hold? | Tell me what a KV cache is. | What does the KV cache do? | What is the KV "
+            "cache? | What is in a KV cache? | What does a KV cache contain? | What does a KV cache keep? | "
+            "What does a KV cache store? | What do you store in a KV cache? | What is the KV cache made of? "
+            "| Which things are in the KV cache?"
         ),
     ),
     Topic(
@@ -34,7 +37,12 @@ TOPICS = (
             "cache? | Does a KV cache save time? | Why use a cache at all? | What is the purpose of the KV "
             "cache? | What do we gain from a KV cache? | Why is generation slow without a cache? | Is a KV "
             "cache necessary? | Do I need a KV cache? | What is the advantage of a KV cache? | Why keep old "
-            "keys and values? | Would you be slower without a cache?"
+            "keys and values? | Would you be slower without a cache? | Why is there a KV cache? | Why have "
+            "a KV cache? | Why does a model use a KV cache? | Why do you use a KV cache? | What is a cache "
+            "good for? | What would happen without a cache? | How does the cache save time? | How does a KV "
+            "cache save time? | What if there were no cache? | What if there is no KV cache? | Why does the "
+            "cache help? | What is the use of a KV cache? | Why not compute everything again? | Does the "
+            "cache make you faster?"
         ),
     ),
     Topic(
@@ -51,7 +59,12 @@ TOPICS = (
             "the context? | How much space does the cache take? | What does the cache cost in memory? | How "
             "fast does the cache grow? | Is the cache large? | How much memory does a long conversation "
             "need? | How much memory does one token need? | Why is a long conversation expensive? | How "
-            "many bytes does the cache have?"
+            "many bytes does the cache have? | What is the size of a KV cache? | How much memory does a KV "
+            "cache use? | How much memory does the cache use? | How much does the cache grow? | When does "
+            "the cache grow? | Why does the cache grow? | Does the cache get bigger? | How big is the "
+            "cache? | How big is a KV cache? | How large does the cache get? | How many bytes does the "
+            "cache need? | Does a long conversation need more memory? | Why does a long chat need much "
+            "memory? | How much room does the cache need? | Is the cache big?"
         ),
     ),
     Topic(
@@ -65,7 +78,12 @@ TOPICS = (
             "What is prefill? | What happens during prefill? | What does prefill mean? | How is a prompt "
             "read? | What happens when the model reads my prompt? | What does the prefill do? | How does "
             "prefill work? | What is the prefill step? | How does the model read a prompt? | What happens "
-            "to my prompt? | What is done before the first token? | Which step reads the prompt?"
+            "to my prompt? | What is done before the first token? | Which step reads the prompt? | What is "
+            "prefilling? | When does prefill happen? | What is computed during prefill? | What happens in "
+            "the prefill phase? | How do you read a prompt? | How do you read my prompt? | How is my prompt "
+            "read? | What is the first step of an answer? | What comes before decode? | What comes before "
+            "the first token? | What does the model do with my prompt? | What is the reading of a prompt "
+            "called?"
         ),
     ),
     Topic(
@@ -80,7 +98,10 @@ TOPICS = (
             "generated? | Why is decoding limited by memory? | What does the decode step do? | How does "
             "decode work? | What is the decode step? | How does the model write an answer? | How are "
             "answers produced? | Which step writes the answer? | How does the model make new tokens? | What "
-            "happens while you write?"
+            "happens while you write? | What is decoding? | How do you write an answer? | How do you "
+            "produce an answer? | How are new tokens made? | How are tokens generated? | What comes after "
+            "prefill? | What does decode do? | What is limited by memory bandwidth? | Why is decode slow? | "
+            "How does an answer come about?"
         ),
     ),
     Topic(
@@ -97,7 +118,12 @@ TOPICS = (
             "the difference between decode and prefill? | Is decode slower than prefill? | Is prefill "
             "different from decode? | Which is faster, prefill or decode? | Explain the difference between "
             "prefill and decode. | What distinguishes prefill from decode? | How is prefill different from "
-            "decode? | Why is decode slower than prefill? | Are prefill and decode the same?"
+            "decode? | Why is decode slower than prefill? | Are prefill and decode the same? | Is prefill "
+            "faster than decode? | Is prefill slower than decode? | In what do prefill and decode differ? | "
+            "How does prefill differ from decode? | How does decode differ from prefill? | Tell me the "
+            "difference between prefill and decode. | Prefill and decode, what is the difference? | What is "
+            "different in prefill and decode? | Which one is slower, prefill or decode? | Is decode the "
+            "same as prefill? | Why does decode differ from prefill?"
         ),
     ),
     Topic(
@@ -112,7 +138,10 @@ TOPICS = (
             "a block? | Why is the cache cut into blocks? | How big is a block? | How many tokens fit into "
             "a block? | How many tokens does a block hold? | Why are there blocks? | What is a block of the "
             "cache? | What does block mean in kvchat? | What are blocks good for? | Why does kvchat use "
-            "blocks?"
+            "blocks? | What is in a block? | What is stored in a block? | How many tokens make a block? | "
+            "How many tokens are there in one block? | What is the size of a block? | What size does a "
+            "block have? | How long is a block? | What is a KV block? | Why does the cache have blocks? | "
+            "What are blocks? | What is a cache block? | Why use blocks?"
         ),
     ),
     Topic(
@@ -127,7 +156,10 @@ TOPICS = (
             "the tail mean in kvchat? | Is there a block that is not full? | What is a tail block? | Which "
             "block is not full yet? | What is the block at the end called? | Can a block change? | Which "
             "block can be changed? | What is the last block of a branch? | What happens to a block that is "
-            "not full?"
+            "not full? | What does the tail do? | What does the tail hold? | What does tail mean? | Why is "
+            "there a tail? | Which block can still change? | Which block is only partly filled? | What is "
+            "the name of the last block? | What is the partly filled block called? | Is the last block "
+            "full?"
         ),
     ),
     Topic(
@@ -141,7 +173,9 @@ TOPICS = (
             "What is a slot? | Where is one token stored? | How is a slot computed? | What does slot mean "
             "in kvchat? | How do you find the place of a token? | What does a slot hold? | Where in the "
             "cache is a token? | How is the slot number computed? | What is the place of a token called? | "
-            "How do I compute a slot? | Where does a token live in the cache? | What are slots?"
+            "How do I compute a slot? | Where does a token live in the cache? | What are slots? | What is a "
+            "cache slot? | What is in a slot? | What is a slot for? | How do I find a token in the cache? | "
+            "How do you know where a token is?"
         ),
     ),
     Topic(
@@ -156,7 +190,11 @@ TOPICS = (
             "do we need a block table? | Can the blocks of a conversation lie anywhere? | What is in a "
             "block table? | What is a block table for? | How does kvchat find a block? | What maps blocks "
             "to memory? | What does a block table contain? | Do blocks have to be next to each other? | How "
-            "does a sequence find its blocks?"
+            "does a sequence find its blocks? | What are block tables? | What is the table of blocks? | "
+            "What is stored in a block table? | How does a block table work? | How do I find a block in "
+            "memory? | Where is it written where a block lies? | Why is there a block table? | What does a "
+            "block table map? | What is the use of a block table? | Must blocks lie next to each other? | "
+            "Do blocks lie in order?"
         ),
     ),
     Topic(
@@ -172,7 +210,11 @@ TOPICS = (
             "work? | How can conversations share blocks? | Do conversations share memory? | What is a "
             "common prefix good for? | Is a common beginning stored twice? | Can two chats use the same "
             "blocks? | How does prefix sharing work? | Why share a prefix? | When do two conversations "
-            "share blocks?"
+            "share blocks? | What does prefix sharing mean? | What is a shared prefix? | What is prefix "
+            "caching? | What does prefix sharing do? | Why is prefix sharing good? | What do two equal "
+            "beginnings share? | How do chats share blocks? | How do chats share memory? | What if two "
+            "conversations start the same way? | Is the same beginning computed twice? | Can conversations "
+            "share a beginning? | What do conversations share?"
         ),
     ),
     Topic(
@@ -187,7 +229,10 @@ TOPICS = (
             "not computed again? | What does it mean that tokens were cached? | What is a hit? | When is "
             "there a cache hit? | When do I get a cache hit? | Why did the answer start so quickly? | What "
             "does cached mean? | What are cached tokens? | Why is a cache hit good? | Why are some tokens "
-            "not computed?"
+            "not computed? | What is a prefix hit? | What does cache hit mean? | What does a cache hit do? "
+            "| What do I gain from a cache hit? | What does it mean when tokens are cached? | Which tokens "
+            "are cached? | Which tokens are not computed again? | When does an answer start sooner? | How "
+            "do I get a cache hit? | What is a hit in the cache? | Why did you answer so fast?"
         ),
     ),
     Topic(
@@ -202,7 +247,10 @@ TOPICS = (
             "fork? | What happens when I fork a conversation? | How much does a fork cost? | How does a "
             "fork work? | Why is a fork cheap? | Is a fork free? | Can I fork a conversation? | What does "
             "it mean to fork? | How do I fork? | What is copied when I fork? | How can I try something else "
-            "from here?"
+            "from here? | What is forking? | What does a fork do? | What is copied in a fork? | Why is "
+            "forking cheap? | Why is a fork free? | Is forking expensive? | How expensive is a fork? | What "
+            "happens in a fork? | How do I try something else? | Can I try another answer? | How do I start "
+            "a new branch from here?"
         ),
     ),
     Topic(
@@ -217,7 +265,10 @@ TOPICS = (
             "written? | Why are shared blocks safe? | How does copy-on-write work? | What does "
             "copy-on-write mean? | Are shared blocks copied? | When does kvchat copy a block? | Who copies "
             "a shared tail? | Why is copy-on-write used? | What happens when two branches write to one "
-            "block? | Is a shared block ever changed?"
+            "block? | Is a shared block ever changed? | What is copy on write? | When is a tail copied? | "
+            "When does a shared tail get copied? | What happens if someone writes to a shared block? | Can "
+            "a shared block change? | Why do full blocks need no copy? | Is a full block ever copied? | "
+            "What is copied before a write?"
         ),
     ),
     Topic(
@@ -231,7 +282,11 @@ TOPICS = (
             "What is a tier? | Which tiers are there? | Where can blocks be stored? | How many tiers does "
             "kvchat have? | What does tier mean? | What are tiers? | Which tiers exist? | Where do blocks "
             "live? | Where are the blocks kept? | On which devices can blocks be? | How do blocks move? | "
-            "Can blocks be on the disk? | In which places can a block be?"
+            "Can blocks be on the disk? | In which places can a block be? | What is a memory tier? | What "
+            "are the tiers? | What are the memory tiers? | How many tiers are there? | Tell me the tiers. | "
+            "Which places are there for blocks? | Where can a block be? | Where can a block live? | Where "
+            "does kvchat keep blocks? | Do blocks move between tiers? | Which tier is the slowest? | Can a "
+            "block be in host memory?"
         ),
     ),
     Topic(
@@ -245,7 +300,12 @@ TOPICS = (
             "What does demote mean? | What happens when a block is demoted? | How is a block moved to a "
             "slower tier? | What is demotion? | Is a demoted block lost? | What does it mean to demote a "
             "block? | Why is a block demoted? | When is a block demoted? | How do blocks leave the device? "
-            "| Where does a demoted block go? | How do you make room on the device? | What is demoting?"
+            "| Where does a demoted block go? | How do you make room on the device? | What is demoting? | "
+            "What does it mean to demote? | What does demotion do? | What does demotion mean? | What "
+            "happens in demotion? | How are blocks demoted? | Where do demoted blocks go? | Do I lose a "
+            "demoted block? | How do I make room on the device? | How does kvchat make room without losing "
+            "a block? | What is it called when a block moves to a slower tier? | When do blocks leave the "
+            "device?"
         ),
     ),
     Topic(
@@ -260,7 +320,11 @@ TOPICS = (
             "to the device? | What is promotion? | When is a block promoted? | What does it mean to promote "
             "a block? | Why is a block promoted? | How does a block become fast again? | How do blocks come "
             "back from the disk? | Where does a promoted block go? | What is promoting? | How is a block "
-            "moved to a faster tier?"
+            "moved to a faster tier? | What does it mean to promote? | What does promotion do? | What does "
+            "promotion mean? | Why are blocks promoted? | What happens in promotion? | How are blocks "
+            "promoted? | Where do promoted blocks go? | When does a block return to the device? | How does "
+            "a block return from the disk? | What is it called when a block moves to a faster tier? | When "
+            "do blocks come back? | When does a block come back to the device?"
         ),
     ),
     Topic(
@@ -275,7 +339,11 @@ TOPICS = (
             "removed from the cache? | What does evict mean? | When is a block evicted? | What does it mean "
             "to evict a block? | Can I get an evicted block back? | Why are blocks evicted? | How does "
             "eviction work? | How are blocks freed? | Who frees unused blocks? | What happens to unused "
-            "blocks?"
+            "blocks? | What does eviction do? | What is an evicted block? | What happens in eviction? | "
+            "What happens to an evicted block? | When does eviction happen? | Why is there eviction? | How "
+            "are old blocks removed? | Which blocks are freed? | Which blocks are removed? | When are "
+            "blocks freed? | When are blocks removed? | Is an evicted block lost? | How does kvchat free "
+            "memory?"
         ),
     ),
 )

@@ -32,12 +32,14 @@ class Message:
         text: Its content.
         weight: Weight of its tokens in the loss; 0 for messages that are not learned.
         routed: Whether its first tokens choose between answers, and so weigh more.
+        sought: The part that has to be found in the context, which weighs more too.
     """
 
     role: str
     text: str
     weight: float = 0.0
     routed: bool = False
+    sought: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,7 @@ class Conversation:
         """Note that `fact` was told; says whether it replaced another value."""
         key = (fact.kind.name, fact.key)
         replaced = key in self.told
+        self.said_once.pop(key, None)  # so that the oldest stay first
         self.said_once[key] = None
         if replaced:
             self.updated.append(key)
@@ -139,6 +142,9 @@ class Conversation:
         fact = self._new_fact()
         replaced = self.remember(fact)
         text = facts.state(self.rng, Split.TRAIN, fact)
+        if self.rng.random() < 0.06:
+            hello = smalltalk.INTENTS[0]
+            return [_user(f"{smalltalk.say(self.rng, hello)} {text}"), _answer(hello.reply, 1.0)]
         if self.rng.random() < 0.15:
             other = self._new_fact()
             self.remember(other)
@@ -162,13 +168,23 @@ class Conversation:
         if self.rng.random() < self.mix.unknown_share:
             return self.unknown_turn()
         if self.said_once and self.rng.random() < self.mix.said_once_share:
-            fact = self.told[self.rng.choice(list(self.said_once))]
+            fact = self.told[self._said_once_key()]
         elif self.updated and self.rng.random() < 0.3:
             fact = self.told[self.rng.choice(self.updated)]
         else:
             fact = self.rng.choice(list(self.told.values()))
+        return [_user(facts.ask(self.rng, Split.TRAIN, fact)), self._found(fact)]
+
+    def _found(self, fact: Fact) -> Message:
         self.said_once.pop((fact.kind.name, fact.key), None)
-        return [_user(facts.ask(self.rng, Split.TRAIN, fact)), _answer(fact.answer, 2.0)]
+        return Message("assistant", fact.answer, 2.0, routed=True, sought=fact.value)
+
+    def _said_once_key(self) -> tuple[str, str]:
+        """Return a fact that was said once: half the time one of the oldest third, the farthest away."""
+        keys = list(self.said_once)
+        if self.rng.random() < 0.5:
+            keys = keys[: len(keys) // 3 + 1]
+        return self.rng.choice(keys)
 
     def unknown_turn(self) -> list[Message]:
         """Ask for a fact that was not told, half the time one of a kind of which another was."""
@@ -206,20 +222,28 @@ class Conversation:
     def skill_turn(self) -> list[Message]:
         """Ask for a small exercise."""
         exercise = skills.exercise(self.rng, self.lexicon, self.mix.exercises)
-        weight = {"add": 1.5, "first": 1.5, "last": 1.5}.get(exercise.name, 1.0)
-        if len(exercise.answer) > 60:
+        weight = {"add": 1.5, "first": 1.5, "last": 1.5, "times": 1.5}.get(exercise.name, 1.0)
+        if exercise.name.startswith("count") and len(exercise.answer) > 60:
             weight = 0.5
         request = phrasing.noisy(self.rng, exercise.request, typos=0.0)
         return [_user(request), _answer(exercise.answer, weight)]
 
     def document_turn(self) -> list[Message]:
-        """Give a document to read, with up to three facts hidden in it."""
-        hidden = []
+        """Give a document to read, with up to three facts hidden in it; or ask for one of them below it."""
+        found: dict[tuple[str, str], Fact] = {}
         for _ in range(self.rng.choice((0, 1, 1, 2, 3))):
             fact = self._new_fact() if self.rng.random() < 0.5 else self._passkey()
+            found[fact.kind.name, fact.key] = fact
+        for fact in found.values():
             self.remember(fact)
-            hidden.append((self.rng.random(), facts.state(self.rng, Split.TRAIN, fact)))
+        told = [facts.state(self.rng, Split.TRAIN, fact) for fact in found.values()]
+        hidden = [(self.rng.random(), text) for text in told]
         num_sentences = self.rng.randint(3, self.mix.longest_document)
+        if found and self.rng.random() < 0.5:
+            fact = self.rng.choice(list(found.values()))
+            question = facts.ask(self.rng, Split.TRAIN, fact)
+            text = documents.notes(self.rng, self.rng.randint(1, num_sentences), hidden, question)
+            return [_user(text), self._found(fact)]
         text = documents.document(self.rng, num_sentences, hidden)
         return [_user(text), _answer(documents.READ, 0.5, routed=False)]
 

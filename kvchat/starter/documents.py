@@ -109,6 +109,13 @@ def sentence(rng: random.Random) -> str:
     return text
 
 
+def _sentences(rng: random.Random, num_sentences: int, hidden: list[tuple[float, str]]) -> list[str]:
+    sentences = [sentence(rng) for _ in range(num_sentences)]
+    for depth, text in sorted(hidden, reverse=True):
+        sentences.insert(round(depth * len(sentences)), text)
+    return sentences
+
+
 def document(rng: random.Random, num_sentences: int, hidden: list[tuple[float, str]]) -> str:
     """Return a document.
 
@@ -116,7 +123,11 @@ def document(rng: random.Random, num_sentences: int, hidden: list[tuple[float, s
         num_sentences: Number of filler sentences.
         hidden: Sentences to hide with the depth of each, 0 (start) to 1 (end).
     """
-    sentences = [sentence(rng) for _ in range(num_sentences)]
-    for depth, text in sorted(hidden, reverse=True):
-        sentences.insert(round(depth * len(sentences)), text)
-    return rng.choice(OPENINGS) + " ".join(sentences)
+    return rng.choice(OPENINGS) + " ".join(_sentences(rng, num_sentences, hidden))
+
+
+def notes(rng: random.Random, num_sentences: int, hidden: list[tuple[float, str]], question: str) -> str:
+    """Return a text in lines, as files have them, with a question below."""
+    parts = _sentences(rng, num_sentences, hidden)
+    text = parts[0] + "".join(rng.choice((" ", " ", "\n")) + part for part in parts[1:])
+    return f"{text}\n\n{question}"

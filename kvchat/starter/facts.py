@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass
 
 from kvchat.starter import phrasing
-from kvchat.starter.fact_kinds import KINDS, FactKind
+from kvchat.starter.fact_kind import FactKind
+from kvchat.starter.fact_kinds import KINDS
 from kvchat.starter.phrases import phrases
 from kvchat.starter.split import Split, forms_of
 from kvchat.starter.words import Lexicon
@@ -20,20 +21,34 @@ STATEMENT_FRAMES = phrases(
     "mind that {s} | By the way, {s} | Just so you know, {s} | For your information, {s} | I want you to "
     "know that {s} | Remember this: {s} | Do not forget that {s} | You should know that {s} | One more "
     "thing: {s} | Let me tell you that {s} | I should mention that {s} | Please write down that {s} | For "
-    "later: {s} | Also, {s}"
+    "later: {s} | Also, {s} | You might want to know that {s} | I forgot to say that {s} | It is important "
+    "that {s} | Here is something to remember: {s} | A fact: {s} | So, {s} | As you may know, {s} | I tell "
+    "you that {s} | Listen, {s} | Here is a fact: {s} | Store this: {s} | Learn this: {s} | Another thing: "
+    "{s} | Next, {s} | To begin with, {s} | Hey, {s} | Oh, {s} | In case you ask, {s} | I just want to say "
+    "that {s} | Know that {s} | Make a note: {s} | {s}, please remember | {s}, by the way | Some news: {s} "
+    "| Something else: {s} | It is true that {s} | Never forget that {s} | I hope you remember that {s}"
 )
 # An order cannot stand after "that"; these clauses are framed by a colon or a comma only.
 _ORDERS = ("call ", "use ", "set ", "let ", "please ", "to open")
 UPDATE_FRAMES = phrases(
     "Actually, {s} | Correction: {s} | I was wrong, {s} | Update: {s} | No, {s} | It has changed: {s} | "
     "Sorry, {s} | From now on {s} | Forget what I said: {s} | I made a mistake, {s} | {s} now | Please "
-    "change that: {s} | That is no longer true: {s} | I have to correct myself, {s}"
+    "change that: {s} | That is no longer true: {s} | I have to correct myself, {s} | This is new: {s} | "
+    "There was a change: {s} | In fact, {s} | Please update this: {s} | New information: {s} | I have to "
+    "change that: {s} | As of today, {s} | Instead, {s} | Not any more: {s} | {s} from today on | Let me "
+    "correct that: {s} | Replace what I said: {s} | {s} instead | Something has changed: {s} | Oh no, {s} | "
+    "Starting today, {s}"
 )
 QUESTION_FRAMES = phrases(
     "Tell me {q}. | Do you remember {q}? | Can you tell me {q}? | I forgot {q}. | Remind me {q}. | Do you "
     "know {q}? | I would like to know {q}. | Did I tell you {q}? | Could you remind me {q}? | Please tell "
     "me {q}. | Let me know {q}. | I do not remember {q}. | Do you still know {q}? | Have I told you {q}? | "
-    "Can you say {q}? | I want to know {q}. | Could you tell me {q} again? | Say {q}."
+    "Can you say {q}? | I want to know {q}. | Could you tell me {q} again? | Say {q}. | Please remind me "
+    "{q}. | Try to remember {q}. | Now tell me {q}. | Please say {q} once more. | Do you recall {q}? | "
+    "Would you know {q}? | I need to know {q}. | Let me hear {q}. | You should know {q}. | Let us see if "
+    "you know {q}. | Check {q} for me. | Think back: {q}? | I wonder {q}. | Just tell me {q}. | I asked you "
+    "to remember {q}. | Could you repeat {q}? | Are you able to tell me {q}? | Do you by chance know {q}? | "
+    "You know {q}, right? | Look up {q}. | Find out {q}. | May I ask {q}? | Answer me: {q}?"
 )
 _WEIGHTS = tuple(kind.weight for kind in KINDS)
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from kvchat.starter import cache_topics, kvchat_topics, model_topics
+from kvchat.starter import cache_topics, kvchat_topics, model_topics, self_topics
 
-TOPICS = (*kvchat_topics.TOPICS, *cache_topics.TOPICS, *model_topics.TOPICS)
+TOPICS = (*self_topics.TOPICS, *kvchat_topics.TOPICS, *cache_topics.TOPICS, *model_topics.TOPICS)

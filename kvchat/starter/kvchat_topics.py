@@ -1,122 +1,10 @@
-"""Questions about kvchat and about the starter model itself, with their answers."""
+"""Questions about what kvchat does and how to use it, with their answers."""
 
 from __future__ import annotations
 
 from kvchat.starter.phrases import Topic, phrases
 
 TOPICS = (
-    Topic(
-        name="kvchat",
-        answer=(
-            "kvchat is a chat for the terminal that runs the language model in its own process. It treats "
-            "the KV cache as something you own: it survives restarts, forks for free and is visible while "
-            "it works."
-        ),
-        nouns=phrases("kvchat | the kvchat program | this program | this chat"),
-        forms=phrases(
-            "What is kvchat? | What does kvchat do? | What is kvchat for? | Why should I use kvchat? | What "
-            "is special about kvchat? | What can kvchat do? | Which program am I using? | How is kvchat "
-            "different from other chats? | Tell me what kvchat does. | What kind of program is kvchat? | "
-            "What makes kvchat different? | What is the idea of kvchat? | What is the goal of kvchat? | "
-            "What is the name of this program? | Which chat is this? | How does kvchat differ from other "
-            "programs? | Why was kvchat made? | Is kvchat a chat program?"
-        ),
-    ),
-    Topic(
-        name="identity",
-        answer=("I am the starter model of kvchat, a very small language model that ships with the program."),
-        forms=phrases(
-            "Who are you? | What are you? | What is your name? | Tell me about yourself. | Introduce "
-            "yourself. | Which model are you? | Are you a robot? | Are you a human? | What should I call "
-            "you? | Who am I talking to? | What kind of model are you? | Are you a language model? | Do you "
-            "have a name? | Am I talking to a machine? | Please introduce yourself. | Who is there? | Who "
-            "is speaking? | Are you a person? | Are you a computer? | Are you a program? | Say who you are. "
-            "| What is your model name? | Am I talking to a human? | Do I talk to a person? | Are you an "
-            "AI? | Are you a bot? | Who answers me? | May I know your name?"
-        ),
-    ),
-    Topic(
-        name="abilities",
-        answer=(
-            "I can remember facts you tell me, find a detail in a text, answer questions about KV caches "
-            "and kvchat, repeat words, count and add small numbers."
-        ),
-        nouns=phrases("your abilities | your skills"),
-        forms=phrases(
-            "What can you do? | How can you help me? | What are you able to do? | What do you know? | Help. "
-            "| What should I ask you? | What are you good at? | What can I ask you? | Show me what you can "
-            "do. | What do you do? | Can you help me? | What are you for? | Give me an example of what you "
-            "can do. | What can I do with you? | What can you help me with? | What can I use you for? | "
-            "Which questions can you answer? | What are your skills? | Tell me what you can do. | What do "
-            "you offer? | How can I use you? | List your abilities. | What kind of questions can I ask? | "
-            "Which things can you do? | I need help. | How do I use you?"
-        ),
-    ),
-    Topic(
-        name="limits",
-        answer=(
-            "I am tiny, so I know nothing about the world beyond KV caches and kvchat. For real questions "
-            "start kvchat with --model and a larger model."
-        ),
-        nouns=phrases("your limits | your weaknesses"),
-        forms=phrases(
-            "What can you not do? | What are your limits? | What do you not know? | Are you smart? | How "
-            "good are you? | Why are you so limited? | Are you as good as a large model? | Can I trust your "
-            "answers? | What are you bad at? | Do you make mistakes? | What can't you do? | How clever are "
-            "you? | How reliable are you? | Are you intelligent? | Do you know everything? | Why do you "
-            "know so little? | Are your answers correct? | Can you be wrong? | Are you a good model? | What "
-            "are you not good at? | Why can you not answer that? | Which questions can you not answer?"
-        ),
-    ),
-    Topic(
-        name="training",
-        answer=(
-            "I was trained from nothing by a script of the kvchat project, on conversations that the "
-            "project's own generator writes."
-        ),
-        nouns=phrases("your training | your training data"),
-        forms=phrases(
-            "How were you trained? | Who made you? | Who trained you? | Where do you come from? | What were "
-            "you trained on? | Which data were you trained on? | Who built you? | Who created you? | How "
-            "did you learn this? | How were you made? | Can I train you again? | Who wrote you? | Who "
-            "developed you? | Where were you trained? | What did you learn from? | Where does your "
-            "knowledge come from? | How did you learn to talk? | Who taught you? | How was this model "
-            "trained? | Which texts did you learn from? | Who is your maker? | How were you created? | What "
-            "is your origin?"
-        ),
-    ),
-    Topic(
-        name="your size",
-        answer=(
-            "I have about 3.1 million parameters in six layers. Three layers use full attention and three a "
-            "sliding window of 128 tokens."
-        ),
-        nouns=phrases("your size | your architecture"),
-        forms=phrases(
-            "How large are you? | How big are you? | How many parameters do you have? | How many layers do "
-            "you have? | What is your architecture? | Are you a small model? | Which layers do you have? | "
-            "How many weights do you have? | What size are you? | How many weights are in you? | How small "
-            "are you? | How many parameters are there? | What do you look like inside? | Describe your "
-            "layers. | How are you built inside? | How many parameters does this model have? | Is this a "
-            "large model? | What is your number of layers?"
-        ),
-    ),
-    Topic(
-        name="your context",
-        answer=(
-            "I was trained on conversations of up to 4096 tokens. Beyond that my memory becomes unreliable."
-        ),
-        nouns=phrases("your context length | your maximum context | your context window"),
-        forms=phrases(
-            "How long can our conversation be? | How much can you remember? | How many tokens can you read? "
-            "| How long is your memory? | What is your context length? | When do you start to forget? | Is "
-            "there a limit to what you remember? | How long a text can you read? | How far back can you "
-            "remember? | How many tokens fit into your context? | How long can a conversation get? | How "
-            "good is your memory? | Will you forget what I said? | Do you forget things? | How many words "
-            "can you remember? | What is the longest text you can read? | How long may my text be? | How "
-            "large is your context?"
-        ),
-    ),
     Topic(
         name="memory full",
         answer=(
@@ -132,7 +20,12 @@ TOPICS = (
             "| What happens when the cache runs out of memory? | Is anything lost when memory is full? | "
             "Can my conversation get lost? | What do you do when there is no room? | What if I run out of "
             "memory? | Do I lose text when the memory is full? | Can the memory overflow? | What happens "
-            "when the cache is lost?"
+            "when the cache is lost? | What do you do when memory is full? | What does kvchat do when the "
+            "cache is full? | What happens when there is not enough memory? | Suppose the memory is full, "
+            "what then? | Do I lose anything when memory runs out? | What happens to my words when memory "
+            "is full? | Does a full cache delete my conversation? | Is my conversation safe when memory "
+            "runs out? | What if too many blocks are in memory? | What if there are too many blocks? | Does "
+            "kvchat crash when the memory is full?"
         ),
     ),
     Topic(
@@ -147,7 +40,11 @@ TOPICS = (
             "default cache exact? | Are cached answers the same? | What does exact mean in kvchat? | Is the "
             "cache exact? | Is kvchat exact? | Does caching change the answer? | Are answers from the cache "
             "the same? | Is something lost by caching? | When is a cache exact? | What does it mean that a "
-            "session is exact?"
+            "session is exact? | When is the cache exact? | What is meant by exact? | Does the cache make "
+            "answers worse? | Do cached tokens change what you say? | Does a cache hit change the answer? | "
+            "Are the answers identical with the cache? | Does kvchat compute exactly? | What is the default "
+            "cache? | Would the answer be the same without the cache? | Do I get the same answer with a "
+            "cache?"
         ),
     ),
     Topic(
@@ -163,7 +60,10 @@ TOPICS = (
             "approximate cache? | What does lossy mean? | What does the approximate mark mean? | When is a "
             "cache approximate? | Why is this session approximate? | How does kvchat show that a cache is "
             "lossy? | How are lossy caches marked? | Is an approximate cache lossy? | How do I know that a "
-            "session is approximate?"
+            "session is approximate? | What is approximate? | What is meant by approximate? | What is the "
+            "meaning of the approximate mark? | Which sessions are approximate? | When does kvchat mark a "
+            "session? | How can I tell that a cache is lossy? | What has an approximate cache lost? | Why "
+            "does it say approximate? | What is marked as approximate?"
         ),
     ),
     Topic(
@@ -179,7 +79,11 @@ TOPICS = (
             "What is the fingerprint of a model? | What is the fingerprint for? | What is in a fingerprint? "
             "| What is the fingerprint made of? | Do two models share blocks? | Can caches of different "
             "models mix? | What keeps the caches of models apart? | Why do models not mix their caches? | "
-            "What happens to the cache when I change the weights?"
+            "What happens to the cache when I change the weights? | How is the fingerprint computed? | What "
+            "is the digest of the weights called? | When does the fingerprint match? | Why must the "
+            "fingerprint match? | When does the fingerprint change? | Does every model have a fingerprint? "
+            "| How do you know that a block fits the model? | Can one model use the blocks of another? | "
+            "Are caches shared between models?"
         ),
     ),
     Topic(
@@ -194,7 +98,11 @@ TOPICS = (
             "the name of a block made of? | Why are blocks named by content? | What does a block key "
             "contain? | How is a block key computed? | What is a block key made of? | How does a block get "
             "its name? | How do I know that two blocks are equal? | What is the name of a block? | What "
-            "does the key of a block depend on? | Why do blocks have keys? | How are blocks named?"
+            "does the key of a block depend on? | Why do blocks have keys? | How are blocks named? | What "
+            "is the hash of a block? | How are block keys made? | What are block keys for? | What goes into "
+            "a block key? | What identifies a block? | How does kvchat know that a block is the same? | "
+            "What is hashed in a block key? | Why do equal beginnings get equal keys? | How do you compute "
+            "the key of a block?"
         ),
     ),
     Topic(
@@ -209,7 +117,11 @@ TOPICS = (
             "stored of my conversation? | What does session mean in kvchat? | What is in a session? | What "
             "is a session made of? | What is stored in a session? | How does kvchat store a conversation? | "
             "How are my messages stored? | What does session mean? | How is my chat saved? | What do you "
-            "store of my chat?"
+            "store of my chat? | What is a kvchat session? | Tell me what a session is. | Where is my "
+            "conversation stored? | What makes a session? | In which form is a conversation stored? | How "
+            "do you keep a conversation? | What is kept of a conversation? | How are turns stored? | In "
+            "what form are my messages kept? | What do you save of our conversation? | Is a session a "
+            "conversation?"
         ),
     ),
     Topic(
@@ -224,7 +136,11 @@ TOPICS = (
             "through a conversation called? | What happens when I edit a message? | What is a branch in "
             "kvchat? | What does a branch contain? | How do I make a new branch? | When is there a new "
             "branch? | What happens when I change a message? | Can a conversation have several paths? | Can "
-            "I edit a message? | What is one path through the tree called?"
+            "I edit a message? | What is one path through the tree called? | Where does a branch begin? | "
+            "How are branches made? | What makes a new branch? | How does a new branch start? | What is a "
+            "branch of the tree? | What happens if I edit an old message? | What do I get when I edit a "
+            "message? | Can I have two branches? | Can a session have two branches? | How do branches come "
+            "about? | Why is there a second branch?"
         ),
     ),
     Topic(
@@ -240,7 +156,11 @@ TOPICS = (
             "friend? | What is a bundle for? | What does a bundle contain? | How do I save a conversation "
             "to a file? | How do I send a chat to a friend? | Can I export my chat? | How can I export a "
             "session? | How do I take a chat to another machine? | Can I share a conversation? | What is a "
-            "kvchat file?"
+            "kvchat file? | What can I do with a bundle? | How do I make a bundle? | Can I give a session "
+            "to someone? | How do I give a session to a friend? | How can I move a session? | How can I "
+            "send a session to someone? | How do I put a session into one file? | Which file holds a whole "
+            "session? | Can I take my session to another machine? | How do I copy a chat to another "
+            "computer? | What is the export of a session?"
         ),
     ),
     Topic(
@@ -257,7 +177,11 @@ TOPICS = (
             "stopped? | How can I resume a conversation? | Can I resume later? | How do I continue an old "
             "chat? | How do I go on with an old conversation? | Is my conversation there after a restart? | "
             "What happens when I quit? | What is left after I close the program? | Can I continue later? | "
-            "Can I continue where I stopped? | Will my chat be there tomorrow?"
+            "Can I continue where I stopped? | Will my chat be there tomorrow? | How do I come back to a "
+            "session? | How can I go on with an old session? | What does resume do? | What does kvchat "
+            "resume do? | How do I open an old session? | How do I reopen a conversation? | Will you "
+            "remember me tomorrow? | What happens if I restart kvchat? | Can I come back to this later? | "
+            "Does a restart delete the cache? | How do I get my old conversation back?"
         ),
     ),
     Topic(
@@ -274,7 +198,12 @@ TOPICS = (
             "models are supported? | Which models can I use? | Can kvchat run other models? | How do I "
             "switch the model? | How do I choose a model? | How can I get a smarter model? | How do I start "
             "kvchat with another model? | How do I load a model from Hugging Face? | Can I use Hugging Face "
-            "models? | What other models can I run?"
+            "models? | What other models can I run? | How can I change the model? | How can I use another "
+            "model? | Where do I choose the model? | Can you run a bigger model? | Can kvchat run a larger "
+            "model? | How do I use a bigger model? | How do I use a model from the hub? | Which models work "
+            "with kvchat? | Which models work here? | What models can I load? | Can I have a better model? "
+            "| How do I give kvchat another model? | Can I bring my own model? | How do I select another "
+            "model?"
         ),
     ),
     Topic(
@@ -291,7 +220,12 @@ TOPICS = (
             "this chat private? | Does kvchat need the internet? | Does kvchat need a network? | Does it "
             "work offline? | Where do you run? | Does the model run on my computer? | Are my messages "
             "private? | Does anybody else see my messages? | Is anything sent over the network? | Is my "
-            "text sent to the internet? | Are you online? | Where is the model?"
+            "text sent to the internet? | Are you online? | Where is the model? | Is this running locally? "
+            "| Do you work offline? | Does kvchat send my data away? | Does it run locally? | Is the "
+            "internet needed? | Do I need to be online? | Can I use this without the internet? | Does this "
+            "program use the network? | What do you use the network for? | Is my conversation private? | "
+            "Who sees my messages? | Can anybody read my messages? | Is there a server? | Are you on a "
+            "server? | Does everything run on my machine? | Are my words sent away?"
         ),
     ),
     Topic(
@@ -307,7 +241,10 @@ TOPICS = (
             "card? | Which hardware does kvchat need? | What hardware is needed? | Do you need a GPU? | "
             "Does kvchat need a GPU? | Can I use a normal computer? | Does it work on an old computer? | Is "
             "a CPU enough? | Is my computer fast enough? | Do you run on a CPU? | Do I need a fast "
-            "computer?"
+            "computer? | Can kvchat run on a CPU? | Does this need a GPU? | Do I have to have a GPU? | What "
+            "kind of computer do I need? | Can I use kvchat on a laptop? | Does this run without a graphics "
+            "card? | Is my laptop good enough? | Can a small computer run you? | Would a GPU help? | Is it "
+            "faster with a GPU? | Which processor do I need?"
         ),
     ),
     Topic(
@@ -320,7 +257,12 @@ TOPICS = (
             "you? | What happens when I interrupt an answer? | Which key stops an answer? | How do I make "
             "you stop? | How can I stop an answer? | Which key do I press to stop you? | Can I interrupt an "
             "answer? | What happens when I stop an answer? | What happens if I interrupt you? | Is a "
-            "stopped answer lost? | How do I end an answer early?"
+            "stopped answer lost? | How do I end an answer early? | How do I interrupt an answer? | How do "
+            "I interrupt you? | How does one stop an answer? | How can I cancel your answer? | Stop "
+            "writing, how? | What key stops the answer? | What is the key to stop you? | What do I press to "
+            "cancel? | Is there a key to stop you? | What happens to an answer that I stopped? | What "
+            "happens to the part that was written? | Can I cancel an answer? | I want to stop you, how? | "
+            "How do I make the answer stop?"
         ),
     ),
     Topic(
@@ -335,7 +277,9 @@ TOPICS = (
             "| What does greedy mean? | Do you always give the same answer? | What is greedy sampling? | "
             "What is temperature zero? | Why are your answers always the same? | Why do you repeat the same "
             "answer? | How is the next token chosen? | Which token is chosen next? | What does greedy "
-            "decoding do? | Are your answers random? | Why is your answer always the same?"
+            "decoding do? | Are your answers random? | Why is your answer always the same? | Why do I get "
+            "the same answer again? | Why do I always get the same answer? | Which token do you choose? | "
+            "Is there any chance in your answers?"
         ),
     ),
     Topic(
@@ -355,7 +299,11 @@ TOPICS = (
             "work? | How does everything work together? | Explain how it all works. | Describe step by step "
             "what happens. | What happens in one turn? | What happens when I press enter? | Explain kvchat "
             "step by step. | Explain the whole process. | Show me all the steps of a turn. | Take me "
-            "through one turn. | What happens to my message?"
+            "through one turn. | What happens to my message? | How does it work in detail? | Tell me how "
+            "kvchat works. | Explain a whole turn. | Explain what happens in a turn. | What happens after I "
+            "press enter? | What happens when I send you a message? | What is done with my message? | "
+            "Describe everything that happens in a turn. | Give me the whole picture. | Go through all the "
+            "steps."
         ),
     ),
 )

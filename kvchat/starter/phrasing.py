@@ -21,7 +21,13 @@ NOUN_TEMPLATES = phrases(
     "| {n}? | What's {n}? | I have a question about {n}. | Could you explain {n} briefly? | In one "
     "sentence, what is {n}? | What is meant by {n}? | Can you tell me about {n}? | Tell me what {n} is. | I "
     "have never heard of {n}. | Let us talk about {n}. | Give me some information about {n}. | What is {n}, "
-    "please? | Summarise {n}. | I wonder what {n} is. | How do you define {n}? | Remind me what {n} is."
+    "please? | Summarise {n}. | I wonder what {n} is. | How do you define {n}? | Remind me what {n} is. | "
+    "What about {n}? | How about {n}? | Tell me something about {n}. | Please describe {n}. | Please define "
+    "{n}. | Could you define {n}? | Give me a short explanation of {n}. | Explain briefly {n}. | What do "
+    "people mean by {n}? | Can you help me understand {n}? | I need to understand {n}. | I am interested in "
+    "{n}. | I want to understand {n}. | Please tell me about {n}. | How would you describe {n}? | Introduce "
+    "me to {n}. | Say in one sentence what {n} is. | Can you say something about {n}? | Tell me all about "
+    "{n}. | What is this thing called {n}? | {n}: what is it? | Talk about {n}. | I am curious about {n}."
 )
 NUM_HELD_OUT_NOUN_TEMPLATES = 8
 
@@ -29,7 +35,11 @@ WRAPPERS = phrases(
     "{q} | Quick question: {q} | One question: {q} | Please answer: {q} | I was wondering: {q} | Another "
     "question. {q} | Hey, {q} | OK, {q} | Next question: {q} | Now tell me: {q} | Sorry, but {q} | {q} "
     "Please. | {q} Thanks. | So, {q} | And {q} | Just curious: {q} | Let me ask you this: {q} | {q} I am "
-    "curious. | Something else: {q} | Tell me, {q}"
+    "curious. | Something else: {q} | Tell me, {q} | Well, {q} | Hello, {q} | Hi, {q} | Question: {q} | My "
+    "question: {q} | I have a question: {q} | Can you answer this? {q} | Answer this: {q} | Help me: {q} | "
+    "Excuse me, {q} | Hm, {q} | Then {q} | {q} Tell me. | {q} I wonder. | By the way, {q} | First, {q} | Do "
+    "you know this? {q} | I want to know: {q} | I need to know: {q} | Please, {q} | Fine. {q} | Thanks. {q} "
+    "| Interesting. {q}"
 )
 NUM_HELD_OUT_WRAPPERS = 4
 

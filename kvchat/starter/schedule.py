@@ -24,6 +24,45 @@ LONG_MIX = Mix(
 )
 # Facts that were said once and never repeated are found last; half of the questions ask for them now.
 HARD_MIX = replace(LONG_MIX, said_once_share=0.5)
+# More facts for each question keep such facts waiting longer.
+SPARSE_MIX = Mix(
+    fact=26,
+    query=35,
+    faq=12,
+    small=5,
+    outside=10,
+    skill=14,
+    document=4,
+    said_once_share=0.45,
+    longest_document=24,
+    exercises=Exercises(repeat=38, count_up=13, add=36, times=12),
+)
+DENSE_MIX = Mix(
+    fact=25,
+    query=40,
+    faq=11,
+    small=6,
+    outside=8,
+    skill=15,
+    document=3,
+    said_once_share=0.5,
+    longest_document=24,
+    exercises=Exercises(repeat=38, count_up=13, count_down=7, add=44, times=14, first=10, last=10),
+)
+SKILL_MIX = replace(
+    DENSE_MIX,
+    faq=9,
+    small=5,
+    skill=18,
+    exercises=Exercises(repeat=38, count_up=12, count_down=7, add=40, times=20, first=12, last=12),
+)
+LAST_MIX = replace(
+    SKILL_MIX,
+    faq=8,
+    outside=10,
+    exercises=Exercises(repeat=42, count_up=12, count_down=7, add=30, times=28, first=12, last=12),
+)
+SHORTER, LONGER = (1024, 2048, 1024, 2048, 4096), (2048, 4096, 1024, 4096, 2048, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,30 +71,38 @@ class Stage:
 
     Args:
         num_tokens: How many tokens it reads.
-        length: Tokens of each sequence; a batch holds as many sequences as make `BATCH_TOKENS`.
+        lengths: Tokens of each sequence; the steps take turns. A batch holds as many sequences as make
+            `BATCH_TOKENS`.
         mix: What the conversations consist of.
         start_rate, end_rate: The learning rate, which moves from one to the other along a line.
+        muon: Whether Muon moves the matrices; AdamW moves the rest, and all if not.
     """
 
     num_tokens: int
-    length: int
+    lengths: tuple[int, ...]
     mix: Mix
     start_rate: float
     end_rate: float
+    muon: bool = False
 
-    @property
-    def num_sequences(self) -> int:
-        """Sequences in a batch."""
-        return BATCH_TOKENS // self.length
+    def length_at(self, step: int) -> int:
+        """Return the length of the sequences of a step."""
+        return self.lengths[step % len(self.lengths)]
 
 
 STAGES = (
-    Stage(num_tokens=1_000_000, length=256, mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
-    Stage(num_tokens=4_000_000, length=512, mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
-    Stage(num_tokens=4_800_000, length=1024, mix=LONG_MIX, start_rate=2e-3, end_rate=1.6e-3),
-    Stage(num_tokens=150_000, length=1024, mix=HARD_MIX, start_rate=1.6e-3, end_rate=1.6e-3),
-    Stage(num_tokens=2_750_000, length=2048, mix=HARD_MIX, start_rate=1.6e-3, end_rate=8e-4),
-    Stage(num_tokens=2_400_000, length=4096, mix=HARD_MIX, start_rate=8e-4, end_rate=2e-5),
+    Stage(num_tokens=1_000_000, lengths=(256,), mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
+    Stage(num_tokens=4_000_000, lengths=(512,), mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
+    Stage(num_tokens=4_800_000, lengths=(1024,), mix=LONG_MIX, start_rate=2e-3, end_rate=1.6e-3),
+    Stage(num_tokens=150_000, lengths=(1024,), mix=HARD_MIX, start_rate=1.6e-3, end_rate=1.6e-3),
+    Stage(num_tokens=1_700_000, lengths=(2048,), mix=HARD_MIX, start_rate=1.6e-3, end_rate=1.1e-3),
+    Stage(num_tokens=1_870_000, lengths=(1024,), mix=SPARSE_MIX, start_rate=1.6e-3, end_rate=1.6e-3),
+    Stage(num_tokens=1_460_000, lengths=(2048,), mix=SPARSE_MIX, start_rate=1.6e-3, end_rate=1.6e-3),
+    Stage(num_tokens=6_930_000, lengths=SHORTER, mix=DENSE_MIX, start_rate=4e-3, end_rate=4e-3, muon=True),
+    Stage(num_tokens=1_430_000, lengths=LONGER, mix=DENSE_MIX, start_rate=4e-3, end_rate=3.4e-3, muon=True),
+    Stage(num_tokens=3_600_000, lengths=LONGER, mix=SKILL_MIX, start_rate=3.4e-3, end_rate=2.5e-3, muon=True),
+    Stage(num_tokens=1_880_000, lengths=LONGER, mix=SKILL_MIX, start_rate=2.5e-3, end_rate=2e-3, muon=True),
+    Stage(num_tokens=7_410_000, lengths=LONGER, mix=LAST_MIX, start_rate=2e-3, end_rate=3e-5, muon=True),
 )
 TOTAL_TOKENS = sum(stage.num_tokens for stage in STAGES)
 

@@ -22,43 +22,80 @@ REPEAT = phrases(
     "Repeat: {l}. | Repeat after me: {l}. | Say: {l}. | Please repeat: {l}. | Say this again: {l}. | Copy "
     "this: {l}. | Write: {l}. | Say after me: {l}. | Can you repeat this: {l}. | Repeat these words: {l}. | "
     "Please say: {l}. | Repeat the following: {l}. | Echo: {l}. | Repeat the list: {l}. | Say the words "
-    "{l}. | Repeat {l}."
+    "{l}. | Repeat {l}. | Please copy this: {l}. | Now say: {l}. | Now repeat: {l}. | Repeat this list: "
+    "{l}. | Say this list: {l}. | Write this: {l}. | Please write: {l}. | Write down: {l}. | Read this "
+    "back: {l}. | Read back to me: {l}. | Copy the words {l}. | Repeat the words {l}. | Copy: {l}. | Can "
+    "you say: {l}? | Can you copy: {l}? | Can you echo: {l}? | Could you repeat: {l}? | I say: {l}. Repeat "
+    "it. | I want you to say: {l}. | I want you to repeat: {l}. | Repeat what I say: {l}. | Say what I say: "
+    "{l}. | Echo these words: {l}. | Write these words: {l}. | Copy the list {l}. | Give me back: {l}. | "
+    "Once more: {l}. | Repeat exactly: {l}. | Let me hear: {l}. | Repeat this for me: {l}."
 )
 COUNT_TO = phrases(
     "Count to {b}. | Please count to {b}. | Can you count to {b}? | Count up to {b}. | Count until {b}. | "
     "Could you count to {b}? | Count to {b} for me. | Start counting and stop at {b}. | I want you to count "
-    "to {b}. | Now count to {b}. | Count all the way to {b}."
+    "to {b}. | Now count to {b}. | Count all the way to {b}. | Please count up to {b}. | Count for me up to "
+    "{b}. | Count to {b}, please. | Can you count up to {b}? | Let me hear you count to {b}. | I would like "
+    "you to count to {b}. | Try to count to {b}. | Count, but stop at {b}. | Count as far as {b}. | Say all "
+    "numbers up to {b}. | Give me the numbers up to {b}. | Count the numbers up to {b}. | Do you know how "
+    "to count to {b}? | Go on and count to {b}. | Show me that you can count to {b}. | Write the numbers up "
+    "to {b}."
 )
 COUNT_FROM = phrases(
     "Count from {a} to {b}. | Please count from {a} to {b}. | Can you count from {a} to {b}? | Count up "
     "from {a} to {b}. | List the numbers from {a} to {b}. | Give me the numbers from {a} to {b}. | Write "
     "the numbers from {a} to {b}. | Start at {a} and count to {b}. | Say the numbers from {a} to {b}. | "
-    "Name all numbers from {a} to {b}. | Could you count from {a} to {b}?"
+    "Name all numbers from {a} to {b}. | Could you count from {a} to {b}? | Count the numbers from {a} to "
+    "{b}. | Start counting at {a} and stop at {b}. | All numbers from {a} to {b}, please. | Which numbers "
+    "are there from {a} to {b}? | Tell me the numbers from {a} to {b}. | Begin at {a} and count to {b}. | "
+    "Count on from {a} to {b}. | Now count from {a} to {b}."
 )
 COUNT_DOWN = phrases(
     "Count down from {b}. | Count backwards from {b}. | Please count down from {b}. | Can you count down "
-    "from {b}? | Start at {b} and count down. | Count back from {b}. | Count down from {b} to 1."
+    "from {b}? | Start at {b} and count down. | Count back from {b}. | Count down from {b} to 1. | I want "
+    "you to count down from {b}. | Do a countdown from {b}. | Give me a countdown from {b}. | Countdown "
+    "from {b}. | Count down, starting at {b}. | Count in reverse from {b}. | Now count down from {b}. | Say "
+    "the numbers from {b} down to 1. | Write the numbers from {b} down to 1. | Begin at {b} and count down "
+    "to 1. | Go down from {b} to 1. | Go backwards from {b}. | Can you count backwards from {b}?"
 )
 ADD = phrases(
     "What is {a} plus {b}? | What is {a} + {b}? | {a} + {b} | Add {a} and {b}. | How much is {a} plus {b}? "
     "| How much is {a} + {b}? | Calculate {a} + {b}. | What is the sum of {a} and {b}? | Please add {a} and "
     "{b}. | {a} plus {b}? | Tell me the sum of {a} and {b}. | Compute {a} plus {b}. | What do {a} and {b} "
-    "make? | Can you add {a} and {b}? | What is {a} and {b}?"
+    "make? | Can you add {a} and {b}? | What is {a} and {b}? | {a}+{b} | {a}+{b}? | {a} + {b}? | Sum {a} "
+    "and {b}. | Please compute {a} + {b}. | Please calculate {a} plus {b}. | Tell me what {a} plus {b} is. "
+    "| How much do {a} and {b} make? | Give me the sum of {a} and {b}. | Work out {a} + {b}. | Do you know "
+    "what {a} plus {b} is? | {a} and {b} is? | What do you get if you add {a} and {b}?"
 )
 TIMES = phrases(
     "Say {w} {n} times. | Repeat {w} {n} times. | Write {w} {n} times. | Please say {w} {n} times. | Can "
     "you say {w} {n} times? | Say the word {w} {n} times. | Write the word {w} {n} times. | Repeat the word "
-    "{w} {n} times. | I want to read {w} {n} times. | Give me {w} {n} times."
+    "{w} {n} times. | I want to read {w} {n} times. | Give me {w} {n} times. | Say {n} times {w}. | Write "
+    "{n} times {w}. | Repeat {n} times: {w}. | Say {w}, and say it {n} times. | Please write {w} {n} times. "
+    "| Can you repeat {w} {n} times? | Could you say {w} {n} times? | I want you to say {w} {n} times. | "
+    "Now say {w} {n} times. | Print {w} {n} times. | Print the word {w} {n} times. | Echo {w} {n} times. | "
+    "Copy {w} {n} times. | Copy the word {w} {n} times. | Let me hear {w} {n} times. | {w}, {n} times. | "
+    "{n} times {w}, please. | Write down {w} {n} times."
 )
 FIRST = phrases(
     "What is the first word of this list: {l}? | Which word comes first: {l}? | Tell me the first of these: "
     "{l}. | What is the first item: {l}? | Which one is first: {l}? | Name the first word of {l}. | First "
-    "item of this list: {l}. | Which item is the first one here: {l}?"
+    "item of this list: {l}. | Which item is the first one here: {l}? | Which word is first: {l}? | Which "
+    "word is the first one: {l}? | What comes first: {l}? | What is first here: {l}? | What is the first of "
+    "these words: {l}? | Give me the first of these: {l}. | Say the first word: {l}. | Say the first of "
+    "these words: {l}. | Tell me the first word of this list: {l}. | Name the first one: {l}. | Name the "
+    "first item: {l}. | The first one, please: {l}. | Here is a list: {l}. What is first? | Here is a list: "
+    "{l}. Which one comes first? | {l}. Which one is the first? | With which word does this list begin: "
+    "{l}? | What does this list start with: {l}?"
 )
 LAST = phrases(
     "What is the last word of this list: {l}? | Which word comes last: {l}? | Tell me the last of these: "
     "{l}. | What is the last item: {l}? | Which one is last: {l}? | Name the last word of {l}. | Last item "
-    "of this list: {l}. | Which item is the last one here: {l}?"
+    "of this list: {l}. | Which item is the last one here: {l}? | Which word is last: {l}? | What comes "
+    "last: {l}? | What is last here: {l}? | What is the last of these words: {l}? | Give me the last word: "
+    "{l}. | Give me the last of these: {l}. | Say the last word: {l}. | Say the last of these words: {l}. | "
+    "Name the last one: {l}. | The last one, please: {l}. | Pick the last: {l}. | Here is a list: {l}. What "
+    "is last? | {l}. Which one is the last? | Look at this list: {l}. Tell me the last word. | With which "
+    "word does this list end: {l}? | What does this list end with: {l}?"
 )
 
 
@@ -126,7 +163,7 @@ def count_down(rng: random.Random, forms: Split) -> Exercise:
 
 def add(rng: random.Random, forms: Split, values: Split, highest: int | None = None) -> Exercise:
     """Add two numbers; pairs whose hash says so are held out."""
-    limit = highest if highest is not None else rng.choice((9, 9, 9, 20, 20, 99))
+    limit = highest if highest is not None else rng.choice((9, 9, 20, 20, 20, 20, 99, 99))
     while True:
         a, b = rng.randint(0, limit), rng.randint(0, limit)
         # Below ten there are only a hundred pairs, so that all of them are for training.
@@ -138,7 +175,7 @@ def add(rng: random.Random, forms: Split, values: Split, highest: int | None = N
 
 def times(rng: random.Random, forms: Split, values: Split, lexicon: Lexicon) -> Exercise:
     """Say one word several times."""
-    word = lexicon.pooled(rng, values, words.ITEMS, 0.5)
+    word = lexicon.pooled(rng, values, words.ITEMS, 0.2 if values is Split.TRAIN else 0.5)
     num_times = rng.randint(2, 8)
     numeral = NUMBER_WORDS[num_times] if rng.random() < 0.3 else str(num_times)
     request = _form(rng, TIMES, forms).replace("{w}", word).replace("{n}", numeral)

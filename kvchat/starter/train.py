@@ -1,6 +1,6 @@
 """Trains the starter model from nothing.
 
-python -m kvchat.starter.train --out DIR [--minutes M] [--seed S] [--resume]
+python -m kvchat.starter.train [--out DIR] [--minutes M] [--seed S] [--resume]
 python -m kvchat.starter.train --smoke
 """
 
@@ -24,15 +24,19 @@ from torch import Tensor
 from kvchat.starter.batches import Batches
 from kvchat.starter.export import export_model
 from kvchat.starter.initialisation import initial_parameters
+from kvchat.starter.muon import Muon
 from kvchat.starter.network import Network, Shape
 from kvchat.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, Setting, setting_at
 from kvchat.starter.tokenizer import train_tokenizer
 
-BETAS = (0.9, 0.98)
-WEIGHT_DECAY = 0.05
+BETAS, WEIGHT_DECAY = (0.9, 0.98), 0.05
+# Beside Muon, AdamW moves the embedding and the norms only, at a share of Muon's rate.
+MUON_WEIGHT_DECAY, BETAS_BESIDE_MUON, RATE_BESIDE_MUON = 0.02, (0.9, 0.95), 0.25
 MAX_GRADIENT_NORM = 1.0
 CHECKPOINT_S = 240.0
 REPORT_STEPS = 20
+BUILD_DIRECTORY = Path("build/starter")
+MODEL_DIRECTORY = Path(__file__).parent / "model"
 # Without these the allocator returns every large tensor to the system and faults it in again: half the speed.
 ALLOCATOR_SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": str(2**33),
@@ -95,9 +99,13 @@ class Trainer:
         self.batches = Batches(tokenizer)
         self.progress = Progress()
         matrices = [p for name, p in self.parameters.items() if p.dim() == 2 and "embed" not in name]
-        others = [p for name, p in self.parameters.items() if p.dim() == 1 or "embed" in name]
-        groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
-        self.optimiser = torch.optim.AdamW(groups, lr=0.0, betas=BETAS, fused=True)
+        self.others = [p for name, p in self.parameters.items() if p.dim() == 1 or "embed" in name]
+        groups = [
+            {"params": matrices, "weight_decay": WEIGHT_DECAY},
+            {"params": self.others, "weight_decay": 0.0},
+        ]
+        self.adam = torch.optim.AdamW(groups, lr=0.0, betas=BETAS, fused=True)
+        self.muon = Muon(matrices, MUON_WEIGHT_DECAY)
 
     def step(self, setting: Setting, num_sequences: int | None = None) -> float:
         """Take one step and return its loss.
@@ -106,20 +114,29 @@ class Trainer:
             setting: Stage and learning rate.
             num_sequences: Sequences in the batch, the stage's number if None.
         """
-        stage = setting.stage
-        count = num_sequences or stage.num_sequences
-        seed = self.seed * 10_000_000 + self.progress.num_steps
-        ids, weights = self.batches.draw(seed, count, stage.length, stage.mix)
+        stage, num_steps = setting.stage, self.progress.num_steps
+        length = stage.length_at(num_steps)
+        count = num_sequences or BATCH_TOKENS // length
+        ids, weights = self.batches.draw(self.seed * 10_000_000 + num_steps, count, length, stage.mix)
         loss = self.network.loss(ids, weights)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters.values(), MAX_GRADIENT_NORM)
-        for group in self.optimiser.param_groups:
-            group["lr"] = setting.rate
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self._apply_gradients(setting)
         self.progress.num_steps += 1
-        self.progress.num_tokens += count * stage.length
+        self.progress.num_tokens += count * length
         return loss.item()
+
+    def _apply_gradients(self, setting: Setting) -> None:
+        rate, betas = setting.rate, BETAS
+        if setting.stage.muon:
+            # Muon drops the gradients of the matrices, so that AdamW passes over them.
+            self.muon.step(rate)
+            rate, betas = rate * RATE_BESIDE_MUON, BETAS_BESIDE_MUON
+        parameters = [p for p in self.parameters.values() if p.grad is not None]
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
+        for group in self.adam.param_groups:
+            group["lr"], group["betas"] = rate, betas
+        self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
 
     def save(self, directory: Path) -> None:
         """Write the model and a checkpoint from which training continues as if it had not stopped."""
@@ -127,8 +144,10 @@ class Trainer:
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
             tensors[f"weight:{name}"] = parameter.detach()
-            for key, value in self.optimiser.state[parameter].items():
+            for key, value in self.adam.state[parameter].items():
                 tensors[f"{key}:{name}"] = value
+            if parameter in self.muon.momenta:
+                tensors[f"momentum:{name}"] = self.muon.momenta[parameter]
         progress = self.progress
         metadata = {
             "steps": progress.num_steps,
@@ -143,10 +162,13 @@ class Trainer:
         """Continue from the checkpoint in `directory`."""
         with safe_open(directory / "checkpoint.safetensors", "pt") as file, torch.no_grad():
             metadata = file.metadata()
+            names = set(file.keys())
             for name, parameter in self.parameters.items():
                 parameter.copy_(file.get_tensor(f"weight:{name}"))
-                keys = ("step", "exp_avg", "exp_avg_sq")
-                self.optimiser.state[parameter] = {key: file.get_tensor(f"{key}:{name}") for key in keys}
+                keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}:{name}" in names]
+                self.adam.state[parameter] = {key: file.get_tensor(f"{key}:{name}") for key in keys}
+                if parameter in self.muon.momenta:
+                    self.muon.momenta[parameter] = file.get_tensor(f"momentum:{name}")
         self.progress = Progress(
             int(metadata["steps"]), int(metadata["tokens"]), float(metadata["elapsed_s"])
         )
@@ -163,14 +185,14 @@ def _report(trainer: Trainer, setting: Setting, loss: float, tokens_per_s: float
     progress = trainer.progress
     print(
         f"step {progress.num_steps:6d}  {progress.num_tokens / 1e6:6.2f} Mtok  "
-        f"{progress.elapsed_s / 60:5.1f} min  length {setting.stage.length:4d}  rate {setting.rate:.1e}  "
+        f"{progress.elapsed_s / 60:5.1f} min  rate {setting.rate:.1e}  "
         f"loss {loss:.4f}  {tokens_per_s:6.0f} tok/s  {num_threads} threads",
         flush=True,
     )
 
 
-def run(trainer: Trainer, directory: Path, minutes: float | None, max_threads: int) -> None:
-    """Train through the table of stages, writing checkpoints into `directory`.
+def run(trainer: Trainer, directory: Path, minutes: float | None, max_threads: int) -> bool:
+    """Train through the table of stages, with checkpoints in `directory`; say whether it came to the end.
 
     An interrupt (Ctrl-C or SIGTERM) writes a checkpoint before it ends the run.
     """
@@ -178,6 +200,7 @@ def run(trainer: Trainer, directory: Path, minutes: float | None, max_threads: i
     progress, chooser = trainer.progress, ThreadChooser(max_threads)
     losses: list[float] = []
     saved_s = window_s = progress.elapsed_s
+    finished = False
     try:
         while (position := _position(progress, minutes)) < TOTAL_TOKENS:
             setting = setting_at(position)
@@ -194,9 +217,11 @@ def run(trainer: Trainer, directory: Path, minutes: float | None, max_threads: i
             if progress.elapsed_s - saved_s > CHECKPOINT_S:
                 trainer.save(directory)
                 saved_s = progress.elapsed_s
+        finished = True
     except KeyboardInterrupt:
         print("interrupted; continue with --resume", flush=True)
     trainer.save(directory)
+    return finished
 
 
 def smoke(num_steps: int = 20, length: int = 128, num_sequences: int = 8) -> tuple[float, float]:
@@ -210,7 +235,7 @@ def smoke(num_steps: int = 20, length: int = 128, num_sequences: int = 8) -> tup
     torch.set_num_threads(1)
     try:
         trainer = Trainer(Shape(), train_tokenizer(num_turns=3000), seed=0)
-        stage = replace(STAGES[0], length=length, start_rate=1e-3, end_rate=1e-3)
+        stage = replace(STAGES[0], lengths=(length,), start_rate=1e-3, end_rate=1e-3)
         setting = Setting(stage=stage, rate=stage.start_rate)
         losses = [trainer.step(setting, num_sequences) for _ in range(num_steps)]
         with tempfile.TemporaryDirectory() as directory:
@@ -225,7 +250,12 @@ def smoke(num_steps: int = 20, length: int = 128, num_sequences: int = 8) -> tup
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the starter model of kvchat from nothing.")
-    parser.add_argument("--out", type=Path, help="directory for the model and the checkpoint")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help=f"directory for the model and the checkpoint; by default {BUILD_DIRECTORY}, and at the end the "
+        "model takes the place of the shipped one",
+    )
     parser.add_argument("--minutes", type=float, help="stretch or shrink the stages to this time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="most threads to use")
@@ -233,10 +263,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--smoke", action="store_true", help="train for some seconds and check that the loss falls"
     )
-    arguments = parser.parse_args()
-    if arguments.out is None and not arguments.smoke:
-        parser.error("--out is needed")
-    return arguments
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -250,14 +277,16 @@ def main() -> None:
         first, last = smoke()
         print(f"loss {first:.3f} -> {last:.3f}")
         return
+    directory = arguments.out or BUILD_DIRECTORY
     if arguments.resume:
-        tokenizer = Tokenizer.from_file(str(arguments.out / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     else:
         tokenizer = train_tokenizer(seed=arguments.seed)
     trainer = Trainer(Shape(), tokenizer, arguments.seed)
     if arguments.resume:
-        trainer.load(arguments.out)
-    run(trainer, arguments.out, arguments.minutes, arguments.threads)
+        trainer.load(directory)
+    if run(trainer, directory, arguments.minutes, arguments.threads) and arguments.out is None:
+        export_model(MODEL_DIRECTORY, trainer.shape, trainer.parameters, tokenizer)
 
 
 if __name__ == "__main__":

@@ -117,8 +117,8 @@ class Lexicon:
     pieces: tuple[str, ...] = ()
 
     def _raw_word(self, rng: random.Random) -> str:
-        if self.pieces and rng.random() < 0.6:
-            return "".join(rng.choice(self.pieces) for _ in range(rng.randint(1, 3)))
+        if self.pieces and rng.random() < 0.75:
+            return "".join(rng.choices(self.pieces, k=rng.choice((1, 2, 2, 2, 3))))
         return "".join(
             rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.randint(1, 3))
         )
@@ -169,10 +169,12 @@ def date(rng: random.Random, split: Split) -> str:
 
 
 def word_list(
-    rng: random.Random, split: Split, lexicon: Lexicon, length: int, pool_share: float = 0.6
+    rng: random.Random, split: Split, lexicon: Lexicon, length: int, pool_share: float | None = None
 ) -> list[str]:
-    """Return `length` different words."""
+    """Return `length` different words; in training more of them are made up, unless `pool_share` is given."""
     words: list[str] = []
+    if pool_share is None:
+        pool_share = 0.2 if split is Split.TRAIN else 0.6
     while len(words) < length:
         pool = ITEMS if rng.random() < 0.85 else rng.choice((NAMES, CITIES, THINGS, COLOURS))
         word = lexicon.pooled(rng, split, pool, pool_share)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from kvchat.starter import corpus, documents, facts, faq, outside, phrasing, skills, smalltalk, words
 from kvchat.starter.conversation import Conversation, Message
-from kvchat.starter.fact_kinds import KINDS, FactKind
+from kvchat.starter.fact_kind import FactKind
+from kvchat.starter.fact_kinds import KINDS
 from kvchat.starter.schedule import LONG_MIX, SHORT_MIX
 from kvchat.starter.split import Split, forms_of, is_held_out_value
 from kvchat.starter.words import Lexicon

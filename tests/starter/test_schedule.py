@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvchat.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, setting_at
@@ -11,8 +13,14 @@ pytestmark = pytest.mark.pure
 
 def test_every_stage_fills_its_batches() -> None:
     for stage in STAGES:
-        assert stage.num_sequences * stage.length == BATCH_TOKENS
-        assert stage.length % 128 == 0
+        for length in stage.lengths:
+            assert BATCH_TOKENS % length == 0
+            assert length % 128 == 0
+
+
+def test_the_lengths_of_a_stage_take_turns() -> None:
+    stage = replace(STAGES[0], lengths=(256, 512, 256))
+    assert [stage.length_at(step) for step in range(5)] == [256, 512, 256, 256, 512]
 
 
 def test_positions_walk_through_the_stages_in_order() -> None:

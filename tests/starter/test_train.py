@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from kvchat.starter.batches import Batches
+from kvchat.starter.conversation import Mix
 from kvchat.starter.network import Shape
 from kvchat.starter.schedule import SHORT_MIX, Setting, Stage
 from kvchat.starter.tokenizer import train_tokenizer
@@ -16,8 +18,9 @@ from kvchat.starter.train import Trainer, smoke
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
 SETTING = Setting(
-    stage=Stage(num_tokens=0, length=128, mix=SHORT_MIX, start_rate=1e-3, end_rate=1e-3), rate=1e-3
+    stage=Stage(num_tokens=0, lengths=(128,), mix=SHORT_MIX, start_rate=1e-3, end_rate=1e-3), rate=1e-3
 )
+WITH_MUON = Setting(stage=replace(SETTING.stage, muon=True), rate=5e-3)
 
 
 def test_a_short_training_lowers_the_loss() -> None:
@@ -25,19 +28,49 @@ def test_a_short_training_lowers_the_loss() -> None:
     assert last < first - 1
 
 
-def test_a_resumed_training_takes_the_same_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", [SETTING, WITH_MUON], ids=["adamw", "muon"])
+def test_a_resumed_training_takes_the_same_steps(tmp_path: Path, setting: Setting) -> None:
     tokenizer = train_tokenizer(num_turns=500)
     straight = Trainer(Shape(), tokenizer, seed=3)
-    straight.step(SETTING, num_sequences=2)
+    straight.step(setting, num_sequences=2)
     straight.save(tmp_path)
     resumed = Trainer(Shape(), tokenizer, seed=9)
     resumed.seed = 3
     resumed.load(tmp_path)
     assert resumed.progress == straight.progress
-    losses = [trainer.step(SETTING, num_sequences=2) for trainer in (straight, resumed)]
+    losses = [trainer.step(setting, num_sequences=2) for trainer in (straight, resumed)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for name, parameter in straight.parameters.items():
         torch.testing.assert_close(parameter, resumed.parameters[name])
+
+
+def test_a_training_may_change_to_muon_on_its_way(tmp_path: Path) -> None:
+    trainer = Trainer(Shape(), train_tokenizer(num_turns=500), seed=3)
+    first = trainer.step(SETTING, num_sequences=4)
+    for _ in range(6):
+        trainer.step(WITH_MUON, num_sequences=4)
+    trainer.save(tmp_path)
+    trainer.load(tmp_path)
+    assert trainer.step(SETTING, num_sequences=4) < first
+
+
+def test_what_has_to_be_found_weighs_as_much_as_the_first_tokens() -> None:
+    tokenizer = train_tokenizer(num_turns=500)
+    mix = Mix(fact=1, query=1, faq=0, small=0, outside=0, skill=0, document=0, unknown_share=0)
+    (ids,), (weights,) = (tensor.tolist() for tensor in Batches(tokenizer).draw(5, 1, 512, mix))
+    answers = [
+        start for start, token in enumerate(ids) if token == 4 and weights[start + 1 : start + 2] == [6]
+    ]
+    assert len(answers) > 5
+    num_found = 0
+    for start in answers[:-1]:
+        end = ids.index(1, start)
+        heavy = [index for index in range(start + 4, end) if weights[index] == 6]
+        found = tokenizer.decode([ids[index] for index in heavy]).rstrip(".").strip()
+        assert weights[start + 1 : start + 4] == [6, 6, 6]
+        assert found in tokenizer.decode(ids[:start])
+        num_found += len(heavy)
+    assert num_found > 5
 
 
 def test_batches_are_determined_by_their_seed() -> None:
