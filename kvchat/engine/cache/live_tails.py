@@ -1,5 +1,7 @@
 """Which live branches have a tail behind a given block: copy sources that have no name yet."""
 
+from collections.abc import Mapping
+
 from kvchat.engine.api.ids import BlockKey, BranchId
 from kvchat.engine.cache.branch import Branch
 
@@ -28,3 +30,14 @@ class LiveTails:
             for branch in self._branches.get(parent, {}).values()
             if branch.computed_len % self._block_size
         ]
+
+    def check_integrity(self, branches: Mapping[BranchId, Branch]) -> None:
+        """Assert that only live branches are known, each behind its last full block, and all with a tail."""
+        known = [
+            (branch, parent) for parent, watched in self._branches.items() for branch in watched.values()
+        ]
+        for branch, parent in known:
+            assert branches.get(branch.id) is branch
+            assert branch.last_key == parent
+        ids = {branch.id for branch, _ in known}
+        assert all(branch.id in ids for branch in branches.values() if branch.computed_len)

@@ -83,7 +83,8 @@ class CacheManager:
                 if block is not None:
                     self.pools[group.id].share(block)
             self._log.note_from(child, group.id, 0)
-        self._watch_tail(child)
+        if child.computed_len:  # nobody would forget an empty one when it is admitted
+            self._watch_tail(child)
         return child
 
     def release(self, branch: Branch) -> None:
@@ -258,6 +259,7 @@ class CacheManager:
         """Raise AssertionError on any broken invariant."""
         pins = {group: self.pins.counts(group) for group in self.pools}
         self.device.check_integrity(self.branches.values(), pins)
+        self._tails.check_integrity(self.branches)
 
     # Parts of the above
 

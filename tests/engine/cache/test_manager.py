@@ -56,6 +56,19 @@ def test_a_fork_does_not_share_blocks_that_a_step_has_left_unwritten() -> None:
     cache.check()
 
 
+def test_a_fork_of_an_empty_branch_is_no_copy_source_for_what_it_computes_later() -> None:
+    """Traps 8 and 28: its tail would be taken for the beginning of a conversation, in any namespace."""
+    cache = Cache(full_group())
+    parent = cache.computed(LONG[:10])
+    cache.manager.reset(parent)
+    child = cache.manager.fork(parent)
+    assert cache.admit(child)
+    cache.compute(child)
+    cache.check()
+    stranger = cache.open([*child.token_ids[8:], 1])
+    assert not cache.manager.match(stranger).length
+
+
 # Sharing and copy-on-write
 
 
