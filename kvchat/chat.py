@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from kvchat.client import EngineClient as EngineClient
 from kvchat.client import RequestHandle as RequestHandle
-from kvchat.conversation import Answering, Conversation, Undo
+from kvchat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, Undo
 from kvchat.conversation import ChatEvent as ChatEvent
 from kvchat.conversation import EditCost as EditCost
 from kvchat.conversation import Loading as Loading
@@ -157,6 +157,14 @@ class Chat:
     def stop(self, conversation: Conversation) -> None:
         """Ask for the end of the answer in progress, from any thread; its iterator ends as INTERRUPTED."""
         conversation.stop()
+
+    def put_behind(self, conversation: Conversation) -> None:
+        """Note that a conversation has left the screen: what it computes makes way for the one that is on."""
+        conversation.priority = BEHIND
+
+    def bring_forward(self, conversation: Conversation) -> None:
+        """Note that a conversation is on screen: what it computes goes first."""
+        conversation.priority = ON_SCREEN
 
     def close(self, conversation: Conversation) -> None:
         """Stop the answer in progress and let go of the live branch; its blocks stay cached."""

@@ -35,6 +35,10 @@ class RequestHandle(Protocol):
         """Ask the engine to stop after the current step; a RequestFinished still follows."""
         ...
 
+    def prioritise(self, priority: int) -> None:
+        """Change how important the request is: smaller runs first."""
+        ...
+
 
 class EngineClient(Protocol):
     """The engine as chat sees it. Every method may be called from any thread."""

@@ -24,6 +24,10 @@ from kvchat.session.tree import Branch, Finish, Session, Turn, path_token_ids
 
 Undo = Callable[[], None]
 
+ON_SCREEN = 0
+BEHIND = 1
+"""Priorities of the conversation that a person looks at, and of those that go on behind it."""
+
 _STOP_S = 1.0
 """How long the model may take to stop before what it samples then is given up."""
 
@@ -106,6 +110,19 @@ class Conversation:
         self.recorder: Recorder | None = None
         """What stores the answer in progress."""
         self._handle: RequestHandle | None = None
+        self._priority = ON_SCREEN
+
+    @property
+    def priority(self) -> int:
+        """How important its answers are to the engine; set from any thread, also while one is written."""
+        return self._priority
+
+    @priority.setter
+    def priority(self, priority: int) -> None:
+        self._priority = priority
+        handle = self._handle
+        if handle is not None:
+            handle.prioritise(priority)
 
     @property
     def is_busy(self) -> bool:
@@ -139,8 +156,9 @@ class Conversation:
             self._busy.release()
 
     def watch(self, handle: RequestHandle) -> None:
-        """Let `stop` reach a request."""
+        """Let `stop` and `priority` reach a request."""
         self._handle = handle
+        handle.prioritise(self._priority)
         if self.is_stopping:
             handle.cancel()
 
@@ -242,6 +260,7 @@ class Answering:
             token_ids=prompt + so_far,
             sampling=_ending_with(sampling, self._template.end_ids, info.vocab_size),
             owner=conversation.session.id,
+            priority=conversation.priority,
             branch=conversation.engine_branch,
             stop=self._template.stop_matcher(prompt, so_far),
             namespace=conversation.session.namespace,

@@ -33,6 +33,7 @@ class ScriptedHandle:
         self.request_id = RequestId(len(engine.requests))
         self.branch = branch
         self.cancelled = Flag()
+        self.priorities: list[int] = []
         self._engine = engine
         self._request = request
         self._tokens = deque(tokens)
@@ -52,6 +53,9 @@ class ScriptedHandle:
                 break
             events.append(self._sample())
         return tuple(events)
+
+    def prioritise(self, priority: int) -> None:
+        self.priorities.append(priority)
 
     def cancel(self) -> None:
         self.cancelled.set()

@@ -74,6 +74,12 @@ class Answers:
         for entry in family.running if family is not None else ():
             entry.is_cancelled = True
 
+    def prioritise(self, request_id: RequestId, priority: int) -> None:
+        """Change the priority of all answers to a request; unknown or finished ones are ignored."""
+        family = self.families.get(request_id)
+        for entry in family.running if family is not None else ():
+            self.scheduler.prioritise(entry, priority)
+
     def finish_cancelled(self) -> None:
         for entry in [entry for entry in self.entries.values() if entry.is_cancelled]:
             if entry.id in self.entries:  # a search ends with its first beam

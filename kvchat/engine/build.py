@@ -22,6 +22,7 @@ from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.reader import Reader
+from kvchat.engine.models.latent import projections
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.packed_linear import pack_linears
 from kvchat.engine.parts import EngineParts
@@ -54,7 +55,7 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     device = choose_device(config.device)
     candidate = load_candidate(Source(model_dir=model_dir, adapter_dir=config.adapter), config, device)
     make_pass, groups = candidate.served.make_pass, candidate.served.groups
-    num_packed = pack_linears(candidate.loaded.module)
+    num_packed = pack_linears(candidate.loaded.module, projections(candidate.loaded.module))
     log.info("%d linear layers are packed for this processor", num_packed)
     info = _info(candidate, config, device)
     lengths = Lengths(

@@ -50,7 +50,7 @@ class Engine:
         self._scheduler = parts.scheduler
         self._runner = parts.runner
         self._mover = parts.mover
-        self._keeper = Keeper(parts.manager, parts.saver, clock)
+        self._keeper = Keeper(parts.manager, parts.saver, clock, parts.disk_problem)
         self._store = parts.store
         self._pool = parts.pool
         self._weights = parts.weights
@@ -130,6 +130,10 @@ class Engine:
     def cancel(self, request_id: RequestId) -> None:
         """End a request at the next step; unknown or finished ones are ignored."""
         self._answers.cancel(request_id)
+
+    def prioritise(self, request_id: RequestId, priority: int) -> None:
+        """Change a request's priority, smaller runs first; unknown or finished ones are ignored."""
+        self._answers.prioritise(request_id, priority)
 
     def fork(self, branch: BranchId) -> BranchId:
         """Return a new live branch on the same blocks. No byte moves until one of them writes.
@@ -278,6 +282,7 @@ class Engine:
             computed_tokens=self._answers.computed_tokens,
             room_tokens=occupancy.room_tokens(self._manager),
             capacity=self.info.capacity,
+            problem=self._keeper.problem,
         )
 
     def check_integrity(self) -> None:

@@ -79,7 +79,7 @@ class Flights:
         return any(not flight.is_over for flight in self._flights.values())
 
     def in_the_way(self, match: PrefixMatch) -> Flight | None:
-        """Return a flight that is bringing a block of the match already. Pure."""
+        """Return a flight that is bringing a block of the match and has not brought it yet. Pure."""
         transfer = self._transfers.in_the_way(match)
         return next((flight for flight in self._flights.values() if flight.transfer is transfer), None)
 

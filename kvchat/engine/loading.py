@@ -97,7 +97,7 @@ class Loading:
             resumption = Resumption(entry, counts=entry.loaded is None)
         elif resumption.is_landing:
             return Readiness.READY if self._pays_to_compute(resumption) else Readiness.WAITS
-        elif resumption.blocked_by and not resumption.blocked_by.has_ended:
+        elif resumption.blocked_by and not resumption.blocked_by.is_over:
             return Readiness.WAITS
         elif resumption.flight is not None:
             resumption.fetched |= resumption.flight.landed

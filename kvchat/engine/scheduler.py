@@ -7,7 +7,7 @@ goes back to the queue; what it had computed stays cached as long as there is ro
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import BranchId, RequestId
@@ -51,6 +51,12 @@ class Scheduler:
         else:
             self.waiting.append(entry)
             self.waiting.sort(key=lambda waiting: waiting.rank)
+
+    def prioritise(self, entry: Entry, priority: int) -> None:
+        """Change how important a running or waiting request is, from the next step on."""
+        entry.request = replace(entry.request, priority=priority)
+        entry.branch.priority = priority
+        self.waiting.sort(key=lambda waiting: waiting.rank)
 
     def remove(self, entry: Entry) -> None:
         """Take a finished or cancelled request out; its branch stays live."""

@@ -61,6 +61,9 @@ class WorkerHandle:
     def cancel(self) -> None:
         self._worker.cancel(self.request_id)
 
+    def prioritise(self, priority: int) -> None:
+        self._worker.prioritise(self.request_id, priority)
+
     def push(self, event: Event) -> None:
         with self._changed:
             self._events.append(event)
@@ -132,6 +135,9 @@ class Worker:
 
     def cancel(self, request_id: RequestId) -> None:
         self._post(lambda engine: engine.cancel(request_id))
+
+    def prioritise(self, request_id: RequestId, priority: int) -> None:
+        self._post(lambda engine: engine.prioritise(request_id, priority))
 
     def fork(self, branch: BranchId) -> BranchId:
         return self._call(lambda engine: engine.fork(branch))

@@ -1,14 +1,16 @@
-"""The turns of the conversation on screen: one runs, others wait, and what comes is drawn."""
+"""The turns of all open conversations: in each one runs and others wait; on screen, what comes is drawn."""
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from itertools import groupby
+from time import monotonic
 from typing import Protocol
 
 from kvchat.chat import Loading, Prefill, TextDelta, TurnFinished, TurnStarted
-from kvchat.session.tree import TurnId, path_token_ids
+from kvchat.session.tree import SessionId, Turn, TurnId, path_token_ids
 from kvchat.ui.bridge import (
     ChatService,
     ConversationOpened,
@@ -61,38 +63,101 @@ class TurnListener(Protocol):
 
     def turn_ended(self) -> None: ...
 
+    def ended_behind(self, conversation: ConversationView) -> None:
+        """A conversation that is not on screen has nothing left to do."""
+        ...
 
-class Turns:
-    """Runs the turns of one conversation at a time.
 
-    Attributes:
-        conversation: what is open; None for a draft.
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One conversation, on screen or behind it, with what runs and waits in it.
+
+    Args:
+        conversation: None for a draft.
         draft: what a new conversation will be made with.
-        queue: turns that wait for the running one, or for the engine.
+        events: what the running turn has produced so far, to be drawn again when it comes back on screen.
     """
 
+    conversation: ConversationView | None = None
+    draft: Draft = field(default_factory=Draft)
+    queue: deque[PendingTurn] = field(default_factory=deque)
+    feed: TurnFeed = field(default_factory=TurnFeed)
+    running: PendingTurn | None = None
+    events: list[FeedEvent] = field(default_factory=list)
+
+    @property
+    def is_busy(self) -> bool:
+        return self.feed.is_running or bool(self.queue)
+
+    def holds(self, conversation: ConversationView | None) -> bool:
+        """Whether this is the lane of a conversation's branch."""
+        mine = self.conversation
+        if mine is None or conversation is None:
+            return False
+        return (mine.session.id, mine.branch.name) == (conversation.session.id, conversation.branch.name)
+
+
+class Turns:
+    """Runs the turns of all conversations, one at a time in each, and draws those of the one on screen."""
+
     def __init__(self, chat: ChatService, transcript: Transcript, listener: TurnListener) -> None:
-        self.conversation: ConversationView | None = None
-        self.draft = Draft()
-        self.queue: deque[PendingTurn] = deque()
         self._chat = chat
         self._transcript = transcript
         self._listener = listener
-        self._feed = TurnFeed()
         self._garbage = GarbageSchedule()
-        self._running: PendingTurn | None = None
+        self._lane = Lane()
+        self._behind: list[Lane] = []
         self._answer: AnswerView | None = None
         self._question_id: TurnId | None = None
 
     @property
+    def conversation(self) -> ConversationView | None:
+        """What is on screen; None for a draft."""
+        return self._lane.conversation
+
+    @property
+    def draft(self) -> Draft:
+        return self._lane.draft
+
+    @draft.setter
+    def draft(self, draft: Draft) -> None:
+        self._lane.draft = draft
+
+    @property
+    def queue(self) -> Sequence[PendingTurn]:
+        """What waits for the running turn of the conversation on screen, or for the engine."""
+        return self._lane.queue
+
+    @property
     def is_running(self) -> bool:
-        return self._feed.is_running
+        """Whether the conversation on screen is being answered."""
+        return self._lane.feed.is_running
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn runs or waits in the conversation on screen."""
+        return self._lane.is_busy
+
+    @property
+    def is_any_running(self) -> bool:
+        return any(lane.feed.is_running for lane in self._lanes)
 
     @property
     def context_len(self) -> int:
         """Tokens of the conversation as stored."""
         turns = self.conversation.turns if self.conversation else ()
         return len(path_token_ids(turns) or ())
+
+    @property
+    def _lanes(self) -> list[Lane]:
+        return [self._lane, *self._behind]
+
+    def is_answering(self, session_id: SessionId) -> bool:
+        """Whether a turn of this session runs or waits, on screen or behind it."""
+        return any(
+            lane.is_busy and lane.conversation is not None and lane.conversation.session.id == session_id
+            for lane in self._lanes
+        )
 
     def settle_garbage(self) -> None:
         """Call once when the engine is loaded."""
@@ -103,54 +168,112 @@ class Turns:
 
     def add(self, pending: PendingTurn) -> None:
         """Queue a turn; `start_next` runs it."""
-        self.queue.append(pending)
+        self._lane.queue.append(pending)
         self._listener.queue_changed()
 
     def start_next(self) -> bool:
-        """Start the first waiting turn if none runs; return whether one was started."""
-        if self.is_running or not self.queue:
-            return False
-        pending = self._running = self.queue.popleft()
-        self._garbage.begin_turn()
-        self._feed.start(lambda: self._produce(pending))
-        self._listener.queue_changed()
-        return True
+        """Start the first waiting turn of each conversation in which none runs; return whether any was."""
+        started = [lane for lane in self._lanes if lane.queue and not lane.feed.is_running]
+        for lane in started:
+            if not self.is_any_running:
+                self._garbage.begin_turn()
+            pending = lane.running = lane.queue.popleft()
+            lane.feed.start(partial(self._produce, lane, pending))
+        if started:
+            self._listener.queue_changed()
+        return bool(started)
 
     def stop(self) -> str:
-        """Ask the running answer to stop, empty the queue, and return the queued text."""
-        if self.is_running and self.conversation is not None:
-            self._chat.stop(self.conversation)
-        unsent = "\n".join(pending.text for pending in self.queue if pending.text)
-        self.queue.clear()
+        """Ask the running answer on screen to stop, empty the queue, and return the queued text."""
+        unsent = "\n".join(pending.text for pending in self._lane.queue if pending.text)
+        self._stop(self._lane)
         self._listener.queue_changed()
         return unsent
 
-    def wait(self, timeout_s: float) -> None:
-        """Stop what runs and wait until it is stored."""
-        self.stop()
-        self._feed.join(timeout_s)
+    def _stop(self, lane: Lane) -> None:
+        if lane.feed.is_running and lane.conversation is not None:
+            self._chat.stop(lane.conversation)
+        lane.queue.clear()
 
-    async def show(self, conversation: ConversationView | None) -> None:
-        """Put another conversation, or a draft, on the screen."""
-        assert not self.is_running
-        self.conversation = conversation
-        await self._transcript.show_turns(conversation.turns if conversation else ())
+    def wait(self, timeout_s: float) -> None:
+        """Stop whatever runs and wait until it is stored."""
+        deadline_s = monotonic() + timeout_s
+        for lane in self._lanes:
+            self._stop(lane)
+        for lane in self._lanes:
+            lane.feed.join(max(0.0, deadline_s - monotonic()))
+
+    async def show(self, conversation: ConversationView | None, draft: Draft | None = None) -> None:
+        """Put another conversation, or a draft, on the screen. What is being answered goes on behind it."""
+        if self._lane.is_busy and self._lane.holds(conversation):
+            return
+        if self._lane.is_busy:
+            self._behind.append(self._lane)
+            if self._lane.conversation is not None:
+                self._chat.put_behind(self._lane.conversation)
+        self._answer, self._question_id = None, None
+        self._lane = self._take_lane(conversation) or Lane(conversation, draft or Draft())
+        if self._lane.conversation is not None:
+            self._chat.bring_forward(self._lane.conversation)
+        await self._transcript.show_turns(_turns_before(self._lane))
+        for event in list(self._lane.events):
+            await self._draw(event)
+        self._listener.queue_changed()
         self._listener.conversation_changed()
 
+    def _take_lane(self, conversation: ConversationView | None) -> Lane | None:
+        lane = next((lane for lane in self._behind if lane.holds(conversation)), None)
+        if lane is not None:
+            self._behind.remove(lane)
+        return lane
+
     async def drain(self) -> None:
-        """Draw everything that came since the last call; neighbouring pieces of text are drawn as one."""
-        for kind, events in groupby(self._feed.take(), key=_batch_key):
+        """Draw what came on screen since the last call, and note what came behind it."""
+        for lane in list(self._behind):
+            self._note_behind(lane)
+        lane = self._lane
+        taken = lane.feed.take()
+        for kind, events in groupby(taken, key=_batch_key):
             if kind is TextDelta:
-                await self._draw_text([event for event in events if isinstance(event, TextDelta)])
+                deltas = [event for event in events if isinstance(event, TextDelta)]
+                lane.events += deltas
+                await self._draw_text(deltas)
             else:
                 for event in events:
+                    lane.events.append(event)
                     await self._draw(event)
 
-    def _produce(self, pending: PendingTurn) -> Iterator[Produced]:
+    def _note_behind(self, lane: Lane) -> None:
+        lane.events += lane.feed.take()
+        for event in lane.events:
+            if isinstance(event, ConversationOpened) and lane.conversation is None:
+                lane.conversation = event.conversation
+                self._chat.put_behind(event.conversation)
+                self._listener.conversation_changed()
+        if not lane.events or not isinstance(lane.events[-1], TurnEnded):
+            return
+        failure = next((event for event in lane.events if isinstance(event, TurnFailed)), None)
+        unsent = "" if failure is None else _unsent(lane)
+        self._end(lane)
+        if not lane.queue:
+            self._behind.remove(lane)
+            if lane.conversation is not None:
+                self._listener.ended_behind(lane.conversation)
+        if failure is not None:
+            self._listener.turn_failed(failure.error, unsent)
+        self._listener.turn_ended()
+
+    def _end(self, lane: Lane) -> None:
+        lane.running = None
+        lane.events.clear()
+        if not self.is_any_running:
+            self._garbage.end_turn()
+
+    def _produce(self, lane: Lane, pending: PendingTurn) -> Iterator[Produced]:
         """Run a turn; in the feed's thread."""
-        conversation = self.conversation
+        conversation = lane.conversation
         if conversation is None:
-            conversation = self._chat.create(title=self.draft.title, system=self.draft.system)
+            conversation = self._chat.create(title=lane.draft.title, system=lane.draft.system)
             yield ConversationOpened(conversation=conversation)
         match pending.kind:
             case TurnKind.SEND:
@@ -166,8 +289,8 @@ class Turns:
     async def _draw(self, event: FeedEvent) -> None:
         match event:
             case ConversationOpened(conversation=conversation):
-                self.conversation = conversation
-                self.draft = Draft()
+                self._lane.conversation = conversation
+                self._lane.draft = Draft()
                 self._listener.conversation_changed()
             case TurnStarted():
                 await self._draw_start(event)
@@ -179,9 +302,10 @@ class Turns:
                 await self._draw_finish(event)
             case TurnFailed(error=error):
                 await self._draw_failure(error)
+            case TextDelta():
+                await self._draw_text([event])
             case TurnEnded():
-                self._garbage.end_turn()
-                self._running = None
+                self._end(self._lane)
                 self._listener.turn_ended()
 
     async def _draw_start(self, event: TurnStarted) -> None:
@@ -219,8 +343,27 @@ class Turns:
         question_id, self._question_id = self._question_id, None
         is_kept = question_id is not None and any(turn.id == question_id for turn in kept)
         await self._transcript.cut_after(kept[-1].id if kept else None)
-        pending = self._running
+        pending = self._lane.running
         self._listener.turn_failed(error, pending.text if pending and not is_kept else "")
+
+
+def _turns_before(lane: Lane) -> Sequence[Turn]:
+    """Return the turns that stand above what the running turn has produced."""
+    turns = lane.conversation.turns if lane.conversation else ()
+    started = next((event for event in lane.events if isinstance(event, TurnStarted)), None)
+    if started is None:
+        return turns
+    parent_id = (started.question or started.answer).parent_id
+    ids = [turn.id for turn in turns]
+    return turns[: ids.index(parent_id) + 1] if parent_id in ids else ()
+
+
+def _unsent(lane: Lane) -> str:
+    """Return the message of a turn that failed, where it is not stored."""
+    turns = lane.conversation.turns if lane.conversation else ()
+    started = next((event for event in lane.events if isinstance(event, TurnStarted)), None)
+    is_kept = started is not None and started.question in turns
+    return lane.running.text if lane.running is not None and not is_kept else ""
 
 
 def _batch_key(event: FeedEvent) -> type | None:

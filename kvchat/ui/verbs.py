@@ -28,7 +28,7 @@ class CommandDesk(Protocol):
 
     def begin_edit(self, question: Turn) -> None: ...
 
-    def open_with(self, opener: Opener) -> object: ...
+    def open_with(self, opener: Opener, draft: Draft | None = None) -> object: ...
 
     def change_with(self, change: Callable[[], object]) -> object: ...
 
@@ -88,14 +88,12 @@ class Verbs:
             self._actions[command.name](argument)
 
     def new(self, title: str = "", system: str = "") -> None:
-        if self._is_free("start another conversation"):
-            self._turns.draft = Draft(title=title, system=system)
-            self._screen.open_with(self._nothing)
+        self._screen.open_with(self._nothing, Draft(title=title, system=system))
 
     def switch(self, reference: str) -> None:
         if not reference:
             self._screen.show_sessions_pane()
-        elif self._is_free("switch"):
+        else:
             self._screen.open_with(lambda: self._opened(reference))
 
     def fork(self, name: str = "") -> None:
@@ -166,11 +164,8 @@ class Verbs:
         if conversation is not None:
             self._screen.ask_to_delete(conversation.session.id, title_of(conversation.session))
 
-    def is_free(self, purpose: str) -> bool:
-        """Return whether no answer is being written; say so otherwise."""
-        return self._is_free(purpose)
-
     def _is_free(self, purpose: str) -> bool:
+        """Return whether no answer is being written; say so otherwise."""
         if self._turns.is_running:
             self._screen.warn(f"an answer is being written: esc stops it, then {purpose}")
         return not self._turns.is_running

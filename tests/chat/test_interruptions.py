@@ -144,3 +144,17 @@ def test_a_second_message_waits_for_its_turn(desk: Desk) -> None:
         next(desk.chat.send(conversation, "And?"))
     list(first)
     assert not conversation.is_busy
+
+
+def test_a_conversation_that_leaves_the_screen_makes_way_also_while_it_is_answered(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    events = desk.chat.send(conversation, "Hello")
+    next(event for event in events if isinstance(event, TextDelta))
+    desk.chat.put_behind(conversation)
+    assert desk.engine.handles[-1].priorities[-1] > desk.engine.requests[-1].priority == 0
+    desk.chat.bring_forward(conversation)
+    assert desk.engine.handles[-1].priorities[-1] == 0
+    list(events)
+    desk.chat.put_behind(conversation)
+    list(desk.chat.send(conversation, "And again"))
+    assert desk.engine.requests[-1].priority > 0

@@ -257,6 +257,24 @@ def test_the_session_on_screen_goes_first(model_dir: Path, open_engine: OpenEngi
     assert finish(engine, waiting).finish_reason is FinishReason.LENGTH
 
 
+def test_a_session_that_comes_on_screen_overtakes_the_others(
+    model_dir: Path, open_engine: OpenEngine
+) -> None:
+    engine = open_engine(model_dir, max_batch_tokens=16)
+    sampling = SamplingParams(max_tokens=2)
+    prompts = [tuple(token_ids(60, seed=seed)) for seed in range(2)]
+    before, behind = [
+        engine.submit(Request(token_ids=prompt, priority=number, sampling=sampling))
+        for number, prompt in enumerate(prompts)
+    ]
+    engine.step()
+    engine.prioritise(before.request_id, 2)
+    finish(engine, behind)
+    assert before.result is None
+    assert finish(engine, before).finish_reason is FinishReason.LENGTH
+    engine.prioritise(before.request_id, 0)  # finished: ignored
+
+
 def test_two_engines_in_one_process_never_meet(tiny: TinyModels, open_engine: OpenEngine) -> None:
     dirs = [tiny("llama"), tiny("qwen3")]
     engines = [open_engine(path) for path in dirs]

@@ -11,6 +11,8 @@ import pytest
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import Loaded, LoadPlanned, TokenEmitted
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache.plan import Load, Promote
@@ -78,6 +80,11 @@ def stepped(engines: list[Engine], model_dir: Path, **settings: Any) -> tuple[En
     engine = Engine(replace(parts, reader=reader))
     engines.append(engine)
     return engine, reader
+
+
+def request(prompt: list[int], num_tokens: int, priority: int) -> Request:
+    sampling = SamplingParams(max_tokens=num_tokens)
+    return Request(token_ids=tuple(prompt), sampling=sampling, priority=priority)
 
 
 def say(model_dir: Path, cache_dir: Path, prompt: list[int], num_tokens: int = 6) -> list[int]:
@@ -176,6 +183,26 @@ def test_two_requests_for_the_same_blocks_read_them_once(
     assert results[1].usage.cached_tokens >= len(text) - 1
     for prompt, result in zip(prompts, results, strict=True):
         assert result.token_ids == reference(model_dir).answer(prompt, 8)
+
+
+def test_nobody_waits_for_less_important_ones_to_use_what_has_arrived(
+    tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    model_dir = tiny("llama")
+    text = say(model_dir, tmp_path, token_ids(64), num_tokens=2)
+    engine, _ = stepped(engines, model_dir, cache_dir=tmp_path, device_bytes=18 * 16384)
+    assert engine.snapshot().groups[0].total_blocks == 18
+    at_work = engine.submit(request(token_ids(100, seed=1), 60, priority=3))
+    engine.step()
+    # Too long to be admitted beside the one at work, so it keeps what it has loaded and waits.
+    patient = engine.submit(request(text + token_ids(120, seed=2), 4, priority=5))
+    engine.step()
+    urgent = engine.submit(request([*text, 7], 4, priority=0))
+    assert finish(engine, urgent).loaded == Loaded(device=len(text) - 1)
+    assert at_work.result is None
+    assert patient.result is None
+    finish(engine, at_work)
+    finish(engine, patient)
 
 
 def test_the_estimate_is_told_before_the_wait(

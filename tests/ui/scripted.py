@@ -265,6 +265,7 @@ class ScriptedChat:
         self.sent: list[str] = []
         self.prefetched: list[str | None] = []
         self.closed: list[str] = []
+        self.behind: list[str] = []
         self._engine = engine
         self._answers = list(answers)
         self._numbers = count(1)
@@ -346,6 +347,12 @@ class ScriptedChat:
 
     def stop(self, conversation: ScriptedConversation) -> None:
         conversation.is_stopped = True
+
+    def put_behind(self, conversation: ScriptedConversation) -> None:
+        self.behind.append(conversation.session.id)
+
+    def bring_forward(self, conversation: ScriptedConversation) -> None:
+        self.behind = [session for session in self.behind if session != conversation.session.id]
 
     def notices(self, conversation: ScriptedConversation) -> Sequence[str]:
         return ()

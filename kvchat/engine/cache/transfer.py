@@ -66,7 +66,7 @@ class Transfers:
         self._flying: dict[BlockKey, Transfer] = {}
 
     def in_the_way(self, match: PrefixMatch) -> Transfer | None:
-        """Return a transfer that is bringing a block of the match already. Pure."""
+        """Return a transfer that is bringing a block of the match and has not brought it yet. Pure."""
         keys = [*match.keys, match.partial.key] if match.partial else match.keys
         return next((self._flying[key] for key in keys if key in self._flying), None)
 
@@ -120,6 +120,7 @@ class Transfers:
 
     def land(self, unit: Unit, arrived: Sequence[bool]) -> None:
         """Name the blocks of a unit whose bytes are there; `arrived` has one entry for each of its moves."""
+        self._flying.pop(unit.node.key, None)
         for move, is_there in zip(unit.moves, arrived, strict=True):
             # Somebody may have computed the block in the meantime: the first one stays.
             if is_there and self._device.index.block(unit.node.key, move.group) is None:

@@ -53,6 +53,11 @@ def latent_layers(model: nn.Module) -> dict[int, LatentLayer]:
     return {int(module.layer_idx): _layer(module) for module in _latent_modules(model)}
 
 
+def projections(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the linear layers whose weights latent attention reads itself."""
+    return tuple(module.kv_b_proj for module in _latent_modules(model))
+
+
 def keep_latents(model: nn.Module) -> None:
     """Hand latents to our attention as they are; under any other attention the model expands them itself."""
     for module in _latent_modules(model):

@@ -4,6 +4,8 @@ The numbers are the same, and a model computes the same with them but for the or
 take the place of plain ones, except where an embedding shares them: it keeps its own.
 """
 
+from collections.abc import Collection
+
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.linear import can_pack, linear, pack
@@ -25,12 +27,16 @@ class PackedLinear(nn.Module):
         return linear(x, self.weight, self.bias)
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace every plain linear layer whose weight can be packed, one at a time, and return how many."""
+def pack_linears(model: nn.Module, spared: Collection[nn.Module] = ()) -> int:
+    """Replace every plain linear layer whose weight can be packed, one at a time, and return how many.
+
+    Args:
+        spared: layers whose weights others read.
+    """
     num_packed = 0
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear and can_pack(layer.weight):
+            if type(layer) is nn.Linear and layer not in spared and can_pack(layer.weight):
                 setattr(parent, name, PackedLinear(layer))
                 num_packed += 1
     return num_packed

@@ -27,7 +27,7 @@ from kvchat.ui.plain_text import fitted, one_line
 from kvchat.ui.screens.confirm import ConfirmScreen
 from kvchat.ui.screens.help import HelpScreen
 from kvchat.ui.stored_sessions import StoredSessions, list_options
-from kvchat.ui.turns import PendingTurn, TurnKind, Turns
+from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
 from kvchat.ui.verbs import Opener, Verbs
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.command_list import CommandList
@@ -132,21 +132,23 @@ class ChatScreen(Screen[None]):
         self.query_one(SessionList).focus()
 
     @work(exclusive=True, group="open")
-    async def open_with(self, opener: Opener) -> None:
-        """Put another conversation on the screen; the one that was there stays open behind it."""
+    async def open_with(self, opener: Opener, draft: Draft | None = None) -> None:
+        """Put another conversation on the screen; the one that was there stays open behind it, and what is
+        being answered there goes on.
+        """
         try:
             conversation = await opener()
         except KvchatError as error:
             self.warn(str(error))
             return
         closing: list[ConversationView] = []
-        if self.turns.conversation is not None:
+        if self.turns.conversation is not None and not self.turns.is_busy:
             closing += self._kept.keep(self.turns.conversation)
         if conversation is not None:
             conversation, stale = self._kept.take(conversation)
             closing += stale
         self._end_edit()
-        await self.turns.show(conversation)
+        await self.turns.show(conversation, draft)
         await self._close(closing)
         if conversation is not None:
             for notice in await asyncio.to_thread(self._chat.notices, conversation):
@@ -169,7 +171,8 @@ class ChatScreen(Screen[None]):
     async def ask_to_delete(self, session_id: SessionId, title: str) -> None:
         conversation = self.turns.conversation
         is_open = conversation is not None and conversation.session.id == session_id
-        if is_open and not self.verbs.is_free("delete it"):
+        if self.turns.is_answering(session_id):
+            self.warn("an answer is being written there: stop it with esc, then delete it")
             return
         consequence = "Its messages are gone for good; blocks that other sessions share stay."
         if not await self.app.push_screen_wait(ConfirmScreen(f"Delete “{title}”?", consequence)):
@@ -213,8 +216,13 @@ class ChatScreen(Screen[None]):
         self.notify(str(error) or type(error).__name__, severity="error", timeout=15, markup=False)
         self._give_back(unsent)
 
+    def ended_behind(self, conversation: ConversationView) -> None:
+        self.tell("the answer has ended", title=self._sessions.title(conversation.session.id) or UNTITLED)
+        self.run_worker(self._close(self._kept.keep(conversation)))
+
     def turn_ended(self) -> None:
-        self._drain_timer.pause()
+        if not self.turns.is_any_running:
+            self._drain_timer.pause()
         self._watch.forget_rate()
         answer = self.transcript.last_answer
         if answer is not None:
@@ -260,8 +268,7 @@ class ChatScreen(Screen[None]):
 
     def on_session_list_opened(self, event: SessionList.Opened) -> None:
         self.prompt.focus()
-        if self.verbs.is_free("switch"):
-            self.open_with(lambda: asyncio.to_thread(self._chat.open, event.session_id, event.branch))
+        self.open_with(lambda: asyncio.to_thread(self._chat.open, event.session_id, event.branch))
 
     @work(exclusive=True, group="prefetch")
     async def on_session_list_selected(self, event: SessionList.Selected) -> None:
