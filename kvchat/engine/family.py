@@ -55,6 +55,7 @@ class Family:
             request_id=self.first.id,
             sample=sample,
             stop=parent.stop.fork() if parent.stop is not None else None,
+            limit=None,  # what is loaded for the parent does not reach its fork's blocks
         )
         self.running.append(entry)
         return entry

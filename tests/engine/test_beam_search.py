@@ -7,10 +7,14 @@ import torch
 import transformers
 
 from kvchat.engine.api.events import FinishReason
+from kvchat.engine.api.ids import BlockKey, BranchId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.plan import Copy
 from kvchat.engine.engine import Engine
+from kvchat.engine.entry import Entry
+from kvchat.engine.family import Family
 from kvchat.errors import InvalidRequest
 from tests.engine.tiny_models import make_config, open_engine, open_recorded, save_model, token_ids
 
@@ -100,6 +104,22 @@ def test_a_cancelled_search_keeps_its_best_beam_alone(model_dir: Path) -> None:
     assert [end.reason for end in handle.result.samples] == [FinishReason.CANCELLED]
     assert [branch.branch for branch in engine.snapshot().branches] == [handle.branch]
     engine.check_integrity()
+
+
+def test_a_fork_of_a_beam_that_is_being_loaded_computes_what_it_lacks() -> None:
+    """The beam was preempted while it was held; nothing is on its way for the fork."""
+    branch = Branch(BranchId(1), "", BlockKey(b""), token_ids(40), [])
+    fork = Branch(BranchId(2), "", BlockKey(b""), token_ids(40), [])
+    beam = Entry(
+        id=RequestId(1),
+        request=Request(token_ids=tuple(token_ids(40)), sampling=SamplingParams(beam_width=2)),
+        branch=branch,
+        max_tokens=4,
+        submitted_s=0.0,
+        prompt_len=40,
+        limit=16,
+    )
+    assert Family(beam, [beam]).sibling(beam, RequestId(2), fork, sample=0).num_due == 40
 
 
 @pytest.mark.parametrize("wrong", [{"n": 3}, {"temperature": 1.0}, {"best_of": 2}])
