@@ -5,7 +5,7 @@ and records what they mean for blocks and events.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -155,7 +155,12 @@ class Engine:
             self._manager.release(live)
 
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
-        """Return how many tokens of a prompt need not be computed, wherever they are kept. Moves nothing."""
+        """Return how many tokens of a prompt need not be computed, wherever they are kept. Moves nothing.
+
+        Raises:
+            InvalidRequest: an id outside the vocabulary.
+        """
+        self._check_ids(token_ids)
         branch = self._manager.open("", token_ids, namespace)
         length = self._manager.match(branch).length
         self._manager.release(branch)
@@ -169,7 +174,11 @@ class Engine:
 
         Args:
             beside: path whose blocks are not to make room for it, that of the session on screen.
+
+        Raises:
+            InvalidRequest: an id outside the vocabulary.
         """
+        self._check_ids((*token_ids, *beside))
         self._promotion.stop()
         if token_ids:
             self._promotion.want(Wish(tuple(token_ids), tuple(beside), self._root(namespace)))
@@ -313,17 +322,20 @@ class Engine:
         prompt_len = len(request.token_ids)
         if not prompt_len:
             raise InvalidRequest("the prompt is empty")
-        unknown = next((t for t in request.token_ids if not 0 <= t < self.info.vocab_size), None)
-        if unknown is not None:
-            raise InvalidRequest(
-                f"token id {unknown} is not in the model's vocabulary of {self.info.vocab_size}"
-            )
+        self._check_ids(request.token_ids)
         if prompt_len >= self.info.max_context:
             raise ContextOverflow(
                 f"the conversation has {prompt_len} tokens and the model takes {self.info.max_context}; "
                 "start a new session, or fork at an earlier message"
             )
         self._room.check(request.token_ids, self._root(request.namespace))
+
+    def _check_ids(self, token_ids: Iterable[int]) -> None:
+        unknown = next((t for t in token_ids if not 0 <= t < self.info.vocab_size), None)
+        if unknown is not None:
+            raise InvalidRequest(
+                f"token id {unknown} is not in the model's vocabulary of {self.info.vocab_size}"
+            )
 
     def _branch_for(self, request: Request) -> Branch:
         if request.branch is None:

@@ -59,7 +59,8 @@ def collect(handle: Handle) -> Result:
     emitted = [event for event in handle if isinstance(event, TokenEmitted)]
     finished = handle.result
     assert finished is not None
-    branches = {event.branch: None for event in emitted} | {finished.branch: None}
+    ends = [finished.branch, *(end.branch for end in finished.samples)]  # some may have no token
+    branches = dict.fromkeys([*(event.branch for event in emitted), *ends])
     return Result(
         samples=[_sample(end, emitted) for end in finished.samples],
         usage=finished.usage,

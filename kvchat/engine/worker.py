@@ -167,13 +167,16 @@ class Worker:
         """Return how many tokens of a prompt need not be computed; waits while the model loads.
 
         Raises:
+            InvalidRequest: an id outside the vocabulary.
             EngineFailed: there is no engine any more.
         """
         return self._call(lambda engine: engine.reusable_len(token_ids, namespace))
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
-        """Begin to bring what is stored of a path to the device; see `Engine.promote`."""
-        self._post(lambda engine: engine.promote(token_ids, beside, namespace))
+        """Begin to bring what is stored of a path to the device; see `Engine.promote`. Nobody waits for it:
+        ids that the engine refuses are logged.
+        """
+        self._post(lambda engine: _promote(engine, token_ids, beside, namespace))
 
     def update_weights(self, source: Path) -> EngineInfo:
         """Run on other weights of the same model from now on; see `Engine.update_weights`. Waits for it.
@@ -313,6 +316,13 @@ def _release(engine: Any, branch: BranchId) -> None:
         engine.release(branch)
     except InvalidRequest:
         log.debug("branch %s was released before", branch)
+
+
+def _promote(engine: Any, token_ids: Sequence[int], beside: Sequence[int], namespace: str) -> None:
+    try:
+        engine.promote(token_ids, beside, namespace)
+    except InvalidRequest as error:
+        log.info("nothing is loaded ahead: %s", error)
 
 
 def _fulfil(future: "Future[T]", command: "Callable[[Engine], T]", engine: Any) -> None:

@@ -37,6 +37,7 @@ BAD_REQUESTS: list[tuple[type[Exception], Callable[[], Request]]] = [
     (InvalidRequest, lambda: ask((1, None))),
     (InvalidRequest, lambda: ask((1, True))),
     (InvalidRequest, lambda: ask("abc")),
+    (InvalidRequest, lambda: Request(token_ids=PROMPT, priority=None)),  # type: ignore[arg-type]
     (InvalidRequest, lambda: Request(token_ids=PROMPT, branch=99)),  # type: ignore[arg-type]
     (ContextOverflow, lambda: ask(tuple(token_ids(256)))),
     (ContextOverflow, lambda: ask(tuple(token_ids(5000)))),
@@ -124,17 +125,43 @@ def test_a_search_with_more_beams_than_blocks_ends_alone(tiny: TinyModels, open_
     assert answer(engine, PROMPT, 4).token_ids == reference(tiny("llama")).answer(PROMPT, 4)
 
 
+def _with_embedding(model_dir: Path, copy_dir: Path, token: int, value: float) -> Path:
+    """Return a copy of a model for which a token is nothing but `value`."""
+    shutil.copytree(model_dir, copy_dir)
+    weights = safetensors.torch.load_file(copy_dir / "model.safetensors")
+    weights["model.embed_tokens.weight"][token] = value
+    (copy_dir / "model.safetensors").unlink()
+    safetensors.torch.save_file(weights, copy_dir / "model.safetensors", {"format": "pt"})
+    return copy_dir
+
+
+def test_answers_that_end_before_their_first_token_leave_no_branch(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    engine = open_engine(_with_embedding(tiny("llama"), tmp_path / "model", 7, math.nan))
+    (result,) = engine.generate([[3, 7, 5]], SamplingParams(max_tokens=4, temperature=1.0, n=3))
+    assert [sample.finish_reason for sample in result.samples] == [FinishReason.ERROR] * 3
+    assert not engine.snapshot().branches
+
+
+@pytest.mark.parametrize("ids", [(-1,) * 40, (2**40,) * 40])
+def test_ids_outside_the_vocabulary_are_refused_wherever_they_are_asked_about(
+    ids: tuple[int, ...], tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    engine = open_engine(tiny("llama"))
+    with pytest.raises(InvalidRequest, match="vocabulary"):
+        engine.reusable_len(ids)
+    with pytest.raises(InvalidRequest, match="vocabulary"):
+        engine.promote(PROMPT, beside=ids)
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_token_that_makes_everything_nan_ends_its_requests_alone(
     kind: str, bad: float, tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
 ) -> None:
     """Its blocks are handed on to others, who mask what they have not written yet, and must not see it."""
-    model_dir = Path(shutil.copytree(tiny(kind), tmp_path / "model"))
-    weights = safetensors.torch.load_file(model_dir / "model.safetensors")
-    weights["model.embed_tokens.weight"][7] = bad
-    (model_dir / "model.safetensors").unlink()
-    safetensors.torch.save_file(weights, model_dir / "model.safetensors", {"format": "pt"})
+    model_dir = _with_embedding(tiny(kind), tmp_path / "model", 7, bad)
     engine = open_engine(model_dir, **SMALL_POOL)
     for seed in range(3):
         clean = [[token for token in token_ids(length, seed) if token != 7] for length in (60, 45)]

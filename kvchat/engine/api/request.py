@@ -35,7 +35,7 @@ class Request:
             are kept apart from all others until they have been verified.
 
     Raises:
-        InvalidRequest: a token id is no whole number.
+        InvalidRequest: a token id or the priority is no whole number.
     """
 
     token_ids: tuple[int, ...]
@@ -49,3 +49,5 @@ class Request:
     def __post_init__(self) -> None:
         if not set(map(type, self.token_ids)) <= {int}:  # a float would end every request of the step
             raise InvalidRequest("token ids must be whole numbers (int)")
+        if type(self.priority) is not int:  # queues could not be sorted by it
+            raise InvalidRequest(f"the priority must be a whole number (int), not {self.priority!r}")
