@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
@@ -84,9 +85,10 @@ class Scheduler:
                 return None
         self.waiting.remove(entry)
         self.running.append(entry)
+        found = self._provenance(match)
         if entry.loaded is None:
             self.manager.touch(entry.branch)  # once per request: steps do not make a block look wanted
-            entry.loaded = _provenance(match)
+            entry.loaded = found
         return moves
 
     def make_room(self, entry: Entry) -> bool:
@@ -132,6 +134,20 @@ class Scheduler:
 
     def _match(self, entry: Entry, max_len: int | None = None) -> PrefixMatch:
         return self.manager.match(entry.branch, max_len, resident=self.loads_apart)
+
+    def _provenance(self, match: PrefixMatch) -> Loaded:
+        """Return where a match comes from. What was brought ahead of use counts once, for its first user."""
+        brought = self.manager.device.brought
+        num_tokens = {Tier.HOST: match.host_len, Tier.DISK: match.disk_len}
+        parts = [(key, self.manager.block_size) for key in match.keys]
+        if match.partial and match.partial.key is not None:
+            parts.append((match.partial.key, match.partial.num_tokens))
+        for key, length in parts:
+            tier = brought.pop(key, None)
+            if tier is not None:
+                num_tokens[tier] += length
+        slow_len = sum(num_tokens.values())
+        return Loaded(device=match.length - slow_len, host=num_tokens[Tier.HOST], disk=num_tokens[Tier.DISK])
 
     def _take(self, entry: Entry, match: PrefixMatch) -> tuple[Move, ...] | None:
         """Admit a branch. Beside others there must also be room for its next chunk, or it would have to make
@@ -193,11 +209,6 @@ class Scheduler:
         """Record that a branch has just become idle: among equals it is the last to lose its blocks."""
         branches = self.manager.branches
         branches[branch] = branches.pop(branch)
-
-
-def _provenance(match: PrefixMatch) -> Loaded:
-    device_len = match.length - match.host_len - match.disk_len
-    return Loaded(device=device_len, host=match.host_len, disk=match.disk_len)
 
 
 def _chunk(entry: Entry, num_tokens: int) -> Chunk:

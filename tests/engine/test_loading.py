@@ -235,8 +235,10 @@ def test_a_path_that_was_promoted_is_on_the_device_when_its_request_comes(
     prompt = text + token_ids(4, seed=5)
     result = answer(engine, prompt, 8)
     assert reader.num_read == num_read
-    assert result.loaded == Loaded(device=len(text) - 1)
+    assert result.loaded == Loaded(disk=len(text) - 1), "brought for this session, and counted once"
     assert result.token_ids == reference(model_dir).answer(prompt, 8)
+    again = answer(engine, text + token_ids(4, seed=6), 8)
+    assert again.loaded == Loaded(device=len(text))
 
 
 def test_a_promotion_ends_when_the_wish_changes_and_what_has_arrived_stays(
@@ -253,7 +255,9 @@ def test_a_promotion_ends_when_the_wish_changes_and_what_has_arrived_stays(
         engine.tick()
         engine.check_integrity()
     assert reader.num_read < 2 * (len(first) // BLOCK_SIZE)
-    assert answer(engine, second, 4).loaded.disk == 0
+    num_read = reader.num_read
+    assert answer(engine, second, 4).loaded.disk == len(second) - 1
+    assert reader.num_read == num_read
     engine.promote(first)
     engine.promote(())
     assert not engine.is_loading or reader.jobs
@@ -281,14 +285,16 @@ def test_a_promotion_takes_no_room_from_the_session_on_screen(
 ) -> None:
     model_dir = tiny("llama")
     shown, other = (say(model_dir, tmp_path, token_ids(100, seed=seed)) for seed in (8, 9))
-    engine, _ = stepped(engines, model_dir, cache_dir=tmp_path, device_bytes=160 * 4 * 2 * 2 * 16 * 4)
+    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path, device_bytes=160 * 4 * 2 * 2 * 16 * 4)
     for path, beside in ((shown, ()), (other, shown), (other, shown)):
         engine.promote(path, beside)
         while engine.is_loading:
             engine.tick()
             engine.check_integrity()
     assert engine.snapshot().tier(Tier.DEVICE).num_blocks == 10
-    assert answer(engine, shown, 2).loaded.disk == 0
+    num_read = reader.num_read
+    assert answer(engine, shown, 2).loaded.disk == len(shown) - 1
+    assert reader.num_read == num_read
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("llama", 0), ("qwen3", 1), ("qwen3", 2)])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.eviction import Eviction, make_order
@@ -45,6 +46,8 @@ class DeviceTier:
         }
         self.held: Counter[tuple[GroupId, BlockId]] = Counter()
         """Blocks held by transfers, beside tables and copies."""
+        self.brought: dict[BlockKey, Tier] = {}
+        """Blocks that were brought from a slower tier and that no request has used yet."""
         self._sources: list[tuple[GroupId, BlockId]] = []
         self._demotions: list[Demote] = []
 
@@ -79,7 +82,7 @@ class DeviceTier:
         """Give a cached block's place away; its bytes are elsewhere, or on their way there."""
         key = self.pools[group].key(block)
         assert key is not None
-        self.index.remove(key, group)
+        self._remove(group, key)
         self.pools[group].forget(block)
 
     def take_demotions(self) -> tuple[Demote, ...]:
@@ -116,4 +119,8 @@ class DeviceTier:
         place = self.host.reserve(self.index.node(key), group)
         if place is not None:
             self._demotions.append(Demote(group, block, place))
+        self._remove(group, key)
+
+    def _remove(self, group: GroupId, key: BlockKey) -> None:
         self.index.remove(key, group)
+        self.brought.pop(key, None)

@@ -125,6 +125,7 @@ class Transfers:
             # Somebody may have computed the block in the meantime: the first one stays.
             if is_there and self._device.index.block(unit.node.key, move.group) is None:
                 self._device.name(move.group, move.target, unit.node)
+                self._device.brought[unit.node.key] = unit.tier
 
     def give_up(self, transfer: Transfer, number: int) -> None:
         """Let go of a block that is computed instead; it must not be on its way."""
