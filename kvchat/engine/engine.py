@@ -245,7 +245,7 @@ class Engine:
 
         Raises:
             InvalidRequest: a request runs or waits.
-            ModelError, CapacityError, StorageError: the weights cannot be used; everything is as it was.
+            ModelError, CapacityError: the weights cannot be used; everything is as it was.
         """
         self._answers.finish_cancelled()
         if self._scheduler.has_work:
@@ -264,7 +264,7 @@ class Engine:
         self._manager.rename(update.fingerprint)
         self._store = update.store
         self._mover.use(update.store)
-        self._keeper.use(open_saver(self._pool, update.store, self._manager))
+        self._keeper.use(open_saver(self._pool, update.store, self._manager), update.disk_problem)
         self.info = update.describe(self.info, Path(source))
         self._answers.eos_ids = frozenset(self.info.eos_token_ids)
         return self.info

@@ -79,11 +79,11 @@ class Keeper:
             self._save_tail(saver, branch)
         saver.close(CLOSE_TIMEOUT_S)
 
-    def use(self, saver: Saver | None) -> None:
-        """Go on with another saver after `close`."""
+    def use(self, saver: Saver | None, problem: str | None) -> None:
+        """Go on with another saver after `close`; `problem`: why there is none although one was wanted."""
         assert self._saver is None
         self._saver = saver
-        self._problem = None
+        self._problem = problem
 
     def _note_problem(self, saver: Saver) -> None:
         """Log once when the disk begins to refuse blocks, and once when it takes them again."""

@@ -87,11 +87,15 @@ def fingerprint_of(candidate: Candidate, config: EngineConfig, pool: DevicePool)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """Weights that are ready to take the place of the present ones, and where their blocks are stored."""
+    """Weights that are ready to take the place of the present ones, and where their blocks are stored.
+
+    `disk_problem` says why they are stored nowhere although a disk tier was wanted.
+    """
 
     candidate: Candidate
     fingerprint: bytes
     store: DiskStore | None
+    disk_problem: str | None
 
     def describe(self, info: EngineInfo, path: Path) -> EngineInfo:
         """Return what the engine is once it runs on these weights."""
@@ -102,6 +106,7 @@ class Update:
             model_dir=str(source.model_dir),
             adapter=str(source.adapter_dir) if source.adapter_dir else None,
             fingerprint=self.fingerprint.hex(),
+            disk_enabled=self.store is not None,
             eos_token_ids=tuple(sorted(self.candidate.loaded.eos_token_ids)),
         )
 
@@ -128,14 +133,13 @@ class Weights:
         Raises:
             ModelError: not found, unreadable, not finite, or of another model than the present weights.
             CapacityError: they do not fit into memory beside the present ones.
-            StorageError: the disk tier cannot be opened.
         """
         candidate = load_candidate(self._find(path), self._config, torch.device("cpu"))
         self._require_same_model(candidate, path)
         _require_finite(candidate.loaded.module, path)
         digest = fingerprint_of(candidate, self._config, self._pool)
-        store, _ = open_store(self._config, self._pool, digest)
-        return Update(candidate=candidate, fingerprint=digest, store=store)
+        store, problem = open_store(self._config, self._pool, digest)
+        return Update(candidate=candidate, fingerprint=digest, store=store, disk_problem=problem)
 
     def exchange(self, candidate: Candidate) -> None:
         """Write prepared weights over the present ones."""

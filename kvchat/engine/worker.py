@@ -183,7 +183,7 @@ class Worker:
 
         Raises:
             InvalidRequest: a request runs or waits.
-            ModelError, CapacityError, StorageError: the weights cannot be used; everything is as it was.
+            ModelError, CapacityError: the weights cannot be used; everything is as it was.
             EngineFailed: there is no engine any more.
         """
         return self._call(lambda engine: self._update_weights(engine, source))

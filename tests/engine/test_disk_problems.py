@@ -32,6 +32,12 @@ def test_a_cache_directory_that_cannot_be_used_costs_the_disk_tier_and_no_answer
     assert "another cache directory" in problem
     assert not engine.info.disk_enabled
 
+    engine.update_weights(tiny("llama"))
+    assert engine.snapshot().problem == problem
+    (tmp_path / "taken").unlink()
+    assert engine.update_weights(tiny("llama")).disk_enabled
+    assert engine.snapshot().problem is None
+
 
 def test_a_disk_that_begins_to_refuse_is_told_until_it_takes_blocks_again(
     tiny: TinyModels, tmp_path: Path, open_engine: OpenEngine
