@@ -5,19 +5,15 @@ and records what they mean for blocks and events.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
 from kvchat.engine import occupancy, report
 from kvchat.engine.answers import Answers
 from kvchat.engine.api.config import EngineConfig, EngineInfo
-from kvchat.engine.api.events import (
-    Event,
-    FinishReason,
-    RequestFinished,
-)
-from kvchat.engine.api.ids import BlockKey, BranchId, RequestId, root_key
+from kvchat.engine.api.events import Event, FinishReason, RequestFinished
+from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier, TierUsage
@@ -28,6 +24,7 @@ from kvchat.engine.disk import open_saver
 from kvchat.engine.flights import Flights
 from kvchat.engine.handle import Handle
 from kvchat.engine.idle import IdleWatch
+from kvchat.engine.intake import Intake
 from kvchat.engine.keeper import Keeper
 from kvchat.engine.loading import Loading, Readiness
 from kvchat.engine.models.locate import locate_model
@@ -35,7 +32,7 @@ from kvchat.engine.parts import EngineParts
 from kvchat.engine.promotion import Promotion, Wish
 from kvchat.engine.results import Result, collect
 from kvchat.engine.room import Room
-from kvchat.errors import ContextOverflow, InvalidRequest
+from kvchat.errors import InvalidRequest
 
 LOAD_WAIT_S = 0.02
 """How long a step without anything to compute waits for a block to land."""
@@ -65,6 +62,7 @@ class Engine:
         )
         self._handles: dict[RequestId, Handle] = {}
         self._room = Room(parts.manager, parts.scheduler.max_batch_tokens, parts.info.max_context)
+        self._intake = Intake(parts.manager, self._answers, self._room, parts.info)
         self._idle = IdleWatch(parts.scheduler, clock, parts.idle_demote_s)
         self._rates = parts.rates
         self._clock = clock
@@ -102,8 +100,8 @@ class Engine:
             ContextOverflow: the prompt leaves no room for an answer in the model's context.
             PoolExhausted: the prompt can never fit into the device pool.
         """
-        self._validate(request)
-        branch = self._branch_for(request)
+        self._intake.check(request)
+        branch = self._intake.branch_for(request)
         entry = self._answers.open(request, branch)
         handle = Handle(entry.id, branch.id, self.step, self.cancel)
         self._handles[entry.id] = handle
@@ -141,11 +139,11 @@ class Engine:
         Raises:
             InvalidRequest: no such live branch.
         """
-        return self._manager.fork(self._live(branch)).id
+        return self._manager.fork(self._intake.live(branch)).id
 
     def release(self, branch: BranchId) -> None:
         """Let go of a live branch; its blocks stay cached. Cancels the request that runs on it."""
-        live = self._live(branch)
+        live = self._intake.live(branch)
         entry = self._answers.running_on(branch)
         if entry is not None:
             self._answers.cancel(entry.request_id or entry.id)
@@ -160,7 +158,7 @@ class Engine:
         Raises:
             InvalidRequest: an id outside the vocabulary.
         """
-        self._check_ids(token_ids)
+        self._intake.check_ids(token_ids)
         branch = self._manager.open("", token_ids, namespace)
         length = self._manager.match(branch).length
         self._manager.release(branch)
@@ -178,10 +176,10 @@ class Engine:
         Raises:
             InvalidRequest: an id outside the vocabulary.
         """
-        self._check_ids((*token_ids, *beside))
+        self._intake.check_ids((*token_ids, *beside))
         self._promotion.stop()
         if token_ids:
-            self._promotion.want(Wish(tuple(token_ids), tuple(beside), self._root(namespace)))
+            self._promotion.want(Wish(tuple(token_ids), tuple(beside), self._manager.root_of(namespace)))
             self._advance_loads()
 
     def demote(self, branch: BranchId, tier: Tier = Tier.HOST) -> None:
@@ -197,7 +195,7 @@ class Engine:
         Raises:
             InvalidRequest: no such live branch, or it is answering.
         """
-        live = self._live(branch)
+        live = self._intake.live(branch)
         if self._answers.running_on(branch) is not None:
             raise InvalidRequest(f"branch {branch} is still answering")
         self._take_off(live, tier)
@@ -212,7 +210,7 @@ class Engine:
             InvalidRequest: no such live branch, or nothing of it is on the device.
             PinRefused: too few blocks would be left; the message says how many.
         """
-        live = self._live(branch)
+        live = self._intake.live(branch)
         if not live.computed_len:
             raise InvalidRequest(f"branch {branch} is not on the device; ask on it first")
         busy = [*self._scheduler.running, *self._scheduler.waiting]
@@ -230,7 +228,7 @@ class Engine:
             Request(token_ids=tuple(prompt), sampling=sampling or SamplingParams()) for prompt in prompts
         ]
         for request in requests:
-            self._validate(request)
+            self._intake.check(request)
         results = [collect(handle) for handle in [self.submit(request) for request in requests]]
         for result in results:
             for branch in result.branches:
@@ -316,45 +314,6 @@ class Engine:
         if self._store is not None:
             self._store.close()
 
-    # Requests
-
-    def _validate(self, request: Request) -> None:
-        prompt_len = len(request.token_ids)
-        if not prompt_len:
-            raise InvalidRequest("the prompt is empty")
-        self._check_ids(request.token_ids)
-        if prompt_len >= self.info.max_context:
-            raise ContextOverflow(
-                f"the conversation has {prompt_len} tokens and the model takes {self.info.max_context}; "
-                "start a new session, or fork at an earlier message"
-            )
-        self._room.check(request.token_ids, self._root(request.namespace))
-
-    def _check_ids(self, token_ids: Iterable[int]) -> None:
-        unknown = next((t for t in token_ids if not 0 <= t < self.info.vocab_size), None)
-        if unknown is not None:
-            raise InvalidRequest(
-                f"token id {unknown} is not in the model's vocabulary of {self.info.vocab_size}"
-            )
-
-    def _branch_for(self, request: Request) -> Branch:
-        if request.branch is None:
-            return self._manager.open(request.owner, request.token_ids, request.namespace)
-        branch = self._live(request.branch)
-        if self._answers.running_on(branch.id) is not None:
-            raise InvalidRequest(f"branch {branch.id} is still answering")
-        if branch.root != self._root(request.namespace):
-            raise InvalidRequest(f"branch {branch.id} is of another namespace; submit without a branch")
-        if tuple(branch.token_ids[: branch.computed_len]) != request.token_ids[: branch.computed_len]:
-            raise InvalidRequest(f"branch {branch.id} does not begin the prompt; submit without a branch")
-        if branch.computed_len >= len(request.token_ids):
-            self._manager.reset(branch)
-        branch.token_ids = list(request.token_ids)
-        return branch
-
-    def _root(self, namespace: str) -> BlockKey:
-        return root_key(bytes.fromhex(self.info.fingerprint), namespace)
-
     def _demote_idle(self) -> None:
         """Take branches off the device that nobody has used for long, unless the disk still reads them."""
         if not self._keeper.is_behind:
@@ -368,12 +327,6 @@ class Engine:
             return
         self._mover.execute(self._manager.demote(branch, tier))
         self._manager.finish_moves()
-
-    def _live(self, branch: BranchId) -> Branch:
-        live = self._manager.branches.get(branch)
-        if live is None:
-            raise InvalidRequest(f"there is no live branch {branch}")
-        return live
 
     def _advance_loads(self) -> None:
         self._flights.collect()

@@ -8,7 +8,7 @@ returned, before the next step writes.
 from collections.abc import Iterable
 from itertools import count
 
-from kvchat.engine.api.ids import BlockId, BranchId, GroupId, block_key, root_key
+from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.admission import Admission
 from kvchat.engine.cache.branch import BlockTable, Branch
@@ -56,12 +56,16 @@ class CacheManager:
 
     # Branches
 
+    def root_of(self, namespace: str) -> BlockKey:
+        """Return the parent of the first blocks of a namespace. Pure."""
+        return root_key(self._fingerprint, namespace)
+
     def open(self, owner: str, token_ids: Iterable[int], namespace: str = "") -> Branch:
         """Return a new live branch that holds no block yet; it shares blocks with its namespace alone."""
         branch = Branch(
             id=BranchId(next(self._ids)),
             owner=owner,
-            root=root_key(self._fingerprint, namespace),
+            root=self.root_of(namespace),
             token_ids=list(token_ids),
             tables=[[] for _ in self.groups],
             namespace=namespace,
@@ -130,7 +134,7 @@ class CacheManager:
         for branch in self.branches.values():
             self.reset(branch)
             branch.saved_tail = None
-            branch.root = root_key(fingerprint, branch.namespace)
+            branch.root = self.root_of(branch.namespace)
 
     def abandon(self, branch: Branch) -> None:
         """Let go of the blocks that `admit` took when a load failed: none of them gets a name."""

@@ -1,0 +1,68 @@
+"""What is let into the engine, and on which branch it runs."""
+
+from collections.abc import Iterable
+
+from kvchat.engine.answers import Answers
+from kvchat.engine.api.config import EngineInfo
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.request import Request
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.room import Room
+from kvchat.errors import ContextOverflow, InvalidRequest
+
+
+class Intake:
+    """Refuses what can never be answered, before anything of the engine has changed for it."""
+
+    def __init__(self, manager: CacheManager, answers: Answers, room: Room, info: EngineInfo) -> None:
+        """Args:
+        info: what the model takes, which stays when its weights are exchanged.
+        """
+        self._manager = manager
+        self._answers = answers
+        self._room = room
+        self._vocab_size = info.vocab_size
+        self._max_context = info.max_context
+
+    def check(self, request: Request) -> None:
+        """Raise what `Engine.submit` promises for a request that can never be answered. Pure."""
+        prompt_len = len(request.token_ids)
+        if not prompt_len:
+            raise InvalidRequest("the prompt is empty")
+        self.check_ids(request.token_ids)
+        if prompt_len >= self._max_context:
+            raise ContextOverflow(
+                f"the conversation has {prompt_len} tokens and the model takes {self._max_context}; "
+                "start a new session, or fork at an earlier message"
+            )
+        self._room.check(request.token_ids, self._manager.root_of(request.namespace))
+
+    def check_ids(self, token_ids: Iterable[int]) -> None:
+        """Raise InvalidRequest on an id outside the vocabulary. Pure."""
+        unknown = next((t for t in token_ids if not 0 <= t < self._vocab_size), None)
+        if unknown is not None:
+            raise InvalidRequest(f"token id {unknown} is not in the model's vocabulary of {self._vocab_size}")
+
+    def branch_for(self, request: Request) -> Branch:
+        """Return the branch on which a request runs, with the prompt as its tokens: a new one, or its own."""
+        if request.branch is None:
+            return self._manager.open(request.owner, request.token_ids, request.namespace)
+        branch = self.live(request.branch)
+        if self._answers.running_on(branch.id) is not None:
+            raise InvalidRequest(f"branch {branch.id} is still answering")
+        if branch.root != self._manager.root_of(request.namespace):
+            raise InvalidRequest(f"branch {branch.id} is of another namespace; submit without a branch")
+        if tuple(branch.token_ids[: branch.computed_len]) != request.token_ids[: branch.computed_len]:
+            raise InvalidRequest(f"branch {branch.id} does not begin the prompt; submit without a branch")
+        if branch.computed_len >= len(request.token_ids):
+            self._manager.reset(branch)
+        branch.token_ids = list(request.token_ids)
+        return branch
+
+    def live(self, branch: BranchId) -> Branch:
+        """Return a live branch by its id. Pure."""
+        live = self._manager.branches.get(branch)
+        if live is None:
+            raise InvalidRequest(f"there is no live branch {branch}")
+        return live
