@@ -12,11 +12,15 @@ from time import monotonic, sleep
 from kvchat.directories import make_private
 from kvchat.errors import StorageError
 from kvchat.session import recovery
+from kvchat.session.damage import DamageFound, refuse_damage
 from kvchat.session.schema import migrate
 
 log = logging.getLogger(__name__)
 
 _BUSY_S = 10.0
+
+# An error that quotes damaged bytes cannot be told, and becomes one of decoding.
+_SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 _ADVICE = {
     "SQLITE_FULL": "the disk is full; free some space and send the message again",
@@ -53,7 +57,7 @@ class Database:
                 self._recover()
             try:
                 self._connection = self._open()
-            except sqlite3.DatabaseError as error:
+            except _SQLITE_ERRORS as error:
                 if not _is_damage(error, path):
                     raise
                 recovery.damage_mark(path).touch(0o600)
@@ -66,7 +70,7 @@ class Database:
         """Close the file; once a day a copy of it is kept beside it."""
         with self._lock:
             # Without a copy less can be recovered; nothing else depends on it.
-            with suppress(sqlite3.Error, OSError):
+            with suppress(StorageError), self._errors_told():
                 if self._connection.total_changes > self._num_changes:
                     recovery.back_up(self._connection, self.path)
             self._connection.close()
@@ -97,10 +101,13 @@ class Database:
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 # A full disk may have undone it already.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
+                # An index that lacks a row's entry refuses what the rows allow.
+                if isinstance(error, sqlite3.IntegrityError):
+                    refuse_damage(self._connection)
                 raise
 
     def _open(self) -> sqlite3.Connection:
@@ -138,7 +145,7 @@ class Database:
     def _errors_told(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except _SQLITE_ERRORS as error:
             if _is_damage(error, self.path):
                 with suppress(OSError):
                     recovery.damage_mark(self.path).touch(0o600)
@@ -159,8 +166,10 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _is_damage(error: sqlite3.Error, path: Path) -> bool:
+def _is_damage(error: Exception, path: Path) -> bool:
     """Whether a new file with what can be read of this one helps."""
+    if isinstance(error, DamageFound | UnicodeDecodeError):
+        return True
     name = getattr(error, "sqlite_errorname", None) or ""
     if name == "SQLITE_NOTADB":
         return recovery.looks_like_ours(path)
@@ -168,8 +177,10 @@ def _is_damage(error: sqlite3.Error, path: Path) -> bool:
     return name.startswith("SQLITE_CORRUPT") or is_schema
 
 
-def _advice(error: sqlite3.Error) -> str:
+def _advice(error: Exception) -> str:
     name = getattr(error, "sqlite_errorname", None) or ""
+    if isinstance(error, DamageFound | UnicodeDecodeError):
+        name = "SQLITE_CORRUPT"
     for known, advice in _ADVICE.items():
         if name == known or name.startswith(known + "_"):
             return advice

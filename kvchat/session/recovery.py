@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from kvchat.directories import sync
 from kvchat.errors import StorageError
 from kvchat.session import rows
+from kvchat.session.damage import refuse_damage
 from kvchat.session.schema import migrate
 from kvchat.writers import Writers
 
@@ -27,6 +28,8 @@ _PAGE_BYTES = 4096
 # What every database of kvchat begins with: SQLite's name, page size, journal, and limits of the format.
 _FIXED_HEADER = b"SQLite format 3\0" + bytes([0x10, 0, 2, 2, 0, 64, 32, 32])
 _MOST_SINGLE_ROWS = 10_000
+# Decoding fails where SQLite's own message quotes damaged bytes.
+_UNREADABLE = (sqlite3.Error, UnicodeDecodeError, MemoryError)
 
 
 def backup_paths(path: Path) -> tuple[Path, Path]:
@@ -37,12 +40,15 @@ def backup_paths(path: Path) -> tuple[Path, Path]:
 def back_up(connection: sqlite3.Connection, path: Path) -> None:
     """Keep a copy of a database, unless there is one of today; the one before stays beside it.
 
-    Raises: sqlite3.Error, OSError: it cannot be written; the copies are as before.
+    Raises:
+        DamageFound: the database is damaged, and would take the place of a good copy.
+        sqlite3.Error, OSError: it cannot be written; the copies are as before.
     """
     newest, older = backup_paths(path)
     with suppress(FileNotFoundError):
         if abs(time.time() - newest.stat().st_mtime) < BACKUP_AGE_S:
             return
+    refuse_damage(connection)
     new = path.with_name(path.name + ".backup.new")
     new.unlink(missing_ok=True)
     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -142,7 +148,7 @@ def _opened(path: Path, place: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(copy, isolation_level=None)
     connection.row_factory = sqlite3.Row
     connection.text_factory = lambda data: data.decode(errors="replace")
-    with suppress(sqlite3.Error, MemoryError, StorageError):  # then it is read as far as it goes
+    with suppress(*_UNREADABLE, StorageError):  # then it is read as far as it goes
         connection.execute("PRAGMA writable_schema = ON")  # else one damaged statement hides all tables
         migrate(connection, copy)
     return connection
@@ -165,10 +171,10 @@ def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
                 yield row
             if order == "ASC":
                 return
-        except (sqlite3.Error, MemoryError):
+        except _UNREADABLE:
             continue
     for place in range(first + 1, min(last, first + _MOST_SINGLE_ROWS)):
-        with suppress(sqlite3.Error, MemoryError):
+        with suppress(*_UNREADABLE):
             yield from source.execute(f"SELECT rowid AS place, * FROM {table} WHERE rowid = ?", (place,))
 
 

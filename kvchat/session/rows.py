@@ -8,6 +8,7 @@ from typing import Any
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.session import digests
+from kvchat.session.damage import refuse_no_text
 from kvchat.session.tree import (
     Branch,
     BranchName,
@@ -24,6 +25,11 @@ from kvchat.session.tree import (
 
 
 def session_of(row: sqlite3.Row) -> Session:
+    """Return the session a row holds.
+
+    Raises: DamageFound: the row holds no text where a session has some.
+    """
+    refuse_no_text(row, "id", "title", "system", "model", "active_branch")
     return Session(
         id=SessionId(row["id"]),
         title=row["title"],
@@ -39,6 +45,11 @@ def session_of(row: sqlite3.Row) -> Session:
 
 
 def branch_of(row: sqlite3.Row) -> Branch:
+    """Return the branch a row holds.
+
+    Raises: DamageFound: the row holds no text where a branch has some.
+    """
+    refuse_no_text(row, "session_id", "name")
     leaf = row["leaf_id"]
     return Branch(
         session_id=SessionId(row["session_id"]),

@@ -7,11 +7,21 @@ from time import time
 
 from kvchat.errors import SessionExists, SessionNotFound
 from kvchat.session import rows
+from kvchat.session.damage import refuse_hidden
 from kvchat.session.digests import PartDigests
 from kvchat.session.tree import Branch, BranchName, Part, Session, SessionId, Turn, TurnId
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _TITLE_LEN = 60
+
+_PATH = """
+    WITH RECURSIVE path (num, parent_id, depth) AS (
+        SELECT num, parent_id, 0 FROM turns WHERE id = ?
+        UNION ALL
+        SELECT turns.num, turns.parent_id, depth + 1 FROM path JOIN turns ON turns.id = path.parent_id
+    )
+    SELECT turns.* FROM path JOIN turns USING (num) ORDER BY depth DESC
+"""
 
 
 def title_of(text: str) -> str:
@@ -24,6 +34,7 @@ def title_of(text: str) -> str:
 def session(connection: sqlite3.Connection, session_id: SessionId) -> Session:
     row = connection.execute("SELECT * FROM sessions WHERE id = ?", (session_id,)).fetchone()
     if row is None:
+        refuse_hidden(connection, "sessions", "id", session_id)
         raise SessionNotFound(f"there is no session {session_id!r}; it may have been deleted")
     return rows.session_of(row)
 
@@ -95,6 +106,11 @@ def insert_turn(connection: sqlite3.Connection, turn: Turn, writer: str) -> None
     values = rows.values_of(clean, writer)
     names, marks = ", ".join(values), ", ".join("?" * len(values))
     connection.execute(f"INSERT INTO turns ({names}) VALUES ({marks})", tuple(values.values()))
+
+
+def path_to(connection: sqlite3.Connection, leaf_id: TurnId) -> list[sqlite3.Row]:
+    """Return the rows from the root to a turn."""
+    return connection.execute(_PATH, (leaf_id,)).fetchall()
 
 
 def fold(connection: sqlite3.Connection, turn: Turn) -> None:

@@ -15,7 +15,7 @@ from time import time
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.errors import SessionNotFound, UsageError
-from kvchat.session import digests, lookup, rows, statements
+from kvchat.session import damage, digests, lookup, rows, statements
 from kvchat.session.database import Database
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.tree import (
@@ -30,15 +30,6 @@ from kvchat.session.tree import (
     Verification,
 )
 from kvchat.writers import Writers
-
-_PATH = """
-    WITH RECURSIVE path (num, parent_id, depth) AS (
-        SELECT num, parent_id, 0 FROM turns WHERE id = ?
-        UNION ALL
-        SELECT turns.num, turns.parent_id, depth + 1 FROM path JOIN turns ON turns.id = path.parent_id
-    )
-    SELECT turns.* FROM path JOIN turns USING (num) ORDER BY depth DESC
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +173,10 @@ class SessionStore:
             found = connection.execute(
                 "SELECT * FROM branches WHERE session_id = ? ORDER BY updated_at DESC, name", (session_id,)
             )
-            return tuple(rows.branch_of(row) for row in found)
+            branches = tuple(rows.branch_of(row) for row in found)
+            if not branches:
+                damage.refuse_hidden(connection, "branches", "session_id", session_id)
+            return branches
 
     def branch(self, session_id: SessionId, name: str) -> Branch:
         """Return a branch by its name.
@@ -378,7 +372,9 @@ class SessionStore:
         if leaf_id is None:
             return ()
         with self._database.read() as connection:
-            return self._turns(connection, connection.execute(_PATH, (leaf_id,)))
+            turns = self._turns(connection, statements.path_to(connection, leaf_id))
+            damage.refuse_gaps(connection, turns, (leaf_id,))
+            return turns
 
     def children(self, turn_id: TurnId) -> tuple[Turn, ...]:
         with self._database.read() as connection:
@@ -389,7 +385,9 @@ class SessionStore:
         """Return every turn of a session, a parent before its children."""
         with self._database.read() as connection:
             found = connection.execute("SELECT * FROM turns WHERE session_id = ? ORDER BY num", (session_id,))
-            return self._turns(connection, found)
+            turns = self._turns(connection, found)
+            damage.refuse_hidden_turns(connection, session_id, turns)
+            return turns
 
     def _writer(self) -> str:
         with self._database.read():
@@ -398,6 +396,7 @@ class SessionStore:
     def _turn(self, connection: sqlite3.Connection, turn_id: TurnId) -> Turn:
         turns = self._turns(connection, connection.execute("SELECT * FROM turns WHERE id = ?", (turn_id,)))
         if not turns:
+            damage.refuse_hidden(connection, "turns", "id", turn_id)
             raise SessionNotFound(f"there is no message {turn_id!r}; it may have been deleted")
         return turns[0]
 

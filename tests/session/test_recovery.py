@@ -1,23 +1,27 @@
 """A database that SQLite cannot read is replaced by one with every row that still can be."""
 
+import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import pytest
 
 from kvchat.errors import KvchatError, StorageError
 from kvchat.session.recovery import backup_paths, damage_mark
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import MAIN, Turn
+from kvchat.session.tree import MAIN, SessionId, Turn
 from tests.session.turns import exchange
 
 pytestmark = pytest.mark.pure
 
 PAGE = 4096
+T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 
 
@@ -57,6 +61,59 @@ def test_a_page_that_is_gone_costs_its_rows_at_most(path: Path) -> None:
     assert kept.stat().st_mode & 0o077 == 0
     assert path.stat().st_mode & 0o077 == 0
     assert len(whole) > 10 * PAGE
+
+
+@pytest.mark.parametrize(
+    "index", ["sqlite_autoindex_sessions_1", "sqlite_autoindex_turns_1", "turns_by_session"]
+)
+def test_an_index_that_lost_its_entries_hides_no_words(path: Path, index: str) -> None:
+    """SQLite finds nothing through it, and says nothing."""
+    before = words(path)
+    _empty_the_index(path, index)
+    with pytest.raises(StorageError, match="start kvchat again"):
+        _use_all(path)
+    assert before <= _words_after_trouble(path)
+
+
+def test_an_index_that_refuses_what_the_rows_allow_is_damage(path: Path) -> None:
+    before = words(path)
+    with closing(SessionStore(path)) as store:
+        session = store.find("one")
+        _empty_the_index(path, "sqlite_autoindex_sessions_1")
+        with pytest.raises(StorageError, match="start kvchat again"):
+            store.create_branch(session.id, leaf_id=None)
+    assert before <= _words_after_trouble(path)
+    with closing(SessionStore(path)) as store:
+        assert store.create_branch(session.id, leaf_id=None).name == "main-2"
+
+
+def test_a_damaged_database_never_takes_the_place_of_its_good_copy(path: Path) -> None:
+    """The copy is due, and the damage is where nobody has read; the next start meets it."""
+    before, (copy, _) = words(path), backup_paths(path)
+    with closing(SessionStore(path)) as store:
+        _empty_the_index(path, "turns_by_parent")
+        os.utime(copy, (1.0, 1.0))
+        good = copy.read_bytes()
+        store.create_session(title="four")
+    assert copy.read_bytes() == good
+    assert damage_mark(path).exists()
+    assert words(path) == before
+
+
+def test_sessions_whose_rows_were_blanked_come_from_the_backup(path: Path) -> None:
+    before = words(path)
+    with open(path, "r+b") as file:
+        file.seek(PAGE + 64)  # the second page is the root of `sessions`
+        file.write(bytes(PAGE - 64))
+    with pytest.raises(StorageError, match="start kvchat again"):
+        words(path)
+    assert _words_after_trouble(path) == before
+
+
+def test_a_refusal_that_is_no_damage_replaces_nothing(path: Path) -> None:
+    with closing(SessionStore(path)) as store, pytest.raises(StorageError, match="FOREIGN KEY"):
+        store.create_branch(SessionId("gone2345"), leaf_id=None)
+    assert not damage_mark(path).exists()
 
 
 def test_the_backup_gives_what_the_page_had(path: Path) -> None:
@@ -130,11 +187,9 @@ def test_whatever_is_damaged_a_session_works_after_a_new_start(path: Path, num_t
         junk = random.choice([bytes(size), random.randbytes(size)])
         path.write_bytes((whole[:at] + junk + whole[at + size :])[: len(whole)])
         assert _words_after_trouble(path) <= before
-        try:
-            _go_on(path)
-        except StorageError:  # an index that only writing meets
-            _go_on(path)
-        assert words(path) <= before | {"Is it well?", "It is.", ""}  # an answer that was cut off there
+        _after_trouble(_go_on, path)
+        left = _words_after_trouble(path)
+        assert left <= before | {"Is it well?", "It is.", ""}  # an answer that was cut off there
         backup_paths(path)[0].touch()
 
 
@@ -145,6 +200,26 @@ def _go_on(path: Path) -> None:
         assert [turn.text for turn in store.all_turns(session.id)] == ["Is it well?", "It is."]
 
 
+def _use_all(path: Path) -> None:
+    with closing(SessionStore(path)) as store:
+        for one in store.list_sessions():
+            branch = store.branch(one.session.id, MAIN)
+            assert len(store.turns_to(branch.leaf_id)) == 16
+            exchange(store, branch, "More?", "Yes.")
+            assert len(store.all_turns(one.session.id)) == 18
+
+
+def _empty_the_index(path: Path, name: str) -> None:
+    """Make the root of an index a leaf without an entry."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        (page,) = connection.execute(query, (name,)).fetchone()
+    with open(path, "r+b") as file:
+        file.seek((page - 1) * PAGE)
+        file.write(bytes([10, 0, 0, 0, 0, 0x10, 0, 0]))
+
+
 def _damage_the_page_of(path: Path, text: bytes) -> None:
     data = bytearray(path.read_bytes())
     page = data.index(text) // PAGE
@@ -153,11 +228,16 @@ def _damage_the_page_of(path: Path, text: bytes) -> None:
 
 
 def _words_after_trouble(path: Path) -> set[str]:
-    """Return what can be read, if needs be after the one new start that the error asks for."""
     try:
-        return words(path)
-    except KvchatError:
-        return words(path)
+        return _after_trouble(words, path)
     finally:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _after_trouble(action: Callable[[Path], T], path: Path) -> T:
+    """Return what an action gives, if needs be after the one new start that the error asks for."""
+    try:
+        return action(path)
+    except KvchatError:
+        return action(path)

@@ -1,0 +1,65 @@
+"""Damage that SQLite does not notice by itself: an index without the entry of a row, a row without its text.
+
+Such an index refuses what the rows allow, and hides rows that are there. Both are looked into only where a
+refusal or a gap is met, so that a sound database pays nothing.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+from kvchat.session.tree import Turn
+
+
+class DamageFound(sqlite3.DatabaseError):
+    """Rows and indexes that do not agree; a new file with the rows helps."""
+
+
+def refuse_damage(connection: sqlite3.Connection) -> None:
+    """Read the whole file, and raise if its rows and indexes do not agree.
+
+    Raises: DamageFound: they do not; sqlite3.Error: it cannot be read.
+    """
+    (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if found != "ok":
+        raise DamageFound(found)
+
+
+def refuse_hidden(connection: sqlite3.Connection, table: str, column: str, value: str) -> None:
+    """Raise if a row that no index led to is there after all.
+
+    Raises: DamageFound: it is.
+    """
+    query = f"SELECT 1 FROM {table} NOT INDEXED WHERE {column} = ?"
+    if connection.execute(query, (value,)).fetchone():
+        raise DamageFound(f"an index of {table} lacks an entry")
+
+
+def refuse_no_text(row: sqlite3.Row, *columns: str) -> None:
+    """Raise if a row holds anything but text in some columns, which no statement can have stored.
+
+    Raises: DamageFound: it does.
+    """
+    for column in columns:
+        if not isinstance(row[column], str):
+            raise DamageFound(f"a row has no {column}")
+
+
+def refuse_gaps(connection: sqlite3.Connection, turns: Sequence[Turn], leaves: Iterable[str] = ()) -> None:
+    """Raise if damage is why turns were found without a parent, or without a leaf that must be among them.
+
+    Raises: DamageFound: it is; sqlite3.Error: the file cannot be read.
+    """
+    wanted = {turn.parent_id for turn in turns if turn.parent_id is not None}
+    if not wanted.union(leaves) <= {turn.id for turn in turns}:
+        refuse_damage(connection)
+
+
+def refuse_hidden_turns(connection: sqlite3.Connection, session_id: str, turns: Sequence[Turn]) -> None:
+    """Raise if damage is why these are all turns that were found of a session.
+
+    Raises: DamageFound: it is; sqlite3.Error: the file cannot be read.
+    """
+    query = "SELECT leaf_id FROM branches WHERE session_id = ? AND leaf_id IS NOT NULL"
+    refuse_gaps(connection, turns, (row["leaf_id"] for row in connection.execute(query, (session_id,))))
+    if not turns:
+        refuse_hidden(connection, "turns", "session_id", session_id)
