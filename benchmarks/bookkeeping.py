@@ -20,7 +20,8 @@ STEPS = 64
 
 def measure() -> list[Row]:
     rows = [row for context_len in (512, 4096, 16384) for row in _step_rows(context_len)]
-    return [*rows, *_match_rows(32768)]
+    waiting = [row for context_len in (512, 16384) for row in _step_rows(context_len, waiting_len=32768)]
+    return [*rows, *waiting, *_match_rows(32768), *_children_rows(5000)]
 
 
 def _manager(num_blocks: int) -> CacheManager:
@@ -34,11 +35,21 @@ def _manager(num_blocks: int) -> CacheManager:
     return CacheManager(device, fingerprint=bytes(32))
 
 
-def _step_rows(context_len: int) -> list[Row]:
-    """One decode step of all sequences: schedule, make slots writable, commit."""
-    manager = _manager(NUM_SEQUENCES * (context_len // BLOCK_SIZE + 8))
+def _step_rows(context_len: int, waiting_len: int = 0) -> list[Row]:
+    """One decode step of all sequences: schedule, make slots writable, commit.
+
+    Args:
+        waiting_len: tokens of a prompt that waits for room meanwhile, half of it cached; 0: none waits.
+    """
+    manager = _manager(NUM_SEQUENCES * (context_len // BLOCK_SIZE + 8) + waiting_len // BLOCK_SIZE // 2)
     scheduler = Scheduler(manager, max_batch_tokens=8192)
     random = Random(0)
+    if waiting_len:
+        waiting = [random.randrange(32000) for _ in range(waiting_len)]
+        cached = manager.open("", waiting[: waiting_len // 2])
+        manager.extend(cached, cached.num_uncomputed)
+        manager.commit(cached, cached.num_uncomputed)
+        manager.release(cached)
     for number in range(NUM_SEQUENCES):
         token_ids = tuple(random.randrange(32000) for _ in range(context_len))
         branch = manager.open("", token_ids)
@@ -47,8 +58,13 @@ def _step_rows(context_len: int) -> list[Row]:
         scheduler.admit(scheduler.waiting[0])
     while any(entry.branch.num_uncomputed > 1 for entry in scheduler.running):
         _step(scheduler, random)
+    if waiting_len:
+        request = Request(token_ids=tuple(waiting))
+        scheduler.add(_entry(NUM_SEQUENCES, request, manager.open("", waiting)))
     costs = [cost_of(lambda: [_step(scheduler, random) for _ in range(STEPS)]) for _ in range(ROUNDS)]
+    assert bool(scheduler.waiting) == bool(waiting_len)
     name = f"decode step, {NUM_SEQUENCES} sequences of {context_len:,} tokens"
+    name += f", {waiting_len:,} waiting" if waiting_len else ""
     return [
         Row.of(name, "ms", [cost.cpu_s / STEPS * 1e3 for cost in costs], "under 1, processor time"),
         Row.of(name, "ms", [cost.wall_s / STEPS * 1e3 for cost in costs], "wall time"),
@@ -67,6 +83,8 @@ def _entry(number: int, request: Request, branch) -> Entry:
 
 
 def _step(scheduler: Scheduler, random: Random) -> None:
+    if scheduler.waiting:
+        scheduler.admit(scheduler.waiting[0])
     batch = scheduler.schedule()
     scheduler.manager.finish_moves()
     entries = {entry.id: entry for entry in scheduler.running}
@@ -92,5 +110,30 @@ def _match_rows(num_tokens: int) -> list[Row]:
     name = f"prefix match of {num_tokens:,} tokens"
     return [
         Row.of(name, "ms", [cost.cpu_s * 1e3 for cost in costs], "under 5, processor time"),
+        Row.of(name, "ms", [cost.wall_s * 1e3 for cost in costs], "wall time"),
+    ]
+
+
+def _children_rows(num_children: int) -> list[Row]:
+    """A prompt that ends inside a block, behind a parent with many blocks; their first tokens agree."""
+    manager = _manager(num_children + 8)
+    random = Random(2)
+    first = [random.randrange(32000) for _ in range(BLOCK_SIZE + 4)]
+    for _ in range(num_children):
+        branch = manager.open("", [*first, *(random.randrange(32000) for _ in range(BLOCK_SIZE - 4))])
+        match = manager.match(branch)
+        manager.admit(branch, match)
+        manager.extend(branch, branch.num_uncomputed)
+        manager.commit(branch, branch.num_uncomputed)
+        manager.finish_moves()
+        manager.release(branch)
+        manager.take_saves()
+        manager.take_changes()
+    probe = manager.open("", [*first, *(random.randrange(32000) for _ in range(BLOCK_SIZE))])
+    costs = [cost_of(lambda: manager.match(probe)) for _ in range(4 * ROUNDS)]
+    assert manager.match(probe).length >= len(first)
+    name = f"match inside a block with {num_children:,} siblings"
+    return [
+        Row.of(name, "ms", [cost.cpu_s * 1e3 for cost in costs], "under 1, processor time"),
         Row.of(name, "ms", [cost.wall_s * 1e3 for cost in costs], "wall time"),
     ]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvchat.engine.api.ids import BlockKey
+from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.match import PrefixMatch
@@ -92,6 +92,10 @@ class Flights:
     def missing_bytes(self, match: PrefixMatch, root: BlockKey) -> dict[Tier, int]:
         """Return what a match would have to load, by the tier it comes from. Pure."""
         return self._transfers.missing_bytes(match, root)
+
+    def lacking(self, match: PrefixMatch, root: BlockKey) -> GroupId | None:
+        """Return a group with too few blocks for a match; None if there is room. Pure."""
+        return self._transfers.lacking(match, root)
 
     def begin(
         self, match: PrefixMatch, root: BlockKey, *, spared: Sequence[BlockKey] = (), is_urgent: bool = True

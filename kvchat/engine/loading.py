@@ -92,6 +92,8 @@ class Loading:
 
     def prepare(self, entry: Entry) -> Readiness:
         """Say whether a waiting request can be admitted, and begin to load what it lacks."""
+        if self._scheduler.is_refused(entry):
+            return Readiness.NO_ROOM
         resumption = self._resumptions.get(entry.id)
         if resumption is None:
             resumption = Resumption(entry, counts=entry.loaded is None)
@@ -165,6 +167,7 @@ class Loading:
             if self._scheduler.make_room(entry):
                 continue
             if self._scheduler.running or self._flights.is_busy:
+                self._scheduler.refuse(entry, self._flights.lacking(match, entry.branch.root))
                 return Readiness.NO_ROOM
             if not match.partial:
                 return Readiness.READY  # alone and still too much: what is on the device must do

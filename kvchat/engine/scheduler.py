@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kvchat.engine.api.events import Loaded
-from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.ids import BranchId, GroupId, RequestId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.branch import Branch
@@ -18,6 +18,7 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.entry import Entry as Entry
+from kvchat.engine.refusals import Refusals
 
 
 @dataclass(slots=True)
@@ -36,6 +37,10 @@ class Scheduler:
     running: list[Entry] = field(default_factory=list)
     loads_apart: bool = False
     let_go: Callable[[Entry], bool] = lambda _: False
+    _refusals: Refusals = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._refusals = Refusals(self.manager)
 
     @property
     def has_work(self) -> bool:
@@ -57,6 +62,7 @@ class Scheduler:
         """Change how important a running or waiting request is, from the next step on."""
         entry.request = replace(entry.request, priority=priority)
         entry.branch.priority = priority
+        self._refusals.forget()
         self.waiting.sort(key=lambda waiting: waiting.rank)
 
     def remove(self, entry: Entry) -> None:
@@ -73,6 +79,8 @@ class Scheduler:
         Returns:
             The moves that fill them, or None if there is no room for them.
         """
+        if self.is_refused(entry):
+            return None
         match = self._match(entry)
         while (moves := self._take(entry, match)) is None:
             if self.make_room(entry):
@@ -82,6 +90,7 @@ class Scheduler:
                 num_whole = len(match.keys) * self.manager.block_size
                 match = self._match(entry, num_whole)
             else:
+                self.refuse(entry, self.manager.lacking(match, self._num_following(entry, match)))
                 return None
         self.waiting.remove(entry)
         self.running.append(entry)
@@ -90,6 +99,16 @@ class Scheduler:
             self.manager.touch(entry.branch)  # once per request: steps do not make a block look wanted
             entry.loaded = found
         return moves
+
+    def refuse(self, entry: Entry, lacking: GroupId | None) -> None:
+        """Note that there is no room for a waiting request, and none to be made; see `Refusals.note`."""
+        self._refusals.note(entry, self.running, lacking)
+
+    def is_refused(self, entry: Entry) -> bool:
+        """Whether there was no room for a waiting request, and nothing has happened that could change it.
+        Pure.
+        """
+        return self._refusals.stands(entry, self.running) and not self.idle_branches()
 
     def make_room(self, entry: Entry) -> bool:
         """Take blocks from idle branches or less important requests; False if there are none to take."""
@@ -153,10 +172,12 @@ class Scheduler:
         """Admit a branch. Beside others there must also be room for its next chunk, or it would have to make
         way in the same step.
         """
-        num_following = 0
-        if self.running:
-            num_following = min(len(entry.branch.token_ids) - match.length, self.max_batch_tokens)
-        return self.manager.admit(entry.branch, match, num_following)
+        return self.manager.admit(entry.branch, match, self._num_following(entry, match))
+
+    def _num_following(self, entry: Entry, match: PrefixMatch) -> int:
+        if not self.running:
+            return 0
+        return min(len(entry.branch.token_ids) - match.length, self.max_batch_tokens)
 
     def _extend(
         self, entry: Entry, num_tokens: int, chunks: dict[RequestId, Chunk]

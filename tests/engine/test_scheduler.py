@@ -10,9 +10,11 @@ from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.batch import Batch
 from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.match import PrefixMatcher
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.scheduler import Entry, Scheduler
 from tests.engine.cache.caches import Cache, full_group, sliding_group
+from tests.engine.cache.counting import counted_calls
 
 pytestmark = pytest.mark.pure
 
@@ -412,3 +414,56 @@ def test_whatever_fits_alone_completes_and_nobody_starves(
         assert entry.num_generated == entry.max_tokens
         last = entry.prompt_len + entry.max_tokens - 2
         assert max(loop.computed(entry)) == last
+
+
+def crowd(*groups: Group, num_running: int = 4, num_spare: int = 24) -> tuple[Loop, Entry]:
+    """Return answers at work, and a long prompt for which there is no room beside them."""
+    loop = Loop(*(groups or (full_group(),)), num_blocks=40 + num_spare, max_batch_tokens=200)
+    for number in range(num_running):
+        loop.submit([100 * number + token for token in range(40)], max_tokens=20)
+    loop.step()
+    waiting = loop.submit(list(range(1000, 1150)), max_tokens=2)
+    loop.step()
+    assert waiting in loop.scheduler.waiting
+    return loop, waiting
+
+
+@pytest.mark.parametrize("groups", [(full_group(),), (full_group(), sliding_group(6))])
+def test_a_request_that_waits_for_room_is_not_matched_in_every_step(groups: tuple[Group, ...]) -> None:
+    loop, waiting = crowd(*groups)
+    with counted_calls(PrefixMatcher.match) as calls:
+        for _ in range(15):
+            loop.step()
+    assert waiting in loop.scheduler.waiting
+    assert calls["match"] <= 1
+    loop.finish()
+    assert waiting in loop.done
+
+
+def test_a_request_that_waits_is_matched_again_when_its_path_is_being_computed() -> None:
+    loop, waiting = crowd()
+    loop.cancel(loop.entries[0])
+    loop.release(loop.entries[0])
+    loop.step()
+    other = loop.submit([*waiting.branch.token_ids[:20], 7], max_tokens=9, priority=-1)
+    loop.step()
+    assert other in loop.scheduler.running
+    with counted_calls(PrefixMatcher.match) as calls:
+        loop.step()
+        loop.step()
+    assert calls["match"] == 1
+
+
+def test_a_request_that_waits_is_matched_again_when_its_rank_changes() -> None:
+    loop, waiting = crowd()
+    loop.scheduler.prioritise(waiting, -1)
+    loop.step()
+    assert waiting in loop.scheduler.running
+
+
+def test_a_request_that_waits_takes_the_room_that_somebody_leaves() -> None:
+    loop, waiting = crowd()
+    for entry in loop.entries[:3]:
+        loop.cancel(entry)
+    loop.step()
+    assert waiting in loop.scheduler.running

@@ -32,17 +32,22 @@ class Admission:
         Returns:
             The copies and loads that fill them, or None if there is no room; then nothing has changed.
         """
-        resident = {group.id: self._resident(group, match) for group in self._device.groups}
-        if not all(
-            self._has_room(group, resident[group.id], match, num_following) for group in self._device.groups
-        ):
+        if self.lacking(match, num_following) is not None:
             return None
+        resident = {group.id: self._resident(group, match) for group in self._device.groups}
         self._hold(resident, match)
         return tuple(
             move
             for group in self._device.groups
             for move in self._fill(branch, group, resident[group.id], match)
         )
+
+    def lacking(self, match: PrefixMatch, num_following: int) -> GroupId | None:
+        """Return a group with too few blocks for `take`; None if there is room. Pure."""
+        for group in self._device.groups:
+            if not self._has_room(group, self._resident(group, match), match, num_following):
+                return group.id
+        return None
 
     def _resident(self, group: Group, match: PrefixMatch) -> list[BlockId | None]:
         first = group.spec.first_visible(match.length) // self._device.block_size

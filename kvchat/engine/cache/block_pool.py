@@ -33,6 +33,8 @@ class BlockPool:
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._pins: Counter[BlockId] = Counter()
         self.num_shared = 0
+        self.num_claimed = 0
+        """How often a cached block was taken under its name."""
 
     @property
     def num_free(self) -> int:
@@ -89,6 +91,7 @@ class BlockPool:
         """Add a holder to a used or cached block."""
         if block in self._cached:
             self._cached.remove(block)
+            self.num_claimed += 1
         self._counts[block] += 1
         if self._counts[block] == 2:
             self.num_shared += 1
@@ -106,6 +109,7 @@ class BlockPool:
         assert self._keys[block] is not None
         if block in self._cached:
             self._cached.remove(block)
+            self.num_claimed += 1
         self._pins[block] += 1
 
     def unpin(self, block: BlockId) -> None:

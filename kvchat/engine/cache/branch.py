@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId
+from kvchat.engine.cache.chain import Chain
 
 BlockTable = list[BlockId | None]
 """Logical block number → block id; None is a hole: the block has left the window."""
@@ -31,6 +32,8 @@ class Branch:
     idle_since_s: float | None = None
     """When it was first seen without a request; None: not yet, or it is at work."""
     namespace: str = ""
+    chain: Chain = field(default_factory=Chain)
+    """Names of its full blocks, computed or not, as far as anybody has asked for them."""
 
     @property
     def num_uncomputed(self) -> int:

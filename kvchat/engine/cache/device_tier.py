@@ -39,6 +39,9 @@ class DeviceTier:
         self.block_size = block_size
         self.host = host or HostTier((), {})
         self.index = PrefixIndex()
+        self.journals = (self.index.journal, self.host.journal)
+        self.num_transfer_changes = 0
+        """Grows whenever a transfer begins, lets go of a block or has one landed."""
         self._with_window = {group.id for group in groups if group.spec.max_visible is not None}
         self.pools = {
             group: BlockPool(count, partial(self._evicted, group), make_order(eviction, count))

@@ -8,7 +8,7 @@ returned, before the next step writes.
 from collections.abc import Iterable
 from itertools import count
 
-from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key, root_key
+from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.admission import Admission
 from kvchat.engine.cache.branch import BlockTable, Branch
@@ -79,6 +79,7 @@ class CacheManager:
         child.priority = branch.priority
         child.computed_len = branch.computed_len
         child.keys = list(branch.keys)
+        child.chain = branch.chain.copy()
         # Blocks behind the tail belong to a step that never ended; both would write them.
         num_blocks = self._num_blocks(branch.computed_len)
         child.tables = [table[:num_blocks] for table in branch.tables]
@@ -148,7 +149,11 @@ class CacheManager:
         `max_len` tokens. Pure.
         """
         matcher = self._resident_matcher if resident else self._matcher
-        return matcher.match(branch.root, branch.token_ids, max_len)
+        return matcher.match(branch, max_len)
+
+    def lacking(self, match: PrefixMatch, num_following: int = 0) -> GroupId | None:
+        """Return a group that has too few blocks for `admit`; None if there is room. Pure."""
+        return self._admission.lacking(match, num_following)
 
     def admit(self, branch: Branch, match: PrefixMatch, num_following: int = 0) -> tuple[Move, ...] | None:
         """Take the matched blocks into an empty branch's tables.
@@ -219,7 +224,8 @@ class CacheManager:
         if last > first:
             self._unwatch_tail(branch)
         for number in range(first, last):
-            key = block_key(branch.last_key, branch.block_ids(number, self.block_size))
+            ids = branch.block_ids(number, self.block_size)
+            key = branch.chain.name(number, branch.last_key, ids)
             branch.keys.append(key)
             for group in self.groups:
                 self._naming.publish(branch, group, number, key, save=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, chain_keys
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.cache.spec import Group
@@ -95,12 +95,15 @@ class PrefixMatcher:
         self._slow = slow
         self._live_tails = live_tails
 
-    def match(self, root: BlockKey, token_ids: Sequence[int], max_len: int | None = None) -> PrefixMatch:
-        """Return the longest usable prefix of `token_ids[:-1]`, of at most `max_len` tokens."""
+    def match(self, branch: Branch, max_len: int | None = None) -> PrefixMatch:
+        """Return the longest usable prefix of all but the last token, of at most `max_len` tokens. Pure,
+        but for the names that the branch remembers.
+        """
+        root, token_ids = branch.root, branch.token_ids
         limit = len(token_ids) - 1
         if max_len is not None:
             limit = min(limit, max_len)
-        chain = self._chain(root, token_ids, limit)
+        chain = self._chain(branch, limit)
         partial = None
         for num_blocks in range(self._num_leading(chain), -1, -1):
             start = num_blocks * self._block_size
@@ -120,10 +123,14 @@ class PrefixMatcher:
             disk_len=disk_len,
         )
 
-    def _chain(self, root: BlockKey, token_ids: Sequence[int], limit: int) -> _Chain:
+    def _chain(self, branch: Branch, limit: int) -> _Chain:
         size = self._block_size
-        keys = chain_keys(root, token_ids[:limit], size)
-        ids = [tuple(token_ids[number * size : (number + 1) * size]) for number in range(len(keys))]
+        ids = [
+            tuple(branch.token_ids[start : start + size]) for start in range(0, limit // size * size, size)
+        ]
+        keys: list[BlockKey] = []
+        for number, block_ids in enumerate(ids):
+            keys.append(branch.chain.name(number, keys[-1] if keys else branch.root, block_ids))
         nodes = [self._index.find(key, block_ids) for key, block_ids in zip(keys, ids, strict=True)]
         device: dict[GroupId, list[BlockId | None]] = {}
         present: dict[GroupId, list[bool]] = {}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.cache.journal import Journal
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._nodes: dict[BlockKey, IndexNode] = {}
         self._children: dict[BlockKey, set[BlockKey]] = {}
+        self.journal = Journal()
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -56,12 +58,14 @@ class PrefixIndex:
         assert (known.parent, known.token_ids) == (node.parent, node.token_ids)
         assert group not in known.blocks
         known.blocks[group] = block
+        self.journal.note(node.parent)
         self._children.setdefault(node.parent, set()).add(node.key)
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         """Forget one group's block; the node goes with its last block."""
         node = self._nodes[key]
         del node.blocks[group]
+        self.journal.note(node.parent)
         if node.blocks:
             return
         del self._nodes[key]

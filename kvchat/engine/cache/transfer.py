@@ -79,6 +79,11 @@ class Transfers:
                 num_bytes[tier] += self._block_bytes(piece.group)
         return num_bytes
 
+    def lacking(self, match: PrefixMatch, root: BlockKey) -> GroupId | None:
+        """Return a group with too few blocks for `begin`; None if there is room. Pure."""
+        pieces = list(self._pieces(match, root))
+        return self._lacking(pieces, _present(pieces))
+
     def begin(self, match: PrefixMatch, root: BlockKey, spared: Sequence[BlockKey] = ()) -> Transfer | None:
         """Hold a match and allocate what it lacks on the device; None if there is no room.
 
@@ -91,10 +96,11 @@ class Transfers:
         """
         device = self._device
         pieces = list(self._pieces(match, root))
-        present = dict.fromkeys((piece.group, piece.block) for piece in pieces if piece.block is not None)
+        present = _present(pieces)
         present |= dict.fromkeys(held for key in spared for held in self._resident(key))
-        if not self._has_room(pieces, present):
+        if self._lacking(pieces, present) is not None:
             return None
+        device.num_transfer_changes += 1
         for group, block in present:  # before anything is allocated: allocating evicts
             device.pools[group].share(block)
         transfer = Transfer(match)
@@ -121,6 +127,7 @@ class Transfers:
     def land(self, unit: Unit, arrived: Sequence[bool]) -> None:
         """Name the blocks of a unit whose bytes are there; `arrived` has one entry for each of its moves."""
         self._flying.pop(unit.node.key, None)
+        self._device.num_transfer_changes += 1
         for move, is_there in zip(unit.moves, arrived, strict=True):
             # Somebody may have computed the block in the meantime: the first one stays.
             if is_there and self._device.index.block(unit.node.key, move.group) is None:
@@ -129,11 +136,13 @@ class Transfers:
 
     def give_up(self, transfer: Transfer, number: int) -> None:
         """Let go of a block that is computed instead; it must not be on its way."""
+        self._device.num_transfer_changes += 1
         for group, block in transfer.held.pop(number, ()):
             self._release(group, block)
 
     def end(self, transfer: Transfer) -> None:
         """Let go of everything, last block first: what has arrived stays cached, the rest is free."""
+        self._device.num_transfer_changes += 1
         for number in sorted(transfer.held, reverse=True):
             for group, block in transfer.held[number]:
                 self._release(group, block)
@@ -169,13 +178,14 @@ class Transfers:
             if block is not None:
                 yield group.id, block
 
-    def _has_room(self, pieces: Sequence[_Piece], present: Iterable[Held]) -> bool:
+    def _lacking(self, pieces: Sequence[_Piece], present: Iterable[Held]) -> GroupId | None:
+        """Return a group that has too few blocks to be had."""
         for group, pool in self._device.pools.items():
             num_lacking = sum(piece.block is None for piece in pieces if piece.group == group)
             num_kept = sum(held == group and pool.is_cached(block) for held, block in present)
             if num_lacking > pool.num_available - num_kept:
-                return False
-        return True
+                return group
+        return None
 
     def _unit(self, node: IndexNode, number: int, moves: Sequence[Load | Promote]) -> Unit:
         return Unit(
@@ -196,6 +206,11 @@ class Transfers:
         if not held[group, block]:
             del held[group, block]
         self._device.pools[group].release(block)
+
+
+def _present(pieces: Iterable[_Piece]) -> dict[Held, None]:
+    """Return the blocks that are on the device, in order."""
+    return {(piece.group, piece.block): None for piece in pieces if piece.block is not None}
 
 
 def _move(piece: _Piece, target: BlockId) -> Load | Promote:

@@ -1,0 +1,93 @@
+"""When it is worth trying again to admit a request for which there was no room.
+
+Matching a long prompt costs more than a decode step, so a refused request is not matched again until
+something has happened that can change the answer. What can: more blocks to be had, names that come or go on
+the prompt's path, blocks on their way, other requests at work, idle branches. A tail that only grows cannot:
+it is copied, so what it saves in tokens it takes in the block of the copy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvchat.engine.api.ids import BlockKey, GroupId, RequestId
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.entry import Entry
+
+Rank = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refusal:
+    """What there was when a request was refused.
+
+    Args:
+        lacking: a group with too few blocks.
+        num_available: how many blocks of it could be had.
+        parents: the root and the prompt's full blocks: names behind them are what a match can find.
+    """
+
+    request: RequestId
+    num_tokens: int
+    ranks: tuple[Rank, ...]
+    lacking: GroupId
+    num_available: int
+    num_claimed: int
+    num_transfer_changes: int
+    journal_lens: tuple[int, ...]
+    parents: frozenset[BlockKey]
+
+
+class Refusals:
+    """The last refusal: nobody behind the first request that is refused is asked in the same step."""
+
+    def __init__(self, manager: CacheManager) -> None:
+        self._manager = manager
+        self._last: _Refusal | None = None
+
+    def note(self, entry: Entry, running: Sequence[Entry], lacking: GroupId | None) -> None:
+        """Note that there was no room.
+
+        Args:
+            lacking: a group with too few blocks; None: it is for another reason, which is not remembered.
+        """
+        self._last = None
+        if lacking is None:
+            return
+        pool, branch = self._manager.pools[lacking], entry.branch
+        self._last = _Refusal(
+            request=entry.id,
+            num_tokens=len(branch.token_ids),
+            ranks=_ranks(entry, running),
+            lacking=lacking,
+            num_available=pool.num_available,
+            num_claimed=pool.num_claimed,
+            num_transfer_changes=self._manager.device.num_transfer_changes,
+            journal_lens=tuple(journal.length for journal in self._manager.device.journals),
+            parents=frozenset((branch.root, *branch.chain.keys)),
+        )
+
+    def forget(self) -> None:
+        """Try again in any case."""
+        self._last = None
+
+    def stands(self, entry: Entry, running: Sequence[Entry]) -> bool:
+        """Whether trying again can only end as it did before; never if nothing runs. Pure."""
+        last = self._last
+        if last is None or last.request != entry.id or not running:
+            return False
+        pool, device = self._manager.pools[last.lacking], self._manager.device
+        return (
+            pool.num_available <= last.num_available
+            and pool.num_claimed == last.num_claimed
+            and device.num_transfer_changes == last.num_transfer_changes
+            and len(entry.branch.token_ids) == last.num_tokens
+            and _ranks(entry, running) == last.ranks
+            and not any(
+                journal.has_touched(last.parents, since)
+                for journal, since in zip(device.journals, last.journal_lens, strict=True)
+            )
+        )
+
+
+def _ranks(entry: Entry, running: Sequence[Entry]) -> tuple[Rank, ...]:
+    return (entry.rank, *(other.rank for other in running))
