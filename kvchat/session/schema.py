@@ -12,9 +12,12 @@ an entry that has shipped is never changed.
 """
 
 import sqlite3
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 from kvchat.errors import StorageError
+from kvchat.session.damage import DamageFound
 from kvchat.session.digests import PART_COLUMNS, PartDigests, turn_digest
 
 _FIRST = (
@@ -136,6 +139,32 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+
+
+def refuse_missing_columns(connection: sqlite3.Connection) -> None:
+    """Raise if a table lacks a column of the newest version: a name in the schema was damaged.
+
+    Raises: DamageFound: one does.
+    """
+    missing = _columns_of_new() - _columns(connection)
+    if missing:
+        table, column = min(missing)
+        raise DamageFound(f"{table} has no column {column}")
+
+
+@cache
+def _columns_of_new() -> frozenset[tuple[str, str]]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        migrate(connection, Path(":memory:"))
+        return _columns(connection)
+
+
+def _columns(connection: sqlite3.Connection) -> frozenset[tuple[str, str]]:
+    query = (
+        "SELECT tables.name, columns.name FROM sqlite_master AS tables"
+        " JOIN pragma_table_info(tables.name) AS columns WHERE tables.type = 'table'"
+    )
+    return frozenset((table, column) for table, column in connection.execute(query))
 
 
 def _apply(connection: sqlite3.Connection, path: Path) -> None:

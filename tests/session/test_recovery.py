@@ -100,6 +100,16 @@ def test_a_damaged_database_never_takes_the_place_of_its_good_copy(path: Path) -
     assert words(path) == before
 
 
+@pytest.mark.parametrize("name", [b"starts_over", b"active_branch", b"leaf_id"])
+def test_a_damaged_name_of_a_column_costs_nothing_with_a_backup(path: Path, name: bytes) -> None:
+    """SQLite takes any name, and reading it fails only where the column is used."""
+    before, data = words(path), path.read_bytes()
+    assert name in data[:PAGE]
+    path.write_bytes(data[:PAGE].replace(name, name[:-1] + b"x") + data[PAGE:])
+    assert words(path) == before
+    assert path.with_name("sessions.db.damaged-1").exists()
+
+
 def test_sessions_whose_rows_were_blanked_come_from_the_backup(path: Path) -> None:
     before = words(path)
     with open(path, "r+b") as file:
