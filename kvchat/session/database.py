@@ -22,6 +22,9 @@ _BUSY_S = 10.0
 # An error that quotes damaged bytes cannot be told, and becomes one of decoding.
 _SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
+# What SQLite says of a schema, a format or a version that kvchat cannot have written.
+_SCHEMA_DAMAGE = ("no such table", "duplicate column name", "unsupported file format")
+
 _ADVICE = {
     "SQLITE_FULL": "the disk is full; free some space and send the message again",
     "SQLITE_READONLY": "it cannot be written; check its permissions, or choose another --data-dir",
@@ -174,7 +177,9 @@ def _is_damage(error: Exception, path: Path) -> bool:
     name = getattr(error, "sqlite_errorname", None) or ""
     if name == "SQLITE_NOTADB":
         return recovery.looks_like_ours(path)
-    is_schema = name == "SQLITE_ERROR" and "no such table" in str(error)
+    if name == "SQLITE_ERROR" and "already exists" in str(error):
+        return recovery.has_backup(path)  # without one it may be another program's
+    is_schema = name == "SQLITE_ERROR" and any(words in str(error) for words in _SCHEMA_DAMAGE)
     return name.startswith("SQLITE_CORRUPT") or is_schema
 
 

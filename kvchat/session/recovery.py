@@ -37,6 +37,10 @@ def backup_paths(path: Path) -> tuple[Path, Path]:
     return path.with_name(path.name + ".backup"), path.with_name(path.name + ".backup.1")
 
 
+def has_backup(path: Path) -> bool:
+    return any(copy.exists() for copy in backup_paths(path))
+
+
 def back_up(connection: sqlite3.Connection, path: Path) -> None:
     """Keep a copy of a database, unless there is one of today; the one before stays beside it.
 
@@ -71,9 +75,8 @@ def damage_mark(path: Path) -> Path:
 
 def looks_like_ours(path: Path) -> bool:
     """Whether a file that SQLite does not know is more likely a damaged database than something else."""
-    has_backup = any(copy.exists() for copy in backup_paths(path))
     size = path.stat().st_size
-    return has_backup or (size >= 4 * _PAGE_BYTES and size % _PAGE_BYTES == 0)
+    return has_backup(path) or (size >= 4 * _PAGE_BYTES and size % _PAGE_BYTES == 0)
 
 
 def recover_once(path: Path) -> Path | None:
@@ -110,7 +113,7 @@ def recover(path: Path) -> Path:
         with closing(sqlite3.connect(new, isolation_level=None)) as target:
             target.execute("PRAGMA synchronous = FULL")
             migrate(target, new)
-            _collect(target, [aside, *backup_paths(path)])
+            _collect(target, aside, backup_paths(path), new.read_bytes()[:_PAGE_BYTES])
         new.rename(path)
     except BaseException:
         with suppress(FileNotFoundError):
@@ -122,12 +125,22 @@ def recover(path: Path) -> Path:
     return aside
 
 
-def _collect(target: sqlite3.Connection, sources: list[Path]) -> None:
-    """Copy what can be read: whole turns first, from whichever source has them."""
+def _collect(target: sqlite3.Connection, aside: Path, backups: tuple[Path, Path], first_page: bytes) -> None:
+    """Copy what can be read: whole turns first, from whichever source has them.
+
+    Args:
+        first_page: of a new database. The damaged one is read with it too: its tables begin on the same
+            pages, being created in the same order, and without a first page none of them is found.
+    """
+    sources = [(aside, _FIXED_HEADER), (aside, _own_size(first_page))]
+    sources += [(backup, _FIXED_HEADER) for backup in backups]
     target.execute("BEGIN IMMEDIATE")
     for takes_damaged in (False, True):
-        for path in sources:
-            with TemporaryDirectory(dir=path.parent) as place, closing(_opened(path, Path(place))) as source:
+        for path, head in sources:
+            with (
+                TemporaryDirectory(dir=path.parent) as place,
+                closing(_opened(path, Path(place), head)) as source,
+            ):
                 for table in _TABLES:
                     for row in _rows(source, table):
                         if table != "turns" or takes_damaged or _is_whole(row):
@@ -136,15 +149,23 @@ def _collect(target: sqlite3.Connection, sources: list[Path]) -> None:
     target.execute("COMMIT")
 
 
-def _opened(path: Path, place: Path) -> sqlite3.Connection:
-    """Open a copy of a source, its header put right; an empty database if there is no such source."""
+def _own_size(first_page: bytes) -> bytes:
+    """Return a first page without a number of pages, so that SQLite asks the file."""
+    page = bytearray(first_page)
+    page[: len(_FIXED_HEADER)] = _FIXED_HEADER
+    page[28:32] = bytes(4)
+    return bytes(page)
+
+
+def _opened(path: Path, place: Path, head: bytes) -> sqlite3.Connection:
+    """Open a copy of a source that begins with `head`; an empty database if there is no such source."""
     copy = place / "copy.db"
     for suffix in ("", "-wal"):
         with suppress(FileNotFoundError):
             shutil.copyfile(path.with_name(path.name + suffix), copy.with_name(copy.name + suffix))
     if copy.exists():
         with open(copy, "r+b") as file:
-            file.write(_FIXED_HEADER)
+            file.write(head)
     connection = sqlite3.connect(copy, isolation_level=None)
     connection.row_factory = sqlite3.Row
     connection.text_factory = lambda data: data.decode(errors="replace")

@@ -119,6 +119,8 @@ _PARTS = (
     """,
 )
 
+_IMPLAUSIBLE_VERSION = 256
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _NAMESPACES, _PARTS)
 
 
@@ -170,6 +172,8 @@ def _columns(connection: sqlite3.Connection) -> frozenset[tuple[str, str]]:
 def _apply(connection: sqlite3.Connection, path: Path) -> None:
     # Read again under the write lock: another process may have migrated meanwhile.
     version = _version(connection)
+    if not 0 <= version < _IMPLAUSIBLE_VERSION:
+        raise DamageFound(f"no kvchat has version {version}")
     if version > len(MIGRATIONS):
         raise StorageError(f"{path} was written by a newer kvchat; update kvchat, or use another --data-dir")
     for statements in MIGRATIONS[version:]:

@@ -110,6 +110,32 @@ def test_a_damaged_name_of_a_column_costs_nothing_with_a_backup(path: Path, name
     assert path.with_name("sessions.db.damaged-1").exists()
 
 
+@pytest.mark.parametrize("place", [47, 60, 62, 63, 100, 104, 108, 677, 715])
+def test_a_damaged_list_of_tables_costs_nothing_even_without_a_backup(path: Path, place: int) -> None:
+    """The rows are all there; only where they begin is lost."""
+    before, data = words(path), bytearray(path.read_bytes())
+    data[place] ^= 0x01 if place == 63 else 0x21
+    path.write_bytes(data)
+    for copy in backup_paths(path):
+        copy.unlink(missing_ok=True)
+    assert _words_after_trouble(path) == before
+
+
+def test_a_version_that_was_blanked_costs_nothing_with_a_backup(path: Path) -> None:
+    before, data = words(path), path.read_bytes()
+    path.write_bytes(data[:60] + bytes(4) + data[64:])
+    assert words(path) == before
+
+
+def test_another_programs_database_is_left_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE sessions (cookie TEXT)")
+    with pytest.raises(StorageError, match="already exists"):
+        SessionStore(path)
+    assert not list(tmp_path.glob("*damaged*"))
+
+
 def test_sessions_whose_rows_were_blanked_come_from_the_backup(path: Path) -> None:
     before = words(path)
     with open(path, "r+b") as file:
