@@ -21,6 +21,7 @@ from kvchat.engine.cache.sizing import least_blocks
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.runner import ForwardPass, Runner
+from kvchat.errors import UnsupportedModel
 
 PROBE_LENS = (8, 24)
 _BRANCH = BranchId(0)
@@ -45,13 +46,23 @@ def activation_bytes(
 
     Effect:
         Runs the model four times on a pool of its own; whoever serves the model makes a forward pass again.
+
+    Raises:
+        UnsupportedModel: it does not compute at the end of the longest conversation.
     """
     pool = DevicePool(groups, {group.id: 1 for group in groups}, lengths.block_size, device)
     runner = Runner(make_pass(pool), groups, lengths.block_size)
     short, long = (min(length, lengths.context_len) for length in PROBE_LENS)
 
     def peak(start: int, num_tokens: int) -> int:
-        return peak_bytes(partial(runner.run, _batch(groups, lengths.block_size, start, num_tokens)))
+        batch = _batch(groups, lengths.block_size, start, num_tokens)
+        try:
+            return peak_bytes(partial(runner.run, batch))
+        except IndexError as error:
+            raise UnsupportedModel(
+                f"the model has no position {start + num_tokens - 1}, though its context is to be "
+                f"{lengths.context_len} tokens; correct its config, or choose another model"
+            ) from error
 
     high = peak(lengths.context_len - long, long)
     growths = (high - peak(lengths.context_len - short, short), peak(0, long) - peak(0, short))

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from kvchat.engine.activation import peak_bytes
-from kvchat.errors import OutOfMemory
+from kvchat.engine.capacity import Lengths, activation_bytes
+from kvchat.engine.models.load import load_model
+from kvchat.engine.route import choose_route
+from kvchat.errors import OutOfMemory, UnsupportedModel
 from tests.engine.tiny_models import make_config, open_engine, save_model, token_ids
 
 pytestmark = pytest.mark.cpu
@@ -64,3 +67,12 @@ def test_what_is_reported_is_what_the_pools_have(model_dir: Path) -> None:
 def test_more_than_there_is_is_refused_with_the_most_that_fits(model_dir: Path) -> None:
     with pytest.raises(OutOfMemory, match=r"give at most \d+ with --kv-device-bytes"):
         open_engine(model_dir, device_bytes=1 << 60)
+
+
+def test_a_model_without_the_positions_it_promises_is_refused(tmp_path: Path) -> None:
+    device = torch.device("cpu")
+    loaded = load_model(save_model(make_config("gpt2"), tmp_path), "float32", device)
+    served = choose_route(loaded)
+    lengths = Lengths(context_len=2 * loaded.max_context, chunk_len=64, block_size=16)
+    with pytest.raises(UnsupportedModel, match="no position"):
+        activation_bytes(served.make_pass, served.groups, device, lengths)

@@ -172,6 +172,7 @@ def _max_context(text_config: Any) -> int:
         "max_sequence_length",
         "max_seq_len",
         "seq_length",
+        "max_target_positions",
     ):
         length = getattr(text_config, name, None)
         if isinstance(length, int) and length > 0:
