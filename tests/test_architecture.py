@@ -40,6 +40,7 @@ FLOORS = {
     "kvchat.engine.cache.manager": 2,
     "kvchat.engine.memory": 2,
     "kvchat.engine.attention": 2,
+    "kvchat.engine.stop_guard": 1,
     "kvchat.engine.entry": 2,
     "kvchat.engine.refusals": 3,
     "kvchat.engine.scheduler": 3,

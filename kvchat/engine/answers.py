@@ -11,6 +11,7 @@ from kvchat.engine import report
 from kvchat.engine.api.events import Event, FinishReason
 from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.batch import Batch
 from kvchat.engine.beam import Advance, BeamSearch, Continuation
 from kvchat.engine.cache.branch import Branch
@@ -20,6 +21,7 @@ from kvchat.engine.family import Family, Hypothesis, seeded
 from kvchat.engine.keeper import Keeper
 from kvchat.engine.sampler import Choice, Row, Sampler
 from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.stop_guard import StopGuard
 
 
 @dataclass(slots=True)
@@ -55,12 +57,18 @@ class Answers:
             max_tokens=self._max_tokens(request),
             submitted_s=self.clock(),
             prompt_len=len(request.token_ids),
-            stop=request.stop,
+            stop=StopGuard(request.stop) if request.stop is not None else None,
         )
         self.entries[entry.id] = entry
         self.families[entry.id] = Family(entry, [entry], search=self._new_search(request))
         self.scheduler.add(entry)
         return entry
+
+    def least_tokens(self, request: Request) -> int:
+        """Return how many tokens must have been computed before any of the answer can be told. Pure."""
+        is_told_whole = request.sampling.beam_width is not None
+        can_end = bool(self._ends(request.sampling))
+        return self._max_tokens(request) if is_told_whole and not can_end else 1
 
     def running_on(self, branch: BranchId) -> Entry | None:
         return next((entry for entry in self.entries.values() if entry.branch.id == branch), None)
@@ -103,10 +111,14 @@ class Answers:
         self._search(searched)
 
     def finish(self, entry: Entry, reason: FinishReason, error: str | None = None) -> None:
-        """End one answer, or all beams of a search; the request is over with its last one."""
+        """End one answer, or all beams of a search; the request is over with its last one.
+
+        A search that is given up tells its best beam.
+        """
         family = self._family(entry)
         if family.search is not None:
             entry = family.running[0]
+            self.events += report.beam_tokens(entry)
             self._drop(family, family.running[1:])
             self._release(family.take_hypotheses())
         self._take_out(entry)
@@ -143,7 +155,10 @@ class Answers:
         entry.append(choice.token_id, choice.logprobs.logprob if choice.logprobs else 0.0)
         self.events.append(report.token(entry, choice))
         reason = self._finish_reason(entry, choice.token_id)
-        if reason is not None:
+        error = entry.stop.error if entry.stop is not None else None
+        if error is not None:
+            self.finish(entry, FinishReason.ERROR, error)
+        elif reason is not None:
             self.finish(entry, reason)
 
     def _note_first_token(self, entry: Entry) -> None:
@@ -209,7 +224,7 @@ class Answers:
         """Put a finished answer among the best ones, on a branch of its own."""
         branch = self.manager.fork(end.parent.branch)
         branch.token_ids.append(end.token_id)
-        reason = FinishReason.STOP if end.token_id in self._ends(end.parent) else FinishReason.LENGTH
+        reason = FinishReason.STOP if end.token_id in self._ends(end.parent.sampling) else FinishReason.LENGTH
         num_tokens = end.parent.num_generated + 1
         self._release(family.keep(Hypothesis(branch, end.score, num_tokens, reason)))
 
@@ -224,9 +239,9 @@ class Answers:
         for hypothesis in hypotheses:
             self.manager.release(hypothesis.branch)
 
-    def _ends(self, entry: Entry) -> frozenset[int]:
-        own = frozenset(entry.sampling.stop_token_ids)
-        return own if entry.sampling.ignore_eos else own | self.eos_ids
+    def _ends(self, sampling: SamplingParams) -> frozenset[int]:
+        own = frozenset(sampling.stop_token_ids)
+        return own if sampling.ignore_eos else own | self.eos_ids
 
     # Both
 
@@ -234,6 +249,9 @@ class Answers:
         if family.running:
             return
         del self.families[family.first.id]
+        for branch in family.untold_branches:
+            if branch in self.manager.branches:  # nobody has let go of it by its place in a snapshot
+                self.manager.release(self.manager.branches[branch])
         self.events.append(report.finished(family, self.clock()))
 
     def _take_out(self, entry: Entry) -> None:
@@ -256,5 +274,6 @@ class Answers:
         sampling = request.sampling
         if sampling.beam_width is None:
             return None
-        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.eos_ids)
-        return BeamSearch(sampling.beam_width, sampling.length_penalty, ends, self._max_tokens(request))
+        return BeamSearch(
+            sampling.beam_width, sampling.length_penalty, self._ends(sampling), self._max_tokens(request)
+        )

@@ -119,7 +119,7 @@ class Engine:
             self._compute(batch)
         elif self.is_loading:
             self._flights.wait(LOAD_WAIT_S)
-        else:
+        elif not self._scheduler.requeue_held():
             self._refuse_stuck()
         self._keeper.after_step()
         self._demote_idle()
@@ -156,9 +156,9 @@ class Engine:
         """Return how many tokens of a prompt need not be computed, wherever they are kept. Moves nothing.
 
         Raises:
-            InvalidRequest: an id outside the vocabulary.
+            InvalidRequest: an id outside the vocabulary, or a namespace that is no text.
         """
-        self._intake.check_ids(token_ids)
+        self._intake.check_path(token_ids, namespace)
         branch = self._manager.open("", token_ids, namespace)
         length = self._manager.match(branch).length
         self._manager.release(branch)
@@ -174,9 +174,9 @@ class Engine:
             beside: path whose blocks are not to make room for it, that of the session on screen.
 
         Raises:
-            InvalidRequest: an id outside the vocabulary.
+            InvalidRequest: an id outside the vocabulary, or a namespace that is no text.
         """
-        self._intake.check_ids((*token_ids, *beside))
+        self._intake.check_path((*token_ids, *beside), namespace)
         self._promotion.stop()
         if token_ids:
             self._promotion.want(Wish(tuple(token_ids), tuple(beside), self._manager.root_of(namespace)))
@@ -336,6 +336,8 @@ class Engine:
     def _admit_waiting(self) -> None:
         """Give waiting requests the blocks they can reuse, in order; those that still load are passed by."""
         for entry in tuple(self._scheduler.waiting):
+            if entry.is_held:
+                continue  # a beam that has nothing to compute until the others have caught up
             readiness = self._loading.prepare(entry)
             if readiness is Readiness.WAITS:
                 continue
@@ -361,7 +363,7 @@ class Engine:
 
     def _refuse_stuck(self) -> None:
         """End the request that cannot get a block though nobody else holds one."""
-        stuck = self._scheduler.running or self._scheduler.waiting
+        stuck = self._scheduler.running or [entry for entry in self._scheduler.waiting if not entry.is_held]
         if stuck:
             self._answers.finish(
                 stuck[0],

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import RequestId
-from kvchat.engine.api.request import Request, StopMatcher
+from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.branch import Branch
+from kvchat.engine.stop_guard import StopGuard
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +33,7 @@ class Entry:
     """The request this is a further answer to; None for the first answer."""
     sample: int = 0
     """Number of the answer among those of its request."""
-    stop: StopMatcher | None = None
+    stop: StopGuard | None = None
     sum_logprob: float = 0.0
     num_generated: int = 0
     first_token_s: float | None = None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from kvchat.engine.api.events import FinishReason, SampleEnd
-from kvchat.engine.api.ids import RequestId
+from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.sampling_params import NUM_SEEDS, SamplingParams
 from kvchat.engine.beam import BeamSearch
 from kvchat.engine.cache.branch import Branch
@@ -107,6 +107,12 @@ class Family:
         """Return the finished answers of a search that is given up, and forget them."""
         taken, self.hypotheses = self.hypotheses, []
         return taken
+
+    @property
+    def untold_branches(self) -> list[BranchId]:
+        """The branches of answers that are not given and have no token: no event has named them."""
+        told = {self.first.branch.id, *(end.branch for end in self.ranked())}
+        return [end.branch for end in self.ended if not end.completion_tokens and end.branch not in told]
 
     def ranked(self) -> tuple[SampleEnd, ...]:
         """Return the answers to give: by number, or the most probable ones of all that were sampled."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from kvchat.engine.answers import Answers
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.ids import BranchId
-from kvchat.engine.api.request import Request
+from kvchat.engine.api.request import Request, check_namespace
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.room import Room
@@ -30,16 +30,21 @@ class Intake:
         prompt_len = len(request.token_ids)
         if not prompt_len:
             raise InvalidRequest("the prompt is empty")
-        self.check_ids(request.token_ids)
+        self.check_path(request.token_ids, request.namespace)
         if prompt_len >= self._max_context:
             raise ContextOverflow(
                 f"the conversation has {prompt_len} tokens and the model takes {self._max_context}; "
                 "start a new session, or fork at an earlier message"
             )
-        self._room.check(request.token_ids, self._manager.root_of(request.namespace))
+        self._room.check(
+            request.token_ids,
+            self._manager.root_of(request.namespace),
+            self._answers.least_tokens(request),
+        )
 
-    def check_ids(self, token_ids: Iterable[int]) -> None:
-        """Raise InvalidRequest on an id outside the vocabulary. Pure."""
+    def check_path(self, token_ids: Iterable[int], namespace: str) -> None:
+        """Raise InvalidRequest on an id outside the vocabulary, or a namespace that is no text. Pure."""
+        check_namespace(namespace)
         unknown = next((t for t in token_ids if not 0 <= t < self._vocab_size), None)
         if unknown is not None:
             raise InvalidRequest(f"token id {unknown} is not in the model's vocabulary of {self._vocab_size}")

@@ -46,6 +46,14 @@ def hypothesis_tokens(family: Family) -> list[TokenEmitted]:
     ]
 
 
+def beam_tokens(beam: Entry) -> list[TokenEmitted]:
+    """Return the tokens of a beam whose search is given up."""
+    return [
+        TokenEmitted(request_id=beam.request_id or beam.id, branch=beam.branch.id, token_id=token_id)
+        for token_id in beam.branch.token_ids[beam.prompt_len :]
+    ]
+
+
 def finished(family: Family, now_s: float) -> RequestFinished:
     """Return the last event of a request."""
     entry, samples = family.first, family.ranked()

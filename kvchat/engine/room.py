@@ -22,14 +22,22 @@ class Room:
         self._chunk_len = chunk_len
         self._max_context = max_context
 
-    def check(self, token_ids: Sequence[int], root: BlockKey) -> None:
-        """Raise PoolExhausted if a prompt can never be answered with the blocks that may be had for it."""
-        for group, needed in self._needs(len(token_ids) + 1).items():
+    def check(self, token_ids: Sequence[int], root: BlockKey, least_new: int = 1) -> None:
+        """Raise PoolExhausted if a prompt can never be answered with the blocks that may be had for it.
+
+        The answers to a request, and the beams of a search, take turns if need be: what one of them needs
+        is enough for all.
+
+        Args:
+            least_new: tokens that the answer has in any case; the last of them takes no place.
+        """
+        for group, needed in self._needs(len(token_ids) + max(1, least_new - 1)).items():
             pool = self._manager.pools[group]
             if needed > pool.num_blocks:
                 raise PoolExhausted(
-                    f"the conversation of {len(token_ids)} tokens does not fit into the cache; "
-                    "give it more with --kv-device-bytes"
+                    f"the conversation of {len(token_ids)} tokens does not fit into the cache; its answer "
+                    f"needs {needed} blocks and there are {pool.num_blocks}, so give it more with "
+                    "--kv-device-bytes"
                 )
             if needed > pool.num_blocks - pool.num_pinned:
                 num_pinned = self._num_pinned_beside(group, token_ids, root)

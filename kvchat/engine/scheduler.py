@@ -116,11 +116,20 @@ class Scheduler:
 
     def requeue(self, entry: Entry) -> None:
         """Put a running request back; it starts again from what is cached."""
-        if entry.loaded and entry.branch.computed_len <= entry.loaded.total:
+        if entry.first_token_s is None and entry.loaded and entry.branch.computed_len <= entry.loaded.total:
             # It has used nothing of what it found, and may find less next time.
             entry.loaded = None
         self.manager.reset(entry.branch)
         self._wait_again(entry)
+
+    def requeue_held(self) -> bool:
+        """Put back the beams that wait for others of their search, and need no blocks until those have caught
+        up; False if none is running.
+        """
+        held = [entry for entry in self.running if entry.is_held]
+        for entry in held:
+            self.requeue(entry)
+        return bool(held)
 
     def abandon(self, entry: Entry) -> None:
         """Put a request back whose blocks could not all be loaded."""

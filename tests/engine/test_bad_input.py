@@ -39,6 +39,9 @@ BAD_REQUESTS: list[tuple[type[Exception], Callable[[], Request]]] = [
     (InvalidRequest, lambda: ask("abc")),
     (InvalidRequest, lambda: Request(token_ids=PROMPT, priority=None)),  # type: ignore[arg-type]
     (InvalidRequest, lambda: Request(token_ids=PROMPT, branch=99)),  # type: ignore[arg-type]
+    (InvalidRequest, lambda: Request(token_ids=PROMPT, namespace="\ud800")),
+    (InvalidRequest, lambda: Request(token_ids=PROMPT, namespace=None)),  # type: ignore[arg-type]
+    (InvalidRequest, lambda: Request(token_ids=PROMPT, namespace=b"x")),  # type: ignore[arg-type]
     (ContextOverflow, lambda: ask(tuple(token_ids(256)))),
     (ContextOverflow, lambda: ask(tuple(token_ids(5000)))),
     (InvalidRequest, lambda: ask(max_tokens=0)),
@@ -113,15 +116,16 @@ def test_parameters_that_are_extreme_and_allowed_are_answered(
         assert (handle.result.reason, handle.result.error) == (FinishReason.LENGTH, None), sampling
 
 
-def test_a_search_with_more_beams_than_blocks_ends_alone(tiny: TinyModels, open_engine: OpenEngine) -> None:
+def test_a_search_with_more_beams_than_blocks_costs_nobody_anything(
+    tiny: TinyModels, open_engine: OpenEngine
+) -> None:
     engine = open_engine(tiny("llama"), **SMALL_POOL)
     running = submit(engine, token_ids(20), 12)
     search = engine.submit(ask(beam_width=40))
     assert finish(engine, running).token_ids == reference(tiny("llama")).answer(token_ids(20), 12)
     list(search)
     assert search.result is not None
-    assert search.result.reason is FinishReason.ERROR
-    assert "--kv-device-bytes" in str(search.result.error)
+    assert (search.result.reason, search.result.error) == (FinishReason.LENGTH, None)
     assert answer(engine, PROMPT, 4).token_ids == reference(tiny("llama")).answer(PROMPT, 4)
 
 
@@ -142,6 +146,69 @@ def test_answers_that_end_before_their_first_token_leave_no_branch(
     (result,) = engine.generate([[3, 7, 5]], SamplingParams(max_tokens=4, temperature=1.0, n=3))
     assert [sample.finish_reason for sample in result.samples] == [FinishReason.ERROR] * 3
     assert not engine.snapshot().branches
+
+
+def test_candidates_that_end_before_their_first_token_leave_no_branch(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """No event names those that are not among the best."""
+    engine = open_engine(_with_embedding(tiny("llama"), tmp_path / "model", 7, math.nan))
+    sampling = {"temperature": 1.0, "n": 2, "best_of": 5}
+    (result,) = engine.generate([[3, 7, 5]], SamplingParams(**sampling))  # type: ignore[arg-type]
+    assert [sample.finish_reason for sample in result.samples] == [FinishReason.ERROR] * 2
+    assert not engine.snapshot().branches
+    engine.check_integrity()
+
+
+class BrokenMatcher:
+    """Raises with the token of this number, or when it is forked."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def feed(self, token_id: int) -> bool:
+        self._at -= 1
+        if not self._at:
+            raise KeyError(token_id)
+        return False
+
+    def fork(self) -> "BrokenMatcher":
+        raise TypeError("no fork")
+
+
+def test_a_stop_matcher_that_raises_ends_its_request_alone(tiny: TinyModels, open_engine: OpenEngine) -> None:
+    engine = open_engine(tiny("llama"), **SMALL_POOL)
+    running = submit(engine, PROMPT, 12)
+    request = Request(token_ids=PROMPT, sampling=SamplingParams(max_tokens=9), stop=BrokenMatcher(3))
+    result = finish(engine, engine.submit(request))
+    assert (result.finish_reason, len(result.token_ids)) == (FinishReason.ERROR, 3)
+    assert "KeyError" in str(result.error)
+    assert finish(engine, running).token_ids == reference(tiny("llama")).answer(PROMPT, 12)
+
+
+def test_a_stop_matcher_that_cannot_be_forked_ends_the_further_answers_alone(
+    tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    engine = open_engine(tiny("llama"), **SMALL_POOL)
+    running = submit(engine, PROMPT, 12)
+    sampling = SamplingParams(max_tokens=5, temperature=1.0, n=3)
+    handle = engine.submit(Request(token_ids=PROMPT, sampling=sampling, stop=BrokenMatcher(99)))
+    list(handle)
+    assert handle.result is not None
+    ends = [(end.reason, end.completion_tokens) for end in handle.result.samples]
+    assert ends == [(FinishReason.LENGTH, 5)] + [(FinishReason.ERROR, 1)] * 2
+    assert finish(engine, running).token_ids == reference(tiny("llama")).answer(PROMPT, 12)
+
+
+@pytest.mark.parametrize("namespace", ["\ud800", None])
+def test_a_namespace_that_is_no_text_is_refused_wherever_it_is_asked_about(
+    namespace: Any, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    engine = open_engine(tiny("llama"))
+    with pytest.raises(InvalidRequest, match="namespace"):
+        engine.reusable_len(PROMPT, namespace)
+    with pytest.raises(InvalidRequest, match="namespace"):
+        engine.promote(PROMPT, namespace=namespace)
 
 
 @pytest.mark.parametrize("ids", [(-1,) * 40, (2**40,) * 40])

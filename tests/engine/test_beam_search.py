@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from kvchat.engine.api.events import FinishReason
+from kvchat.engine.api.events import FinishReason, TokenEmitted
 from kvchat.engine.api.ids import BlockKey, BranchId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -15,7 +15,8 @@ from kvchat.engine.cache.plan import Copy
 from kvchat.engine.engine import Engine
 from kvchat.engine.entry import Entry
 from kvchat.engine.family import Family
-from kvchat.errors import InvalidRequest
+from kvchat.engine.results import collect
+from kvchat.errors import InvalidRequest, PoolExhausted
 from tests.engine.tiny_models import make_config, open_engine, open_recorded, save_model, token_ids
 
 pytestmark = pytest.mark.cpu
@@ -99,11 +100,80 @@ def test_a_cancelled_search_keeps_its_best_beam_alone(model_dir: Path) -> None:
     for _ in range(5):
         engine.step()
     handle.cancel()
-    engine.step()
+    told = [event for event in engine.step() if isinstance(event, TokenEmitted)]
     assert handle.result is not None
+    assert len(told) == handle.result.usage.completion_tokens == 5
+    assert {event.branch for event in told} == {handle.branch}
     assert [end.reason for end in handle.result.samples] == [FinishReason.CANCELLED]
     assert [branch.branch for branch in engine.snapshot().branches] == [handle.branch]
     engine.check_integrity()
+
+
+def sized_engine(model_dir: Path, num_blocks: int) -> Engine:
+    """Return an engine with `num_blocks` blocks in its full group, and enough for one beam in the other."""
+    groups = open_engine(model_dir).snapshot().groups
+    device_bytes = sum(group.block_bytes * (num_blocks if group.kind == "full" else 5) for group in groups)
+    engine = open_engine(model_dir, device_bytes=device_bytes, max_batch_tokens=16)
+    full = next(group for group in engine.snapshot().groups if group.kind == "full")
+    assert full.total_blocks == num_blocks
+    return engine
+
+
+def run_all(engine: Engine, requests: list[Request]) -> list[list[list[int]]]:
+    """Return the answers of requests that run together, with every invariant checked after every step."""
+    handles = [engine.submit(request) for request in requests]
+    while engine.has_work:
+        engine.step()
+        engine.check_integrity()
+    results = [collect(handle) for handle in handles]
+    assert all(0 < result.usage.computed_tokens <= result.usage.prompt_tokens for result in results)
+    return [[sample.token_ids for sample in result.samples] for result in results]
+
+
+def endless(length: int, num_tokens: int, priority: int = 0, **sampling: int) -> Request:
+    """Return a request whose answer has `num_tokens` tokens in any case."""
+    params = SamplingParams(**{"max_tokens": num_tokens, "ignore_eos": True} | sampling)
+    return Request(token_ids=tuple(token_ids(length)), sampling=params, priority=priority)
+
+
+@pytest.mark.parametrize(("num_blocks", "width"), [(6, 3), (6, 20), (7, 3), (7, 20)])
+def test_a_search_fits_where_one_of_its_beams_does(model_dir: Path, num_blocks: int, width: int) -> None:
+    """The last beam computes 70 + 27 - 1 tokens, six blocks; the beams take turns in them."""
+    request = endless(70, 27, beam_width=width, n=2)
+    answers = run_all(sized_engine(model_dir, num_blocks), [request])
+    assert answers == run_all(open_engine(model_dir), [request])
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_search_that_can_never_fit_is_refused_before_it_begins(model_dir: Path, width: int) -> None:
+    engine = sized_engine(model_dir, 6)
+    with pytest.raises(PoolExhausted, match=r"needs 7 blocks and there are 6, .*--kv-device-bytes"):
+        engine.submit(endless(70, 28, beam_width=width))
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("num_blocks", [6, 7, 9])
+def test_searches_under_pressure_end_as_they_do_alone(model_dir: Path, num_blocks: int) -> None:
+    """Beams that wait for others of their search give way to whoever has something to compute."""
+    requests = [
+        endless(70, 20, beam_width=3, n=2),
+        endless(60, 30, priority=1),
+        endless(33, 20, beam_width=4, n=4),
+        endless(75, 20),
+        endless(64, 12, priority=1, beam_width=3),
+    ]
+    alone = [run_all(open_engine(model_dir), [request])[0] for request in requests]
+    assert run_all(sized_engine(model_dir, num_blocks), requests) == alone
+
+
+def test_a_held_beam_gives_way_to_a_request_that_fits(model_dir: Path) -> None:
+    """Nobody computes while the only running beam waits for those that were put back."""
+    engine = sized_engine(model_dir, 6)
+    search = engine.submit(endless(70, 20, beam_width=3))
+    while engine.snapshot().num_running < 2:
+        engine.step()
+    more = engine.submit(endless(75, 12, priority=-1))
+    assert {len(collect(handle).token_ids) for handle in (search, more)} == {20, 12}
 
 
 def test_a_fork_of_a_beam_that_is_being_loaded_computes_what_it_lacks() -> None:

@@ -35,7 +35,7 @@ class Request:
             are kept apart from all others until they have been verified.
 
     Raises:
-        InvalidRequest: a token id or the priority is no whole number.
+        InvalidRequest: a token id or the priority is no whole number, or the namespace no text.
     """
 
     token_ids: tuple[int, ...]
@@ -51,3 +51,14 @@ class Request:
             raise InvalidRequest("token ids must be whole numbers (int)")
         if type(self.priority) is not int:  # queues could not be sorted by it
             raise InvalidRequest(f"the priority must be a whole number (int), not {self.priority!r}")
+        check_namespace(self.namespace)
+
+
+def check_namespace(namespace: object) -> None:
+    """Raise InvalidRequest on what no block can be named by: no text, or half of a surrogate pair. Pure."""
+    try:
+        is_text = isinstance(namespace, str) and isinstance(namespace.encode(), bytes)
+    except UnicodeEncodeError:
+        is_text = False
+    if not is_text:
+        raise InvalidRequest(f"the namespace must be text that utf-8 can hold, not {namespace!r}")
