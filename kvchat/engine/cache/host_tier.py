@@ -50,10 +50,10 @@ class HostTier:
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         return [self._index.block(key, group) is not None for key in keys]
 
-    def children(self, parent: BlockKey) -> Sequence[TierNode]:
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[TierNode]:
         return [
             TierNode(node.key, node.token_ids, frozenset(node.blocks))
-            for node in self._index.children(parent)
+            for node in self._index.nearest(parent, token_ids, most)
         ]
 
     def reserve(self, node: IndexNode, group: GroupId) -> BlockId | None:

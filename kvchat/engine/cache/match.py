@@ -15,6 +15,9 @@ from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.tiers import SlowTiers
 
+MOST_SIBLINGS = 16
+"""In each direction. Only where all of them lack a group may a shorter run be missed: less than a block."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartialBlock:
@@ -174,7 +177,7 @@ class PrefixMatcher:
             return None
         parent = chain.keys[num_blocks - 1] if num_blocks else root
         best: PartialBlock | None = None
-        for candidate in self._candidates(parent):
+        for candidate in self._candidates(parent, rest):
             common = common_run(candidate.token_ids, rest)
             if common <= (best.num_tokens if best else 0) or not candidate.covers(self._groups):
                 continue
@@ -182,16 +185,24 @@ class PrefixMatcher:
                 best = PartialBlock(candidate.key, candidate.token_ids, common, candidate.blocks)
         return best
 
-    def _candidates(self, parent: BlockKey) -> Iterable[_Candidate]:
-        """Yield the blocks and tails behind `parent`; those on the device first, so that they win ties."""
+    def _candidates(self, parent: BlockKey, rest: Sequence[int]) -> Iterable[_Candidate]:
+        """Yield the blocks and tails behind `parent` that begin most like `rest`; those on the device first,
+        so that they win ties.
+        """
+        if not rest:
+            return
         for branch in self._live_tails(parent):
             yield self._live_candidate(branch)
         named = {
             node.key: _Candidate(node.key, node.token_ids, dict(node.blocks))
-            for node in self._index.children(parent)
+            for node in self._index.nearest(parent, rest, MOST_SIBLINGS)
         }
-        for stored in self._slow.children(parent):
-            known = named.setdefault(stored.key, _Candidate(stored.key, stored.token_ids))
+        for stored in self._slow.nearest(parent, rest, MOST_SIBLINGS):
+            if stored.key not in named:
+                node = self._index.find(stored.key, stored.token_ids)
+                blocks = dict(node.blocks) if node else {}
+                named[stored.key] = _Candidate(stored.key, stored.token_ids, blocks)
+            known = named[stored.key]
             if known.token_ids == stored.token_ids:
                 known.stored = stored.groups
         yield from sorted(named.values(), key=lambda candidate: not candidate.blocks)

@@ -5,11 +5,12 @@ alone) and the device block of every group that has its bytes. Full blocks and t
 have fewer tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.journal import Journal
+from kvchat.engine.cache.siblings import Siblings
 
 
 @dataclass(slots=True)
@@ -26,7 +27,7 @@ class IndexNode:
 class PrefixIndex:
     def __init__(self) -> None:
         self._nodes: dict[BlockKey, IndexNode] = {}
-        self._children: dict[BlockKey, set[BlockKey]] = {}
+        self._children: dict[BlockKey, Siblings] = {}
         self.journal = Journal()
 
     def __len__(self) -> int:
@@ -48,18 +49,23 @@ class PrefixIndex:
         node = self._nodes.get(key)
         return node.blocks.get(group) if node else None
 
-    def children(self, parent: BlockKey) -> list[IndexNode]:
-        """Return the nodes directly behind `parent`, in no particular order."""
-        return [self._nodes[key] for key in self._children.get(parent, ())]
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> list[IndexNode]:
+        """Return nodes directly behind `parent`: those that begin most like `token_ids`, at most `most` in
+        each direction. Visits no other. Pure.
+        """
+        siblings = self._children.get(parent)
+        return [self._nodes[key] for key in siblings.nearest(token_ids, most)] if siblings else []
 
     def add(self, node: IndexNode, group: GroupId, block: BlockId) -> None:
         """Record that `block` of `group` holds the tokens of a node that is new or equal to the known one."""
-        known = self._nodes.setdefault(node.key, node)
+        known = self._nodes.get(node.key)
+        if known is None:
+            known = self._nodes[node.key] = node
+            self._children.setdefault(node.parent, Siblings()).add(node.token_ids, node.key)
         assert (known.parent, known.token_ids) == (node.parent, node.token_ids)
         assert group not in known.blocks
         known.blocks[group] = block
         self.journal.note(node.parent)
-        self._children.setdefault(node.parent, set()).add(node.key)
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         """Forget one group's block; the node goes with its last block."""
@@ -70,6 +76,6 @@ class PrefixIndex:
             return
         del self._nodes[key]
         siblings = self._children[node.parent]
-        siblings.discard(key)
+        siblings.remove(node.token_ids, key)
         if not siblings:
             del self._children[node.parent]

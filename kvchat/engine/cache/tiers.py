@@ -25,8 +25,10 @@ class SlowTier(Protocol):
         """For each key, whether the tier has its bytes for `group`. Pure."""
         ...
 
-    def children(self, parent: BlockKey) -> Sequence[StoredNode]:
-        """Return the full blocks and tails directly behind `parent`. Pure."""
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[StoredNode]:
+        """Return full blocks and tails directly behind `parent`: those that begin most like `token_ids`, at
+        most `most` in each direction of an order in which like stands beside like. Pure.
+        """
         ...
 
 
@@ -52,11 +54,12 @@ class SlowTiers:
         stored = iter(self._disk.has_all(absent, group) if absent else ())
         return [flag or next(stored) for flag in there]
 
-    def children(self, parent: BlockKey) -> Sequence[StoredNode]:
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[StoredNode]:
         nodes = {
-            node.key: TierNode(node.key, node.token_ids, node.groups) for node in self._disk.children(parent)
+            node.key: TierNode(node.key, node.token_ids, node.groups)
+            for node in self._disk.nearest(parent, token_ids, most)
         }
-        for node in self.host.children(parent):
+        for node in self.host.nearest(parent, token_ids, most):
             stored = nodes.get(node.key)
             groups = node.groups | stored.groups if stored else node.groups
             nodes[node.key] = TierNode(node.key, node.token_ids, groups)
@@ -69,5 +72,5 @@ class NoTier:
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         return [False] * len(keys)
 
-    def children(self, parent: BlockKey) -> Sequence[StoredNode]:
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[StoredNode]:
         return ()

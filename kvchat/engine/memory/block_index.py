@@ -43,7 +43,7 @@ _SCHEMA = (
     CHECK (typeof(token_ids) = 'blob' AND length(token_ids) = 4 * num_tokens AND num_tokens <= block_size),
     CHECK (typeof(grp) = 'integer' AND typeof(bytes) = 'integer' AND typeof(last_used) = 'real')
 ) WITHOUT ROWID""",
-    "CREATE INDEX blocks_by_parent ON blocks (fingerprint, parent)",
+    "CREATE INDEX blocks_by_parent ON blocks (fingerprint, parent, token_ids)",
     "CREATE INDEX blocks_by_age ON blocks (last_used)",
     "CREATE INDEX blocks_unsettled ON blocks (writer) WHERE writer IS NOT NULL",
     """CREATE TABLE totals (
@@ -148,6 +148,27 @@ class BlockIndex:
     def children(self, fingerprint: bytes, parent: BlockKey) -> list[IndexedBlock]:
         """Return the blocks and tails directly behind a parent."""
         return list(self._blocks("fingerprint=? AND parent=?", fingerprint, parent))
+
+    def nearest(
+        self, fingerprint: bytes, parent: BlockKey, token_ids: Sequence[int], most: int
+    ) -> list[IndexedBlock]:
+        """Return blocks and tails directly behind a parent: those that begin most like `token_ids`, at most
+        `most` in each direction. In the order of their bytes they stand side by side.
+        """
+        keys = [
+            key
+            for side in (">= ? ORDER BY token_ids", "< ? ORDER BY token_ids DESC")
+            for key, _ in self._file.read(
+                "SELECT DISTINCT key, token_ids FROM blocks"
+                f" WHERE fingerprint=? AND parent=? AND writer IS NULL AND token_ids {side} LIMIT ?",
+                fingerprint,
+                parent,
+                u32le(token_ids),
+                most,
+            )
+        ]
+        marks = ",".join("?" * len(keys))
+        return list(self._blocks(f"fingerprint=? AND key IN ({marks})", fingerprint, *keys)) if keys else []
 
     def blocks(self) -> list[IndexedBlock]:
         """Return all blocks of all fingerprints."""

@@ -84,15 +84,13 @@ class DiskStore:
 
     def children(self, parent: BlockKey) -> tuple[StoredBlock, ...]:
         """Return the blocks and tails directly behind a parent, their keys recomputed. Pure."""
-        found = self._index.children(self._fingerprint, parent)
-        if self._healed():
-            found = self._index.children(self._fingerprint, parent)
-        blocks = (
-            StoredBlock(key=block.key, token_ids=block.token_ids, groups=self._groups_there(block))
-            for block in found
-            if block.key == block_key(parent, block.token_ids)
-        )
-        return tuple(block for block in blocks if block.groups)
+        return self._behind(parent, lambda: self._index.children(self._fingerprint, parent))
+
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> tuple[StoredBlock, ...]:
+        """Return of the `children` those that begin most like `token_ids`, at most `most` in each direction.
+        Pure; does not look at the others.
+        """
+        return self._behind(parent, lambda: self._index.nearest(self._fingerprint, parent, token_ids, most))
 
     def read(
         self,
@@ -186,6 +184,17 @@ class DiskStore:
         with suppress(StorageError):  # only the order of eviction suffers
             self._flush_touched()
         self._directory.close()
+
+    def _behind(self, parent: BlockKey, look: Callable[[], list[IndexedBlock]]) -> tuple[StoredBlock, ...]:
+        found = look()
+        if self._healed():
+            found = look()
+        blocks = (
+            StoredBlock(key=block.key, token_ids=block.token_ids, groups=self._groups_there(block))
+            for block in found
+            if block.key == block_key(parent, block.token_ids)
+        )
+        return tuple(block for block in blocks if block.groups)
 
     def _groups_there(self, block: IndexedBlock) -> frozenset[GroupId]:
         return frozenset(group for group in block.groups if self._path(block.key, group).exists())

@@ -82,12 +82,12 @@ class Mover:
         there = self._store.has_all(keys, group)
         return [flag and (key, group) not in self._unreadable for key, flag in zip(keys, there, strict=True)]
 
-    def children(self, parent: BlockKey) -> Sequence[StoredNode]:
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[StoredNode]:
         if self._store is None:
             return ()
         return [
             block
-            for block in self._store.children(parent)
+            for block in self._store.nearest(parent, token_ids, most)
             if not any((block.key, group) in self._unreadable for group in block.groups)
         ]
 

@@ -62,12 +62,18 @@ class FakeTier:
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         return [(key, group) in self.contents for key in keys]
 
-    def children(self, parent: BlockKey) -> Sequence[StoredBlock]:
-        return [
-            StoredBlock(key, ids, groups)
-            for key, (node_parent, ids) in self.nodes.items()
-            if node_parent == parent and (groups := frozenset(g for k, g in self.contents if k == key))
-        ]
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[StoredBlock]:
+        behind = sorted((ids, key) for key, (node_parent, ids) in self.nodes.items() if node_parent == parent)
+        groups = {group for _, group in self.contents}
+        there = {
+            key: found
+            for _, key in behind
+            if (found := frozenset(group for group in groups if (key, group) in self.contents))
+        }
+        behind = [(ids, key) for ids, key in behind if key in there]
+        place = sum(ids < tuple(token_ids) for ids, _ in behind)
+        near = behind[max(0, place - most) : place + most]
+        return [StoredBlock(key, ids, there[key]) for ids, key in near]
 
     def write(self, save: Save, contents: Sequence[Content]) -> None:
         self.contents[save.key, save.group] = list(contents)

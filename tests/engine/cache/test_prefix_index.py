@@ -43,10 +43,10 @@ def test_a_node_goes_with_its_last_block_and_its_children_stay() -> None:
     index.add(parent, SECOND, BlockId(0))
     index.add(child, FIRST, BlockId(1))
     index.remove(parent.key, FIRST)
-    assert index.children(ROOT) == [parent]
+    assert index.nearest(ROOT, (), 9) == [parent]
     index.remove(parent.key, SECOND)
-    assert index.children(ROOT) == []
-    assert index.children(parent.key) == [child]
+    assert index.nearest(ROOT, (), 9) == []
+    assert index.nearest(parent.key, (), 9) == [child]
     assert [known.key for known in index] == [child.key]
 
 
@@ -56,7 +56,7 @@ def test_children_are_full_blocks_and_tails_behind_one_parent() -> None:
     for number, added in enumerate(nodes):
         index.add(added, FIRST, BlockId(number))
     index.add(node(nodes[0].key, 9), FIRST, BlockId(9))
-    assert {child.token_ids for child in index.children(ROOT)} == {(1, 2, 3, 4), (1, 2), (5,)}
+    assert {child.token_ids for child in index.nearest(ROOT, (), 9)} == {(1, 2, 3, 4), (1, 2), (5,)}
 
 
 def test_a_key_that_is_claimed_for_other_ids_is_a_bug() -> None:

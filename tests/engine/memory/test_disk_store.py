@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -12,6 +13,8 @@ import xxhash
 from safetensors import safe_open
 
 from kvchat.engine.api.ids import root_key
+from kvchat.engine.cache.match import common_run
+from kvchat.engine.memory.disk_store import StoredBlock
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
@@ -418,3 +421,21 @@ def test_a_read_only_directory_says_what_to_do(tmp_path: Path) -> None:
             open_store(tmp_path / "cache")
     finally:
         tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("wanted", [[7, 7, 7, 7], [300, 5, 9, 9], [300, 511, 256, 1], [0], [70000, 1]])
+def test_the_stored_block_that_begins_most_like_a_prompt_is_among_the_nearest(
+    tmp_path: Path, wanted: list[int]
+) -> None:
+    first = chain([1, 2, 3, 4])[0]
+    numbers = [1, 5, 255, 256, 300, 511, 512, 65536, 70000]
+    blocks = [block_behind(first.key, [one, two, 9, 9]) for one in numbers for two in numbers]
+    store = open_store(tmp_path)
+    write_all(store, [first, *blocks])
+    nearest = store.nearest(first.key, wanted, 2)
+    assert len(nearest) <= 4
+
+    def longest(found: Sequence[StoredBlock]) -> int:
+        return max(common_run(block.token_ids, wanted) for block in found)
+
+    assert longest(nearest) == longest(store.children(first.key))

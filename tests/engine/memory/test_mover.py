@@ -111,7 +111,7 @@ def test_a_failed_load_ends_the_plan_and_is_not_offered_again(
     store.rebuild()
     assert list(mover.has_all([KEY], FULL)) == [False]
     assert list(mover.has_all([KEY], SLIDING)) == [True]
-    assert [node.key for node in mover.children(ROOT)] == []
+    assert [node.key for node in mover.nearest(ROOT, (), 9)] == []
 
 
 def test_children_are_those_of_the_store(pool: DevicePool, store: DiskStore) -> None:
@@ -119,14 +119,14 @@ def test_children_are_those_of_the_store(pool: DevicePool, store: DiskStore) -> 
     data = pool.read_block(FULL, BlockId(1), len(TAIL_IDS))
     store.write(BlockHeader(key=TAIL, parent=KEY, group=FULL, token_ids=TAIL_IDS), data)
     mover = Mover(pool, HostPool({}, {}), store)
-    (node,) = mover.children(KEY)
+    (node,) = mover.nearest(KEY, (), 9)
     assert (node.key, node.token_ids, node.groups) == (TAIL, TAIL_IDS, frozenset([FULL]))
 
 
 def test_without_a_store_there_is_nothing_to_load(pool: DevicePool) -> None:
     mover = Mover(pool, HostPool({}, {}), None)
     assert list(mover.has_all([KEY, BlockKey(bytes(32))], FULL)) == [False, False]
-    assert list(mover.children(ROOT)) == []
+    assert list(mover.nearest(ROOT, (), 9)) == []
     assert mover.execute([Copy(FULL, BlockId(0), BlockId(1), 2)])
 
 
