@@ -13,7 +13,7 @@ from kvchat.directories import make_private
 from kvchat.errors import StorageError
 from kvchat.session import recovery
 from kvchat.session.damage import DamageFound, refuse_damage
-from kvchat.session.schema import migrate, refuse_missing_columns
+from kvchat.session.schema import migrate, refuse_damaged_tables
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Database:
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA secure_delete = ON")
             migrate(connection, self.path)
-            refuse_missing_columns(connection)
+            refuse_damaged_tables(connection)
         except BaseException:
             connection.close()
             raise

@@ -143,12 +143,17 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("COMMIT")
 
 
-def refuse_missing_columns(connection: sqlite3.Connection) -> None:
-    """Raise if a table lacks a column of the newest version: a name in the schema was damaged.
+def refuse_damaged_tables(connection: sqlite3.Connection) -> None:
+    """Raise if a table lacks a column of the newest version, or cannot be opened: the schema was damaged.
 
-    Raises: DamageFound: one does.
+    Raises: DamageFound: one does; sqlite3.Error: the file cannot be read.
     """
-    missing = _columns_of_new() - _columns(connection)
+    try:
+        missing = _columns_of_new() - _columns(connection)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname != "SQLITE_ERROR" or "no such module" in str(error):
+            raise
+        raise DamageFound(str(error)) from error  # the index of words, which has an opinion of its own
     if missing:
         table, column = min(missing)
         raise DamageFound(f"{table} has no column {column}")

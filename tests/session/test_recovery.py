@@ -127,6 +127,16 @@ def test_a_version_that_was_blanked_costs_nothing_with_a_backup(path: Path) -> N
     assert words(path) == before
 
 
+@pytest.mark.parametrize("word", [b"content_rowid", b"unicode61"])
+def test_an_index_of_words_that_cannot_be_opened_costs_nothing(path: Path, word: bytes) -> None:
+    before, data = words(path), path.read_bytes()
+    assert word in data[:PAGE]
+    path.write_bytes(data[:PAGE].replace(word, word[:-1] + b"x") + data[PAGE:])
+    assert words(path) == before
+    with closing(SessionStore(path)) as store:
+        assert len(store.search("reply")) > 0
+
+
 def test_another_programs_database_is_left_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     with closing(sqlite3.connect(path)) as connection:
