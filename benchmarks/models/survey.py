@@ -183,7 +183,10 @@ def token_ids(length: int, seed: int = 0) -> list[int]:
     return [int(token) for token in torch.randint(3, VOCAB_SIZE, (length,), generator=generator)]
 
 
+_INSTEAD = ". Choose another model, or `-m starter`."
+
+
 def one_line(error: BaseException) -> str:
-    """Return an error's message as one line of moderate length."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    """Return an error's message as one line of moderate length, without what to do instead."""
+    text = " ".join(str(error).split()).removesuffix(_INSTEAD) or type(error).__name__
     return text if len(text) <= 240 else text[:239] + "…"

@@ -20,6 +20,8 @@ be wrong.
 ## How a model runs
 
 - **attention**: transformers lets the attention be replaced. Many sequences are computed in one packed pass.
+- **latent**: as above, for layers of latent attention: one latent and one rope key per token are kept, and
+  queries are projected to them instead of expanding keys and values for all heads.
 - **cache**: the model attends by itself, to keys and values that its cache gathers from blocks; one pass per
   sequence, and every layer keeps all tokens.
 
