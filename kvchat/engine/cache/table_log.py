@@ -6,11 +6,16 @@ from kvchat.engine.cache.plan import TableChange
 
 
 class TableLog:
-    """Table entries with new values, and branches that are gone, in order."""
+    """Table entries with new values, of each branch in order, and branches that are gone.
+
+    A branch that comes and goes between two batches leaves nothing: the runner never hears of it.
+    """
 
     def __init__(self) -> None:
-        self._changes: list[TableChange] = []
+        self._changes: dict[BranchId, list[TableChange]] = {}
         self._dropped: list[BranchId] = []
+        self._told: set[BranchId] = set()
+        """Branches of which the runner knows."""
 
     def note_from(self, branch: Branch, group: GroupId, start: int) -> None:
         """Note that a table's entries from `start` on are new; holes before its window are left out."""
@@ -20,18 +25,27 @@ class TableLog:
         blocks = tuple(block for block in table[start:] if block is not None)
         assert len(blocks) == len(table) - start, "a table has holes only before its window"
         if blocks:
-            self._changes.append(TableChange(branch.id, group, start, blocks))
+            self._note(TableChange(branch.id, group, start, blocks))
 
     def note_one(self, branch: Branch, group: GroupId, number: int, block: BlockId) -> None:
         """Note that one entry names another block."""
-        self._changes.append(TableChange(branch.id, group, number, (block,)))
+        self._note(TableChange(branch.id, group, number, (block,)))
 
     def drop(self, branch: BranchId) -> None:
-        self._dropped.append(branch)
+        """Note that a branch is gone."""
+        self._changes.pop(branch, None)
+        if branch in self._told:
+            self._told.remove(branch)
+            self._dropped.append(branch)
 
     def take(self) -> tuple[tuple[TableChange, ...], tuple[BranchId, ...]]:
         """Return the changes and the dropped branches since the last call."""
-        changes, dropped = tuple(self._changes), tuple(self._dropped)
+        changes = tuple(change for noted in self._changes.values() for change in noted)
+        dropped = tuple(self._dropped)
+        self._told.update(self._changes)
         self._changes.clear()
         self._dropped.clear()
         return changes, dropped
+
+    def _note(self, change: TableChange) -> None:
+        self._changes.setdefault(change.branch, []).append(change)

@@ -374,3 +374,17 @@ def test_a_matched_block_is_not_evicted_to_load_another() -> None:
     branch = cache.open(range(17))
     assert cache.manager.admit(branch, cache.manager.match(branch)) is None
     cache.check()
+    assert cache.manager.admit(branch, cache.manager.match(branch)) is None
+    cache.check()
+
+
+def test_branches_that_come_and_go_between_two_batches_leave_nothing_to_tell() -> None:
+    cache = Cache(full_group(), sliding_group(5))
+    branch = cache.computed(range(10))
+    cache.manager.take_changes()
+    for _ in range(100):
+        cache.manager.release(cache.manager.fork(branch))
+        cache.matched_len(range(10))
+    assert cache.manager.take_changes() == ((), ())
+    cache.manager.release(branch)
+    assert cache.manager.take_changes() == ((), (branch.id,))
