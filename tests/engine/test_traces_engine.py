@@ -39,6 +39,8 @@ def expect_cold(model_dir: Path, asked: Asked, name: str) -> None:
     wanted = cold(model_dir, asked.prompt, asked.sampling).tokens
     if result.reason is FinishReason.LENGTH:
         assert asked.tokens == wanted, name
+    elif asked.sampling.beam_width is not None:
+        return  # a search that is cut short tells its best beam so far, which another may overtake later
     for sample, tokens in asked.tokens.items():
         assert tokens == wanted[sample][: len(tokens)], name
 
