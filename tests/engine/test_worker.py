@@ -14,6 +14,7 @@ from kvchat.engine.api.request import Request, StopMatcher
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase
+from kvchat.engine.engine import Engine
 from kvchat.engine.worker import Worker, WorkerHandle
 from kvchat.errors import EngineFailed, InvalidRequest, ModelError
 from tests.engine.conftest import OpenEngine, TinyModels
@@ -196,11 +197,8 @@ def test_a_model_that_cannot_be_loaded_reaches_everyone_who_asks(
     worker.close()
 
 
-class Fails:
-    """A stop matcher with a bug."""
-
-    def feed(self, token_id: int) -> bool:
-        raise RuntimeError("a bug in the matcher")
+def fail(engine: Engine) -> None:
+    raise RuntimeError("a bug in the engine")
 
 
 def test_an_engine_that_dies_tells_everyone_who_waits(model_dir: Path, start_worker: StartWorker) -> None:
@@ -215,8 +213,10 @@ def test_an_engine_that_dies_tells_everyone_who_waits(model_dir: Path, start_wor
             errors.append(error)
 
     thread = in_thread(wait)
-    with pytest.raises(EngineFailed, match="a bug in the matcher"):
-        collect(worker.submit(ask(10, 5, seed=1, stop=Fails())))
+    other = worker.submit(ask(10, 900, seed=1))
+    worker._post(fail)
+    with pytest.raises(EngineFailed, match="a bug in the engine"):
+        collect(other)
     thread.join(PATIENCE_S)
     assert len(errors) == 1
     with pytest.raises(EngineFailed):
