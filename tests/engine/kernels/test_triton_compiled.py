@@ -14,6 +14,7 @@ from kvchat.engine.kernels.move_blocks import triton as move_triton
 from kvchat.engine.kernels.paged_attention import triton as attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.store_kv import triton as store_triton
+from kvchat.engine.kernels.tiling import Tiling
 from tests.engine.kernels.compiled import SHARED_LIMITS, Compiled, compile_kernel
 
 pytestmark = [
@@ -33,7 +34,7 @@ def compile_attention(
     *,
     args: AttentionArgs = PLAIN,
     is_split: bool,
-    tiling: attention.Tiling | None = None,
+    tiling: Tiling | None = None,
 ) -> Compiled:
     """Compile for `shape` = (query heads of a key-value head, head size)."""
     group, dim = shape
@@ -101,7 +102,7 @@ def test_latent_attention_of_deepseek_fits(capability: int, num_heads: int) -> N
 
 
 def test_a_tile_that_is_too_large_is_noticed() -> None:
-    tiling = attention.Tiling(block_m=128, block_n=64, num_warps=8, num_stages=2)
+    tiling = Tiling(block_m=128, block_n=64, num_warps=8, num_stages=2)
     made = compile_attention(80, "bf16", (4, 128), is_split=False, tiling=tiling)
     assert made.stack_bytes > 0
 

@@ -7,7 +7,6 @@ blocks, P block size, B sequences, S parts, M tiles.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -17,26 +16,16 @@ from torch import Tensor
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.merge_lse.triton import merge_lse
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.paged_attention.step_tables import padded_tables
+from kvchat.engine.kernels.tiling import HALF, Tiling
 
 PART_LEN = 256
 MOST_PARTS = 128
-_HALF = 2
-"""Bytes of a 16-bit number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiling:
-    """How a launch divides the work: rows of a tile, keys per turn."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
 
 
 def tiling(num_heads: int, element_size: int) -> Tiling:
     """Return the tiles for so many query heads; none spills."""
-    if element_size > _HALF:
+    if element_size > HALF:
         return Tiling(block_m=16, block_n=16, num_warps=8, num_stages=1)
     if num_heads >= 64:
         return Tiling(block_m=64, block_n=16, num_warps=8, num_stages=2)
@@ -105,11 +94,9 @@ def _metadata(
         rows.append([row, num_queries, span.position])
         tiles += [[number, start] for start in range(0, num_queries * num_heads, block_m)]
         row += num_queries
-    most = max(len(span.blocks) for span in spans)
-    padded = [torch.cat([span.blocks, span.blocks[-1:].expand(most - len(span.blocks))]) for span in spans]
     return (
         torch.tensor(rows, dtype=torch.int32, device=device),
-        torch.stack(padded).to(torch.int32),
+        padded_tables(spans),
         torch.tensor(tiles, dtype=torch.int32, device=device),
     )
 

@@ -37,6 +37,13 @@ class StepTables:
     most_visible: int
 
 
+def padded_tables(spans: Sequence[SequenceSpan]) -> Tensor:
+    """Return the spans' block ids, padded with each span's last one [B, n], int32."""
+    most = max(len(span.blocks) for span in spans)
+    padded = [torch.cat([span.blocks, span.blocks[-1:].expand(most - len(span.blocks))]) for span in spans]
+    return torch.stack(padded).to(torch.int32)
+
+
 def step_tables(spans: Sequence[SequenceSpan], first_visible: Callable[[int], int]) -> StepTables:
     """Return the spans of a step as tensors.
 
@@ -44,10 +51,8 @@ def step_tables(spans: Sequence[SequenceSpan], first_visible: Callable[[int], in
         first_visible: position → first position that a query there sees.
     """
     device = spans[0].blocks.device
-    most = max(len(span.blocks) for span in spans)
     rows = [[span.q_start, span.q_end - span.q_start, span.position, span.first_block] for span in spans]
     q_starts, q_lens, positions, first_blocks = torch.tensor(rows, dtype=torch.int32, device=device).unbind(1)
-    padded = [torch.cat([span.blocks, span.blocks[-1:].expand(most - len(span.blocks))]) for span in spans]
     singles = tuple(number for number, row in enumerate(rows) if row[1] == 1)
     visible = [spans[number].position + 1 - first_visible(spans[number].position) for number in singles]
     return StepTables(
@@ -55,7 +60,7 @@ def step_tables(spans: Sequence[SequenceSpan], first_visible: Callable[[int], in
         q_lens=q_lens.contiguous(),
         positions=positions.contiguous(),
         first_blocks=first_blocks.contiguous(),
-        tables=torch.stack(padded).to(torch.int32),
+        tables=padded_tables(spans),
         singles=singles,
         others=tuple((number, row[1]) for number, row in enumerate(rows) if row[1] > 1),
         most_visible=max(visible, default=0),

@@ -17,40 +17,24 @@ from torch import Tensor
 from kvchat.engine.kernels.merge_lse.triton import merge_lse
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.paged_attention.step_tables import StepTables, step_tables
+from kvchat.engine.kernels.tiling import HALF, Tiling
 
 PART_LEN = 512
 """A query that stands alone gets a further program for every so many keys."""
 MOST_PARTS = 64
-_HALF = 2
-"""Bytes of a 16-bit number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiling:
-    """How a launch divides the work; chosen so that nothing spills on sm_80, sm_90 and sm_100.
-
-    Args:
-        block_m: rows of a tile, a query and a head of the group each.
-        block_n: keys per turn.
-    """
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
 
 
 def decode_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
     """Return the tiles for single queries whose `group` heads share keys."""
     rows = max(16, triton.next_power_of_2(group))
-    if element_size > _HALF:  # products of float32 do not run on tensor cores and need many registers
+    if element_size > HALF:
         return Tiling(block_m=rows, block_n=16, num_warps=8, num_stages=1)
     return Tiling(block_m=rows, block_n=_keys(head_dim), num_warps=4 if rows <= 32 else 8, num_stages=2)
 
 
 def prefill_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
     """Return the tiles for prompts."""
-    if element_size > _HALF:
+    if element_size > HALF:
         rows = max(32, triton.next_power_of_2(group))
         return Tiling(block_m=rows, block_n=16, num_warps=8, num_stages=1)
     rows = max(64, triton.next_power_of_2(group))
