@@ -185,15 +185,23 @@ class Turns:
 
     def stop(self) -> str:
         """Ask the running answer on screen to stop, empty the queue, and return the queued text."""
-        unsent = "\n".join(pending.text for pending in self._lane.queue if pending.text)
-        self._stop(self._lane)
+        unsent = self._stop(self._lane)
         self._listener.queue_changed()
         return unsent
 
-    def _stop(self, lane: Lane) -> None:
+    def stop_all(self) -> str:
+        """Do the same in every conversation, also behind the screen."""
+        unsent = "\n".join(filter(None, map(self._stop, self._lanes)))
+        self._behind = [lane for lane in self._behind if lane.is_busy]
+        self._listener.queue_changed()
+        return unsent
+
+    def _stop(self, lane: Lane) -> str:
         if lane.feed.is_running and lane.conversation is not None:
             self._chat.stop(lane.conversation)
+        unsent = "\n".join(pending.text for pending in lane.queue if pending.text)
         lane.queue.clear()
+        return unsent
 
     def wait(self, timeout_s: float) -> None:
         """Stop whatever runs and wait until it is stored."""

@@ -383,7 +383,7 @@ class ChatScreen(Screen[None]):
         elif status.phase is EnginePhase.FAILED:
             reason = status.error or status.detail or "the engine stopped"
             self.notify(f"{reason}", title="engine", severity="error", timeout=30, markup=False)
-            self._give_back(self.turns.stop())
+            self._give_back(self.turns.stop_all())
 
     def _owner(self) -> str:
         conversation = self.turns.conversation

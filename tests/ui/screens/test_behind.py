@@ -5,9 +5,10 @@ from threading import Event
 
 import pytest
 
+from kvchat.engine.api.status import EnginePhase
 from kvchat.errors import ContextOverflow
 from tests.ui.harness import Window, window
-from tests.ui.scripted import Answer
+from tests.ui.scripted import Answer, ScriptedEngine
 
 pytestmark = pytest.mark.tui
 
@@ -128,3 +129,15 @@ async def test_leaving_the_program_stops_all_answers(tmp_path: Path) -> None:
         hold.set()
         shown.screen.quit()
         assert conversation.is_stopped or conversation.turns[-1].text == "a long answer"
+
+
+async def test_an_engine_that_fails_to_load_gives_back_what_waits_behind_too(tmp_path: Path) -> None:
+    engine = ScriptedEngine(phase=EnginePhase.LOADING)
+    async with window(tmp_path, engine=engine) as shown:
+        await shown.say("first")
+        await shown.type("/new beside")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: not shown.screen.turns.queue)
+        await shown.say("second")
+        engine.phase = EnginePhase.FAILED
+        await shown.until(lambda: shown.screen.prompt.text.splitlines() == ["second", "first"])
