@@ -93,7 +93,7 @@ def _build(cache_dir: Path) -> list[BlockKey]:
     """Lay out 100,000 blocks as the store would, without its transaction per block; return one chain."""
     open_store(cache_dir).close()
     num_blocks = NUM_BLOCKS
-    index = BlockIndex(cache_dir / "index.db", UnsyncedFiles())
+    index = BlockIndex(cache_dir / "index.db", UnsyncedFiles(), lambda _: True)
     random = Random(1)
     keys: list[BlockKey] = []
     while num_blocks:

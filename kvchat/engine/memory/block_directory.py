@@ -60,7 +60,7 @@ class BlockDirectory:
         self._unsynced: set[Path] = set()
         with storage_errors(cache_dir):
             make_private(files, self.blocks_dir)
-        self.index = BlockIndex(cache_dir / "index.db", files)
+        self.index = BlockIndex(cache_dir / "index.db", files, self._has_file)
         try:
             self._recover()
         except BaseException:
@@ -196,8 +196,7 @@ class BlockDirectory:
                     self._adopt(found)
                     found = []
             self._adopt(found)
-        # Looked at once more: another process may have added a file and its row in the meantime.
-        self.index.drop([name for name in settled - seen if not self.path(*name).exists()])
+        self.index.drop(settled - seen)
         self._settle_dead()
         # Not before: files whose removal is not durable may be back after a loss of power.
         self.index.dismiss(self._dead())
@@ -248,7 +247,7 @@ class BlockDirectory:
             if limit_bytes is not None and not self.enforce(limit_bytes):
                 return False
             self._write_file(self.path(*name), writer, parts)
-            self.index.settle(block, self._today())
+            self.index.settle(block, writer, self._today())
             self._doubtful.discard(name)
         finally:
             self._settle_doubtful()
@@ -283,14 +282,18 @@ class BlockDirectory:
             for name in self._doubtful:
                 unlink_if_there(self.files, temporary_path(self.path(*name), writer))
             self._settle(list(self._doubtful), writer)
-            # Rows that a full disk kept from being marked.
-            self.index.drop([name for name in self._doubtful if not self.path(*name).exists()])
             self._doubtful.clear()
 
     def _settle(self, names: Sequence[BlockName], writer: str) -> None:
-        there = {name for name in names if self.path(*name).exists()}
-        self._sync({self.path(*name).parent for name in there})  # it may have got no further than the rename
-        self.index.settle_again(list(there), [name for name in names if name not in there], writer)
+        # A file may have got no further than the rename.
+        self._sync({self.path(*name).parent for name in names if self._has_file(name)})
+        self.index.settle_again(names, writer)
+
+    def _has_file(self, name: BlockName) -> bool:
+        try:
+            return self.path(*name).exists()
+        except OSError:  # nobody may look: no reason to forget it
+            return True
 
     def _dead(self) -> dict[str, str]:
         return {writer: boot for writer, boot in self.index.writers().items() if not self._is_alive(writer)}

@@ -8,7 +8,7 @@ writer that is at work on it. So the totals never say less than what is on disk,
 left is found without looking at every file.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +72,14 @@ _RECOUNT = (
     FROM blocks GROUP BY fingerprint""",
 )
 _NAMED = "WHERE fingerprint=? AND key=? AND grp=?"
-_INSERT = "INSERT INTO blocks VALUES (?,?,?,?,?,?,?,?,?,?)"
+_IS_THERE = "is_there(fingerprint, key, grp)"
+_RESERVE = "INSERT INTO blocks VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET writer=excluded.writer"
+_SETTLE = """INSERT INTO blocks SELECT ?1,?2,?3,?4,?5,?6,?7,?8,?9,NULL WHERE is_there(?1,?2,?3)
+    ON CONFLICT DO UPDATE SET writer=NULL"""
+_SETTLE_OWN = f"UPDATE blocks SET writer=NULL {_NAMED} AND writer=? AND {_IS_THERE}"
+# What another writer is at work on is left to it: it settles its row when its file has its name.
+_DROP = f"DELETE FROM blocks {_NAMED} AND writer IS NULL AND NOT {_IS_THERE}"
+_DROP_OWN = f"DELETE FROM blocks {_NAMED} AND (writer IS NULL OR writer=?) AND NOT {_IS_THERE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +123,15 @@ class IndexedBlock:
 class BlockIndex:
     """The rows of one cache directory. May be called from several threads and opened by several processes."""
 
-    def __init__(self, path: Path, files: Files) -> None:
+    def __init__(self, path: Path, files: Files, is_there: Callable[[BlockName], bool]) -> None:
         """Open the index, or begin an empty one.
+
+        Args:
+            is_there: whether a block's file has its name; must not raise.
 
         Raises: StorageError: the directory cannot be written.
         """
-        self._file = IndexFile(path, _SCHEMA, files)
+        self._file = IndexFile(path, _SCHEMA, files, {"is_there": lambda *name: is_there(name)})
 
     def take_lost(self) -> bool:
         """Return whether rows were lost since the last call, so that the files should be looked at again."""
@@ -223,12 +233,11 @@ class BlockIndex:
 
     def add(self, blocks: Iterable[FoundBlock]) -> None:
         """Insert settled rows for files that are there; a row that is there is settled."""
-        rows = [_row(block, None) for block in blocks]
-        self._file.write((f"{_INSERT} ON CONFLICT DO UPDATE SET writer=NULL", rows))
+        self._file.write((_SETTLE, [_row(block) for block in blocks]))
 
     def drop(self, names: Iterable[BlockName]) -> None:
-        """Remove rows, settled or not; a row that is not there is no error."""
-        self._file.write((f"DELETE FROM blocks {_NAMED}", list(names)))
+        """Remove settled rows whose files are gone."""
+        self._file.write((_DROP, list(names)))
 
     def touch(self, fingerprint: bytes, used_s: dict[BlockKey, float]) -> None:
         """Record when blocks were last used.
@@ -250,14 +259,17 @@ class BlockIndex:
         """Insert the unsettled row of a block that is about to be written, or make the row that is there
         this writer's.
         """
-        self._file.write(
-            (f"{_INSERT} ON CONFLICT DO UPDATE SET writer=excluded.writer", [_row(block, writer)])
-        )
+        self._file.write((_RESERVE, [(*_row(block), writer)]))
 
-    def settle(self, block: FoundBlock, day: int) -> None:
-        """Make a block's row settled, its file being durable, and count its bytes as written on a day."""
+    def settle(self, block: FoundBlock, writer: str, day: int) -> None:
+        """Make a block's row settled, its file being durable, and count its bytes as written on a day.
+
+        Another process may have removed the file since; then the row goes.
+        """
+        name = (block.fingerprint, block.header.key, block.header.group)
         self._file.write(
-            (f"{_INSERT} ON CONFLICT DO UPDATE SET writer=NULL", [_row(block, None)]),
+            (_SETTLE, [_row(block)]),
+            (_DROP_OWN, [(*name, writer)]),
             (
                 "INSERT INTO written VALUES (?,?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes",
                 [(day, block.num_bytes)],
@@ -268,12 +280,10 @@ class BlockIndex:
         """Make the rows of blocks that are about to go this writer's."""
         self._file.write((f"UPDATE blocks SET writer=? {_NAMED}", [(writer, *name) for name in names]))
 
-    def settle_again(self, there: Sequence[BlockName], gone: Sequence[BlockName], writer: str) -> None:
+    def settle_again(self, names: Sequence[BlockName], writer: str) -> None:
         """End what one writer had begun: rows whose files are there are settled, the others go."""
-        self._file.write(
-            (f"UPDATE blocks SET writer=NULL {_NAMED} AND writer=?", [(*name, writer) for name in there]),
-            (f"DELETE FROM blocks {_NAMED} AND writer=?", [(*name, writer) for name in gone]),
-        )
+        rows = [(*name, writer) for name in names]
+        self._file.write((_SETTLE_OWN, rows), (_DROP_OWN, rows))
 
     def unsettled(self, writer: str) -> list[BlockName]:
         """Return the names of what a writer was at work on."""
@@ -320,7 +330,7 @@ class BlockIndex:
             )
 
 
-def _row(block: FoundBlock, writer: str | None) -> Row:
+def _row(block: FoundBlock) -> Row:
     header: BlockHeader = block.header
     return (
         block.fingerprint,
@@ -332,5 +342,4 @@ def _row(block: FoundBlock, writer: str | None) -> Row:
         u32le(header.token_ids),
         block.num_bytes,
         block.modified_s,
-        writer,
     )

@@ -6,7 +6,7 @@ says that the block files should be looked at again.
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -33,17 +33,21 @@ _DAMAGE_CODES = (
 class IndexFile:
     """One database of a fixed schema. May be called from several threads and opened by several processes."""
 
-    def __init__(self, path: Path, schema: Sequence[str], files: Files) -> None:
+    def __init__(
+        self, path: Path, schema: Sequence[str], files: Files, functions: Mapping[str, Callable[..., bool]]
+    ) -> None:
         """Open the file, or begin an empty one; tables of another version are dropped.
 
         Args:
             schema: the statements that create all tables, indexes and triggers.
+            functions: what statements may call by name, with any number of values; must not raise.
 
         Raises: StorageError: it can be neither opened nor created.
         """
         self._path = path
         self._schema = tuple(schema)
         self._files = files
+        self._functions = functions
         self._lock = Lock()
         self._was_lost = False
         self._opened: tuple[int, int] | None = None
@@ -163,6 +167,8 @@ class IndexFile:
             self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
         try:
+            for name, function in self._functions.items():
+                connection.create_function(name, -1, function)
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA secure_delete=ON")  # rows hold token ids
             if not self._has_our_tables(connection):

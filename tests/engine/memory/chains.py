@@ -100,3 +100,11 @@ def read(store: DiskStore, block: Block) -> bytes:
 def path_of(cache_dir: Path, block: Block, fingerprint: bytes = FINGERPRINT) -> Path:
     name = f"{block.key.hex()}.{block.header.group}.safetensors"
     return cache_dir / "blocks" / fingerprint.hex() / name[:2] / name
+
+
+def lose_row(store: DiskStore, cache_dir: Path, block: Block) -> None:
+    """Leave a file without a row: no row goes while its file is there."""
+    path = path_of(cache_dir, block)
+    aside = path.rename(cache_dir / "aside")
+    store._index.drop([(FINGERPRINT, block.key, block.header.group)])
+    aside.rename(path)

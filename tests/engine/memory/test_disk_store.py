@@ -25,6 +25,7 @@ from tests.engine.memory.chains import (
     Clock,
     block_behind,
     chain,
+    lose_row,
     open_store,
     path_of,
     read,
@@ -248,7 +249,7 @@ def test_a_file_whose_row_was_lost_is_found_when_it_is_written_again(tmp_path: P
     (block,) = chain([1, 2, 3, 4])
     store = open_store(tmp_path)
     write_all(store, [block])
-    store._index.drop([(FINGERPRINT, block.key, FULL)])
+    lose_row(store, tmp_path, block)
     assert not store.has(block.key, FULL)
     assert not store.write(block.header, block.payload)
     assert store.has(block.key, FULL)
@@ -260,7 +261,7 @@ def test_a_damaged_file_without_a_row_does_not_stand_in_the_way(tmp_path: Path) 
     (block,) = chain([1, 2, 3, 4])
     store = open_store(tmp_path)
     write_all(store, [block])
-    store._index.drop([(FINGERPRINT, block.key, FULL)])
+    lose_row(store, tmp_path, block)
     path_of(tmp_path, block).write_bytes(b"torn")
     assert store.write(block.header, block.payload)
     assert read(store, block) == block.payload
