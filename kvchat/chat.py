@@ -5,7 +5,7 @@ runs with torch absent, and the session only through the store and the template.
 first: token ids and text reach the database before they are yielded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -23,10 +23,12 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.status import EnginePhase as EnginePhase
 from kvchat.engine.api.status import EngineStatus as EngineStatus
 from kvchat.errors import KvchatError, StorageError, UsageError
+from kvchat.revision import Revision as Revision
+from kvchat.revision import context_ids, plan_drop, plan_undo
 from kvchat.session import prompts, repair
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
-from kvchat.session.tree import MAIN, Finish, Role, Turn, TurnId, path_token_ids
+from kvchat.session.tree import MAIN, Branch, Finish, Role, Turn, TurnId, path_token_ids
 
 _NOT_VERIFIED = (
     "the KV of this session was imported and is not verified, so no other session shares it; "
@@ -179,6 +181,60 @@ class Chat:
         self.close(conversation)
         self.store.delete_session(conversation.session.id)
 
+    # Other courses
+
+    def plan_undo(self, conversation: Conversation, num: int = 1) -> Revision:
+        """Return the course without the last `num` exchanges; see `plan_undo`."""
+        return plan_undo(conversation.turns, num)
+
+    def plan_drop(self, conversation: Conversation, question_id: TurnId) -> Revision:
+        """Return the course without one exchange; see `plan_drop`."""
+        return plan_drop(self.template, conversation.session, conversation.turns, question_id)
+
+    def revision_cost(self, conversation: Conversation, revision: Revision) -> EditCost:
+        """Return exactly what a course costs at this moment, and change nothing. Waits for the engine.
+
+        Nothing is computed before the next message is sent; `computed_tokens` come before its own then.
+        """
+        session = conversation.session
+        ids = context_ids(self.template, session, revision.path)
+        # A prompt is never reused to its last token, so one more stands for the next message.
+        probed = self.engine.reusable_len((*ids, ids[-1]), session.namespace) if ids else 0
+        reused = min(probed, len(ids))
+        return EditCost(
+            reused_tokens=reused,
+            computed_tokens=len(ids) - reused,
+            left_turns=len(revision.left),
+            left_tokens=_num_tokens(revision.left),
+        )
+
+    def revise(self, conversation: Conversation, revision: Revision) -> None:
+        """Go on along another course. The old one stays on a branch.
+
+        Raises:
+            UsageError: an answer is being written, or the conversation has gone on since this was planned.
+        """
+        with conversation.occupied():
+            if conversation.turns != revision.before:
+                raise UsageError("the conversation has gone on since; look at what it costs now")
+            before, leaf_id = conversation.branch, revision.kept[-1].id if revision.kept else None
+            if revision.anew:
+                # To the store this branch has moved on meanwhile: the turns go to a new one beside it.
+                branch = self.store.add_turns(replace(before, leaf_id=leaf_id), revision.anew)
+            elif self._is_on_another_branch(before):
+                branch = self.store.set_leaf(before, leaf_id)
+            else:
+                branch = self.store.create_branch(before.session_id, leaf_id=leaf_id, beside=before.name)
+            self._answering.release(conversation)
+            conversation.branch, conversation.turns = branch, revision.path
+            conversation.session = self.store.session(before.session_id)
+        self._prefetch(conversation, None)
+
+    def _is_on_another_branch(self, branch: Branch) -> bool:
+        """Return whether the path to a branch's leaf is part of another branch, so that it needs no name."""
+        others = (one for one in self.store.branches(branch.session_id) if one.name != branch.name)
+        return any(turn.id == branch.leaf_id for one in others for turn in self.store.turns_to(one.leaf_id))
+
     def notices(self, conversation: Conversation) -> tuple[str, ...]:
         """Return what a person should know of this conversation: of its KV, and of the model's template."""
         history = prompts.history(conversation.session, conversation.turns)
@@ -220,7 +276,7 @@ class Chat:
             reused_tokens=reused,
             computed_tokens=len(prompt) - reused,
             left_turns=len(left),
-            left_tokens=sum(len(turn.token_ids or ()) for turn in left),
+            left_tokens=_num_tokens(left),
         )
 
     def retry(
@@ -314,6 +370,10 @@ class Chat:
                 undo()
 
         yield from self._answering.run(conversation, question, sampling or self.sampling, take_back)
+
+
+def _num_tokens(turns: Iterable[Turn]) -> int:
+    return sum(len(turn.token_ids or ()) for turn in turns)
 
 
 def _refuse_empty(text: str) -> None:

@@ -34,11 +34,11 @@ _STOP_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditCost:
-    """What asking something else in place of an earlier question costs, in tokens.
+    """What it costs to go on along another course, in tokens.
 
     Args:
-        reused_tokens: of the new prompt, need not be computed.
-        computed_tokens: of the new prompt, must be.
+        reused_tokens: of the new course, need not be computed.
+        computed_tokens: of the new course, must be.
         left_turns: turns that stay behind on the branch as it was.
         left_tokens: theirs.
     """

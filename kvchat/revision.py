@@ -1,0 +1,110 @@
+"""Another course for a conversation: its end taken back, or an exchange in its middle left out.
+
+A plan changes nothing. It holds every turn of the new course, with the ids the model will see, so that what
+it costs is known before it is taken; the old course stays as it was, on its branch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvchat.engine.api.events import Loaded, Timings, Usage
+from kvchat.errors import UsageError
+from kvchat.session import prompts
+from kvchat.session.store import new_turn_id
+from kvchat.session.template import ChatTemplate
+from kvchat.session.tree import Role, Session, Turn, TurnId, path_token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """Where a conversation goes on. The old course is `kept + left`, the new one `kept + anew`.
+
+    Args:
+        kept: turns of both.
+        anew: copies of turns that followed, behind `kept`; the model has not seen them there yet.
+        left: turns that stay behind.
+    """
+
+    kept: tuple[Turn, ...]
+    anew: tuple[Turn, ...]
+    left: tuple[Turn, ...]
+
+    @property
+    def before(self) -> tuple[Turn, ...]:
+        return self.kept + self.left
+
+    @property
+    def path(self) -> tuple[Turn, ...]:
+        return self.kept + self.anew
+
+    @property
+    def dropped(self) -> tuple[Turn, ...]:
+        """The turns that the new course is without."""
+        return self.left[: len(self.left) - len(self.anew)]
+
+
+def plan_undo(turns: tuple[Turn, ...], num: int = 1) -> Revision:
+    """Return the course that ends before the last `num` questions.
+
+    Raises:
+        UsageError: there are fewer.
+    """
+    questions = [at for at, turn in enumerate(turns) if turn.role is Role.USER]
+    if not 1 <= num <= len(questions):
+        raise UsageError(f"there are {len(questions)} messages of yours here; {num} cannot be taken back")
+    start = questions[-num]
+    return Revision(kept=turns[:start], anew=(), left=turns[start:])
+
+
+def plan_drop(
+    template: ChatTemplate, session: Session, turns: tuple[Turn, ...], question_id: TurnId
+) -> Revision:
+    """Return the course without a question and its answer. What followed follows there too.
+
+    The ids of later questions are those that the template gives them there; answers keep the ids that were
+    sampled.
+
+    Raises:
+        UsageError: `question_id` is no question of these turns, or a later turn is damaged.
+    """
+    start = next((at for at, turn in enumerate(turns) if turn.id == question_id), None)
+    if start is None or turns[start].role is not Role.USER:
+        raise UsageError("only a message of yours on this branch can be left out, with its answer")
+    after = range(start + 1, len(turns))
+    end = next((at for at in after if turns[at].role is Role.USER), len(turns))
+    if any(turn.damaged for turn in turns[end:]):
+        raise UsageError(
+            "a later message is damaged and cannot be said again; take back from there with undo"
+        )
+    path = list(turns[:start])
+    for turn in turns[end:]:
+        path.append(_behind(template, session, path, turn))
+    return Revision(kept=turns[:start], anew=tuple(path[start:]), left=turns[start:])
+
+
+def context_ids(template: ChatTemplate, session: Session, path: Sequence[Turn]) -> tuple[int, ...]:
+    """Return what the model will see of a path, whatever is asked behind it."""
+    ids = path_token_ids(path) if prompts.has_usable_ids(template, path) else None
+    if ids is not None:
+        return ids
+    # The next question renders everything anew; what two of them have in common is the path.
+    one, other = (prompts.question_ids(template, session, path, text, starts_over=True) for text in "ab")
+    pairs = enumerate(zip(one, other, strict=False))
+    num_common = next((at for at, (left, right) in pairs if left != right), 0)
+    return tuple(one[:num_common])
+
+
+def _behind(template: ChatTemplate, session: Session, path: Sequence[Turn], turn: Turn) -> Turn:
+    """Return a copy of a turn that stands behind another path."""
+    if turn.role is Role.USER:
+        asked = prompts.question(template, session, path, turn.text)
+        return replace(asked, created_at=turn.created_at)
+    # What it cost belongs to where it was written.
+    return replace(
+        turn,
+        id=new_turn_id(),
+        parent_id=path[-1].id if path else None,
+        usage=Usage(),
+        loaded=Loaded(),
+        timings=Timings(),
+    )

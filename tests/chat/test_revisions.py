@@ -1,0 +1,132 @@
+"""A conversation without its end, or without its middle: what is shared, what follows, what stays."""
+
+import pytest
+
+from kvchat.conversation import Conversation
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.errors import UsageError
+from kvchat.session.tree import Finish, Role
+from tests.chat.desk import REPLY, Desk
+
+pytestmark = pytest.mark.pure
+
+ANSWERED = f"<|assistant|>{REPLY}<|end|>"
+
+
+def held(desk: Desk, *texts: str, system: str = "") -> Conversation:
+    conversation = desk.chat.create(system=system)
+    for text in texts:
+        list(desk.chat.send(conversation, text))
+    return conversation
+
+
+def paths(desk: Desk, conversation: Conversation) -> dict[str, list[str]]:
+    """Return the questions on each branch."""
+    return {
+        branch.name: [turn.text for turn in desk.store.turns_to(branch.leaf_id) if turn.role is Role.USER]
+        for branch in desk.store.branches(conversation.session.id)
+    }
+
+
+def test_undo_goes_on_before_the_last_exchange_and_the_branch_keeps_it(desk: Desk) -> None:
+    conversation = held(desk, "One", "Two", "Three")
+    before = conversation.turns
+    desk.chat.revise(conversation, desk.chat.plan_undo(conversation))
+    assert conversation.turns == before[:4]
+    assert paths(desk, conversation) == {"main": ["One", "Two", "Three"], "main-2": ["One", "Two"]}
+    assert desk.engine.live == {}
+    list(desk.chat.send(conversation, "Drei"))
+    assert paths(desk, conversation)["main-2"] == ["One", "Two", "Drei"]
+    assert desk.chat.open(conversation.session.id).turns == conversation.turns
+
+
+def test_undoing_again_needs_no_other_branch_until_something_would_be_lost(desk: Desk) -> None:
+    conversation = held(desk, "One", "Two", "Three")
+    for left in (["One", "Two"], ["One"], []):
+        desk.chat.revise(conversation, desk.chat.plan_undo(conversation))
+        assert paths(desk, conversation) == {"main": ["One", "Two", "Three"], "main-2": left}
+    list(desk.chat.send(conversation, "Eins"))
+    assert conversation.turns[0].parent_id is None
+    desk.chat.revise(conversation, desk.chat.plan_undo(conversation))
+    assert paths(desk, conversation) == {"main": ["One", "Two", "Three"], "main-2": ["Eins"], "main-3": []}
+
+
+def test_several_exchanges_are_taken_back_at_once_and_no_more_than_there_are(desk: Desk) -> None:
+    conversation = held(desk, "One", "Two", "Three")
+    plan = desk.chat.plan_undo(conversation, 2)
+    assert [turn.text for turn in plan.dropped] == ["Two", REPLY, "Three", REPLY]
+    for num in (0, 4):
+        with pytest.raises(UsageError, match="3 messages of yours"):
+            desk.chat.plan_undo(conversation, num)
+
+
+def test_an_exchange_in_the_middle_is_left_out_and_what_followed_follows(desk: Desk) -> None:
+    conversation = held(desk, "One", "Two", "Three", system="Be kind.")
+    before = conversation.turns
+    plan = desk.chat.plan_drop(conversation, before[2].id)
+    assert (plan.dropped, plan.kept) == (before[2:4], before[:2])
+    desk.chat.revise(conversation, plan)
+    assert desk.seen(conversation) == (
+        f"<|system|>Be kind.<|end|><|user|>One<|end|>{ANSWERED}<|user|>Three<|end|>{ANSWERED}"
+    )
+    assert paths(desk, conversation) == {"main": ["One", "Two", "Three"], "main-2": ["One", "Three"]}
+    assert desk.chat.open(conversation.session.id, "main").turns == before
+    assert desk.chat.open(conversation.session.id).turns == conversation.turns
+    copied = conversation.turns[-1]
+    assert (copied.text, copied.token_ids) == (before[-1].text, before[-1].token_ids)
+    assert copied.usage.prompt_tokens == 0
+    list(desk.chat.send(conversation, "Four"))
+    assert desk.engine.requests[-1].branch is None
+
+
+def test_without_the_first_exchange_the_next_one_opens_the_conversation(desk: Desk) -> None:
+    conversation = held(desk, "One", "Two", system="Be kind.")
+    desk.chat.revise(conversation, desk.chat.plan_drop(conversation, conversation.turns[0].id))
+    assert conversation.turns[0].parent_id is None
+    assert desk.seen(conversation) == f"<|system|>Be kind.<|end|><|user|>Two<|end|>{ANSWERED}"
+
+
+def test_an_answer_that_was_cut_off_is_closed_where_another_question_follows_it(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    list(desk.chat.send(conversation, "One", SamplingParams(max_tokens=3)))
+    cut = conversation.turns[-1]
+    for text in ("Two", "Three"):
+        list(desk.chat.send(conversation, text))
+    desk.chat.revise(conversation, desk.chat.plan_drop(conversation, conversation.turns[2].id))
+    assert cut.finish is Finish.LENGTH
+    assert desk.seen(conversation) == (
+        f"<|user|>One<|end|><|assistant|>{cut.text}<|end|><|user|>Three<|end|>{ANSWERED}"
+    )
+
+
+def test_what_cannot_be_left_out_is_told_and_nothing_changes(desk: Desk) -> None:
+    conversation = held(desk, "One", "Two")
+    answer = conversation.turns[1]
+    with pytest.raises(UsageError, match="message of yours"):
+        desk.chat.plan_drop(conversation, answer.id)
+    plan = desk.chat.plan_undo(conversation)
+    list(desk.chat.send(conversation, "Three"))
+    with pytest.raises(UsageError, match="gone on since"):
+        desk.chat.revise(conversation, plan)
+    events = desk.chat.send(conversation, "Four")
+    next(events)
+    with pytest.raises(UsageError, match="still being answered"):
+        desk.chat.revise(conversation, desk.chat.plan_undo(conversation))
+    list(events)
+    assert paths(desk, conversation) == {"main": ["One", "Two", "Three", "Four"]}
+
+
+def test_asking_for_the_cost_of_a_course_changes_nothing(desk: Desk) -> None:
+    conversation = held(desk, "One", "Two", "Three")
+    turns, branches = conversation.turns, desk.store.branches(conversation.session.id)
+    undo = desk.chat.plan_undo(conversation)
+    drop = desk.chat.plan_drop(conversation, turns[0].id)
+    kept = sum(len(turn.token_ids or ()) for turn in turns[:4])
+    cost = desk.chat.revision_cost(conversation, undo)
+    assert (cost.computed_tokens, cost.reused_tokens, cost.left_turns) == (0, kept, 2)
+    cost = desk.chat.revision_cost(conversation, drop)
+    assert cost.reused_tokens + cost.computed_tokens == sum(len(turn.token_ids or ()) for turn in drop.path)
+    assert (cost.left_turns, len(drop.dropped)) == (6, 2)
+    nothing = desk.chat.revision_cost(conversation, desk.chat.plan_undo(conversation, 3))
+    assert (nothing.reused_tokens, nothing.computed_tokens) == (0, 0)
+    assert (conversation.turns, desk.store.branches(conversation.session.id)) == (turns, branches)
