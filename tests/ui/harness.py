@@ -11,7 +11,8 @@ from kvchat.ui.app import KvchatApp
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import QuestionView, Transcript
-from tests.ui.scripted import Answer, ScriptedChat, ScriptedEngine
+from tests.ui.scripted import Answer, ScriptedChat
+from tests.ui.scripted_engine import ScriptedEngine
 
 WIDE = (150, 40)
 PATIENCE_S = 15.0

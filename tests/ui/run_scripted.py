@@ -12,7 +12,8 @@ from threading import Timer
 from kvchat.chat import ChatEvent
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.app import KvchatApp
-from tests.ui.scripted import Answer, ScriptedChat, ScriptedConversation, ScriptedEngine
+from tests.ui.scripted import Answer, ScriptedChat, ScriptedConversation
+from tests.ui.scripted_engine import ScriptedEngine
 
 
 class NoisyChat(ScriptedChat):

@@ -4,13 +4,8 @@ import pytest
 
 from kvchat.session.tree import MAIN, SessionId
 from kvchat.ui.kept_open import MAX_KEPT, KeptOpen
-from tests.ui.scripted import (
-    HeldTokens,
-    ScriptedChat,
-    ScriptedConversation,
-    ScriptedEngine,
-    scripted_snapshot,
-)
+from tests.ui.scripted import ScriptedChat, ScriptedConversation
+from tests.ui.scripted_engine import HeldTokens, ScriptedEngine, scripted_snapshot
 
 pytestmark = pytest.mark.pure
 

@@ -8,7 +8,8 @@ import pytest
 from kvchat.engine.api.status import EnginePhase
 from kvchat.errors import ContextOverflow
 from tests.ui.harness import Window, window
-from tests.ui.scripted import Answer, ScriptedEngine
+from tests.ui.scripted import Answer
+from tests.ui.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.tui
 

@@ -11,7 +11,8 @@ from kvchat.errors import ContextOverflow
 from kvchat.session.tree import BranchName, Finish
 from kvchat.ui.screens.confirm import ConfirmScreen
 from tests.ui.harness import window
-from tests.ui.scripted import Answer, ScriptedChat, ScriptedEngine
+from tests.ui.scripted import Answer, ScriptedChat
+from tests.ui.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.tui
 

@@ -9,7 +9,8 @@ import pytest
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.cache_rows import row_text
 from tests.ui.harness import Window, window
-from tests.ui.scripted import FULL, SLIDING, Answer, HeldTokens, ScriptedEngine
+from tests.ui.scripted import Answer
+from tests.ui.scripted_engine import FULL, SLIDING, HeldTokens, ScriptedEngine
 
 pytestmark = pytest.mark.tui
 

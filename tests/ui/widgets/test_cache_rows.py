@@ -7,7 +7,7 @@ import pytest
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.ui.widgets.cache_rows import BranchNames, Look, PanelOptions, layer_rows, panel_rows, row_text
-from tests.ui.scripted import FULL, INTERLEAVED, SLIDING, HeldTokens, LayerKind, scripted_snapshot
+from tests.ui.scripted_engine import FULL, INTERLEAVED, SLIDING, HeldTokens, LayerKind, scripted_snapshot
 
 pytestmark = pytest.mark.pure
 
