@@ -1,0 +1,127 @@
+"""Weights as integers in short groups along the inputs, each group with a scale: the definition.
+
+A weight is `scale * (code - zero)`, or `scale * code + minimum` where groups have a minimum; with 8 bits zero
+is 0, with 4 bits it is 8. Groups of 32 without a minimum are llama.cpp's q8_0 and q4_0, number for number
+(ggml-quants.c), so that files in those formats are taken over as they are.
+
+Dimensions: N outputs, K inputs, G inputs of one group.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GROUP = 32
+"""Inputs of one group in what kvchat quantises itself."""
+_ZERO = 8
+_LARGEST = {8: 127.0, 4: 8.0}
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coding:
+    """How one weight's numbers are written.
+
+    Args:
+        bits: 8, or 4: two codes share a byte.
+        group: inputs that share a scale; a power of two from 16 on that divides K.
+        has_minima: whether a group has a minimum beside its scale.
+    """
+
+    bits: int
+    group: int = GROUP
+    has_minima: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8) or self.group < 16 or self.group & (self.group - 1):
+            raise ValueError(f"no coding has {self.bits} bits in groups of {self.group}")
+
+    @property
+    def bits_per_weight(self) -> float:
+        """All bytes counted."""
+        return self.bits + 16 * (1 + self.has_minima) / self.group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisedWeight:
+    """The tensors of one weight [N, K].
+
+    Args:
+        codes: int8 [N, K] with 8 bits. With 4 bits uint8 [N, K / 2]: within a group the low halves of its
+            G / 2 bytes are the first half of its codes, the high halves the second.
+        scales: float16 [N, K / G].
+        minima: float16 [N, K / G], or None.
+    """
+
+    coding: Coding
+    codes: Tensor
+    scales: Tensor
+    minima: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.scales.shape[0], self.scales.shape[1] * self.coding.group
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes + (0 if self.minima is None else self.minima.nbytes)
+
+
+def quantise(weight: Tensor, bits: int) -> QuantisedWeight:
+    """Return the nearest codes of a weight [N, K] of any floating dtype, in groups of 32 without minima.
+
+    The number of largest magnitude in a group becomes an end of the range: 127 or -127 with 8 bits, -8 with
+    4. Then every other error is at most half a scale, and with 4 bits a whole one at the opposite end.
+
+    Raises: ValueError: K is no multiple of 32, or a number is not finite or too large for a float16 scale.
+    """
+    coding = Coding(bits=bits)
+    if weight.shape[1] % GROUP:
+        raise ValueError(f"{weight.shape[1]} inputs are no multiple of {GROUP}")
+    parts = [_quantise_rows(rows, coding) for rows in weight.split(_ROWS_AT_ONCE)]
+    codes, scales = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    if not bool(scales.isfinite().all()):
+        raise ValueError("its numbers are not finite, or too large")
+    return QuantisedWeight(coding=coding, codes=codes, scales=scales)
+
+
+def dequantise(weight: QuantisedWeight) -> Tensor:
+    """Return the weight [N, K] in float32."""
+    codes = unpack(weight.codes, weight.coding).float().unflatten(1, (-1, weight.coding.group))
+    scales = weight.scales.float()[:, :, None]
+    if weight.minima is not None:
+        return (scales * codes + weight.minima.float()[:, :, None]).flatten(1)
+    zero = 0 if weight.coding.bits == 8 else _ZERO
+    return (scales * (codes - zero)).flatten(1)
+
+
+def pack(codes: Tensor, coding: Coding) -> Tensor:
+    """Return codes [N, K], 0 to 15 with 4 bits, as `QuantisedWeight` keeps them."""
+    if coding.bits == 8:
+        return codes.to(torch.int8)
+    first, second = codes.to(torch.uint8).unflatten(1, (-1, 2, coding.group // 2)).unbind(2)
+    return (first | second << 4).flatten(1)
+
+
+def unpack(codes: Tensor, coding: Coding) -> Tensor:
+    """Return the codes of `QuantisedWeight` one by one [N, K]."""
+    if coding.bits == 8:
+        return codes
+    halves = codes.unflatten(1, (-1, coding.group // 2))
+    return torch.stack([halves & 15, halves >> 4], dim=2).flatten(1)
+
+
+def _quantise_rows(weight: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
+    groups = weight.float().unflatten(1, (-1, coding.group))
+    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    exact = largest / (_LARGEST[8] if coding.bits == 8 else -_LARGEST[4])
+    if coding.bits == 8:
+        exact = exact.abs()
+    scales = exact.to(torch.float16)
+    # Codes belong to the scale before rounding, as llama.cpp has it.
+    inverse = torch.where(exact == 0, 0.0, 1 / exact)
+    codes = (
+        (groups * inverse).round() if coding.bits == 8 else (groups * inverse + _ZERO).round().clamp(0, 15)
+    )
+    return pack(codes.flatten(1), coding), scales[:, :, 0]
