@@ -28,7 +28,7 @@ from kvchat.revision import context_ids, plan_drop, plan_undo
 from kvchat.session import prompts, repair
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
-from kvchat.session.tree import MAIN, Branch, Finish, Role, Turn, TurnId, path_token_ids
+from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Turn, TurnId, path_token_ids
 
 _NOT_VERIFIED = (
     "the KV of this session was imported and is not verified, so no other session shares it; "
@@ -185,11 +185,13 @@ class Chat:
 
     def plan_undo(self, conversation: Conversation, num: int = 1) -> Revision:
         """Return the course without the last `num` exchanges; see `plan_undo`."""
-        return plan_undo(conversation.turns, num)
+        return plan_undo(conversation.turns, num, self._keeper(conversation.branch))
 
     def plan_drop(self, conversation: Conversation, question_id: TurnId) -> Revision:
         """Return the course without one exchange; see `plan_drop`."""
-        return plan_drop(self.template, conversation.session, conversation.turns, question_id)
+        branch = conversation.branch.name
+        plan = plan_drop(self.template, conversation.session, conversation.turns, question_id, branch)
+        return plan if plan.anew else self.plan_undo(conversation)
 
     def revision_cost(self, conversation: Conversation, revision: Revision) -> EditCost:
         """Return exactly what a course costs at this moment, and change nothing. Waits for the engine.
@@ -221,7 +223,7 @@ class Chat:
             if revision.anew:
                 # To the store this branch has moved on meanwhile: the turns go to a new one beside it.
                 branch = self.store.add_turns(replace(before, leaf_id=leaf_id), revision.anew)
-            elif self._is_on_another_branch(before):
+            elif self._keeper(before) != before.name:
                 branch = self.store.set_leaf(before, leaf_id)
             else:
                 branch = self.store.create_branch(before.session_id, leaf_id=leaf_id, beside=before.name)
@@ -230,10 +232,13 @@ class Chat:
             conversation.session = self.store.session(before.session_id)
         self._prefetch(conversation, None)
 
-    def _is_on_another_branch(self, branch: Branch) -> bool:
-        """Return whether the path to a branch's leaf is part of another branch, so that it needs no name."""
-        others = (one for one in self.store.branches(branch.session_id) if one.name != branch.name)
-        return any(turn.id == branch.leaf_id for one in others for turn in self.store.turns_to(one.leaf_id))
+    def _keeper(self, branch: Branch) -> BranchName:
+        """Return another branch that has the whole path of this one, so that this one may move; else itself."""
+        for one in self.store.branches(branch.session_id):
+            path = self.store.turns_to(one.leaf_id) if one.name != branch.name else ()
+            if any(turn.id == branch.leaf_id for turn in path):
+                return one.name
+        return branch.name
 
     def notices(self, conversation: Conversation) -> tuple[str, ...]:
         """Return what a person should know of this conversation: of its KV, and of the model's template."""

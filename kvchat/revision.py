@@ -12,7 +12,7 @@ from kvchat.errors import UsageError
 from kvchat.session import prompts
 from kvchat.session.store import new_turn_id
 from kvchat.session.template import ChatTemplate
-from kvchat.session.tree import Role, Session, Turn, TurnId, path_token_ids
+from kvchat.session.tree import BranchName, Role, Session, Turn, TurnId, path_token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,13 @@ class Revision:
         kept: turns of both.
         anew: copies of turns that followed, behind `kept`; the model has not seen them there yet.
         left: turns that stay behind.
+        stays_on: the branch that has the old course then.
     """
 
     kept: tuple[Turn, ...]
     anew: tuple[Turn, ...]
     left: tuple[Turn, ...]
+    stays_on: BranchName
 
     @property
     def before(self) -> tuple[Turn, ...]:
@@ -43,7 +45,7 @@ class Revision:
         return self.left[: len(self.left) - len(self.anew)]
 
 
-def plan_undo(turns: tuple[Turn, ...], num: int = 1) -> Revision:
+def plan_undo(turns: tuple[Turn, ...], num: int, stays_on: BranchName) -> Revision:
     """Return the course that ends before the last `num` questions.
 
     Raises:
@@ -53,16 +55,19 @@ def plan_undo(turns: tuple[Turn, ...], num: int = 1) -> Revision:
     if not 1 <= num <= len(questions):
         raise UsageError(f"there are {len(questions)} messages of yours here; {num} cannot be taken back")
     start = questions[-num]
-    return Revision(kept=turns[:start], anew=(), left=turns[start:])
+    return Revision(kept=turns[:start], anew=(), left=turns[start:], stays_on=stays_on)
 
 
 def plan_drop(
-    template: ChatTemplate, session: Session, turns: tuple[Turn, ...], question_id: TurnId
+    template: ChatTemplate, session: Session, turns: tuple[Turn, ...], question_id: TurnId, branch: BranchName
 ) -> Revision:
     """Return the course without a question and its answer. What followed follows there too.
 
     The ids of later questions are those that the template gives them there; answers keep the ids that were
     sampled.
+
+    Args:
+        branch: the one that ends with these turns.
 
     Raises:
         UsageError: `question_id` is no question of these turns, or a later turn is damaged.
@@ -79,7 +84,7 @@ def plan_drop(
     path = list(turns[:start])
     for turn in turns[end:]:
         path.append(_behind(template, session, path, turn))
-    return Revision(kept=turns[:start], anew=tuple(path[start:]), left=turns[start:])
+    return Revision(kept=turns[:start], anew=tuple(path[start:]), left=turns[start:], stays_on=branch)
 
 
 def context_ids(template: ChatTemplate, session: Session, path: Sequence[Turn]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Protocol
 
-from kvchat.chat import ChatEvent, EditCost
+from kvchat.chat import ChatEvent, EditCost, Revision
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
@@ -69,6 +69,14 @@ class ChatService(Protocol):
     def edit(self, conversation: Any, turn_id: TurnId, text: str) -> Iterator[ChatEvent]: ...
 
     def edit_cost(self, conversation: Any, turn_id: TurnId, text: str) -> EditCost: ...
+
+    def plan_undo(self, conversation: Any, num: int = 1) -> Revision: ...
+
+    def plan_drop(self, conversation: Any, question_id: TurnId) -> Revision: ...
+
+    def revision_cost(self, conversation: Any, revision: Revision) -> EditCost: ...
+
+    def revise(self, conversation: Any, revision: Revision) -> None: ...
 
     def fork(self, conversation: Any, at: TurnId | None = None, name: str | None = None) -> Any: ...
 

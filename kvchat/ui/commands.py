@@ -31,6 +31,8 @@ COMMANDS = (
     Command(name="fork", argument="[name]", summary="go on from here on a branch of its own"),
     Command(name="retry", summary="answer the last question again, on a new branch"),
     Command(name="edit", argument="[n]", summary="change your n-th last message and go on from there"),
+    Command(name="undo", argument="[n]", summary="take back your last n messages; they stay on their branch"),
+    Command(name="drop", argument="[n]", summary="leave out your n-th last message, keep what follows"),
     Command(name="continue", summary="go on with an interrupted answer"),
     Command(name="stop", summary="stop the answer"),
     Command(name="switch", argument="[name]", summary="open another conversation or branch"),

@@ -7,6 +7,7 @@ from typing import Protocol
 from kvchat.session.tree import Role, SessionId, Turn
 from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.commands import find_command, nearest_command, split_command
+from kvchat.ui.courses import Courses
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
 from kvchat.ui.widgets.session_rows import title_of
@@ -25,8 +26,6 @@ class CommandDesk(Protocol):
     def restore_command(self, line: str) -> None: ...
 
     def queue(self, pending: PendingTurn) -> None: ...
-
-    def begin_edit(self, question: Turn) -> None: ...
 
     def open_with(self, opener: Opener, draft: Draft | None = None) -> object: ...
 
@@ -52,16 +51,19 @@ class CommandDesk(Protocol):
 class Verbs:
     """Runs commands for the chat screen. Anything that may read a file runs in a thread."""
 
-    def __init__(self, screen: CommandDesk, chat: ChatService, turns: Turns) -> None:
+    def __init__(self, screen: CommandDesk, chat: ChatService, turns: Turns, courses: Courses) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
+        self._courses = courses
         self._actions: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.action_help(),
             "new": self.new,
             "fork": self.fork,
             "retry": self.retry,
             "edit": self.edit,
+            "undo": self.undo,
+            "drop": self.drop,
             "continue": self.go_on,
             "stop": lambda _: screen.action_stop(),
             "switch": self.switch,
@@ -125,14 +127,18 @@ class Verbs:
         self._screen.queue(PendingTurn(kind=TurnKind.CONTINUE))
 
     def edit(self, argument: str) -> None:
-        conversation = self._stored()
-        if conversation is None or not self._is_free("edit"):
-            return
-        question = _nth_last_question(conversation, argument or "1")
-        if question is None:
-            self._screen.warn(f"there is no message {argument or 1} from the end to edit")
-        else:
-            self._screen.begin_edit(question)
+        question = self._question("edit", argument)
+        if question is not None:
+            self._courses.begin_edit(question)
+
+    def undo(self, argument: str) -> None:
+        if self._question("undo", argument) is not None:
+            self._courses.undo(int(argument or "1"))
+
+    def drop(self, argument: str) -> None:
+        question = self._question("drop", argument)
+        if question is not None:
+            self._courses.drop(question)
 
     def system(self, text: str) -> None:
         conversation = self._turns.conversation
@@ -163,6 +169,16 @@ class Verbs:
         conversation = self._stored()
         if conversation is not None:
             self._screen.ask_to_delete(conversation.session.id, title_of(conversation.session))
+
+    def _question(self, purpose: str, argument: str) -> Turn | None:
+        """Return the person's n-th last message where it can be changed now; say why not otherwise."""
+        conversation = self._stored()
+        if conversation is None or not self._is_free(purpose):
+            return None
+        question = _nth_last_question(conversation, argument or "1")
+        if question is None:
+            self._screen.warn(f"there is no message {argument or 1} from the end to {purpose}")
+        return question
 
     def _is_free(self, purpose: str) -> bool:
         """Return whether no answer is being written; say so otherwise."""

@@ -11,6 +11,7 @@ from kvchat.chat import (
     ChatEvent,
     EditCost,
     Prefill,
+    Revision,
     TextDelta,
     TurnFinished,
     TurnStarted,
@@ -18,6 +19,7 @@ from kvchat.chat import (
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import BranchId
 from kvchat.errors import SessionNotFound
+from kvchat.revision import plan_undo
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
@@ -165,6 +167,25 @@ class ScriptedChat:
         at = [turn.id for turn in conversation.turns].index(turn_id)
         left = len(conversation.turns) - at
         return EditCost(reused_tokens=10, computed_tokens=len(text), left_turns=left, left_tokens=7 * left)
+
+    def plan_undo(self, conversation: ScriptedConversation, num: int = 1) -> Revision:
+        return plan_undo(conversation.turns, num, conversation.branch.name)
+
+    def plan_drop(self, conversation: ScriptedConversation, question_id: TurnId) -> Revision:
+        turns = conversation.turns
+        at = [turn.id for turn in turns].index(question_id)
+        branch = conversation.branch.name
+        return Revision(kept=turns[:at], anew=turns[at + 2 :], left=turns[at:], stays_on=branch)
+
+    def revision_cost(self, conversation: ScriptedConversation, revision: Revision) -> EditCost:
+        reused, computed = (
+            sum(len(turn.token_ids or ()) for turn in turns) for turns in (revision.kept, revision.anew)
+        )
+        left = len(revision.left)
+        return EditCost(reused_tokens=reused, computed_tokens=computed, left_turns=left, left_tokens=7 * left)
+
+    def revise(self, conversation: ScriptedConversation, revision: Revision) -> None:
+        self._branch_off(conversation, revision.path, f"{conversation.branch.name}-2")
 
     def fork(
         self, conversation: ScriptedConversation, at: TurnId | None = None, name: str | None = None

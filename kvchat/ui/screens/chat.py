@@ -1,7 +1,7 @@
 """The one screen: sessions, conversation, cache panel, prompt, status."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -16,9 +16,9 @@ from textual.widgets import Static
 
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
-from kvchat.session.tree import SessionId, Turn
+from kvchat.session.tree import SessionId
 from kvchat.ui.bridge import ChatService, ConversationView, EngineView
-from kvchat.ui.edit_words import COSTLY_TOKENS, edit_words
+from kvchat.ui.courses import Courses
 from kvchat.ui.engine_watch import EngineWatch, Shown
 from kvchat.ui.figures import plural
 from kvchat.ui.kept_open import KeptOpen
@@ -62,7 +62,6 @@ class ChatScreen(Screen[None]):
         self._initial = initial
         self._wish = PaneWish()
         self._last_rate: float | None = None
-        self._editing: Turn | None = None
         self._kept = KeptOpen()
         self._sessions = StoredSessions(chat.store)
 
@@ -89,7 +88,8 @@ class ChatScreen(Screen[None]):
         self.prompt = self.query_one("#prompt", Prompt)
         self.transcript = self.query_one("#transcript", Transcript)
         self.turns = Turns(self._chat, self.transcript, self)
-        self.verbs = Verbs(self, self._chat, self.turns)
+        self.courses = Courses(self, self._chat, self.turns)
+        self.verbs = Verbs(self, self._chat, self.turns, self.courses)
         self._watch = EngineWatch(
             self.engine, self.query_one(CachePanel), self.query_one(StatusBar), self._phase_changed
         )
@@ -120,11 +120,21 @@ class ChatScreen(Screen[None]):
         self.prompt.set_text(line)
         self.prompt.mark_typed_slash()
 
-    def begin_edit(self, question: Turn) -> None:
-        """Put an earlier message into the prompt; sending it goes on from there."""
-        self._editing = question
-        self.prompt.set_text(question.text)
+    @property
+    def is_engine_ready(self) -> bool:
+        return self._watch.is_ready
+
+    async def confirm(self, question: str, consequence: str) -> bool:
+        """Ask, and wait for the answer; inside a worker."""
+        return await self.app.push_screen_wait(ConfirmScreen(question, consequence))
+
+    def show_edit(self, text: str | None) -> None:
+        if text is not None:
+            self.prompt.set_text(text)
         self._draw_heading()
+
+    def begin(self, work: Coroutine[Any, Any, None], *, is_look: bool = False) -> None:
+        self.run_worker(work, group="look" if is_look else "course", exclusive=is_look)
 
     def show_sessions_pane(self) -> None:
         self._wish = replace(self._wish, sessions=True, last="sessions")
@@ -147,7 +157,7 @@ class ChatScreen(Screen[None]):
         if conversation is not None:
             conversation, stale = self._kept.take(conversation)
             closing += stale
-        self._end_edit()
+        self.courses.end_edit()
         await self.turns.show(conversation, draft)
         await self._close(closing)
         if conversation is not None:
@@ -175,7 +185,7 @@ class ChatScreen(Screen[None]):
             self.warn("an answer is being written there: stop it with esc, then delete it")
             return
         consequence = "Its messages are gone for good; blocks that other sessions share stay."
-        if not await self.app.push_screen_wait(ConfirmScreen(f"Delete “{title}”?", consequence)):
+        if not await self.confirm(f"Delete “{title}”?", consequence):
             return
         closing = self._kept.drop_session(session_id)
         if is_open and conversation is not None:
@@ -236,29 +246,13 @@ class ChatScreen(Screen[None]):
         if event.is_command:
             self.verbs.run(event.text)
             return
-        if self._editing is not None:
-            self._send_edit(self._editing, event.text)
-            self._end_edit()
+        if self.courses.editing is not None:
+            self.courses.send_edit(event.text)
         else:
             self.queue(PendingTurn(kind=TurnKind.SEND, text=event.text))
 
-    @work(group="edit")
-    async def _send_edit(self, question: Turn, text: str) -> None:
-        """Say what an edit costs, ask where that is much, and carry it out."""
-        conversation = self.turns.conversation
-        try:
-            cost = await asyncio.to_thread(self._chat.edit_cost, conversation, question.id, text)
-        except KvchatError as error:
-            self.warn(str(error))
-            self.begin_edit(replace(question, text=text))
-            return
-        words = edit_words(cost)
-        is_costly = cost.computed_tokens >= COSTLY_TOKENS
-        if is_costly and not await self.app.push_screen_wait(ConfirmScreen("Change this message?", words)):
-            self.begin_edit(replace(question, text=text))
-        elif conversation is self.turns.conversation:
-            self.tell(words)
-            self.queue(PendingTurn(kind=TurnKind.EDIT, text=text, turn_id=question.id))
+    def on_text_area_changed(self) -> None:
+        self.courses.text_changed(self.prompt.text)
 
     def on_prompt_completing(self, event: Prompt.Completing) -> None:
         self.query_one(CommandList).show_commands(event.candidates, event.chosen)
@@ -324,8 +318,8 @@ class ChatScreen(Screen[None]):
             self.prompt.stop_completing()
         elif self.turns.is_running or self.turns.queue:
             self._give_back(self.turns.stop())
-        elif self._editing is not None:
-            self._end_edit()
+        elif self.courses.editing is not None:
+            self.courses.end_edit()
             self.prompt.set_text("")
         else:
             self.prompt.focus()
@@ -356,10 +350,6 @@ class ChatScreen(Screen[None]):
         """Return unsent text to the prompt, before what has been typed since."""
         if text:
             self.prompt.set_text(f"{text}\n{self.prompt.text}" if self.prompt.text else text)
-
-    def _end_edit(self) -> None:
-        self._editing = None
-        self._draw_heading()
 
     def _look(self) -> None:
         """Draw the engine's state, and come back: often while an answer is written."""
@@ -396,8 +386,9 @@ class ChatScreen(Screen[None]):
         if conversation is not None:
             title = self._sessions.title(conversation.session.id) or title_of(conversation.session)
             rest = f"  ›  {one_line(conversation.branch.name)}"
-        if self._editing is not None:
-            rest = "  ·  editing an earlier message, esc gives up"
+        if self.courses.editing is not None:
+            cost = f"{self.courses.cost} · " if self.courses.cost else ""
+            rest = f"  ·  editing · {cost}esc gives up"
         text = fitted(title, max(12, heading.content_size.width - len(rest))) + rest
         heading.update(Content(text), layout=False)
         self._draw_welcome()

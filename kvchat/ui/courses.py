@@ -1,0 +1,163 @@
+"""Takes the conversation on screen along another course, once the person has seen what that costs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from textual.timer import Timer
+
+from kvchat.chat import EditCost, Revision
+from kvchat.errors import KvchatError
+from kvchat.session.tree import Turn
+from kvchat.ui.bridge import ChatService
+from kvchat.ui.course_words import (
+    COSTLY_TOKENS,
+    computing_words,
+    drop_words,
+    edit_words,
+    excerpt,
+    undo_words,
+)
+from kvchat.ui.plain_text import one_line
+from kvchat.ui.turns import PendingTurn, TurnKind, Turns
+
+_REST_S = 0.2
+"""What an edit costs is looked up when typing has rested for this long."""
+
+Plan = Callable[[], Revision]
+Words = Callable[[Revision, EditCost], str]
+
+
+class CourseDesk(Protocol):
+    """What a change of course needs of the screen."""
+
+    @property
+    def is_engine_ready(self) -> bool: ...
+
+    def tell(self, message: str, *, title: str = "") -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+    def queue(self, pending: PendingTurn) -> None: ...
+
+    def confirm(self, question: str, consequence: str) -> Awaitable[bool]: ...
+
+    def show_edit(self, text: str | None) -> None:
+        """Draw the state of the edit; with a text, put it into the prompt."""
+        ...
+
+    def begin(self, work: Coroutine[Any, Any, None], *, is_look: bool = False) -> object:
+        """Run something that may wait for the engine or for the person. A look replaces the one before."""
+        ...
+
+    def set_timer(self, delay: float, callback: Callable[[], None]) -> Timer: ...
+
+
+class Courses:
+    """Edits, undos, and exchanges that are left out.
+
+    Attributes:
+        editing: the message that is being changed in the prompt, as far as it has got.
+        cost: what sending it would compute, in words; empty until that is known.
+    """
+
+    def __init__(self, screen: CourseDesk, chat: ChatService, turns: Turns) -> None:
+        self._screen = screen
+        self._chat = chat
+        self._turns = turns
+        self.editing: Turn | None = None
+        self.cost = ""
+        self._rest: Timer | None = None
+
+    # Edits
+
+    def begin_edit(self, question: Turn) -> None:
+        """Put an earlier message into the prompt; sending it goes on from there."""
+        self.editing, self.cost = question, ""
+        self._screen.show_edit(question.text)
+
+    def end_edit(self) -> None:
+        self.editing, self.cost = None, ""
+        self._screen.show_edit(None)
+
+    def text_changed(self, text: str) -> None:
+        """Look up what the edit costs by now, when typing rests."""
+        if self.editing is None:
+            return
+        if self._rest is not None:
+            self._rest.stop()
+        self._rest = self._screen.set_timer(_REST_S, lambda: self._look_up(text))
+
+    def send_edit(self, text: str) -> None:
+        """Say what an edit costs, ask where that is much, and carry it out."""
+        question = self.editing
+        assert question is not None
+        self.end_edit()
+        self._screen.begin(self._send_edit(question, text))
+
+    def _look_up(self, text: str) -> None:
+        if self.editing is not None:
+            self._screen.begin(self._show_cost(self.editing, text), is_look=True)
+
+    async def _show_cost(self, question: Turn, text: str) -> None:
+        try:
+            cost = await asyncio.to_thread(self._chat.edit_cost, self._turns.conversation, question.id, text)
+            words = computing_words(cost)
+        except KvchatError:
+            words = ""
+        if self.editing is question:
+            self.cost = words
+            self._screen.show_edit(None)
+
+    async def _send_edit(self, question: Turn, text: str) -> None:
+        conversation = self._turns.conversation
+        try:
+            cost = await asyncio.to_thread(self._chat.edit_cost, conversation, question.id, text)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+            self.begin_edit(replace(question, text=text))
+            return
+        words = edit_words(cost)
+        is_costly = cost.computed_tokens >= COSTLY_TOKENS
+        if is_costly and not await self._screen.confirm("Change this message?", words):
+            self.begin_edit(replace(question, text=text))
+        elif conversation is self._turns.conversation:
+            self._screen.tell(words)
+            self._screen.queue(PendingTurn(kind=TurnKind.EDIT, text=text, turn_id=question.id))
+
+    # Undos, and what is left out
+
+    def undo(self, num: int) -> None:
+        """Take back the last messages with their answers, if the person agrees."""
+        conversation = self._turns.conversation
+        one, more = "your last message and its answer", f"your last {num} messages and their answers"
+        plan = partial(self._chat.plan_undo, conversation, num)
+        self._screen.begin(self._revise(f"Take back {one if num == 1 else more}?", plan, undo_words))
+
+    def drop(self, question: Turn) -> None:
+        """Leave an exchange out and keep what follows it, if the person agrees."""
+        conversation = self._turns.conversation
+        plan = partial(self._chat.plan_drop, conversation, question.id)
+        self._screen.begin(self._revise("Leave this message and its answer out?", plan, drop_words))
+
+    async def _revise(self, ask: str, plan: Plan, words: Words) -> None:
+        conversation = self._turns.conversation
+        if not self._screen.is_engine_ready:
+            self._screen.tell("what it costs is known when the model is loaded")
+        try:
+            revision = await asyncio.to_thread(plan)
+            cost = await asyncio.to_thread(self._chat.revision_cost, conversation, revision)
+            if not await self._screen.confirm(ask, f"{excerpt(revision)}\n\n{words(revision, cost)}"):
+                return
+            if conversation is self._turns.conversation:
+                await asyncio.to_thread(self._chat.revise, conversation, revision)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+            return
+        if conversation is None or conversation is not self._turns.conversation:
+            return
+        await self._turns.show(conversation)
+        here, there = one_line(conversation.branch.name), one_line(revision.stays_on)
+        self._screen.tell(f"on branch {here}; all stays as it was on {there}: /switch {there}")
