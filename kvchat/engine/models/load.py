@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import nn
 
+from kvchat.engine.models import quantised_checkpoint  # noqa: F401  transformers finds it by its name
 from kvchat.engine.models.adapter import merge_adapter
 from kvchat.engine.models.weight_files import read_config
 from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel
@@ -39,7 +40,8 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self.module.parameters())
+        """Of parameters and of what takes their place, such as quantised weights."""
+        return sum(tensor.nbytes for tensor in (*self.module.parameters(), *self.module.buffers()))
 
 
 def choose_device(name: str) -> torch.device:
@@ -59,13 +61,19 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_model(
-    model_dir: Path, dtype: str, device: torch.device, adapter_dir: Path | None = None
+    model_dir: Path,
+    dtype: str,
+    device: torch.device,
+    adapter_dir: Path | None = None,
+    *,
+    may_map: bool = False,
 ) -> LoadedModel:
     """Load the model in `model_dir`; only safetensors, no code from the directory.
 
     Args:
         dtype: auto (as the checkpoint says) or a name of DTYPES.
         adapter_dir: a LoRA to be merged into the weights.
+        may_map: whether weights may stay mapped from their files, because nobody writes over those.
 
     Raises:
         ModelUnreadable: files are missing or damaged, or say different things.
@@ -104,7 +112,7 @@ def load_model(
     if adapter_dir is not None:
         module = merge_adapter(module, adapter_dir)  # before the move, so that the sum is that of any device
     module.eval().requires_grad_(False)
-    if device.type == "cpu":
+    if device.type == "cpu" and not may_map:
         _own_memory(module)
     module.to(device)
     text_config = module.config.get_text_config()

@@ -1,0 +1,148 @@
+"""Checkpoints with quantised weights, made once from plain ones and kept, so that the next start maps them.
+
+One directory each, named by all that its content follows from; it is whole, or not there at all. None holds
+a truth: whoever removes one loses time.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+
+from kvchat.directories import make_private, sync
+from kvchat.engine.models.fingerprint import Checkpoint
+from kvchat.engine.models.weight_digests import WeightDigests
+from kvchat.errors import StorageError
+
+QUANTISED = {"int8": 8, "int4": 4}
+"""Names of the forms in which weights are quantised here, and the bits of one code."""
+PREPARED_DIR = "weights"
+"""In the cache directory."""
+VERSION = 1
+"""Of how weights are quantised and written."""
+WEIGHTS_FILE = "model.safetensors"
+_MADE_FILE = "made.json"
+_KEY_BYTES = 16
+
+Make = Callable[[Path], None]
+"""Fills a directory."""
+
+
+class PreparedCheckpoints:
+    """Prepared checkpoints in one directory, which several processes may use at once."""
+
+    def __init__(self, directory: Path, digests: WeightDigests, limit_bytes: int | None) -> None:
+        """Args:
+        limit_bytes: most bytes of all of them, of which the one in use is never removed; None: no limit.
+        """
+        self._directory = directory
+        self._digests = digests
+        self._limit_bytes = limit_bytes
+
+    def get(self, key: str, make: Make) -> Path:
+        """Return the checkpoint of a key; makes it if it is not there, or is not what was written.
+
+        Raises: StorageError: it cannot be written.
+        """
+        path = self._directory / key
+        try:
+            make_private(self._directory)
+            with self._locked(key):
+                if not self._is_whole(path):
+                    self._make(path, make)
+                os.utime(path)
+            self._make_room(path)
+        except OSError as error:
+            raise StorageError(
+                f"The prepared weights cannot be kept in {self._directory}: {error.strerror or error}. "
+                "Free some space, choose another cache directory, or use --weights auto."
+            ) from error
+        return path
+
+    def find(self, key: str) -> Path | None:
+        """Return the checkpoint of a key if it is there, without looking at its bytes."""
+        path = self._directory / key
+        return path if (path / _MADE_FILE).is_file() else None
+
+    def num_bytes(self) -> int:
+        return sum(_num_bytes(path) for path in self._entries())
+
+    def _is_whole(self, path: Path) -> bool:
+        try:
+            made = json.loads((path / _MADE_FILE).read_bytes())
+            return bool(made["digest"] == self._digests.digest(path / WEIGHTS_FILE))
+        except (OSError, ValueError, TypeError, LookupError):
+            return False
+
+    def _make(self, path: Path, make: Make) -> None:
+        beginning = path.with_name(f".{path.name}.new")
+        shutil.rmtree(beginning, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(path, ignore_errors=True)
+        beginning.mkdir(mode=0o700)
+        try:
+            make(beginning)
+            made = {"digest": self._digests.digest(beginning / WEIGHTS_FILE)}
+            (beginning / _MADE_FILE).write_text(json.dumps(made), encoding="utf-8")
+            for file in beginning.iterdir():
+                file.chmod(0o600)
+                _sync_file(file)
+            sync(beginning)
+            beginning.rename(path)
+            sync(self._directory)
+        except BaseException:
+            shutil.rmtree(beginning, ignore_errors=True)
+            raise
+
+    def _make_room(self, kept: Path) -> None:
+        """Remove others, longest unused first. Whoever has one mapped keeps its bytes."""
+        if self._limit_bytes is None:
+            return
+        others = sorted((path for path in self._entries() if path != kept), key=lambda p: p.stat().st_mtime)
+        num_bytes = self.num_bytes()
+        for path in others:
+            if num_bytes <= self._limit_bytes:
+                return
+            num_bytes -= _num_bytes(path)
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _entries(self) -> list[Path]:
+        if not self._directory.is_dir():
+            return []
+        return [path for path in self._directory.iterdir() if path.is_dir()]
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        """Let one process make a checkpoint while others that want it wait."""
+        file = self._directory / f"{key}.lock"
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def key_of(checkpoint: Checkpoint, weights: str, dtype: str) -> str:
+    """Return the name of what is prepared from a checkpoint."""
+    parts = asdict(checkpoint) | {"as": weights, "dtype": dtype, "version": VERSION}
+    canonical = json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()
+    return blake2b(canonical, digest_size=_KEY_BYTES).hexdigest()
+
+
+def _num_bytes(path: Path) -> int:
+    with suppress(OSError):
+        return sum(file.stat().st_size for file in path.iterdir())
+    return 0
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

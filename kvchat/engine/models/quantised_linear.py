@@ -1,0 +1,99 @@
+"""A model's linear layers with quantised weights."""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvchat.engine.kernels.quantised_linear import Coding, QuantisedWeight, linear, quantise
+
+LEAST_SIDE = 64
+"""Layers with fewer inputs or outputs, such as routers between experts, weigh little and decide much."""
+_OUTPUT_BITS = 8
+"""Of the layer that computes the logits, however few the others have."""
+
+
+class QuantisedLinear(nn.Module):
+    """Stands in for `nn.Linear`."""
+
+    codes: Tensor
+    scales: Tensor
+    minima: Tensor | None
+
+    def __init__(self, weight: QuantisedWeight, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.coding = weight.coding
+        self.out_features, self.in_features = weight.shape
+        self.register_buffer("codes", weight.codes)
+        self.register_buffer("scales", weight.scales)
+        self.register_buffer("minima", weight.minima)
+        self.bias = bias
+
+    @property
+    def quantised(self) -> QuantisedWeight:
+        return QuantisedWeight(coding=self.coding, codes=self.codes, scales=self.scales, minima=self.minima)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., T, K] → [..., T, N]."""
+        return linear(x, self.quantised, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.coding}"
+
+
+def quantise_linears(
+    model: nn.Module, bits: int, spared: Collection[nn.Module] = ()
+) -> Iterator[tuple[str, Coding]]:
+    """Replace every large linear layer by one with quantised weights; yield the name and coding of each.
+
+    An embedding that shares the weights of the last layer keeps its own.
+
+    Args:
+        spared: layers whose weights others read.
+
+    Raises: ValueError: a weight is not finite.
+    """
+    output = output_layer(model)
+    for name, layer in list(model.named_modules()):
+        if type(layer) is not nn.Linear or layer in spared or not _can_quantise(layer):
+            continue
+        weight = quantise(layer.weight.detach(), _OUTPUT_BITS if layer is output else bits)
+        replace(model, name, QuantisedLinear(weight, layer.bias))
+        yield name, weight.coding
+
+
+def output_layer(model: Any) -> nn.Module | None:
+    """Return the layer that computes the logits of a model of transformers, None if it does not say."""
+    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+
+
+def empty_linear(layer: nn.Linear, coding: Coding) -> QuantisedLinear:
+    """Return a layer of the same size whose tensors are still to be filled, on the device of `layer`."""
+    num_outputs, num_inputs = layer.weight.shape
+    device = layer.weight.device
+    groups = (num_outputs, num_inputs // coding.group)
+    is_whole = coding.bits == 8
+    weight = QuantisedWeight(
+        coding=coding,
+        codes=torch.empty(
+            num_outputs,
+            num_inputs if is_whole else num_inputs // 2,
+            dtype=torch.int8 if is_whole else torch.uint8,
+            device=device,
+        ),
+        scales=torch.empty(groups, dtype=torch.float16, device=device),
+        minima=torch.empty(groups, dtype=torch.float16, device=device) if coding.has_minima else None,
+    )
+    return QuantisedLinear(weight, layer.bias)
+
+
+def replace(model: nn.Module, name: str, layer: nn.Module) -> None:
+    """Put a layer in the place of the one called `name`."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, layer)
+
+
+def _can_quantise(layer: nn.Linear) -> bool:
+    num_outputs, num_inputs = layer.weight.shape
+    return num_inputs % Coding(bits=8).group == 0 and min(num_outputs, num_inputs) >= LEAST_SIDE

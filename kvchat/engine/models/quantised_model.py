@@ -1,0 +1,135 @@
+"""Quantise a model's weights once and keep them: from a plain checkpoint to a prepared one."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from kvchat.engine.kernels.quantised_linear import Coding
+from kvchat.engine.models.fingerprint import Checkpoint
+from kvchat.engine.models.latent import projections
+from kvchat.engine.models.load import LoadedModel
+from kvchat.engine.models.prepared import QUANTISED, WEIGHTS_FILE, PreparedCheckpoints, key_of
+from kvchat.engine.models.quantised_checkpoint import describe
+from kvchat.engine.models.quantised_linear import output_layer, quantise_linears
+from kvchat.engine.models.weight_files import read_config
+from kvchat.errors import ConfigError, ModelUnreadable, UnsupportedModel
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What is made from which checkpoint.
+
+    Args:
+        load: loads the plain model, with its weights mapped.
+        weights: a name of QUANTISED.
+        dtype: of everything that is not quantised; auto: as the checkpoint says.
+    """
+
+    model_dir: Path
+    checkpoint: Checkpoint
+    load: Callable[[], LoadedModel]
+    weights: str
+    dtype: str
+
+
+def quantised_dir(recipe: Recipe, kept: PreparedCheckpoints, report: Report) -> Path:
+    """Return the directory of the quantised checkpoint, made now if it is not there.
+
+    Args:
+        report: is told in words how far it is.
+
+    Raises:
+        ConfigError: the checkpoint is quantised already.
+        ModelError: it cannot be loaded, has weights that are not finite, or none that can be quantised.
+        StorageError: the result cannot be written.
+    """
+    config = read_config(recipe.model_dir)
+    if "quantization_config" in config:
+        raise ConfigError(f"{recipe.model_dir} is quantised already. Use it with --weights auto.")
+    key = key_of(recipe.checkpoint, recipe.weights, recipe.dtype)
+    return kept.get(key, lambda directory: _make(directory, recipe, config, report))
+
+
+def _make(directory: Path, recipe: Recipe, config: dict[str, Any], report: Report) -> None:
+    module = recipe.load().module
+    codings = _quantise(module, recipe, report)
+    if not codings:
+        raise UnsupportedModel(
+            f"{recipe.model_dir} has no linear layers that can be quantised. Use --weights auto."
+        )
+    report(f"writing {recipe.weights} weights")
+    config = config | {"dtype": str(module.dtype).removeprefix("torch.")}
+    write_checkpoint(directory, module, config, codings)
+    copy_if_there(recipe.model_dir, directory, "generation_config.json")
+
+
+def _quantise(module: Any, recipe: Recipe, report: Report) -> dict[str, Coding]:
+    num_layers = sum(type(layer) is nn.Linear for layer in module.modules())
+    codings: dict[str, Coding] = {}
+    try:
+        with torch.inference_mode():
+            for name, coding in quantise_linears(module, QUANTISED[recipe.weights], projections(module)):
+                codings[name] = coding
+                share = len(codings) / num_layers
+                report(f"preparing {recipe.weights} weights, {share:.0%}; only this once")
+    except ValueError as error:
+        raise ModelUnreadable(f"{recipe.model_dir} cannot be quantised: {error}.") from error
+    return codings
+
+
+def write_checkpoint(
+    directory: Path, module: nn.Module, config: Mapping[str, Any], codings: Mapping[str, Coding]
+) -> None:
+    """Write a model with quantised layers so that transformers loads it like any other.
+
+    Args:
+        config: config.json of the plain model.
+        codings: what was quantised, by the name of the layer.
+    """
+    written = dict(config) | {"quantization_config": describe(codings)}
+    if _output_name(module) in codings:
+        _untie(written)
+    (directory / "config.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
+    save_file(_tensors(module), directory / WEIGHTS_FILE, {"format": "pt"})
+
+
+def copy_if_there(source: Path, directory: Path, *names: str) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            shutil.copyfile(source / name, directory / name)
+
+
+def _output_name(module: nn.Module) -> str | None:
+    output = output_layer(module)
+    return next((name for name, layer in module.named_modules() if layer is output), None)
+
+
+def _untie(config: dict[str, Any]) -> None:
+    """Say that the last layer has weights of its own."""
+    config["tie_word_embeddings"] = False
+    for value in config.values():
+        if isinstance(value, dict) and "tie_word_embeddings" in value:
+            value["tie_word_embeddings"] = False
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return what is saved, shared tensors under the first of their names."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[tuple[int, int]] = set()
+    for name, tensor in module.state_dict().items():
+        place = (tensor.data_ptr(), tensor.nbytes)
+        if tensor.nbytes and place in seen:
+            continue
+        seen.add(place)
+        tensors[name] = tensor.contiguous()
+    return tensors
