@@ -3,6 +3,7 @@
     KvchatError                       1   runtime failure
     ├── UsageError                    2   contradictory or impossible arguments
     │   ├── SessionExists             2   `--new` with a name that is taken
+    │   ├── FileTaken                 2   a file to be written exists
     │   ├── NoTerminal                2   the interface needs a terminal
     │   └── InvalidRequest            2   a request the engine cannot take (empty prompt, unknown token id)
     ├── ConfigError                   3   a configuration file or variable that cannot be read
@@ -41,6 +42,10 @@ class UsageError(KvchatError):
 
 
 class SessionExists(UsageError):
+    pass
+
+
+class FileTaken(UsageError):
     pass
 
 

@@ -1,51 +1,133 @@
-"""`kvchat export`: a session as one file, with its KV. Loads no model."""
+"""`kvchat export`: a session as one file, with its KV or as text to read. Loads no model."""
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, closing, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kvchat.cli.export_format import Format, format_of
 from kvchat.cli.options import ExportOptions
+from kvchat.cli.readable import portable_name, readable_text
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
 from kvchat.config import Settings
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.models.identity import layouts_of, recall
-from kvchat.errors import UsageError
+from kvchat.errors import FileTaken, UsageError
 from kvchat.session.bundle.blocks import session_blocks
 from kvchat.session.bundle.layout import BundleRegion
 from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
 from kvchat.session.references import chain_root
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import Branch, Session, Turn
+from kvchat.session.tree import Branch, Session, SessionId, Turn
 from kvchat.ui.figures import bytes_text, plural
 
-SUFFIX = ".kvchat"
+SUFFIX = Format.BUNDLE.suffix
 _MAX_NAME_LEN = 80
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written. `target` is None for standard output; only a bundle has blocks and a digest."""
+
+    target: Path | None
+    format: Format
+    num_turns: int
+    num_tokens: int
+    num_bytes: int
+    num_blocks: int = 0
+    digest: str | None = None
+
+    @property
+    def words(self) -> str:
+        parts = [plural(self.num_turns, "turn"), plural(self.num_tokens, "token")]
+        if self.format is Format.BUNDLE:
+            parts.append(f"{plural(self.num_blocks, 'block')} of KV" if self.num_blocks else "no KV")
+        parts.append(bytes_text(self.num_bytes))
+        return f"wrote {self.target or 'standard output'}: {', '.join(parts)}"
+
+
 def export_session(options: ExportOptions) -> None:
-    """Write a session to a bundle."""
+    """Write a session to a file, or to standard output."""
     settings = options.settings()
     status = Status(quiet=options.quiet)
+    output = Path(options.output) if options.output not in (None, "-") else None
+    format = options.format or (output and format_of(output)) or Format.BUNDLE
     with closing(open_store(settings)) as store:
         session = store.find(options.session)
-        branches, turns = _chosen(store, session, options.branch)
-    target = _target(options, session)
-    written = write_session(settings, session, branches, turns, target, status, with_kv=not options.no_kv)
+        if options.output == "-":
+            _refuse_stdout(options, format)
+            target = None
+        else:
+            target = free_target(output, session, format, force=options.force)
+        exporter = Exporter(settings, store, status, with_kv=not options.no_kv)
+        exported = exporter.write(session, options.branch, format, target)
     status.clear()
-    num_tokens = sum(len(turn.token_ids or ()) for turn in turns)
     if options.json:
-        values = {"file": None if target is None else str(target), "session": session.id}
-        figures = {"turns": len(turns), "tokens": num_tokens, "blocks": written.num_blocks}
-        Output().json(values | figures | {"bytes": written.num_bytes, "digest": written.digest.hex()})
+        figures = {"turns": exported.num_turns, "tokens": exported.num_tokens, "blocks": exported.num_blocks}
+        values = {"file": None if target is None else str(target), "session": session.id, "format": format}
+        Output().json(values | figures | {"bytes": exported.num_bytes, "digest": exported.digest})
         return
-    blocks = f"{plural(written.num_blocks, 'block')} of KV" if written.num_blocks else "no KV"
-    figures_text = f"{plural(len(turns), 'turn')}, {plural(num_tokens, 'token')}, {blocks}"
-    status.note(f"wrote {target or 'standard output'}: {figures_text}, {bytes_text(written.num_bytes)}")
+    status.note(exported.words)
+
+
+class Exporter:
+    """Writes sessions of a store to files."""
+
+    def __init__(
+        self, settings: Settings, store: SessionStore, status: Status, *, with_kv: bool = True
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._status = status
+        self._with_kv = with_kv
+
+    def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
+        """Write what a person asks for in the interface, and return what was written, in words.
+
+        Args:
+            branch: the one that Markdown and the web page show.
+            wish: a file, or a format; empty: a bundle.
+            force: replace the file if it exists.
+
+        Raises:
+            FileTaken: it exists.
+            UsageError: the file's name does not say what it should hold.
+            StorageError: it cannot be written.
+        """
+        session = self._store.session(session_id)
+        output, format = _meant(wish)
+        target = free_target(output, session, format, force=force)
+        return self.write(session, branch if format.is_one_branch else None, format, target).words
+
+    def write(self, session: Session, branch: str | None, format: Format, target: Path | None) -> Exported:
+        """Write a session, or one branch of it."""
+        if branch is None and format.is_one_branch:
+            branch = session.active_branch
+        branches, turns = _chosen(self._store, session, branch)
+        num_tokens = sum(len(turn.token_ids or ()) for turn in turns)
+        if format is Format.BUNDLE:
+            written = write_session(
+                self._settings, session, branches, turns, target, self._status, with_kv=self._with_kv
+            )
+            return Exported(
+                target=target,
+                format=format,
+                num_turns=len(turns),
+                num_tokens=num_tokens,
+                num_bytes=written.num_bytes,
+                num_blocks=written.num_blocks,
+                digest=written.digest.hex(),
+            )
+        data = readable_text(format, session, branches, turns).encode()
+        with _opened(target) as write:
+            write(data)
+        return Exported(
+            target=target, format=format, num_turns=len(turns), num_tokens=num_tokens, num_bytes=len(data)
+        )
 
 
 def write_session(
@@ -69,12 +151,11 @@ def write_session(
         if kv is not None and kv.layouts:
             shelf = stack.enter_context(closing(_shelf(settings, kv)))
             blocks = session_blocks(shelf, turns, kv.fingerprint, session.namespace, kv.block_size)
-        writing = nullcontext(sys.stdout.buffer.write) if target is None else new_file(target)
-        write = stack.enter_context(writing)
+        write = stack.enter_context(_opened(target))
         return write_bundle(
             write,
             _manifest(session, branches, turns, kv),
-            [replace(turn, model=_portable_name(turn.model)) for turn in turns],
+            [replace(turn, model=portable_name(turn.model)) for turn in turns],
             blocks,
             lambda num_bytes: status.show(f"writing · {bytes_text(num_bytes)} …"),
         )
@@ -89,25 +170,54 @@ def _chosen(
     return (chosen,), store.turns_to(chosen.leaf_id)
 
 
-def _target(options: ExportOptions, session: Session) -> Path | None:
-    if options.output == "-":
-        if sys.stdout.isatty():
-            raise UsageError("a bundle is no text for a terminal; give a file with -o, or a pipe")
-        if options.json:
-            raise UsageError("--json and -o - both write to standard output; choose one")
-        return None
-    target = Path(options.output or file_name(session))
+def _refuse_stdout(options: ExportOptions, format: Format) -> None:
+    if format is Format.BUNDLE and sys.stdout.isatty():
+        raise UsageError("a bundle is no text for a terminal; give a file with -o, or a pipe")
+    if options.json:
+        raise UsageError("--json and -o - both write to standard output; choose one")
+
+
+def _meant(wish: str) -> tuple[Path | None, Format]:
+    """Return the file and the format that a person asks for in one word."""
+    if not wish:
+        return None, Format.BUNDLE
+    if wish in {format.value for format in Format}:
+        return None, Format(wish)
+    path = Path(wish).expanduser()
+    format = format_of(path)
+    if format is None:
+        raise UsageError(f"{wish} does not say what to write: end it in .md, .html, .json or .kvchat")
+    return path, format
+
+
+def free_target(output: Path | None, session: Session, format: Format, *, force: bool) -> Path:
+    """Return the file to write; its name is the session's unless `output` is a file.
+
+    Raises:
+        FileTaken: it exists, and `force` is not given.
+    """
+    target = output or Path(file_name(session, format))
     if target.is_dir():
-        target /= file_name(session)
-    if target.exists() and not options.force:
-        raise UsageError(f"{target} exists; choose another name with -o, or replace it with --force")
+        target /= file_name(session, format)
+    if target.exists() and not force:
+        raise FileTaken(f"{target} exists; choose another name with -o, or replace it with --force")
     return target
 
 
-def file_name(session: Session) -> str:
-    """Return a name for a session's bundle that every file system takes."""
+def file_name(session: Session, format: Format) -> str:
+    """Return a name for a session's file that every file system takes."""
     words = "-".join(re.findall(r"\w+", session.title.lower()))
-    return (words[:_MAX_NAME_LEN].strip("-_") or session.id) + SUFFIX
+    return (words[:_MAX_NAME_LEN].strip("-_") or session.id) + format.suffix
+
+
+def _opened(target: Path | None) -> AbstractContextManager[Callable[[bytes], object]]:
+    """Give a function that writes to a file, whole or not at all; to standard output for None."""
+    return nullcontext(_write_out) if target is None else new_file(target)
+
+
+def _write_out(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def _model(settings: Settings, turns: Sequence[Turn], *, with_kv: bool) -> BundleModel | None:
@@ -145,7 +255,7 @@ def _manifest(
     return Manifest(
         title=session.title,
         system=session.system,
-        model=_portable_name(session.model),
+        model=portable_name(session.model),
         created_at=session.created_at,
         updated_at=session.updated_at,
         active_branch=session.active_branch if session.active_branch in names else names[0],
@@ -160,8 +270,3 @@ def _manifest(
         num_turns=len(turns),
         kv=kv,
     )
-
-
-def _portable_name(model: str) -> str:
-    """Return a model's name without where it lies on this machine."""
-    return Path(model).name if Path(model).is_absolute() else model

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from kvchat.cli.export_format import Format
 from kvchat.config import KEYS, Settings, did_you_mean, read_settings
 from kvchat.errors import UsageError
 
@@ -186,14 +187,19 @@ class SessionOptions(ListOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions(SessionOptions):
-    """Options of writing a bundle."""
+    """Options of writing a session to a file."""
 
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="The file; `-` is standard output.", metavar="FILE")
     ] = None
+    format: Annotated[
+        Format | None,
+        typer.Option(help="bundle (with KV), md, html or json; else what FILE's name says, or bundle."),
+    ] = None
     no_kv: Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")] = False
     branch: Annotated[
-        str | None, typer.Option(help="Take this branch alone; else all of them.", metavar="NAME")
+        str | None,
+        typer.Option(help="Take this branch; else all, or in md and html the active one.", metavar="NAME"),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
 

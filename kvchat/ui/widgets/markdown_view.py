@@ -2,7 +2,6 @@
 
 from typing import ClassVar
 
-from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Heading
 from rich.markdown import Markdown as RichMarkdown
@@ -11,10 +10,7 @@ from textual.widgets import Markdown
 from textual.widgets._markdown import MarkdownFence
 from textual.widgets.markdown import MarkdownStream
 
-
-def answer_parser() -> MarkdownIt:
-    """Return a parser that shows HTML as the text it is, and makes no link of `end.Next`."""
-    return MarkdownIt("gfm-like", {"html": False, "linkify": False})
+from kvchat.session.markdown import answer_parser
 
 
 class CodeFence(MarkdownFence):

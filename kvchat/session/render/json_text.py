@@ -1,0 +1,71 @@
+"""A session as JSON for other programs: everything that is stored of it, and nothing of its KV.
+
+`docs/exports.md` has the schema. A new field is no new version; one that goes or changes its meaning is.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kvchat.session.tree import Branch, Session, Turn
+
+FORMAT = "kvchat.session"
+VERSION = 1
+
+
+def json_text(session: Session, branches: Sequence[Branch], turns: Sequence[Turn]) -> str:
+    """Return one JSON object, a line per turn; ASCII, so that nothing in it can steer a terminal.
+
+    Args:
+        turns: a parent before its children.
+    """
+    head = {"format": FORMAT, "version": VERSION} | _session_values(session)
+    head["branches"] = [_branch_values(branch) for branch in branches]
+    fields = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items())
+    lines = ",\n".join(json.dumps(_turn_values(turn)) for turn in turns)
+    return f'{{\n{fields},\n"turns": [\n{lines}\n]\n}}\n'
+
+
+def _session_values(session: Session) -> dict[str, Any]:
+    found = session.verification
+    return {
+        "id": session.id,
+        "title": session.title,
+        "system": session.system,
+        "model": session.model,
+        "created_at": session.created_at,
+        "updated_at": session.updated_at,
+        "active_branch": session.active_branch,
+        "pinned": session.pinned,
+        "imported_kv": bool(session.namespace),
+        "verification": None if found is None else asdict(found),
+    }
+
+
+def _branch_values(branch: Branch) -> dict[str, Any]:
+    return {"name": branch.name, "leaf": branch.leaf_id, "updated_at": branch.updated_at}
+
+
+def _turn_values(turn: Turn) -> dict[str, Any]:
+    return {
+        "id": turn.id,
+        "parent": turn.parent_id,
+        "role": turn.role,
+        "text": turn.text,
+        "reasoning": turn.reasoning,
+        "token_ids": turn.token_ids,
+        "finish": turn.finish,
+        "created_at": turn.created_at,
+        "model": turn.model,
+        "fingerprint": turn.fingerprint,
+        "tokenizer": turn.tokenizer,
+        "starts_over": turn.starts_over,
+        "exact": turn.exact,
+        "usage": asdict(turn.usage),
+        "loaded": asdict(turn.loaded),
+        "timings": asdict(turn.timings),
+        "damaged": turn.damaged,
+        "broken": sorted(turn.broken),
+        "repaired": turn.repaired,
+    }
