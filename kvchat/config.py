@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.config import CACHE_FORMATS, EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, UsageError
 from kvchat.quantities import integer, number, one_of, or_none, parse_size, path, positive, text, yes_or_no
@@ -127,6 +127,7 @@ KEYS: Mapping[str, Key] = {
     "engine.device": Key(read=one_of("auto", "cpu", "cuda", "mps"), variable="KVCHAT_DEVICE"),
     "engine.dtype": Key(read=one_of("auto", "float32", "bfloat16", "float16"), variable="KVCHAT_DTYPE"),
     "engine.adapter": Key(read=or_none(path), variable="KVCHAT_ADAPTER"),
+    "engine.cache_format": Key(read=one_of(*CACHE_FORMATS), variable="KVCHAT_CACHE_FORMAT"),
     "engine.block_size": Key(read=positive, variable="KVCHAT_BLOCK_SIZE"),
     "engine.device_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DEVICE_BYTES"),
     "engine.host_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_HOST_BYTES"),

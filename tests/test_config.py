@@ -184,6 +184,7 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
         "engine.device": "cpu",
         "engine.dtype": "float32",
         "engine.adapter": "/adapter",
+        "engine.cache_format": "fp8",
         "engine.block_size": 16,
         "engine.device_bytes": 5,
         "engine.host_bytes": 6,

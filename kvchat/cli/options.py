@@ -84,6 +84,10 @@ class EngineOptions(PlaceOptions):
     adapter: Annotated[
         Path | None, typer.Option(help="A LoRA for the model, as peft saves one.", metavar="DIR")
     ] = None
+    cache_format: Annotated[
+        str | None,
+        typer.Option(help="How KV is stored: exact, or fp8 (approximate; latents alone).", metavar="FORMAT"),
+    ] = None
     kv_device_bytes: Annotated[
         str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
     ] = None
@@ -113,6 +117,7 @@ class EngineOptions(PlaceOptions):
             "engine.device": self.device,
             "engine.dtype": self.dtype,
             "engine.adapter": self.adapter,
+            "engine.cache_format": self.cache_format,
             "engine.device_bytes": self.kv_device_bytes,
             "engine.host_bytes": self.kv_host_bytes,
             "engine.disk_bytes": self.kv_disk_bytes,
@@ -221,11 +226,15 @@ class ImportOptions(ListOptions):
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
     ] = None
+    cache_format: Annotated[
+        str | None,
+        typer.Option(help="How KV is stored: exact, or fp8 (approximate; latents alone).", metavar="FORMAT"),
+    ] = None
     no_kv: Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")] = False
 
     def flags(self) -> dict[str, object]:
-        given = {} if self.dtype is None else {"engine.dtype": self.dtype}
-        return PlaceOptions.flags(self) | given
+        given = {"engine.dtype": self.dtype, "engine.cache_format": self.cache_format}
+        return PlaceOptions.flags(self) | {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +254,10 @@ class VerifyOptions(ListOptions):
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
     ] = None
+    cache_format: Annotated[
+        str | None,
+        typer.Option(help="How KV is stored: exact, or fp8 (approximate; latents alone).", metavar="FORMAT"),
+    ] = None
     kv_device_bytes: Annotated[
         str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
     ] = None
@@ -253,6 +266,7 @@ class VerifyOptions(ListOptions):
         given = PlaceOptions.flags(self) | {
             "engine.device": self.device,
             "engine.dtype": self.dtype,
+            "engine.cache_format": self.cache_format,
             "engine.device_bytes": self.kv_device_bytes,
         }
         return {name: value for name, value in given.items() if value is not None}

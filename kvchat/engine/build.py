@@ -9,6 +9,7 @@ import torch
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
+from kvchat.engine.cache.formats import cache_format
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
@@ -109,8 +110,7 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
 
 
 def _check(config: EngineConfig) -> None:
-    if config.cache_format != "exact":
-        raise ConfigError(f"cache format '{config.cache_format}' is unknown; use exact")
+    cache_format(config.cache_format)
     if config.block_size < 1:
         raise ConfigError(f"block_size must be at least 1, not {config.block_size}")
     if config.threads is not None and config.threads < 1:
@@ -142,6 +142,8 @@ def _info(candidate: Candidate, config: EngineConfig, device: torch.device) -> E
         num_layers=loaded.num_layers,
         disk_enabled=config.cache_dir is not None,
         route=candidate.served.route,
+        cache_format=config.cache_format,
+        is_exact=cache_format(config.cache_format).is_exact,
     )
 
 

@@ -8,7 +8,7 @@ cache gathers. A model that neither runs exactly is refused, with what was found
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -31,6 +31,7 @@ from kvchat.engine.models.probe import (
     probe_gathered_layers,
     probe_layers,
 )
+from kvchat.engine.models.rope_layout import rope_layouts
 from kvchat.engine.runner import ForwardPass
 from kvchat.engine.selfcheck import require_own_logits
 from kvchat.errors import UnsupportedModel
@@ -97,6 +98,8 @@ def _by_latents(loaded: LoadedModel) -> Served:
     if not set_implementation(module, IMPLEMENTATION):
         raise UnsupportedModel(f"{model_name(module.config)} does not let its attention be replaced")
     keep_latents(module)
+    layouts = rope_layouts(module, latents)
+    latents = {layer: replace(latent, rope_layout=layouts[layer]) for layer, latent in latents.items()}
     layers = probe_layers(module, loaded.max_context, latents)
     if layers.borrowed or layers.asks_past_len:
         raise UnsupportedModel(f"{model_name(module.config)} keeps latents in a way of its own")

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.cache.formats import stored_groups
+from kvchat.engine.cache.spec import LatentSpec
 from kvchat.engine.disk import open_store
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
@@ -54,6 +56,7 @@ def load_candidate(source: Source, config: EngineConfig, device: torch.device) -
     Raises:
         ModelError: not found, unreadable or not to be served exactly.
         CapacityError: they do not fit.
+        ConfigError: the cache format has no form for what the layers keep.
 
     Effect:
         Sets the number of threads for a model of this size; may read every byte of the weights twice.
@@ -67,7 +70,9 @@ def load_candidate(source: Source, config: EngineConfig, device: torch.device) -
         raise ModelUnreadable(f"{source.model_dir} was changed while it was loaded. Try again.")
     digests.save()
     torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
-    return Candidate(source=source, checkpoint=checkpoint, loaded=loaded, served=choose_route(loaded))
+    served = choose_route(loaded)
+    served = replace(served, groups=stored_groups(served.groups, config.cache_format))
+    return Candidate(source=source, checkpoint=checkpoint, loaded=loaded, served=served)
 
 
 def fingerprint_of(candidate: Candidate, config: EngineConfig, pool: DevicePool) -> bytes:
@@ -78,6 +83,11 @@ def fingerprint_of(candidate: Candidate, config: EngineConfig, pool: DevicePool)
         cache_format=config.cache_format,
         block_size=config.block_size,
         layouts=pool.layouts(),
+        rope_layouts={
+            group.id: group.spec.rope_layout
+            for group in candidate.served.groups
+            if isinstance(group.spec, LatentSpec)
+        },
     )
     fields = fields_of(candidate.checkpoint, storage)
     if config.cache_dir is not None:

@@ -17,6 +17,7 @@ from kvchat.engine.kernels.latent_attention import torch_ops
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import set_implementation
 from kvchat.engine.models.load import load_model
+from kvchat.engine.models.rope_layout import FIRSTS_THEN_SECONDS
 from kvchat.engine.route import Route, choose_route
 from kvchat.engine.runner import Runner
 from tests.engine.conftest import OpenEngine
@@ -128,7 +129,15 @@ def test_a_token_takes_one_latent_and_one_rope_key_per_layer(tmp_path: Path, ope
     assert group.kind == "latent"
     loaded = load_model(tmp_path / "model", "float32", torch.device("cpu"))
     (served,) = choose_route(loaded).groups
-    assert served.spec == LatentSpec(num_kv_heads=1, head_dim_k=24, head_dim_v=0, dtype="F32", rank=16)
+    assert served.spec == LatentSpec(
+        num_kv_heads=1,
+        head_dim_k=24,
+        head_dim_v=0,
+        dtype="F32",
+        rank=16,
+        rope_dim=8,
+        rope_layout=FIRSTS_THEN_SECONDS,
+    )
     assert served.block_bytes(1) == 3 * (16 + 8) * 4
 
 

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+CACHE_FORMATS = ("exact", "fp8")
+"""Names of the formats in which KV can be stored; `engine/cache/formats.py` says what they are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -11,7 +14,8 @@ class EngineConfig:
     Args:
         device: auto, cpu, cuda or mps.
         dtype: auto (as the checkpoint says), float32, bfloat16 or float16.
-        cache_format: storage format of KV; `exact` keeps it in the model's dtype.
+        cache_format: storage format of KV: `exact` keeps it in the model's dtype, `fp8` packs latents (MLA)
+            into 8 bits; answers are then approximate.
         block_size: tokens per block.
         device_bytes: limit of the device pool over all groups; None: chosen from the memory that is free.
         host_bytes: size of the host tier, which takes what the device pool evicts; None: none on a processor,
@@ -107,5 +111,8 @@ class EngineInfo:
     route: str = "attention"
     adapter: str | None = None
     """Directory of the LoRA that is merged into the weights."""
+    cache_format: str = "exact"
+    is_exact: bool = True
+    """Whether the format keeps KV as it was computed; answers are approximate otherwise."""
     capacity: Capacity | None = None
     """None for an engine that is described but not built."""

@@ -1,5 +1,7 @@
-"""Exact latent attention (MLA) over a paged pool: one row of latent and rope key per token, for all heads.
+"""Latent attention (MLA) over a paged pool: one row of latent and rope key per token, for all heads.
 
+Rows are numbers (exact) or 8-bit records (approximate), as the layer's spec says; what a query attends to is
+what is stored, its own token included, so answers do not depend on how a prompt was cut into chunks.
 Stands behind the attention modules of one model; layers that keep keys and values go on to paged attention.
 Source: DeepSeek-V2, arXiv 2405.04434.
 """
@@ -13,8 +15,11 @@ from torch import Tensor
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.attention.call import AttentionCall
 from kvchat.engine.attention.paged import GroupStep, LayerPool, PagedAttention
+from kvchat.engine.cache.spec import Fp8LatentSpec
+from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import latent_attention
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
+from kvchat.engine.kernels.latent_record import store_records
 from kvchat.engine.kernels.store_kv import store_kv
 
 
@@ -62,13 +67,28 @@ class LatentAttention:
             return self._paged.attend(layer, query, key, value, call)
         pool = self._layers[layer]
         step = self.step[pool.group]
-        rows = torch.cat([key, value], dim=2)
-        store_kv(rows, rows[..., :0], pool.keys, pool.values, step.slots)
+        record = _store(pool, key, value, step.slots)
         assert call.scaling is not None, "the scale of latent attention follows from no shape"
         args = LatentArgs(
             spans=step.spans,
             softmax_scale=call.scaling,
             k_up=projection.k_up,
             v_up=projection.v_up,
+            record=record,
         )
         return latent_attention(query, pool.keys, args)
+
+
+def _store(pool: LayerPool, latents: Tensor, rope_keys: Tensor, slots: Tensor) -> Fp8Record | None:
+    """Store new latents [T, 1, R] and rope keys [T, 1, d_r] as the layer's spec says.
+
+    Returns:
+        How the pool is read; None: its rows are numbers.
+    """
+    if isinstance(pool.spec, Fp8LatentSpec):
+        record = pool.spec.record
+        store_records(latents[:, 0], rope_keys[:, 0], pool.keys, slots, record)
+        return record
+    rows = torch.cat([latents, rope_keys], dim=2)
+    store_kv(rows, rows[..., :0], pool.keys, pool.values, slots)
+    return None

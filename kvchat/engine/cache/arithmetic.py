@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.errors import ModelUnreadable
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-FP8_TILE = 128
-"""Numbers that share one scale in the FP8 record of a latent (FlashMLA)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,7 @@ class Latent:
     @property
     def fp8_bytes(self) -> int:
         """FP8 numbers, a float32 scale per tile, the rope key in 16 bits."""
-        return self.rank + 4 * -(-self.rank // FP8_TILE) + 2 * self.rope_dim
+        return Fp8Record(self.rank, self.rope_dim).num_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

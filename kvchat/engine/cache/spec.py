@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvchat.engine.api.ids import GroupId
+from kvchat.engine.kernels.fp8_record import Fp8Record
 
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class FullSpec:
         num_kv_heads: key-value heads, H_kv.
         head_dim_k: numbers per key and head, D_k.
         head_dim_v: numbers per value and head, D_v.
-        dtype: safetensors name of the stored type (F32, BF16, F16).
+        dtype: safetensors name of the stored type (F32, BF16, F16; U8 for packed bytes).
     """
 
     num_kv_heads: int
@@ -96,13 +97,33 @@ class LatentSpec(FullSpec):
 
     Args:
         rank: numbers of the latent.
+        rope_dim: numbers of the rope key.
+        rope_layout: in which order they stand; keys of one order mean nothing in another.
     """
 
     rank: int
+    rope_dim: int
+    rope_layout: str
 
     @property
     def kind(self) -> str:
         return "latent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8LatentSpec(LatentSpec):
+    """A latent layer whose rows are packed into 8-bit records of `head_dim_k` bytes; see `Fp8Record`.
+
+    A record follows from its own token alone, so the last block of a branch is packed like all others.
+    """
+
+    @property
+    def kind(self) -> str:
+        return "latent fp8"
+
+    @property
+    def record(self) -> Fp8Record:
+        return Fp8Record(self.rank, self.rope_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

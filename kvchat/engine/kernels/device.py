@@ -17,4 +17,18 @@ def takes_triton(tensor: Tensor) -> bool:
 
 @cache
 def _is_supported(device: int) -> bool:
-    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
+    return find_spec("triton") is not None and _capability(device) >= OLDEST_CAPABILITY
+
+
+OLDEST_E4M3 = (8, 9)
+"""From this compute capability on a GPU converts E4M3 by itself."""
+
+
+def has_e4m3(tensor: Tensor) -> bool:
+    """Whether kernels may use the type E4M3 where the tensor lies; Triton's interpreter always does."""
+    return not tensor.is_cuda or _capability(tensor.get_device()) >= OLDEST_E4M3
+
+
+@cache
+def _capability(device: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)

@@ -17,8 +17,9 @@ from kvchat.engine.cache.spec import FullSpec, Group
 from kvchat.engine.memory.block_file import Region
 from kvchat.errors import OutOfMemory
 
-TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if dtype.is_floating_point}
+"""Of the types in which models compute keys and values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,8 @@ class Storage:
         route: by what the model runs on the cache; routes may differ in the last bits, and in what they keep.
         dtype: in which K and V are computed and, in the exact format, stored.
         layouts: for each group the tensors of one block, in the order of their bytes.
+        rope_layouts: of groups that keep rope keys by themselves: in which order their numbers stand. It is
+            that of the library which computes them, and a config need not say it.
     """
 
     route: str
@@ -78,6 +80,7 @@ class Storage:
     cache_format: str
     block_size: int
     layouts: Mapping[GroupId, Layout]
+    rope_layouts: Mapping[GroupId, str] = field(default_factory=dict)
 
 
 def read_checkpoint(model_dir: Path, adapter_dir: Path | None, digests: WeightDigests) -> Checkpoint:
@@ -104,7 +107,8 @@ def fingerprint(checkpoint: Checkpoint, storage: Storage) -> bytes:
 
 def fields_of(checkpoint: Checkpoint, storage: Storage) -> dict[str, Any]:
     """Return what a fingerprint is taken over, by name, as JSON keeps it."""
-    return {
+    ropes = {str(group): layout for group, layout in storage.rope_layouts.items()}
+    return ({"rope_layouts": ropes} if ropes else {}) | {
         "weights": list(checkpoint.weights),
         "config": dict(checkpoint.config),
         "adapter": checkpoint.adapter,

@@ -26,6 +26,7 @@ class LatentLayer:
         key_dim: numbers of a head's key without its rope part, d_n.
         value_dim: numbers of a head's value, d_v.
         weight: [H * (d_n + d_v), R]; the model's own tensor, so it follows when weights are exchanged.
+        rope_layout: in which order the rope key stands; empty: not looked at.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class LatentLayer:
     key_dim: int
     value_dim: int
     weight: Tensor
+    rope_layout: str = ""
 
     @property
     def k_up(self) -> Tensor:
@@ -50,17 +52,17 @@ class LatentLayer:
 
 def latent_layers(model: nn.Module) -> dict[int, LatentLayer]:
     """Return the layers whose latents can be kept, by layer index."""
-    return {int(module.layer_idx): _layer(module) for module in _latent_modules(model)}
+    return {int(module.layer_idx): _layer(module) for module in latent_modules(model)}
 
 
 def projections(model: nn.Module) -> tuple[nn.Module, ...]:
     """Return the linear layers whose weights latent attention reads itself."""
-    return tuple(module.kv_b_proj for module in _latent_modules(model))
+    return tuple(module.kv_b_proj for module in latent_modules(model))
 
 
 def keep_latents(model: nn.Module) -> None:
     """Hand latents to our attention as they are; under any other attention the model expands them itself."""
-    for module in _latent_modules(model):
+    for module in latent_modules(model):
         setattr(module, _EXPAND, MethodType(_expand_unless_ours, module))
 
 
@@ -77,7 +79,7 @@ def _expand_unless_ours(module: Any, latents: Tensor, rope_keys: Tensor) -> tupl
     return expanded
 
 
-def _latent_modules(model: nn.Module) -> list[Any]:
+def latent_modules(model: nn.Module) -> list[Any]:
     """Return the attention modules whose projection is a plain product, which can be applied elsewhere."""
     return [
         module

@@ -6,7 +6,7 @@ shapes, arguments and the model's own masks; a recorder in place of its cache no
 What the config says beyond that (layer types) is checked against what was seen.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +99,8 @@ class _Recorder:
         return reach
 
     def _note(self, layer: int, key: Tensor, value: Tensor, reach: Reach) -> None:
-        spec = _latent_spec(key, value) if layer in self.latents else _spec(key, value, reach)
+        latent = self.latents.get(layer)
+        spec = _spec(key, value, reach) if latent is None else _latent_spec(key, value, latent.rope_layout)
         if layer in self.latents and reach != Reach():
             self.problems.append(f"layer {layer} keeps latents and does not see all tokens")
         for lender, (known_key, known_value) in self._stored.items():
@@ -129,14 +130,16 @@ def _spec(key: Tensor, value: Tensor, reach: Reach) -> FullSpec:
     return FullSpec(num_kv_heads=heads, head_dim_k=dim_k, head_dim_v=dim_v, dtype=dtype)
 
 
-def _latent_spec(latents: Tensor, rope_keys: Tensor) -> LatentSpec:
-    rank = latents.shape[2]
+def _latent_spec(latents: Tensor, rope_keys: Tensor, rope_layout: str) -> LatentSpec:
+    rank, rope_dim = latents.shape[2], rope_keys.shape[2]
     return LatentSpec(
         num_kv_heads=1,
-        head_dim_k=rank + rope_keys.shape[2],
+        head_dim_k=rank + rope_dim,
         head_dim_v=0,
         dtype=DTYPE_NAMES[latents.dtype],
         rank=rank,
+        rope_dim=rope_dim,
+        rope_layout=rope_layout,
     )
 
 
@@ -184,19 +187,19 @@ class _WithoutProducts(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def run_probe(model: Any, past: ProbePast) -> None:
-    """Run the probe's tokens behind `past`.
+def run_probe(model: Any, past: ProbePast, positions: Sequence[int] | None = None) -> None:
+    """Run a few tokens through the model; without `positions` two of them, behind `past`.
 
     Raises:
         UnsupportedModel: the pass does not go through.
     """
     name = model_name(model.config)
     device = next(model.parameters()).device
-    positions = torch.arange(past.start, past.start + NUM_TOKENS, device=device)[None]
-    extra = {"position_ids": positions} if "position_ids" in accepted_arguments(model) else {}
+    places = torch.tensor(positions or range(past.start, past.start + NUM_TOKENS), device=device)[None]
+    extra = {"position_ids": places} if "position_ids" in accepted_arguments(model) else {}
     try:
         with torch.inference_mode(), _WithoutProducts():
-            model(input_ids=torch.ones_like(positions), past_key_values=past, use_cache=True, **extra)
+            model(input_ids=torch.ones_like(places), past_key_values=past, use_cache=True, **extra)
     except KeepsState as error:
         raise UnsupportedModel(f"{name} keeps {error}, which kvchat does not hold") from error
     except Exception as error:  # whatever a model says to a cache that is not its own

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 
 _SLOT_AXIS = 1
 """Of a region [H_kv, P, D]: the block's slots."""

@@ -41,4 +41,15 @@ ATTENTION_CASES = {
     ),
     "prompts, windows over blocks": AttentionCase(shape=Shape(window=37), lengths=(66, 3)),
 }
-OTHER_CASES = ("latent", "parts", "neighbours", "permutation", "store", "merge", "move")
+OTHER_CASES = (
+    "latent",
+    "records",
+    "records by bits",
+    "store records",
+    "parts",
+    "neighbours",
+    "permutation",
+    "store",
+    "merge",
+    "move",
+)

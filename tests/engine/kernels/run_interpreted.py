@@ -10,15 +10,19 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import reference as latent_reference
 from kvchat.engine.kernels.latent_attention import torch_ops as latent_ops
 from kvchat.engine.kernels.latent_attention import triton as latent_triton
+from kvchat.engine.kernels.latent_record import reference as record_reference
+from kvchat.engine.kernels.latent_record import triton as record_triton
 from kvchat.engine.kernels.merge_lse import reference as merge_reference
 from kvchat.engine.kernels.merge_lse import triton as merge_triton
 from kvchat.engine.kernels.move_blocks import reference as move_reference
@@ -29,7 +33,7 @@ from kvchat.engine.kernels.store_kv import reference as store_reference
 from kvchat.engine.kernels.store_kv import triton as store_triton
 from tests.engine.kernels.attention_cases import Case, Shape, make_case
 from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, LENGTHS, OTHER_CASES
-from tests.engine.kernels.test_latent_attention import make_problem, single
+from tests.engine.kernels.test_latent_attention import make_problem, packed, single
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
 
@@ -51,6 +55,46 @@ def latent_error() -> float:
         latent_triton.PART_LEN = part_len
         errors.append(_error(latent_ops.latent_attention(*problem, latent_triton.mean_latents), wanted))
     return max(errors) / TOLERANCE[torch.float32]
+
+
+def records_error(*, by_bits: bool = False) -> float:
+    """The same on 8-bit records, over a rank of two tiles of which the second is not full."""
+    latent_triton.has_e4m3 = lambda pool: not by_bits
+    worst = 0.0
+    for dtype in (torch.float32, torch.float16):
+        problem = packed(make_problem(rank=200, value_scale=3.0), dtype)
+        wanted = latent_reference.latent_attention(*problem)
+        for part_len in (256, 32):
+            latent_triton.PART_LEN = part_len
+            got = latent_ops.latent_attention(*problem, latent_triton.mean_latents)
+            worst = max(worst, _error(got, wanted) / TOLERANCE[dtype])
+    return worst
+
+
+def store_records_error() -> float:
+    """Records of all sizes of numbers are the reference's to the bit, and nothing else is written."""
+    generator = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for rank, rope_dim, dtype in ((512, 64, torch.float16), (200, 6, torch.float32), (7, 3, torch.float32)):
+        record = Fp8Record(rank, rope_dim)
+        sizes = torch.logspace(-9, 4, 40)[torch.randperm(40, generator=generator)]
+        latents = (torch.randn(40, rank, generator=generator) * sizes[:, None]).to(dtype)
+        edges = torch.tensor([0.0, -0.0, 448.0, -448.0, 2.0**-9, 1.5 * 2.0**-9, 0.5 * 2.0**-9])
+        latents[3] = 0
+        latents[4, :7] = edges.to(dtype)
+        latents[5] = 449.0
+        # The interpreter cuts bfloat16 off where others round it, so rope keys need no rounding here.
+        rope_keys = torch.randn(40, rope_dim, generator=generator).bfloat16().to(dtype)
+        pool = torch.randint(0, 256, (6, 1, 9, record.num_bytes), dtype=torch.uint8, generator=generator)
+        wanted, slots = pool.clone(), torch.randperm(54, generator=generator)[:40]
+        record_reference.store_records(latents, rope_keys, wanted, slots, record)
+        padding = record.num_bytes - record.rope_at - 2 * rope_dim
+        record_triton.store_records(latents, rope_keys, pool, slots, record)
+        end = record.num_bytes - padding
+        gap = slice(record.rank, record.scales_at)
+        pool[..., gap], wanted[..., gap] = 0, 0
+        worst = max(worst, 0.0 if torch.equal(pool[..., :end], wanted[..., :end]) else float("inf"))
+    return worst
 
 
 def parts_error() -> float:
@@ -153,6 +197,9 @@ def _error(got: Tensor, wanted: Tensor) -> float:
 
 CHECKS: dict[str, Callable[[], float]] = {
     "latent": latent_error,
+    "records": records_error,
+    "records by bits": partial(records_error, by_bits=True),
+    "store records": store_records_error,
     "parts": parts_error,
     "neighbours": neighbours_error,
     "permutation": permutation_error,

@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import reference, torch_ops
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
+from kvchat.engine.kernels.latent_record import reference as record_reference
+from kvchat.engine.kernels.latent_record.torch_ops import unpack
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 
 pytestmark = pytest.mark.cpu
@@ -23,8 +26,14 @@ SPANS = ((0, 20), (100, 1), (3, 1), (50, 40), (0, 1), (63, 1), (64, 2))
 Problem = tuple[Tensor, Tensor, LatentArgs]
 
 
-def make_problem(spans: Sequence[tuple[int, int]] = SPANS) -> Problem:
-    """Return queries, a pool with permuted blocks and NaN in every slot that nobody sees, and arguments."""
+def make_problem(
+    spans: Sequence[tuple[int, int]] = SPANS, rank: int = RANK, value_scale: float = 1.0
+) -> Problem:
+    """Return queries, a pool with permuted blocks and NaN in every slot that nobody sees, and arguments.
+
+    Args:
+        value_scale: the size of latents; the projections make up for it.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def random(*size: int) -> Tensor:
@@ -32,25 +41,37 @@ def make_problem(spans: Sequence[tuple[int, int]] = SPANS) -> Problem:
 
     counts = [-(-(before + new) // BLOCK_SIZE) for before, new in spans]
     tables = torch.randperm(sum(counts) + 2, generator=generator)[: sum(counts)].split(counts)
-    pool = torch.full((sum(counts) + 2, 1, BLOCK_SIZE, RANK + ROPE_DIM), float("nan"), dtype=torch.float64)
+    pool = torch.full((sum(counts) + 2, 1, BLOCK_SIZE, rank + ROPE_DIM), float("nan"), dtype=torch.float64)
     made, row = [], 0
     for (before, new), blocks in zip(spans, tables, strict=True):
         for position in range(before + new):
-            pool[blocks[position // BLOCK_SIZE], 0, position % BLOCK_SIZE] = random(RANK + ROPE_DIM)
+            pool[blocks[position // BLOCK_SIZE], 0, position % BLOCK_SIZE] = random(rank + ROPE_DIM)
         made.append(SequenceSpan(row, row + new, before, 0, blocks))
         row += new
     args = LatentArgs(
         spans=made,
         softmax_scale=0.3,
-        k_up=0.3 * random(NUM_HEADS, KEY_DIM, RANK),
-        v_up=0.3 * random(NUM_HEADS, VALUE_DIM, RANK),
+        k_up=0.3 * (RANK / rank) ** 0.5 / value_scale * random(NUM_HEADS, KEY_DIM, rank),
+        v_up=0.3 * (RANK / rank) ** 0.5 / value_scale * random(NUM_HEADS, VALUE_DIM, rank),
     )
+    pool[..., :rank] *= value_scale
     return random(row, NUM_HEADS, KEY_DIM + ROPE_DIM), pool, args
 
 
 def single(problem: Problem) -> Problem:
     query, pool, args = problem
     return query.float(), pool.float(), replace(args, k_up=args.k_up.float(), v_up=args.v_up.float())
+
+
+def packed(problem: Problem, dtype: torch.dtype) -> Problem:
+    """Return the problem over 8-bit records; those of slots that nobody sees have NaN for their scales."""
+    query, pool, args = problem
+    rank = args.k_up.shape[2]
+    record = Fp8Record(rank, ROPE_DIM)
+    rows = pool.flatten(0, 2).float()
+    records = record_reference.pack(rows[:, :rank], rows[:, rank:], record).view(*pool.shape[:3], -1)
+    projections = {"k_up": args.k_up.to(dtype), "v_up": args.v_up.to(dtype)}
+    return query.to(dtype), records, replace(args, record=record, **projections)
 
 
 def dense(problem: Problem) -> Tensor:
@@ -124,3 +145,31 @@ def test_sixteen_bit_latents_are_attended_to_in_float32() -> None:
     out = torch_ops.latent_attention(*half)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, wanted, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("fewest", [1, 8, 192], ids=["all expanded", "mixed", "all absorbed"])
+@pytest.mark.parametrize("rank", [RANK, 200])
+def test_records_are_attended_to_as_what_is_read_back_from_them(
+    rank: int, fewest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_ops, "FEWEST_TO_EXPAND", fewest)
+    query, pool, args = problem = packed(make_problem(rank=rank), torch.float32)
+    assert args.record is not None
+    rows = record_reference.unpack(pool.flatten(0, 2), args.record).view(*pool.shape[:3], -1)
+    wanted = reference.latent_attention(query, rows, replace(args, record=None))
+    torch.testing.assert_close(reference.latent_attention(*problem), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(torch_ops.latent_attention(*problem), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_records_are_read_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never the whole cache: what exists in numbers at a time is one slice of the context."""
+    read: list[int] = []
+
+    def watched(records: Tensor, record: Fp8Record) -> Tensor:
+        read.append(len(records))
+        return unpack(records, record)
+
+    monkeypatch.setattr(torch_ops, "unpack", watched)
+    monkeypatch.setattr(torch_ops, "MOST_ROWS", 64)
+    torch_ops.latent_attention(*packed(make_problem([(999, 1)]), torch.float32))
+    assert read == [64] * 15 + [40]

@@ -8,7 +8,9 @@ import pytest
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
 
+from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import triton as latent
+from kvchat.engine.kernels.latent_record import triton as record_triton
 from kvchat.engine.kernels.merge_lse import triton as merge_triton
 from kvchat.engine.kernels.move_blocks import triton as move_triton
 from kvchat.engine.kernels.paged_attention import triton as attention
@@ -23,6 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+RECORD = Fp8Record(512, 64)
 PLAIN = AttentionArgs((), 1.0)
 FULL = AttentionArgs((), 1.0, window=512, softcap=50.0)
 
@@ -80,25 +83,51 @@ def test_attention_of_every_shape_fits(
     assert_fits(compile_attention(capability, dtype, (group, dim), args=args, is_split=is_split), capability)
 
 
-@pytest.mark.parametrize("num_heads", [16, 128])
-@pytest.mark.parametrize("capability", [90, pytest.param(100, marks=pytest.mark.slow)])
-def test_latent_attention_of_deepseek_fits(capability: int, num_heads: int) -> None:
-    tiles = latent.tiling(num_heads, BYTES["bf16"])
-    types = {"query": "*bf16", "pool": "*bf16", "parts": "*fp32", "lse": "*fp32", "counts": "*i32"}
-    types |= {"tiles": "*i32", "sequences": "*i32", "tables": "*i32", "softmax_scale": "fp32"}
-    constants = latent.constants(num_heads, 512, 64, 64) | {
-        "BLOCK_M": tiles.block_m,
-        "BLOCK_N": tiles.block_n,
-    }
-    made = compile_kernel(
+def compile_latents(capability: int, num_heads: int, *, record: Fp8Record | None, dtype: str) -> Compiled:
+    """Compile for DeepSeek's sizes; GPUs older than 8.9 read E4M3 by its bits."""
+    by_bits = record is not None and capability < 89
+    if record is None:
+        tiles = latent.tiling(num_heads, BYTES[dtype])
+        types = dict.fromkeys(("query", "pool", "pool_f32", "pool_bf16"), f"*{dtype}")
+    else:
+        tiles = latent.record_tiling(num_heads, BYTES[dtype], by_bits)
+        pools = {"pool": "*i8" if by_bits else "*fp8e4nv", "pool_f32": "*fp32", "pool_bf16": "*bf16"}
+        types = {"query": f"*{dtype}"} | pools
+    types |= {"parts": "*fp32", "lse": "*fp32", "counts": "*i32", "softmax_scale": "fp32"}
+    types |= {"tiles": "*i32", "sequences": "*i32", "tables": "*i32"}
+    constants = latent.constants(num_heads, 512, 64, 64) | latent.record_constants(record, by_bits)
+    return compile_kernel(
         latent._attend,
         types,
-        constants,
+        constants | {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n},
         capability=capability,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-    assert_fits(made, capability)
+
+
+@pytest.mark.parametrize("num_heads", [16, 128])
+@pytest.mark.parametrize("capability", [90, pytest.param(100, marks=pytest.mark.slow)])
+def test_latent_attention_of_deepseek_fits(capability: int, num_heads: int) -> None:
+    assert_fits(compile_latents(capability, num_heads, record=None, dtype="bf16"), capability)
+
+
+@pytest.mark.parametrize("num_heads", [16, 128])
+@pytest.mark.parametrize(
+    "capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
+)
+def test_latent_attention_over_records_fits(capability: int, num_heads: int) -> None:
+    assert_fits(compile_latents(capability, num_heads, record=RECORD, dtype="bf16"), capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("num_heads", [16, 128])
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_latent_attention_over_records_fits_for_other_types(
+    capability: int, num_heads: int, dtype: str
+) -> None:
+    assert_fits(compile_latents(capability, num_heads, record=RECORD, dtype=dtype), capability)
 
 
 def test_a_tile_that_is_too_large_is_noticed() -> None:
@@ -114,6 +143,11 @@ def test_the_small_kernels_fit(capability: int) -> None:
     blocks = {"BLOCK_H": 8, "BLOCK_K": 128, "BLOCK_V": 128}
     store = compile_kernel(store_triton._store, types, heads | blocks, capability=capability)
     assert_fits(store, capability)
+
+    types = dict.fromkeys(("latents", "rope_keys", "pool_bf16"), "*bf16")
+    types |= {"pool": "*u8", "pool_f32": "*fp32", "slots": "*i64"}
+    constants = record_triton.constants(RECORD)
+    assert_fits(compile_kernel(record_triton._store, types, constants, capability=capability), capability)
 
     types = {"parts": "*fp32", "lse": "*fp32", "num_parts": "*i32", "out": "*bf16"}
     for dim, most_parts in ((128, attention.MOST_PARTS), (512, latent.MOST_PARTS)):

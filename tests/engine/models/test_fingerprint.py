@@ -94,6 +94,8 @@ def test_everything_that_shapes_a_block_counts(tmp_path: Path) -> None:
         of(model_dir, layouts={GroupId(0): LAYOUT, GroupId(1): LAYOUT}),
         of(model_dir, layouts={GroupId(0): (replace(LAYOUT[0], dtype="BF16"),)}),
         of(model_dir, layouts={GroupId(0): (replace(LAYOUT[0], shape=(1, 64, 32)),)}),
+        of(model_dir, rope_layouts={GroupId(0): "interleaved"}),
+        of(model_dir, rope_layouts={GroupId(0): "halves"}),
         of(model_dir, write_adapter(tmp_path / "adapter")),
         of(model_dir, write_adapter(tmp_path / "other weights", seed=1)),
         of(model_dir, write_adapter(tmp_path / "other config", lora_alpha=1)),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 
 
@@ -17,9 +18,11 @@ class LatentArgs:
         softmax_scale: factor of the query-key products, the model's own: it does not follow from any shape.
         k_up: from a latent to the keys of all heads [H, d_n, R].
         v_up: from a latent to the values of all heads [H, d_v, R].
+        record: how the pool's bytes are read; None: its rows are numbers.
     """
 
     spans: Sequence[SequenceSpan]
     softmax_scale: float
     k_up: Tensor
     v_up: Tensor
+    record: Fp8Record | None = None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
+from kvchat.engine.kernels.latent_record.reference import unpack
 
 
 def latent_attention(query: Tensor, pool: Tensor, args: LatentArgs) -> Tensor:
@@ -15,7 +16,7 @@ def latent_attention(query: Tensor, pool: Tensor, args: LatentArgs) -> Tensor:
 
     Args:
         query: [T, H, d_n + d_r], the rope part behind.
-        pool: latents and rope keys, one row for all heads [N, 1, P, R + d_r].
+        pool: latents and rope keys, one row for all heads [N, 1, P, R + d_r], or as records [N, 1, P, bytes].
         args: spans, scale and projections.
 
     Returns:
@@ -29,9 +30,10 @@ def latent_attention(query: Tensor, pool: Tensor, args: LatentArgs) -> Tensor:
         for row in range(span.q_start, span.q_end):
             positions = torch.arange(span.position + row - span.q_start + 1)
             blocks = span.blocks[positions // block_size - span.first_block]
-            latents, rope_keys = (
-                pool[blocks, 0, positions % block_size].to(dtype).split([rank, pool.shape[3] - rank], dim=1)
-            )
+            rows = pool[blocks, 0, positions % block_size]
+            if args.record is not None:
+                rows = unpack(rows, args.record)
+            latents, rope_keys = rows.to(dtype).tensor_split([rank], dim=1)
             keys = torch.cat(
                 [
                     torch.einsum("sr,hdr->shd", latents, k_up),

@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
+from kvchat.engine.kernels.latent_record.torch_ops import unpack
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 
 FEWEST_TO_EXPAND = 192
@@ -79,7 +81,7 @@ def _attend_absorbed(query: Tensor, pool: Tensor, args: LatentArgs, span: Sequen
     rank = args.k_up.shape[2]
 
     def latents(start: int, end: int) -> Slice:
-        rows = _rows(pool, span, start, end).float()[None]
+        rows = _rows(pool, span, start, end, args.record).float()[None]
         return rows, rows[..., :rank]
 
     packed = query.float().view(1, num_queries * num_heads, -1)
@@ -93,7 +95,7 @@ def _attend_expanded(query: Tensor, pool: Tensor, args: LatentArgs, span: Sequen
         1,
         args,
         span,
-        lambda start, end: _expand(_rows(pool, span, start, end), args),
+        lambda start, end: _expand(_rows(pool, span, start, end, args.record), args),
     ).transpose(0, 1)
 
 
@@ -133,19 +135,22 @@ def _attend(
 def _expand(rows: Tensor, args: LatentArgs) -> Slice:
     """Return keys [H, s, d_n + d_r] and values [H, s, d_v] of rows [s, R + d_r], in float32."""
     num_heads, _, rank = args.k_up.shape
-    latents, rope_keys = rows[:, :rank], rows[:, rank:].float()
+    latents, rope_keys = rows[:, :rank].to(args.k_up.dtype), rows[:, rank:].float()
     keys = torch.matmul(latents, args.k_up.transpose(1, 2)).float()
     values = torch.matmul(latents, args.v_up.transpose(1, 2)).float()
     return torch.cat([keys, rope_keys.expand(num_heads, -1, -1)], dim=2), values
 
 
-def _rows(pool: Tensor, span: SequenceSpan, start: int, end: int) -> Tensor:
-    """Return the rows at positions [start, end) of a sequence, [end - start, R + d_r]."""
+def _rows(pool: Tensor, span: SequenceSpan, start: int, end: int, record: Fp8Record | None) -> Tensor:
+    """Return the rows at positions [start, end) of a sequence, [end - start, R + d_r]; records are read here,
+    a slice at a time.
+    """
     block_size = pool.shape[2]
     first, last = start // block_size, -(-end // block_size)
     blocks = span.blocks[first - span.first_block : last - span.first_block]
     rows = pool.index_select(0, blocks).view(-1, pool.shape[3])
-    return rows[start - first * block_size : end - first * block_size]
+    rows = rows[start - first * block_size : end - first * block_size]
+    return rows if record is None else unpack(rows, record)
 
 
 def _later(position: int, num_queries: int, start: int, end: int, device: torch.device) -> Tensor:

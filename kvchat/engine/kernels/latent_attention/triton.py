@@ -1,18 +1,22 @@
 """Attention in the latent space in Triton: all query heads read one row per token, once.
 
 A program takes a tile of rows, a query and a head each, of one sequence, and one part of its context; parts
-are merged by log-sum-exp. Their number follows from the sequence's own length alone. Source: FlashMLA and
-FlashDecoding for the split. Dimensions: T queries, H query heads, R latent rank, d_r size of the rope key, N
-blocks, P block size, B sequences, S parts, M tiles.
+are merged by log-sum-exp. Their number follows from the sequence's own length alone. Rows are numbers, or
+8-bit records, which are read where they are used; GPUs without the type E4M3 read it by its bits. Source:
+FlashMLA, and FlashDecoding for the split. Dimensions: T queries, H query heads, R latent rank, d_r size of
+the rope key, N blocks, P block size, B sequences, S parts, M tiles.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvchat.engine.kernels.device import has_e4m3
+from kvchat.engine.kernels.fp8_record import TILE, Fp8Record
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.merge_lse.triton import merge_lse
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
@@ -32,12 +36,23 @@ def tiling(num_heads: int, element_size: int) -> Tiling:
     return Tiling(block_m=16, block_n=64, num_warps=8, num_stages=2)
 
 
+def record_tiling(num_heads: int, element_size: int, by_bits: bool) -> Tiling:
+    """Return the tiles for rows that are records; none spills."""
+    if element_size > HALF:
+        return tiling(num_heads, element_size)
+    if num_heads >= 64:
+        return Tiling(block_m=32, block_n=32, num_warps=8, num_stages=2)
+    return Tiling(block_m=16, block_n=32 if by_bits else 64, num_warps=8, num_stages=2)
+
+
 def mean_latents(query: Tensor, pool: Tensor, args: LatentArgs, spans: Sequence[SequenceSpan]) -> Tensor:
     """Return what the plain torch function of this name returns; see there for arguments."""
     num_tokens, num_heads, dim = query.shape
     rank = args.k_up.shape[2]
     device = query.device
-    tiles_of = tiling(num_heads, query.element_size())
+    by_bits = args.record is not None and not has_e4m3(pool)
+    choose = tiling if args.record is None else partial(record_tiling, by_bits=by_bits)
+    tiles_of = choose(num_heads, query.element_size())
     sequences, tables, tiles = _metadata(spans, num_heads, tiles_of.block_m, device)
     most_visible = max(span.position + span.q_end - span.q_start for span in spans)
     most_parts = min(MOST_PARTS, -(-most_visible // PART_LEN))
@@ -47,7 +62,7 @@ def mean_latents(query: Tensor, pool: Tensor, args: LatentArgs, spans: Sequence[
     counts = torch.empty(num_rows, dtype=torch.int32, device=device)
     _attend[(tiles.shape[0], most_parts)](
         query.contiguous(),
-        pool,
+        *_views(pool, args.record, by_bits),
         parts,
         lse,
         counts,
@@ -60,6 +75,7 @@ def mean_latents(query: Tensor, pool: Tensor, args: LatentArgs, spans: Sequence[
         pool.stride(0),
         pool.stride(2),
         **constants(num_heads, rank, dim - rank, pool.shape[2]),
+        **record_constants(args.record, by_bits),
         BLOCK_M=tiles_of.block_m,
         BLOCK_N=tiles_of.block_n,
         num_warps=tiles_of.num_warps,
@@ -80,6 +96,26 @@ def constants(num_heads: int, rank: int, rope_dim: int, block_size: int) -> dict
         "PART_LEN": PART_LEN,
         "MOST_PARTS": MOST_PARTS,
     }
+
+
+def record_constants(record: Fp8Record | None, by_bits: bool) -> dict[str, int]:
+    """Return what the kernel must know of the pool's bytes; zeros where it holds numbers."""
+    if record is None:
+        return {"TILE": 0, "SCALES_AT": 0, "ROPE_AT": 0, "BY_BITS": 0}
+    return {
+        "TILE": min(TILE, max(16, triton.next_power_of_2(record.rank))),
+        "SCALES_AT": record.scales_at,
+        "ROPE_AT": record.rope_at,
+        "BY_BITS": int(by_bits),
+    }
+
+
+def _views(pool: Tensor, record: Fp8Record | None, by_bits: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the pool as latents, scales and rope keys; they are one tensor where it holds numbers."""
+    if record is None:
+        return pool, pool, pool
+    latents = pool.view(torch.int8) if by_bits else pool.view(torch.float8_e4m3fn)
+    return latents, pool.view(torch.float32), pool.view(torch.bfloat16)
 
 
 def _metadata(
@@ -105,6 +141,8 @@ def _metadata(
 def _attend(
     query,
     pool,
+    pool_f32,
+    pool_bf16,
     parts,
     lse,
     counts,
@@ -124,6 +162,10 @@ def _attend(
     BLOCK_R: tl.constexpr,
     PART_LEN: tl.constexpr,
     MOST_PARTS: tl.constexpr,
+    TILE: tl.constexpr,
+    SCALES_AT: tl.constexpr,
+    ROPE_AT: tl.constexpr,
+    BY_BITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -161,11 +203,32 @@ def _attend(
         n = n_start + tl.arange(0, BLOCK_N)
         there = n < high
         block = tl.load(tables + sequence * table_b + n // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
-        n_at = pool + block * pool_n + (n % BLOCK_SIZE) * pool_p
-        latents = tl.load(n_at[:, None] + c[None, :], mask=there[:, None] & (c[None, :] < RANK), other=0.0)
-        ropes = tl.load(
-            n_at[:, None] + RANK + r[None, :], mask=there[:, None] & (r[None, :] < ROPE), other=0.0
-        )
+        n_at = block * pool_n + (n % BLOCK_SIZE) * pool_p
+        if TILE:
+            t = tl.arange(0, BLOCK_C // TILE)
+            at_tile = t[None, :, None] * TILE + tl.arange(0, TILE)[None, None, :]
+            tile_there = there[:, None, None] & (at_tile < RANK)
+            if BY_BITS:
+                # Shifted by the missing bits of its mantissa, E4M3 is float16 but for a power of two.
+                codes = tl.load(pool + n_at[:, None, None] + at_tile, mask=tile_there, other=0)
+                codes = ((codes.to(tl.int16) << 7) & -0x4001).to(tl.float16, bitcast=True) * 256
+            else:
+                codes = tl.load(pool + n_at[:, None, None] + at_tile, mask=tile_there, other=0.0)
+            scale_there = there[:, None] & (t[None, :] * TILE < RANK)
+            scales = tl.load(
+                pool_f32 + (n_at // 4)[:, None] + SCALES_AT // 4 + t[None, :], mask=scale_there, other=0.0
+            )
+            # Scales are powers of two: nothing is rounded, whatever the type of the queries.
+            latents = codes.to(q_c.dtype) * scales.to(q_c.dtype)[:, :, None]
+            latents = tl.reshape(latents, [BLOCK_N, BLOCK_C])
+            ropes_at = pool_bf16 + (n_at // 2)[:, None] + ROPE_AT // 2 + r[None, :]
+        else:
+            at_row = (pool + n_at)[:, None]
+            latents = tl.load(at_row + c[None, :], mask=there[:, None] & (c[None, :] < RANK), other=0.0)
+            ropes_at = at_row + RANK + r[None, :]
+        ropes = tl.load(ropes_at, mask=there[:, None] & (r[None, :] < ROPE), other=0.0)
+        if TILE:
+            ropes = ropes.to(tl.float32).to(q_r.dtype)
         scores = tl.dot(q_c, tl.trans(latents), input_precision="ieee")
         scores += tl.dot(q_r, tl.trans(ropes), input_precision="ieee")
         visible = there[None, :] & (n[None, :] <= at[:, None])
