@@ -16,6 +16,8 @@ from time import monotonic
 from textual.pilot import Pilot
 
 from kvchat.cli.compose import opened, start_worker
+from kvchat.cli.export import Exporter
+from kvchat.cli.streams import Status
 from kvchat.config import read_settings
 from kvchat.engine.api.status import EnginePhase
 from kvchat.session.tree import Turn
@@ -100,9 +102,11 @@ class Person:
 
 async def draw(model: str | None, home: Path) -> None:
     flags: dict[str, object] = {"paths.data_dir": home / "data", "paths.cache_dir": home / "cache"}
-    with opened(read_settings(flags), start_worker) as kvchat:
+    settings = read_settings(flags)
+    with opened(settings, start_worker) as kvchat:
         chat = kvchat.load(None, model)
-        app = KvchatApp(chat, kvchat.engine, None, log_path=home / "log")
+        exporter = Exporter(settings, kvchat.store, Status(quiet=True))
+        app = KvchatApp(chat, kvchat.engine, exporter, None, log_path=home / "log")
         async with app.run_test(size=SIZE) as pilot:
             person = Person(app, pilot)
             await person.waits_for_the_model()

@@ -62,7 +62,9 @@ def export_session(options: ExportOptions) -> None:
             _refuse_stdout(options, format)
             target = None
         else:
-            target = free_target(output, session, format, force=options.force)
+            target = target_of(output, session, format)
+            if target.exists() and not options.force:
+                raise FileTaken(f"{target} exists; choose another name with -o, or replace it with --force")
         exporter = Exporter(settings, store, status, with_kv=not options.no_kv)
         exported = exporter.write(session, options.branch, format, target)
     status.clear()
@@ -100,7 +102,9 @@ class Exporter:
         """
         session = self._store.session(session_id)
         output, format = _meant(wish)
-        target = free_target(output, session, format, force=force)
+        target = target_of(output, session, format).absolute()
+        if target.exists() and not force:
+            raise FileTaken(f"{target} exists already")
         return self.write(session, branch if format.is_one_branch else None, format, target).words
 
     def write(self, session: Session, branch: str | None, format: Format, target: Path | None) -> Exported:
@@ -190,18 +194,10 @@ def _meant(wish: str) -> tuple[Path | None, Format]:
     return path, format
 
 
-def free_target(output: Path | None, session: Session, format: Format, *, force: bool) -> Path:
-    """Return the file to write; its name is the session's unless `output` is a file.
-
-    Raises:
-        FileTaken: it exists, and `force` is not given.
-    """
+def target_of(output: Path | None, session: Session, format: Format) -> Path:
+    """Return the file to write; its name is the session's unless `output` is a file."""
     target = output or Path(file_name(session, format))
-    if target.is_dir():
-        target /= file_name(session, format)
-    if target.exists() and not force:
-        raise FileTaken(f"{target} exists; choose another name with -o, or replace it with --force")
-    return target
+    return target / file_name(session, format) if target.is_dir() else target
 
 
 def file_name(session: Session, format: Format) -> str:

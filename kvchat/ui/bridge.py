@@ -91,6 +91,19 @@ class ChatService(Protocol):
     def notices(self, conversation: Any) -> Sequence[str]: ...
 
 
+class SessionExporter(Protocol):
+    """Writes sessions to files."""
+
+    def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
+        """Write a session to the file, or in the form, that a person names; return what was written.
+
+        Raises:
+            FileTaken: the file exists, and `force` is not given.
+            KvchatError: it cannot be written.
+        """
+        ...
+
+
 class EngineView(Protocol):
     """What the interface reads of the engine; both calls return at once."""
 

@@ -31,6 +31,8 @@ class CommandDesk(Protocol):
 
     def change_with(self, change: Callable[[], object]) -> object: ...
 
+    def export(self, conversation: ConversationView, wish: str) -> object: ...
+
     def ask_to_delete(self, session_id: SessionId, title: str) -> object: ...
 
     def conversation_changed(self) -> None: ...
@@ -69,6 +71,7 @@ class Verbs:
             "switch": self.switch,
             "system": self.system,
             "cache": self.cache,
+            "export": self.export,
             "title": self.rename,
             "delete": self.delete,
             "quit": lambda _: screen.quit(),
@@ -155,6 +158,11 @@ class Verbs:
             self._screen.action_layers()
         else:
             self._screen.action_cache()
+
+    def export(self, wish: str) -> None:
+        conversation = self._stored()
+        if conversation is not None:
+            self._screen.export(conversation, wish)
 
     def rename(self, title: str) -> None:
         conversation = self._turns.conversation

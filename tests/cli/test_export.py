@@ -137,10 +137,12 @@ def test_no_format_carries_what_would_steer_a_terminal(
 
 def test_the_interface_exports_by_file_or_by_format(store: SessionStore, session: Session) -> None:
     exporter = Exporter(read_settings(), store, Status(quiet=True))
-    assert exporter.export(session.id, "main", "notes.md").startswith("wrote notes.md: 4 turns, ")
-    assert exporter.export(session.id, "main", "html").startswith("wrote trip-to-oslo.html: 4 turns, ")
-    assert exporter.export(session.id, "main", "").startswith("wrote trip-to-oslo.kvchat: 6 turns, ")
-    with pytest.raises(FileTaken):
+    assert f"wrote {Path('notes.md').absolute()}: 4 turns, " in exporter.export(
+        session.id, "main", "notes.md"
+    )
+    assert "/trip-to-oslo.html: 4 turns, " in exporter.export(session.id, "main", "html")
+    assert "/trip-to-oslo.kvchat: 6 turns, " in exporter.export(session.id, "main", "")
+    with pytest.raises(FileTaken, match="exists already"):
         exporter.export(session.id, "main", "notes.md")
     assert exporter.export(session.id, "boat", "notes.md", force=True)
     assert "boat" in read("notes.md")

@@ -11,7 +11,7 @@ from kvchat.ui.app import KvchatApp
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import QuestionView, Transcript
-from tests.ui.scripted import Answer, ScriptedChat
+from tests.ui.scripted import Answer, ScriptedChat, ScriptedExporter
 from tests.ui.scripted_engine import ScriptedEngine
 
 WIDE = (150, 40)
@@ -22,12 +22,18 @@ class Window:
     """A running app and its script."""
 
     def __init__(
-        self, app: KvchatApp, pilot: Pilot[None], chat: ScriptedChat, engine: ScriptedEngine
+        self,
+        app: KvchatApp,
+        pilot: Pilot[None],
+        chat: ScriptedChat,
+        engine: ScriptedEngine,
+        exporter: ScriptedExporter,
     ) -> None:
         self.app = app
         self.pilot = pilot
         self.chat = chat
         self.engine = engine
+        self.exporter = exporter
 
     @property
     def screen(self) -> ChatScreen:
@@ -101,9 +107,10 @@ async def window(
     engine = engine or ScriptedEngine()
     chat = ScriptedChat(engine, _or_default(answers))
     prepare(chat)
-    app = KvchatApp(chat, engine, initial, log_path=tmp_path / "kvchat.log")
+    exporter = ScriptedExporter()
+    app = KvchatApp(chat, engine, exporter, initial, log_path=tmp_path / "kvchat.log")
     async with app.run_test(size=size, notifications=True) as pilot:
-        shown = Window(app, pilot, chat, engine)
+        shown = Window(app, pilot, chat, engine, exporter)
         await shown.until(lambda: bool(shown.screen.is_mounted))
         yield shown
 

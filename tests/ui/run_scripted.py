@@ -12,7 +12,7 @@ from threading import Timer
 from kvchat.chat import ChatEvent
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.app import KvchatApp
-from tests.ui.scripted import Answer, ScriptedChat, ScriptedConversation
+from tests.ui.scripted import Answer, ScriptedChat, ScriptedConversation, ScriptedExporter
 from tests.ui.scripted_engine import ScriptedEngine
 
 
@@ -33,7 +33,11 @@ def main() -> int:
 
     chat = NoisyChat(engine, [Answer(text="By **train**, and then " + "onwards " * 30, pace_s=0.01)])
     app = KvchatApp(
-        chat, engine, log_path=Path(sys.argv[1]), on_first_frame=lambda: Timer(0.5, loaded).start()
+        chat,
+        engine,
+        ScriptedExporter(),
+        log_path=Path(sys.argv[1]),
+        on_first_frame=lambda: Timer(0.5, loaded).start(),
     )
     return app.run_in_terminal()
 

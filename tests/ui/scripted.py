@@ -18,7 +18,7 @@ from kvchat.chat import (
 )
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import BranchId
-from kvchat.errors import SessionNotFound
+from kvchat.errors import FileTaken, SessionNotFound, UsageError
 from kvchat.revision import plan_undo
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
@@ -74,6 +74,21 @@ class ScriptedStore:
         del self.sessions[session_id]
         for key in [key for key in self.paths if key[0] == session_id]:
             del self.paths[key]
+
+
+class ScriptedExporter:
+    """Writes nothing, and knows which files there are."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, tuple[SessionId, str]] = {}
+
+    def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
+        if not wish.endswith(".md"):
+            raise UsageError(f"{wish} does not say what to write")
+        if wish in self.files and not force:
+            raise FileTaken(f"{wish} exists already")
+        self.files[wish] = session_id, branch
+        return f"wrote {wish}"
 
 
 @dataclass

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from textual import events, work
@@ -15,9 +16,9 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from kvchat.engine.api.status import EnginePhase, EngineStatus
-from kvchat.errors import KvchatError
+from kvchat.errors import FileTaken, KvchatError
 from kvchat.session.tree import SessionId
-from kvchat.ui.bridge import ChatService, ConversationView, EngineView
+from kvchat.ui.bridge import ChatService, ConversationView, EngineView, SessionExporter
 from kvchat.ui.courses import Courses
 from kvchat.ui.engine_watch import EngineWatch, Shown
 from kvchat.ui.figures import plural
@@ -55,9 +56,12 @@ class ChatScreen(Screen[None]):
         Binding("escape", "stop", "Stop", id="stop", show=False),
     ]
 
-    def __init__(self, chat: ChatService, engine: EngineView, initial: str | None) -> None:
+    def __init__(
+        self, chat: ChatService, engine: EngineView, exporter: SessionExporter, initial: str | None
+    ) -> None:
         super().__init__()
         self._chat = chat
+        self._exporter = exporter
         self.engine = engine
         self._initial = initial
         self._wish = PaneWish()
@@ -176,6 +180,22 @@ class ChatScreen(Screen[None]):
         except KvchatError as error:
             self.warn(str(error))
         self.conversation_changed()
+
+    @work
+    async def export(self, conversation: ConversationView, wish: str) -> None:
+        """Write a conversation to a file; ask before one is replaced."""
+        write = partial(self._exporter.export, conversation.session.id, conversation.branch.name, wish)
+        try:
+            try:
+                words = await asyncio.to_thread(write)
+            except FileTaken as taken:
+                if not await self.confirm("Replace this file?", str(taken)):
+                    return
+                words = await asyncio.to_thread(write, force=True)
+        except KvchatError as error:
+            self.warn(str(error))
+        else:
+            self.tell(words, title="export")
 
     @work
     async def ask_to_delete(self, session_id: SessionId, title: str) -> None:
