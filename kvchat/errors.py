@@ -7,6 +7,7 @@
     │   ├── NoTerminal                2   the interface needs a terminal
     │   └── InvalidRequest            2   a request the engine cannot take (empty prompt, unknown token id)
     ├── ConfigError                   3   a configuration file or variable that cannot be read
+    │   └── EncryptionError           3   the key is missing or another one, or its packages are not installed
     ├── ModelError                    4
     │   ├── ModelNotFound             4   no such directory, hub id or file
     │   ├── ModelUnreadable           4   found, but damaged or in a format that is never opened
@@ -59,6 +60,10 @@ class InvalidRequest(UsageError):
 
 class ConfigError(KvchatError):
     exit_code = 3
+
+
+class EncryptionError(ConfigError):
+    pass
 
 
 class ModelError(KvchatError):

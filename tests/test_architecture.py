@@ -27,6 +27,7 @@ FLOORS = {
     "kvchat.quantities": 0,
     "kvchat.directories": 0,
     "kvchat.writers": 0,
+    "kvchat.sealing": 0,
     "kvchat.config": 0,
     "kvchat.engine.api": 0,
     "kvchat.engine.batch": 0,
@@ -65,12 +66,14 @@ FOUNDATIONS = (
     "kvchat.quantities",
     "kvchat.directories",
     "kvchat.writers",
+    "kvchat.sealing",
     "kvchat.engine.api",
     "kvchat.engine.cache.plan",
 )
 
 # Packages inside which modules of one floor may import each other.
 PACKAGES = (
+    "kvchat.sealing",
     "kvchat.engine.api",
     "kvchat.engine.kernels",
     "kvchat.engine.cache",
@@ -88,6 +91,7 @@ PACKAGES = (
 WITHOUT_TORCH = (
     "kvchat.quantities",
     "kvchat.writers",
+    "kvchat.sealing",
     "kvchat.config",
     "kvchat.errors",
     "kvchat.client",

@@ -33,6 +33,7 @@ def open_store(
             block_size=config.block_size,
             limit_bytes=config.disk_bytes,
             daily_bytes=config.disk_daily_bytes,
+            sealer=config.sealer,
         )
     except StorageError as error:
         log.warning("there is no disk tier: %s", error)

@@ -13,7 +13,7 @@ from kvchat.directories import make_private
 from kvchat.errors import StorageError
 from kvchat.session import recovery
 from kvchat.session.damage import DamageFound, refuse_damage
-from kvchat.session.schema import migrate, refuse_damaged_tables
+from kvchat.session.tables import PLAIN, Tables
 
 log = logging.getLogger(__name__)
 
@@ -47,26 +47,29 @@ class Database:
     left open by threads that end.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tables: Tables = PLAIN) -> None:
         """Open the file; one that was found to be damaged is replaced by what can be read of it.
+
+        Args:
+            tables: how rows lie in it.
 
         Raises: StorageError: it cannot be opened; the message says what to do.
         """
         self.path = path
+        self._tables = tables
         self._lock = RLock()
         with self._errors_told():
             _create_private(path)
             if recovery.damage_mark(path).exists():
                 self._recover()
             try:
-                self._connection = self._open()
+                self._connection, self._opened = self._open()
             except _SQLITE_ERRORS as error:
                 if not _is_damage(error, path):
                     raise
                 recovery.damage_mark(path).touch(0o600)
                 self._recover()
-                self._connection = self._open()
-            self._opened = _identity(path)
+                self._connection, self._opened = self._open()
             self._num_changes = self._connection.total_changes
 
     def close(self) -> None:
@@ -88,6 +91,11 @@ class Database:
         """Give the connection for queries."""
         with self._lock, self._errors_told():
             yield self._connection
+
+    def index_words(self) -> None:
+        """Make the index of words ready for a search."""
+        with self.read() as connection:
+            self._tables.index_words(connection)
 
     @contextmanager
     def write(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
@@ -113,7 +121,17 @@ class Database:
                     refuse_damage(self._connection)
                 raise
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> tuple[sqlite3.Connection, "_Identity | None"]:
+        """Open the file and return which it was, since another may get its name at any time."""
+        while True:
+            found = _identity(self.path)
+            connection = self._connect()
+            if _identity(self.path) == found:
+                return connection, found
+            connection.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        self._tables.check(self.path)
         # Transactions are written out: sqlite3's own begin too late for a compare-and-set.
         connection = sqlite3.connect(
             self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
@@ -125,8 +143,8 @@ class Database:
             _set_wal(connection)
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA secure_delete = ON")
-            migrate(connection, self.path)
-            refuse_damaged_tables(connection)
+            self._tables.migrate(connection, self.path)
+            self._tables.show(connection)
         except BaseException:
             connection.close()
             raise
@@ -137,11 +155,11 @@ class Database:
         found = _identity(self.path)
         if found is not None and found != self._opened:
             self._connection.close()
-            self._connection, self._opened = self._open(), found
+            self._connection, self._opened = self._open()
             self._num_changes = 0
 
     def _recover(self) -> None:
-        aside = recovery.recover_once(self.path)
+        aside = recovery.recover_once(self.path, self._tables)
         if aside is not None:
             log.warning("%s was damaged; what can be read is in a new file, the old is %s", self.path, aside)
 
@@ -162,7 +180,10 @@ class Database:
             ) from error
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+_Identity = tuple[int, int]
+
+
+def _identity(path: Path) -> _Identity | None:
     try:
         status = path.stat()
     except FileNotFoundError:

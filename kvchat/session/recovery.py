@@ -17,9 +17,8 @@ from tempfile import TemporaryDirectory
 
 from kvchat.directories import sync
 from kvchat.errors import StorageError
-from kvchat.session import rows
 from kvchat.session.damage import refuse_damage
-from kvchat.session.schema import migrate
+from kvchat.session.tables import Tables
 from kvchat.writers import Writers
 
 BACKUP_AGE_S = 86_400.0
@@ -79,19 +78,22 @@ def looks_like_ours(path: Path) -> bool:
     return has_backup(path) or (size >= 4 * _PAGE_BYTES and size % _PAGE_BYTES == 0)
 
 
-def recover_once(path: Path) -> Path | None:
+def recover_once(path: Path, tables: Tables) -> Path | None:
     """Do as `recover` if the database is still marked as damaged; None if another process was faster."""
     lock = path.with_name(path.name + ".recovery")
     descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return recover(path) if damage_mark(path).exists() else None
+        return recover(path, tables) if damage_mark(path).exists() else None
     finally:
         os.close(descriptor)
 
 
-def recover(path: Path) -> Path:
+def recover(path: Path, tables: Tables) -> Path:
     """Put a new database in the place of a damaged one, and return where the damaged one is now.
+
+    Args:
+        tables: how rows lie in it, and in the new one.
 
     Raises:
         StorageError: another process is writing to it.
@@ -112,8 +114,10 @@ def recover(path: Path) -> Path:
         os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with closing(sqlite3.connect(new, isolation_level=None)) as target:
             target.execute("PRAGMA synchronous = FULL")
-            migrate(target, new)
-            _collect(target, aside, backup_paths(path), new.read_bytes()[:_PAGE_BYTES])
+            tables.migrate(target, new)
+            tables.show(target)
+            sources = _sources(aside, backup_paths(path), new.read_bytes()[:_PAGE_BYTES])
+            _collect(target, tables, sources)
         new.rename(path)
     except BaseException:
         with suppress(FileNotFoundError):
@@ -125,26 +129,34 @@ def recover(path: Path) -> Path:
     return aside
 
 
-def _collect(target: sqlite3.Connection, aside: Path, backups: tuple[Path, Path], first_page: bytes) -> None:
-    """Copy what can be read: whole turns first, from whichever source has them.
+def _sources(aside: Path, backups: tuple[Path, Path], first_page: bytes) -> list[tuple[Path, bytes]]:
+    """Return where rows may be had, and what each file is made to begin with.
 
     Args:
         first_page: of a new database. The damaged one is read with it too: its tables begin on the same
             pages, being created in the same order, and without a first page none of them is found.
     """
-    sources = [(aside, _FIXED_HEADER), (aside, _own_size(first_page))]
-    sources += [(backup, _FIXED_HEADER) for backup in backups]
+    return [
+        (aside, _FIXED_HEADER),
+        (aside, _own_size(first_page)),
+        *((backup, _FIXED_HEADER) for backup in backups),
+    ]
+
+
+def _collect(target: sqlite3.Connection, tables: Tables, sources: list[tuple[Path, bytes]]) -> None:
+    """Copy what can be read, as it lies: whole rows first, from whichever source has them."""
     target.execute("BEGIN IMMEDIATE")
     for takes_damaged in (False, True):
         for path, head in sources:
             with (
                 TemporaryDirectory(dir=path.parent) as place,
-                closing(_opened(path, Path(place), head)) as source,
+                closing(_opened(path, Path(place), head, tables)) as source,
             ):
                 for table in _TABLES:
-                    for row in _rows(source, table):
-                        if table != "turns" or takes_damaged or _is_whole(row):
-                            _insert(target, table, row)
+                    stored = tables.stored_name(table)
+                    for row in _rows(source, stored):
+                        if takes_damaged or tables.is_whole(table, row):
+                            _insert(target, stored, row)
     _tie_up(target)
     target.execute("COMMIT")
 
@@ -157,7 +169,7 @@ def _own_size(first_page: bytes) -> bytes:
     return bytes(page)
 
 
-def _opened(path: Path, place: Path, head: bytes) -> sqlite3.Connection:
+def _opened(path: Path, place: Path, head: bytes, tables: Tables) -> sqlite3.Connection:
     """Open a copy of a source that begins with `head`; an empty database if there is no such source."""
     copy = place / "copy.db"
     for suffix in ("", "-wal"):
@@ -171,7 +183,7 @@ def _opened(path: Path, place: Path, head: bytes) -> sqlite3.Connection:
     connection.text_factory = lambda data: data.decode(errors="replace")
     with suppress(*_UNREADABLE, StorageError):  # then it is read as far as it goes
         connection.execute("PRAGMA writable_schema = ON")  # else one damaged statement hides all tables
-        migrate(connection, copy)
+        tables.migrate(connection, copy)
     return connection
 
 
@@ -199,13 +211,6 @@ def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
             yield from source.execute(f"SELECT rowid AS place, * FROM {table} WHERE rowid = ?", (place,))
 
 
-def _is_whole(row: sqlite3.Row) -> bool:
-    try:
-        return not rows.turn_of(row).damaged
-    except (LookupError, TypeError, ValueError):
-        return False
-
-
 def _insert(target: sqlite3.Connection, table: str, row: sqlite3.Row) -> None:
     known = {column[1] for column in target.execute(f"PRAGMA table_info({table})")}
     names = [name for name in row.keys() if name in known]  # noqa: SIM118  a row is no mapping
@@ -218,14 +223,20 @@ def _insert(target: sqlite3.Connection, table: str, row: sqlite3.Row) -> None:
 
 
 def _tie_up(target: sqlite3.Connection) -> None:
-    """Give every turn a session and every session a branch that ends somewhere."""
+    """Give every turn a session, and every session values of its own and a branch that ends somewhere."""
+    target.execute(
+        "UPDATE sessions SET title = coalesce(title, 'recovered ' || id), system = coalesce(system, ''),"
+        " model = coalesce(model, ''), namespace = coalesce(namespace, ''),"
+        " active_branch = coalesce(active_branch, 'main')"
+        " WHERE title || system || model || namespace || active_branch IS NULL"
+    )
     newest = "(SELECT id FROM turns WHERE turns.session_id = sessions.id ORDER BY num DESC LIMIT 1)"
     target.execute(
         "INSERT INTO sessions (id, title, system, model, created_at, updated_at, active_branch)"
         " SELECT session_id, 'recovered ' || session_id, '', '', min(created_at), max(created_at), 'main'"
         " FROM turns WHERE session_id NOT IN (SELECT id FROM sessions) GROUP BY session_id"
     )
-    target.execute("DELETE FROM branches WHERE session_id NOT IN (SELECT id FROM sessions)")
+    target.execute("DELETE FROM branches WHERE name IS NULL OR session_id NOT IN (SELECT id FROM sessions)")
     target.execute("DELETE FROM branches WHERE leaf_id IS NOT NULL AND leaf_id NOT IN (SELECT id FROM turns)")
     target.execute(
         f"INSERT OR IGNORE INTO branches SELECT id, active_branch, {newest}, updated_at FROM sessions"

@@ -12,8 +12,10 @@ an entry that has shipped is never changed.
 """
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from kvchat.errors import StorageError
@@ -124,8 +126,15 @@ _IMPLAUSIBLE_VERSION = 256
 MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _NAMESPACES, _PARTS)
 
 
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
+def migrate(
+    connection: sqlite3.Connection, path: Path, *, reveal: Sequence[str] = (), conceal: Sequence[str] = ()
+) -> None:
     """Bring a database forward to the newest version, in one transaction.
+
+    Args:
+        reveal: statements that give the tables of a sealed database the names that migrations know. The
+            values in them stay sealed.
+        conceal: statements that make tables those of a sealed database.
 
     Raises:
         StorageError: a newer kvchat wrote it.
@@ -136,20 +145,25 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     connection.create_function("part_digests", len(PART_COLUMNS), _part_digests, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     try:
-        _apply(connection, path)
+        _apply(connection, path, reveal, conceal)
     except BaseException:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
 
 
-def refuse_damaged_tables(connection: sqlite3.Connection) -> None:
+def refuse_damaged_tables(
+    connection: sqlite3.Connection, *, reveal: Sequence[str] = (), conceal: Sequence[str] = ()
+) -> None:
     """Raise if a table lacks a column of the newest version, or cannot be opened: the schema was damaged.
+
+    Args:
+        reveal, conceal: see `migrate`.
 
     Raises: DamageFound: one does; sqlite3.Error: the file cannot be read.
     """
     try:
-        missing = _columns_of_new() - _columns(connection)
+        missing = _columns_of_new(tuple(reveal), tuple(conceal)) - _columns(connection)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorname != "SQLITE_ERROR" or "no such module" in str(error):
             raise
@@ -160,9 +174,9 @@ def refuse_damaged_tables(connection: sqlite3.Connection) -> None:
 
 
 @cache
-def _columns_of_new() -> frozenset[tuple[str, str]]:
+def _columns_of_new(reveal: tuple[str, ...], conceal: tuple[str, ...]) -> frozenset[tuple[str, str]]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        migrate(connection, Path(":memory:"))
+        migrate(connection, Path(":memory:"), reveal=reveal, conceal=conceal)
         return _columns(connection)
 
 
@@ -174,16 +188,16 @@ def _columns(connection: sqlite3.Connection) -> frozenset[tuple[str, str]]:
     return frozenset((table, column) for table, column in connection.execute(query))
 
 
-def _apply(connection: sqlite3.Connection, path: Path) -> None:
+def _apply(connection: sqlite3.Connection, path: Path, reveal: Sequence[str], conceal: Sequence[str]) -> None:
     # Read again under the write lock: another process may have migrated meanwhile.
     version = _version(connection)
     if not 0 <= version < _IMPLAUSIBLE_VERSION:
         raise DamageFound(f"no kvchat has version {version}")
     if version > len(MIGRATIONS):
         raise StorageError(f"{path} was written by a newer kvchat; update kvchat, or use another --data-dir")
-    for statements in MIGRATIONS[version:]:
-        for statement in statements:
-            connection.execute(statement)
+    revealed = reveal if version else ()
+    for statement in chain(revealed, *MIGRATIONS[version:], conceal):
+        connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 

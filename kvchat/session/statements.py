@@ -86,10 +86,11 @@ def move(connection: sqlite3.Connection, branch: Branch, leaf_id: TurnId | None)
     """Move a branch whose leaf is still what the caller saw; otherwise make a new one beside it."""
     now = time()
     moved = connection.execute(
-        "UPDATE branches SET leaf_id = ?, updated_at = ? WHERE session_id = ? AND name = ? AND leaf_id IS ?",
+        "UPDATE branches SET leaf_id = ?, updated_at = ?"
+        " WHERE session_id = ? AND name = ? AND leaf_id IS ? RETURNING 1",
         (leaf_id, now, branch.session_id, branch.name, branch.leaf_id),
-    )
-    if moved.rowcount == 0:
+    ).fetchall()
+    if not moved:
         name = free_name(branch.name, branch_names(connection, branch.session_id))
         branch = replace(branch, name=BranchName(name), leaf_id=leaf_id, updated_at=now)
         insert_branch(connection, branch)

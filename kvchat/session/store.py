@@ -15,9 +15,11 @@ from time import time
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.errors import SessionNotFound, UsageError
+from kvchat.sealing.sealer import Sealer
 from kvchat.session import damage, digests, lookup, rows, statements
 from kvchat.session.database import Database
 from kvchat.session.lookup import SearchHit, SessionSummary
+from kvchat.session.sealed_tables import tables_of
 from kvchat.session.tree import (
     MAIN,
     Branch,
@@ -47,14 +49,15 @@ class SessionStore:
 
     Args:
         path: the database file; it and missing directories are created for their owner alone.
+        sealer: what the rows are sealed with; None: they are in the clear.
 
     Raises:
         StorageError: from every method, when the file cannot be read or written; the message says what to do.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sealer: Sealer | None = None) -> None:
         self.path = path
-        self._database = Database(path)
+        self._database = Database(path, tables_of(sealer))
         self._writers = Writers(path.parent / "writers")
         self._writing: set[TurnId] = set()
 
@@ -138,6 +141,7 @@ class SessionStore:
     def search(self, text: str, limit: int = 50) -> tuple[SearchHit, ...]:
         """Return the turns that hold every word of `text` (each may be the start of a word), best first."""
         with self._database.read() as connection:
+            self._database.index_words()
             return lookup.search(connection, text, limit)
 
     def rename(self, session_id: SessionId, title: str) -> Session:
@@ -283,10 +287,10 @@ class SessionStore:
         with self._database.write(durable=False) as connection:
             added = connection.execute(
                 "INSERT INTO pieces (turn_num, token_ids, text, reasoning, digests)"
-                " SELECT num, ?, ?, ?, ? FROM turns WHERE id = ? AND finish = 'partial'",
+                " SELECT num, ?, ?, ?, ? FROM turns WHERE id = ? AND finish = 'partial' RETURNING 1",
                 (ids, text, reasoning, digests.piece_digests(text, reasoning, ids), turn_id),
-            )
-            if added.rowcount == 0:
+            ).fetchall()
+            if not added:
                 raise SessionNotFound("the session was deleted while it was being answered")
 
     def finish_answer(self, turn_id: TurnId, outcome: Outcome) -> Turn:

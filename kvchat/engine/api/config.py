@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvchat.sealing.sealer import Sealer
+
 CACHE_FORMATS = ("exact", "fp8")
 """Names of the formats in which KV can be stored; `engine/cache/formats.py` says what they are."""
 
@@ -23,6 +25,7 @@ class EngineConfig:
         disk_bytes: limit of the blocks on disk; None: no limit of its own.
         disk_daily_bytes: most bytes of blocks written on one day; None: no limit.
         cache_dir: directory of the disk tier; None: no disk tier.
+        sealer: what is encrypted on disk is encrypted with it; None: nothing is.
         eviction: which cached block makes room: s3fifo, which a long document read once does not flush, or
             lru, the least recently used.
         idle_demote_s: a conversation left alone for so many seconds leaves the device for host memory; None:
@@ -43,6 +46,7 @@ class EngineConfig:
     disk_bytes: int | None = None
     disk_daily_bytes: int | None = None
     cache_dir: Path | None = None
+    sealer: Sealer | None = None
     eviction: str = "s3fifo"
     idle_demote_s: float | None = 600.0
     max_batch_tokens: int = 512

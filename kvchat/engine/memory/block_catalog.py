@@ -7,7 +7,9 @@ from pathlib import Path
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.block_directory import BlockDirectory
 from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock, WrittenBytes
+from kvchat.engine.memory.block_seal import seal_of
 from kvchat.engine.memory.files import SYSTEM, Files
+from kvchat.sealing.sealer import Sealer
 
 IsReferenced = Callable[[IndexedBlock], bool]
 
@@ -15,12 +17,15 @@ IsReferenced = Callable[[IndexedBlock], bool]
 class BlockCatalog:
     """What is on disk, by fingerprint, and its removal."""
 
-    def __init__(self, cache_dir: Path, *, files: Files = SYSTEM) -> None:
+    def __init__(self, cache_dir: Path, *, sealer: Sealer | None = None, files: Files = SYSTEM) -> None:
         """Open the catalog and settle what a crash has left.
+
+        Args:
+            sealer: what the blocks are sealed with; None: those in the clear are meant.
 
         Raises: StorageError: the directory cannot be created or written.
         """
-        self._directory = BlockDirectory(cache_dir, files, time.time)
+        self._directory = BlockDirectory(cache_dir, files, time.time, seal_of(sealer))
 
     def usages(self) -> dict[bytes, DiskUsage]:
         """Return the totals of each fingerprint that has blocks."""
@@ -63,7 +68,7 @@ class BlockCatalog:
 
     def _remove(self, blocks: Iterable[IndexedBlock]) -> DiskUsage:
         blocks = list(blocks)
-        names = [(block.fingerprint, block.key, group) for block in blocks for group in block.groups]
+        names = [(block.fingerprint, block.name, group) for block in blocks for group in block.groups]
         self._directory.remove(names)
         self._directory.sync_removed()
         self._directory.remove_empty()

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from threading import Lock, RLock
 
-from kvchat.engine.api.ids import BlockKey, GroupId
+from kvchat.engine.api.ids import GroupId
 from kvchat.engine.memory.block_file import (
     SUFFIX,
     TEMPORARY_SUFFIX,
@@ -24,6 +24,7 @@ from kvchat.engine.memory.block_file import (
     write_file,
 )
 from kvchat.engine.memory.block_index import BlockIndex, BlockName, WrittenBytes
+from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
 from kvchat.engine.memory.files import Buffer, Files, make_private, unlink_if_there
 from kvchat.errors import BlockDamaged, StorageError
 from kvchat.writers import Writers
@@ -42,12 +43,19 @@ class BlockDirectory:
     writers have left, and looks at all files only after a loss of power or of the index.
     """
 
-    def __init__(self, cache_dir: Path, files: Files, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, cache_dir: Path, files: Files, clock: Callable[[], float], seal: BlockSeal = PLAIN
+    ) -> None:
         """Open the directory and settle what a crash has left.
+
+        Args:
+            seal: how blocks lie in it.
 
         Raises: StorageError: it cannot be created or written.
         """
+        cache_dir = seal.home(cache_dir)
         self.files = files
+        self.seal = seal
         self.blocks_dir = cache_dir / "blocks"
         self._quarantine_dir = cache_dir / "quarantine"
         self._clock = clock
@@ -60,15 +68,15 @@ class BlockDirectory:
         self._unsynced: set[Path] = set()
         with storage_errors(cache_dir):
             make_private(files, self.blocks_dir)
-        self.index = BlockIndex(cache_dir / "index.db", files, self._has_file)
+        self.index = BlockIndex(cache_dir / "index.db", files, self._has_file, seal)
         try:
             self._recover()
         except BaseException:
             self.index.close()
             raise
 
-    def path(self, fingerprint: bytes, key: BlockKey, group: GroupId) -> Path:
-        return block_path(self.blocks_dir, fingerprint, key, group)
+    def path(self, fingerprint: bytes, name: DiskKey, group: GroupId) -> Path:
+        return block_path(self.blocks_dir, fingerprint, name, group)
 
     def written(self) -> WrittenBytes:
         """Return how many bytes of blocks were written on this local day, and ever."""
@@ -78,7 +86,7 @@ class BlockDirectory:
 
     def read(self, path: Path, identity: FileIdentity, parts: Sequence[memoryview]) -> None:
         """Fill `parts` with a verified payload; see `read_file`. Threads take turns at the medium."""
-        read_file(self.files, path, identity, parts, self._reading)
+        read_file(self.files, path, identity, parts, self._reading, self.seal)
 
     def write(
         self,
@@ -94,7 +102,7 @@ class BlockDirectory:
             block is left.
         """
         head = render_head(identity, payload)
-        num_bytes = len(head) + len(payload)
+        num_bytes = len(head) + len(payload) + self.seal.file_overhead
         if limit_bytes is not None and num_bytes > limit_bytes:
             return False
         if daily_bytes is not None and self.written().today + num_bytes > daily_bytes:
@@ -110,7 +118,7 @@ class BlockDirectory:
             modified_s=self._now_s(),
         )
         with self._lock:
-            return self._write(block, (head, payload), limit_bytes)
+            return self._write(block, head, payload, limit_bytes)
 
     def remove(self, names: Sequence[BlockName]) -> None:
         """Remove files of blocks, and their rows.
@@ -146,7 +154,7 @@ class BlockDirectory:
             leaves = self.index.oldest_leaves(1 + num_excess // 8)
             if not leaves:
                 return False
-            self.remove([(leaf.fingerprint, leaf.key, group) for leaf in leaves for group in leaf.groups])
+            self.remove([(leaf.fingerprint, leaf.name, group) for leaf in leaves for group in leaf.groups])
         return True
 
     def set_aside(self, path: Path) -> None:
@@ -186,7 +194,7 @@ class BlockDirectory:
         with storage_errors(self.blocks_dir):
             for fingerprint, path in self._files():
                 if match := _BLOCK_FILE.fullmatch(path.name):
-                    name = (fingerprint, BlockKey(bytes.fromhex(match[1])), GroupId(int(match[2])))
+                    name = (fingerprint, DiskKey(bytes.fromhex(match[1])), GroupId(int(match[2])))
                     seen.add(name)
                     if name not in settled and name not in unsettled:
                         found += self._identified(fingerprint, path)
@@ -238,15 +246,16 @@ class BlockDirectory:
             self.index.close()
             self._writers.close()
 
-    def _write(self, block: FoundBlock, parts: Sequence[Buffer], limit_bytes: int | None) -> bool:
-        name = (block.fingerprint, block.header.key, block.header.group)
+    def _write(self, block: FoundBlock, head: bytes, payload: memoryview, limit_bytes: int | None) -> bool:
+        name = self._name(block)
         writer = self._announced()
         self.index.reserve(block, writer)
         self._doubtful.add(name)  # until it is settled
         try:
             if limit_bytes is not None and not self.enforce(limit_bytes):
                 return False
-            self._write_file(self.path(*name), writer, parts)
+            path = self.path(*name)
+            self._write_file(path, writer, self.seal.sealed(path, head, payload))
             self.index.settle(block, writer, self._today())
             self._doubtful.discard(name)
         finally:
@@ -327,7 +336,7 @@ class BlockDirectory:
     def _identified(self, fingerprint: bytes, path: Path) -> list[FoundBlock]:
         """Return what a file says it is; nothing if it is no block of this fingerprint, now set aside."""
         try:
-            found = parse_header(path)
+            found = parse_header(path, self.seal)
             if found.fingerprint != fingerprint:
                 raise BlockDamaged(f"The block file {path} was written for another model.")
         except BlockDamaged:
@@ -336,9 +345,11 @@ class BlockDirectory:
         return [replace(found, modified_s=min(found.modified_s, self._clock()))]
 
     def _adopt(self, found: Sequence[FoundBlock]) -> None:
-        names = ((block.fingerprint, block.header.key, block.header.group) for block in found)
-        self._sync({self.path(*name).parent for name in names})
+        self._sync({self.path(*self._name(block)).parent for block in found})
         self.index.add(found)
+
+    def _name(self, block: FoundBlock) -> BlockName:
+        return block.fingerprint, self.seal.name(block.header.key), block.header.group
 
     def _sync(self, shelves: Iterable[Path]) -> None:
         for shelf in shelves:

@@ -27,6 +27,7 @@ from threading import Lock
 import xxhash
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, from_u32le, u32le
+from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
 from kvchat.engine.memory.files import Buffer, Files, read_all, write_all
 from kvchat.errors import BlockDamaged, BlockMissing
 
@@ -34,8 +35,6 @@ FORMAT = "kvchat.block.v1"
 MAX_RENDERED = 64
 SUFFIX = ".safetensors"
 TEMPORARY_SUFFIX = ".tmp"
-MAX_HEADER_BYTES = 4 << 20
-"""Far above any real header: 64 token ids take 0.5 KB, each region about 100 bytes."""
 
 _LENGTH = struct.Struct("<Q")
 _NO_CHECKSUM = "0" * 32
@@ -106,15 +105,15 @@ class FoundBlock:
     modified_s: float
 
 
-def file_name(key: bytes, group: int) -> str:
-    return f"{key.hex()}.{group}{SUFFIX}"
+def file_name(name: DiskKey, group: int) -> str:
+    return f"{name.hex()}.{group}{SUFFIX}"
 
 
-def block_path(blocks_dir: Path, fingerprint: bytes, key: bytes, group: int) -> Path:
-    """Return a block's place: `<fingerprint>/<first two digits of the key>/<key>.<group>.safetensors`."""
-    name = file_name(key, group)
+def block_path(blocks_dir: Path, fingerprint: bytes, name: DiskKey, group: int) -> Path:
+    """Return a block's place: `<fingerprint>/<first two digits of the name>/<name>.<group>.safetensors`."""
+    file = file_name(name, group)
     # One string, not four joins: matching a long prompt looks at hundreds of files.
-    return Path(f"{blocks_dir}/{fingerprint.hex()}/{name[:2]}/{name}")
+    return Path(f"{blocks_dir}/{fingerprint.hex()}/{file[:2]}/{file}")
 
 
 def temporary_path(path: Path, writer: str) -> Path:
@@ -152,12 +151,18 @@ def write_file(files: Files, path: Path, temporary: Path, parts: Sequence[Buffer
 
 
 def read_file(
-    files: Files, path: Path, identity: FileIdentity, parts: Sequence[memoryview], turn: Lock
+    files: Files,
+    path: Path,
+    identity: FileIdentity,
+    parts: Sequence[memoryview],
+    turn: Lock,
+    seal: BlockSeal = PLAIN,
 ) -> None:
     """Fill `parts` with a block's payload and verify all of the file. Not mapped: a truncated map kills.
 
     Args:
         turn: held while the medium is read, and not while the bytes are verified.
+        seal: how the file lies on disk.
 
     Raises:
         BlockMissing: there is no such file.
@@ -165,8 +170,14 @@ def read_file(
     """
     blank = _render_blank(identity)
     head = bytearray(len(blank))
+    due = [memoryview(head), *parts]
+    landing = seal.landing(due)
     with turn:
-        _read_parts(files, path, [memoryview(head), *parts])
+        _read_parts(files, path, landing)
+    try:
+        seal.open(path, landing, due)
+    except ValueError as error:
+        raise BlockDamaged(f"The block file {path} is damaged: {error}.") from error
     digest = xxhash.xxh3_128(blank)
     for part in parts:
         digest.update(part)
@@ -190,7 +201,7 @@ def _read_parts(files: Files, path: Path, parts: Sequence[memoryview]) -> None:
         files.close(descriptor)
 
 
-def parse_header(path: Path) -> FoundBlock:
+def parse_header(path: Path, seal: BlockSeal = PLAIN) -> FoundBlock:
     """Read what a file says it is. The payload is not read; `read_file` verifies it before use.
 
     Raises: BlockDamaged: no block file of this format, or its name is not its key.
@@ -198,15 +209,13 @@ def parse_header(path: Path) -> FoundBlock:
     try:
         with open(path, "rb", opener=_open_nofollow) as file:
             status = os.fstat(file.fileno())
-            num_head_bytes = _LENGTH.unpack(file.read(8))[0]
-            if num_head_bytes > min(MAX_HEADER_BYTES, status.st_size):
-                raise ValueError("its header is too long")
-            entries = json.loads(file.read(num_head_bytes))
+            head, num_payload_bytes = seal.read_head(path, file, status.st_size)
+        entries = json.loads(head[_LENGTH.size :])
         found = _found(entries, status)
         end = max(entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__")
-        if 8 + num_head_bytes + end != status.st_size:
+        if end != num_payload_bytes:
             raise ValueError("its length is wrong")
-        if path.name != file_name(found.header.key, found.header.group):
+        if path.name != file_name(seal.name(found.header.key), found.header.group):
             raise ValueError("its name is not its key")
     except (
         OSError,

@@ -8,17 +8,19 @@ writer that is at work on it. So the totals never say less than what is on disk,
 left is found without looking at every file.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.engine.api.ids import BlockKey, GroupId, from_u32le, u32le
+from kvchat.engine.api.ids import BlockKey, GroupId, u32le
 from kvchat.engine.memory.block_file import BlockHeader, FoundBlock
+from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
 from kvchat.engine.memory.files import Files
 from kvchat.engine.memory.index_file import IndexFile, Row
 
-BlockName = tuple[bytes, BlockKey, GroupId]
-"""Fingerprint, key and group: what names one file."""
+BlockName = tuple[bytes, DiskKey, GroupId]
+"""Fingerprint, key as it is on disk, and group: what names one file."""
 
 _KEYS_PER_QUERY = 900  # SQLite's oldest limit on variables is 999
 
@@ -104,9 +106,13 @@ class WrittenBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedBlock:
-    """A block in the words of the index, all its groups together; `last_used_s` is the latest of them."""
+    """A block in the words of the index, all its groups together; `last_used_s` is the latest of them.
+
+    `name` is its key as it is on disk.
+    """
 
     fingerprint: bytes
+    name: DiskKey
     key: BlockKey
     parent: BlockKey
     token_ids: tuple[int, ...]
@@ -123,15 +129,19 @@ class IndexedBlock:
 class BlockIndex:
     """The rows of one cache directory. May be called from several threads and opened by several processes."""
 
-    def __init__(self, path: Path, files: Files, is_there: Callable[[BlockName], bool]) -> None:
+    def __init__(
+        self, path: Path, files: Files, is_there: Callable[[BlockName], bool], seal: BlockSeal = PLAIN
+    ) -> None:
         """Open the index, or begin an empty one.
 
         Args:
             is_there: whether a block's file has its name; must not raise.
+            seal: how keys and token ids lie in it.
 
         Raises: StorageError: the directory cannot be written.
         """
-        self._file = IndexFile(path, _SCHEMA, files, {"is_there": lambda *name: is_there(name)})
+        self._seal = seal
+        self._file = IndexFile(path, _schema(seal), files, {"is_there": lambda *name: is_there(name)})
 
     def take_lost(self) -> bool:
         """Return whether rows were lost since the last call, so that the files should be looked at again."""
@@ -146,18 +156,18 @@ class BlockIndex:
         """Return those of `keys` that have a settled row; a few queries however long the chain."""
         found: set[BlockKey] = set()
         for start in range(0, len(keys), _KEYS_PER_QUERY):
-            part = keys[start : start + _KEYS_PER_QUERY]
+            part = {self._seal.name(key): key for key in keys[start : start + _KEYS_PER_QUERY]}
             marks = ",".join("?" * len(part))
             query = (
                 "SELECT key FROM blocks WHERE fingerprint=? AND grp=? AND writer IS NULL"
                 f" AND key IN ({marks})"
             )
-            found.update(BlockKey(key) for (key,) in self._file.read(query, fingerprint, group, *part))
+            found.update(part[name] for (name,) in self._file.read(query, fingerprint, group, *part))
         return found
 
     def children(self, fingerprint: bytes, parent: BlockKey) -> list[IndexedBlock]:
         """Return the blocks and tails directly behind a parent."""
-        return list(self._blocks("fingerprint=? AND parent=?", fingerprint, parent))
+        return list(self._blocks("fingerprint=? AND parent=?", fingerprint, self._seal.name(parent)))
 
     def nearest(
         self, fingerprint: bytes, parent: BlockKey, token_ids: Sequence[int], most: int
@@ -165,6 +175,8 @@ class BlockIndex:
         """Return blocks and tails directly behind a parent: those that begin most like `token_ids`, at most
         `most` in each direction. In the order of their bytes they stand side by side.
         """
+        if not self._seal.keeps_order:
+            return _nearest(self.children(fingerprint, parent), u32le(token_ids), most)
         keys = [
             key
             for side in (">= ? ORDER BY token_ids", "< ? ORDER BY token_ids DESC")
@@ -185,7 +197,7 @@ class BlockIndex:
         return list(self._blocks("TRUE"))
 
     def with_key(self, fingerprint: bytes, key: BlockKey) -> IndexedBlock | None:
-        return next(self._blocks("fingerprint=? AND key=?", fingerprint, key), None)
+        return self._with_name(fingerprint, self._seal.name(key))
 
     def names(self) -> tuple[set[BlockName], set[BlockName]]:
         """Return the names of all rows: those that are settled, and those that are not."""
@@ -210,7 +222,7 @@ class BlockIndex:
             " ORDER BY last_used LIMIT ?",
             limit,
         )
-        found = (self.with_key(fingerprint, key) for fingerprint, key in dict.fromkeys(rows))
+        found = (self._with_name(fingerprint, name) for fingerprint, name in dict.fromkeys(rows))
         return [block for block in found if block is not None]
 
     def usage(self, fingerprint: bytes | None = None) -> DiskUsage:
@@ -233,7 +245,7 @@ class BlockIndex:
 
     def add(self, blocks: Iterable[FoundBlock]) -> None:
         """Insert settled rows for files that are there; a row that is there is settled."""
-        self._file.write((_SETTLE, [_row(block) for block in blocks]))
+        self._file.write((_SETTLE, [self._row(block) for block in blocks]))
 
     def drop(self, names: Iterable[BlockName]) -> None:
         """Remove settled rows whose files are gone."""
@@ -245,7 +257,8 @@ class BlockIndex:
         Never as before what was used last, so that a clock that was set back does not make them the oldest.
         """
         newest_s = self.newest_s()
-        rows = [(max(moment, newest_s), fingerprint, key) for key, moment in used_s.items()]
+        name = self._seal.name
+        rows = [(max(moment, newest_s), fingerprint, name(key)) for key, moment in used_s.items()]
         self._file.write(("UPDATE blocks SET last_used=? WHERE fingerprint=? AND key=?", rows))
 
     def newest_s(self) -> float:
@@ -259,16 +272,16 @@ class BlockIndex:
         """Insert the unsettled row of a block that is about to be written, or make the row that is there
         this writer's.
         """
-        self._file.write((_RESERVE, [(*_row(block), writer)]))
+        self._file.write((_RESERVE, [(*self._row(block), writer)]))
 
     def settle(self, block: FoundBlock, writer: str, day: int) -> None:
         """Make a block's row settled, its file being durable, and count its bytes as written on a day.
 
         Another process may have removed the file since; then the row goes.
         """
-        name = (block.fingerprint, block.header.key, block.header.group)
+        name = (block.fingerprint, self._seal.name(block.header.key), block.header.group)
         self._file.write(
-            (_SETTLE, [_row(block)]),
+            (_SETTLE, [self._row(block)]),
             (_DROP_OWN, [(*name, writer)]),
             (
                 "INSERT INTO written VALUES (?,?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes",
@@ -309,6 +322,9 @@ class BlockIndex:
     def close(self) -> None:
         self._file.close()
 
+    def _with_name(self, fingerprint: bytes, name: DiskKey) -> IndexedBlock | None:
+        return next(self._blocks("fingerprint=? AND key=?", fingerprint, name), None)
+
     def _blocks(self, where: str, *values: object) -> Iterator[IndexedBlock]:
         columns = "fingerprint, key, parent, token_ids, block_size"
         merged = "group_concat(grp), sum(bytes), max(last_used)"
@@ -317,29 +333,44 @@ class BlockIndex:
             " GROUP BY fingerprint, key",
             *values,
         )
-        for fingerprint, key, parent, token_ids, block_size, groups, num_bytes, last_used_s in rows:
+        for fingerprint, name, parent_name, entry, block_size, groups, num_bytes, last_used_s in rows:
+            key, parent, token_ids = self._seal.entry_of(name, parent_name, entry)
             yield IndexedBlock(
                 fingerprint=fingerprint,
-                key=BlockKey(key),
-                parent=BlockKey(parent),
-                token_ids=tuple(from_u32le(token_ids)),
+                name=name,
+                key=key,
+                parent=parent,
+                token_ids=token_ids,
                 block_size=block_size,
                 groups=frozenset(GroupId(int(group)) for group in groups.split(",")),
                 num_bytes=num_bytes,
                 last_used_s=last_used_s,
             )
 
+    def _row(self, block: FoundBlock) -> Row:
+        header: BlockHeader = block.header
+        return (
+            block.fingerprint,
+            self._seal.name(header.key),
+            header.group,
+            self._seal.name(header.parent),
+            len(header.token_ids),
+            block.block_size,
+            self._seal.entry(header.key, header.parent, header.token_ids),
+            block.num_bytes,
+            block.modified_s,
+        )
 
-def _row(block: FoundBlock) -> Row:
-    header: BlockHeader = block.header
-    return (
-        block.fingerprint,
-        header.key,
-        header.group,
-        header.parent,
-        len(header.token_ids),
-        block.block_size,
-        u32le(header.token_ids),
-        block.num_bytes,
-        block.modified_s,
-    )
+
+def _schema(seal: BlockSeal) -> tuple[str, ...]:
+    if not seal.entry_overhead:
+        return _SCHEMA
+    length = f"4 * num_tokens + {seal.entry_overhead}"
+    return tuple(statement.replace("4 * num_tokens", length) for statement in _SCHEMA)
+
+
+def _nearest(blocks: Iterable[IndexedBlock], wanted: bytes, most: int) -> list[IndexedBlock]:
+    """Return of some blocks those that stand on either side of a place in the order of their ids' bytes."""
+    in_order = sorted((u32le(block.token_ids), block.key, block) for block in blocks if block.token_ids)
+    place = bisect_left(in_order, (wanted,))
+    return [block for _, _, block in in_order[max(0, place - most) : place + most]]

@@ -8,6 +8,7 @@ from kvchat.engine.api.ids import BlockKey, GroupId, block_key, from_u32le, u32l
 from kvchat.engine.memory.block_file import BlockHeader, Layout
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
+from kvchat.sealing.sealer import Sealer
 
 
 class BlockShelf:
@@ -17,6 +18,7 @@ class BlockShelf:
         cache_dir: where the disk tier is.
         layouts: for each group the tensors of one block.
         limit_bytes: most bytes of all blocks on disk; None: no limit.
+        sealer: what blocks are sealed with; None: they are in the clear.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class BlockShelf:
         *,
         block_size: int,
         limit_bytes: int | None = None,
+        sealer: Sealer | None = None,
     ) -> None:
         self.layouts = dict(layouts)
         self.block_size = block_size
@@ -36,6 +39,7 @@ class BlockShelf:
             layouts=self.layouts,
             block_size=block_size,
             limit_bytes=limit_bytes,
+            sealer=sealer,
         )
 
     def groups_of(self, key: BlockKey) -> list[GroupId]:

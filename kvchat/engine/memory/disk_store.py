@@ -10,9 +10,11 @@ from threading import Lock
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
 from kvchat.engine.memory.block_directory import BlockDirectory
 from kvchat.engine.memory.block_file import BlockHeader, FileIdentity, Layout, Region
-from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock, WrittenBytes
+from kvchat.engine.memory.block_index import BlockName, DiskUsage, IndexedBlock, WrittenBytes
+from kvchat.engine.memory.block_seal import seal_of
 from kvchat.engine.memory.files import SYSTEM, Buffer, Files
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
+from kvchat.sealing.sealer import Sealer
 
 __all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "StoredBlock", "WrittenBytes"]
 
@@ -44,6 +46,7 @@ class DiskStore:
         daily_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
         files: Files = SYSTEM,
+        sealer: Sealer | None = None,
     ) -> None:
         """Open the store, settle what a crash left behind, and make it fit its limit.
 
@@ -52,6 +55,7 @@ class DiskStore:
             limit_bytes: most bytes of all fingerprints' files together; None: no limit.
             daily_bytes: most bytes written on one local day by all processes, which may each be one block
                 late to see it; None: no limit.
+            sealer: what blocks are sealed with; None: they are in the clear.
 
         Raises: StorageError: the directory cannot be created or written.
         """
@@ -67,7 +71,7 @@ class DiskStore:
         self._clock = clock
         self._touched: dict[BlockKey, float] = {}
         self._touched_lock = Lock()
-        self._directory = BlockDirectory(cache_dir, files, clock)
+        self._directory = BlockDirectory(cache_dir, files, clock, seal_of(sealer))
         self._index = self._directory.index
         self._enforce_limit()
 
@@ -127,7 +131,7 @@ class DiskStore:
             if isinstance(error, BlockDamaged):
                 self._directory.set_aside(path)
             with suppress(StorageError):  # the row stays and misses again
-                self._index.drop([(self._fingerprint, key, group)])
+                self._index.drop([self._name(key, group)])
             raise
 
     def write(self, header: BlockHeader, payload: Buffer) -> bool:
@@ -147,16 +151,16 @@ class DiskStore:
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         """Remove one group's file of a block; nothing happens if it is not there."""
-        self._directory.remove([(self._fingerprint, key, group)])
+        self._directory.remove([self._name(key, group)])
 
     def set_aside(self, key: BlockKey, group: GroupId) -> None:
         """Move a block whose bytes are not what they must be to the quarantine; its row goes."""
         self._directory.set_aside(self._path(key, group))
-        self._index.drop([(self._fingerprint, key, group)])
+        self._index.drop([self._name(key, group)])
 
     def remove_keys(self, keys: Iterable[BlockKey]) -> None:
         """Remove blocks with all their groups."""
-        self._directory.remove([(self._fingerprint, key, group) for key in keys for group in self._layouts])
+        self._directory.remove([self._name(key, group) for key in keys for group in self._layouts])
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that blocks were used now. Cheap: reaches the index with the next write or at close."""
@@ -225,7 +229,10 @@ class DiskStore:
         )
 
     def _path(self, key: BlockKey, group: GroupId) -> Path:
-        return self._directory.path(self._fingerprint, key, group)
+        return self._directory.path(*self._name(key, group))
+
+    def _name(self, key: BlockKey, group: GroupId) -> BlockName:
+        return self._fingerprint, self._directory.seal.name(key), group
 
     def _enforce_limit(self) -> None:
         if self.limit_bytes is not None:

@@ -1,0 +1,101 @@
+"""Seals what lies on disk: AES-256-GCM under keys that all come from one data key.
+
+Everything sealed is bound to its place: two records that were swapped open as little as one that was changed.
+A record's nonce is a keyed digest of its place and content, so no state and no random number can repeat one
+for other content; the price is that a record which is written again unchanged looks unchanged. Files are
+longer and have no such price: each is sealed under a key of its own, drawn anew whenever one is written.
+"""
+
+import secrets
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from kvchat.errors import EncryptionError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+KEY_BYTES = 32
+SALT_BYTES = 32
+TAG_BYTES = 16
+NONCE_BYTES = 12
+RECORD_OVERHEAD = NONCE_BYTES + TAG_BYTES
+"""Bytes that a sealed record takes beside its content."""
+
+
+class SealBroken(ValueError):
+    """What was found in a place is not what was sealed for it, or was sealed with another key."""
+
+
+class Sealer:
+    """Seals and opens with one data key. Has no state, so any number of threads and processes may seal."""
+
+    def __init__(self, data_key: bytes) -> None:
+        """Derive the keys.
+
+        Raises: EncryptionError: the package that encrypts is not installed.
+        """
+        assert len(data_key) == KEY_BYTES
+        self.name = _digest(data_key, b"kvchat.keyname", b"", 8).hex()
+        """Tells keys apart, and says nothing of this one."""
+        self._cipher = cipher_of(_digest(data_key, b"kvchat.records", b""))
+        self._nonce_key = _digest(data_key, b"kvchat.nonces", b"")
+        self._pseudonym_key = _digest(data_key, b"kvchat.names", b"")
+        self._file_key = _digest(data_key, b"kvchat.files", b"")
+
+    def seal(self, place: bytes, data: bytes) -> bytes:
+        """Return a record that opens in this place alone."""
+        head = len(place).to_bytes(8, "little") + place
+        nonce = blake2b(head + data, key=self._nonce_key, digest_size=NONCE_BYTES).digest()
+        return nonce + self._cipher.encrypt(nonce, data, place)
+
+    def open(self, place: bytes, sealed: bytes) -> bytes:
+        """Return what was sealed for a place.
+
+        Raises: SealBroken: these bytes were not.
+        """
+        return opened(self._cipher, sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place)
+
+    def pseudonym(self, name: bytes) -> bytes:
+        """Return 32 bytes that stand for a name and do not tell it to anybody without the key."""
+        return blake2b(name, key=self._pseudonym_key, digest_size=KEY_BYTES).digest()
+
+    def of_file(self, place: bytes, salt: bytes) -> "AESGCM":
+        """Return the cipher of one file. With a new salt its nonces may be numbers."""
+        assert len(salt) == SALT_BYTES
+        return cipher_of(_digest(self._file_key, b"kvchat.file", salt + place))
+
+
+def new_salt() -> bytes:
+    return secrets.token_bytes(SALT_BYTES)
+
+
+def cipher_of(key: bytes) -> "AESGCM":
+    """Return the cipher of a key.
+
+    Raises: EncryptionError: the package that encrypts is not installed.
+    """
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise EncryptionError(
+            "encryption needs packages that are not installed: pip install 'kvchat[encryption]'"
+        ) from error
+    return AESGCM(key)
+
+
+def opened(cipher: "AESGCM", nonce: bytes, sealed: bytes | memoryview, place: bytes) -> bytes:
+    """Decrypt and verify.
+
+    Raises: SealBroken: a byte is not what it must be.
+    """
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        return cipher.decrypt(nonce, sealed, place)
+    except (InvalidTag, ValueError) as error:
+        raise SealBroken("it does not open") from error
+
+
+def _digest(key: bytes, purpose: bytes, data: bytes, digest_size: int = KEY_BYTES) -> bytes:
+    return blake2b(data, key=key, person=purpose, digest_size=digest_size).digest()
