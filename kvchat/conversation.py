@@ -254,7 +254,7 @@ class Answering:
     ) -> Request:
         """Return the request and note which weights answer it. Blocks while the engine loads."""
         info = self._engine.info()
-        answer.mark(model=self._model, fingerprint=info.fingerprint)
+        answer.mark(model=self._model, fingerprint=info.fingerprint, exact=info.is_exact)
         so_far = tuple(answer.token_ids)
         return Request(
             token_ids=prompt + so_far,

@@ -120,6 +120,7 @@ class ScriptedEngine:
         self.step_tokens = 1
         self.step_s = 0.0
         self.handle_class = ScriptedHandle
+        self.is_exact = True
         self._script = script
         self._max_context = max_context
         self._fingerprint = fingerprint
@@ -143,6 +144,7 @@ class ScriptedEngine:
             eos_token_ids=(),
             num_layers=1,
             disk_enabled=False,
+            is_exact=self.is_exact,
         )
 
     def submit(self, request: Request) -> ScriptedHandle:

@@ -159,7 +159,11 @@ def _speaker(turn: Turn) -> str:
 
 
 def _ending(turn: Turn) -> str:
-    return "" if turn.finish is Finish.COMPLETE else f" … ({turn.finish.value})"
+    """Return what is to be said behind a message: how it ended, and that its KV was approximate."""
+    words = [] if turn.finish is Finish.COMPLETE else [f" … ({turn.finish.value})"]
+    if turn.token_ids is not None and not turn.exact:
+        words.append(" (approximate)")
+    return "".join(words)
 
 
 def _summary_line(summary: SessionSummary, name: str) -> str:
@@ -169,16 +173,19 @@ def _summary_line(summary: SessionSummary, name: str) -> str:
     figures = f"{plural(summary.num_turns, 'turn')}, {short_count_text(summary.num_tokens)} tokens"
     if summary.num_branches > 1:
         figures += f", {summary.num_branches} branches"
+    if not summary.is_exact:
+        figures += ", approximate"
     return f"{name:8}  {age:>4}  {title}  ({figures})"
 
 
 def _summary_values(summary: SessionSummary) -> dict[str, object]:
-    counts = {
+    values = {
         "num_turns": summary.num_turns,
         "num_tokens": summary.num_tokens,
         "num_branches": summary.num_branches,
+        "exact": summary.is_exact,
     }
-    return asdict(summary.session) | counts
+    return asdict(summary.session) | values
 
 
 def _all_of(turn: Turn) -> dict[str, object]:

@@ -289,6 +289,8 @@ class Engine:
             computed_tokens=self._answers.computed_tokens,
             room_tokens=occupancy.room_tokens(self._manager),
             capacity=self.info.capacity,
+            cache_format=self.info.cache_format,
+            is_exact=self.info.is_exact,
             problem=self._keeper.problem,
         )
 

@@ -55,9 +55,9 @@ class Answer:
             return 0.05
         return max(0.0, self._next_write - monotonic())
 
-    def mark(self, *, model: str, fingerprint: str) -> None:
-        """Note who answers; known only once the engine is loaded."""
-        self._store.mark_answer(self.turn.id, model=model, fingerprint=fingerprint)
+    def mark(self, *, model: str, fingerprint: str, exact: bool) -> None:
+        """Note who answers, and whether on exact KV; known only once the engine is loaded."""
+        self._store.mark_answer(self.turn.id, model=model, fingerprint=fingerprint, exact=exact)
 
     def take(self, token_id: int) -> None:
         """Take a sampled token."""

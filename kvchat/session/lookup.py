@@ -19,6 +19,8 @@ _SUMMARIES = """
                FROM turns JOIN pieces ON pieces.turn_num = turns.num
                WHERE session_id = sessions.id AND finish = 'partial') AS num_tokens,
         (SELECT count(*) FROM branches WHERE session_id = sessions.id) AS num_branches,
+        NOT EXISTS (SELECT 1 FROM turns WHERE session_id = sessions.id AND role = 'assistant'
+            AND NOT exact AND token_ids IS NOT NULL) AS is_exact,
         (SELECT substr(text, 1, 200) FROM turns
          WHERE session_id = sessions.id AND text != '' ORDER BY num DESC LIMIT 1) AS excerpt
     FROM sessions ORDER BY updated_at DESC, id
@@ -36,13 +38,17 @@ _SEARCH = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSummary:
-    """A line of the session list. `num_tokens` counts every branch once; `excerpt` is the newest text."""
+    """A line of the session list. `num_tokens` counts every branch once; `excerpt` is the newest text.
+
+    `is_exact`: no answer was sampled on approximate KV.
+    """
 
     session: Session
     num_turns: int
     num_tokens: int
     num_branches: int
     excerpt: str
+    is_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,7 @@ def summaries(connection: sqlite3.Connection) -> tuple[SessionSummary, ...]:
             num_turns=row["num_turns"],
             num_tokens=row["num_tokens"],
             num_branches=row["num_branches"],
+            is_exact=bool(row["is_exact"]),
             excerpt=" ".join((row["excerpt"] or "").split()),
         )
         for row in connection.execute(_SUMMARIES)

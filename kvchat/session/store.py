@@ -268,11 +268,15 @@ class SessionStore:
         self._writing -= set(turn_ids)
         return moved
 
-    def mark_answer(self, turn_id: TurnId, *, model: str, fingerprint: str) -> None:
-        """Say which model writes an answer; known only once the engine is loaded."""
+    def mark_answer(self, turn_id: TurnId, *, model: str, fingerprint: str, exact: bool = True) -> None:
+        """Say which model writes an answer, and on which KV; known only once the engine is loaded.
+
+        An answer of which any part was approximate stays so.
+        """
         with self._database.write() as connection:
             connection.execute(
-                "UPDATE turns SET model = ?, fingerprint = ? WHERE id = ?", (model, fingerprint, turn_id)
+                "UPDATE turns SET model = ?, fingerprint = ?, exact = exact AND ? WHERE id = ?",
+                (model, fingerprint, exact, turn_id),
             )
 
     def append_to_answer(

@@ -15,19 +15,23 @@ class StoredSessions:
 
     Attributes:
         entries: newest first.
+        approximate: the sessions with an answer that was sampled on approximate KV.
     """
 
     def __init__(self, store: SessionShelf) -> None:
         self.entries: tuple[SessionWithBranches, ...] = ()
+        self.approximate: frozenset[str] = frozenset()
         self._store = store
 
     def read(self) -> None:
         """Read the store again; from any thread."""
         store = self._store
+        summaries = store.list_sessions()
         self.entries = tuple(
             (summary.session, store.branches(summary.session.id) if summary.num_branches > 1 else ())
-            for summary in store.list_sessions()
+            for summary in summaries
         )
+        self.approximate = frozenset(summary.session.id for summary in summaries if not summary.is_exact)
 
     def title(self, session_id: SessionId) -> str | None:
         return self.titles.get(session_id)
@@ -47,11 +51,14 @@ class StoredSessions:
         return BranchNames(of_branches=of_branches, of_sessions=self.titles, active=active)
 
 
-def list_options(here: ConversationView | None, own_bytes: dict[str, int]) -> ListOptions:
+def list_options(
+    here: ConversationView | None, own_bytes: dict[str, int], approximate: frozenset[str]
+) -> ListOptions:
     """Return how to draw the list with the conversation on screen marked."""
     return ListOptions(
         active_session=here.session.id if here else None,
         active_branch=here.branch.name if here else None,
         own_bytes=own_bytes,
         now=time(),
+        approximate=approximate,
     )

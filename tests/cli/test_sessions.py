@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,22 @@ def add(
             fingerprint="" if role is Role.USER else chains.FINGERPRINT.hex(),
         )
         branch = store.add_turn(branch, turn)
+
+
+def test_approximate_answers_are_told_in_every_listing(
+    store: SessionStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = store.create_session(title="Trip to Oslo")
+    add(store, session, "By train?", "Yes.")
+    branch = store.branch(session.id, session.active_branch)
+    answer = store.turns_to(branch.leaf_id)[-1]
+    store.add_turn(branch, replace(answer, id=new_turn_id(), parent_id=answer.id, exact=False))
+    assert run(["sessions"]) == 0
+    assert ", approximate)" in capsys.readouterr().out
+    assert run(["sessions", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["exact"] is False
+    assert run(["sessions", "show", session.id]) == 0
+    assert capsys.readouterr().out.count("(approximate)") == 1
 
 
 def test_sessions_are_listed_with_the_shortest_name_that_is_theirs(

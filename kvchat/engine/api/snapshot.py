@@ -34,7 +34,7 @@ class GroupUsage:
 
     group: GroupId
     kind: str
-    """`full`, `sliding` or `chunked`."""
+    """`full`, `sliding`, `chunked`, `latent` or `latent fp8`."""
     window: int | None
     layers: tuple[int, ...]
     block_bytes: int
@@ -99,6 +99,8 @@ class CacheSnapshot:
     room_tokens: int
     """Tokens one more branch can hold before a cached block must be evicted."""
     capacity: Capacity | None = None
+    cache_format: str = "exact"
+    is_exact: bool = True
     problem: str | None = None
     """Why blocks are not saved to disk at the moment, and what to do; None while all is well."""
 

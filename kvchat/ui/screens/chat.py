@@ -238,7 +238,7 @@ class ChatScreen(Screen[None]):
             await asyncio.to_thread(self._sessions.read)
         except KvchatError as error:
             self.warn(str(error))
-        options = list_options(self.turns.conversation, self._watch.own_bytes())
+        options = list_options(self.turns.conversation, self._watch.own_bytes(), self._sessions.approximate)
         self.query_one(SessionList).show_sessions(self._sessions.entries, options)
         self._draw_heading()
 

@@ -8,6 +8,8 @@ from kvchat.ui.figures import age_text, short_bytes_text
 from kvchat.ui.plain_text import fitted, one_line
 
 UNTITLED = "untitled"
+APPROXIMATE = " ≈"
+"""Stands behind the mark of a session with approximate answers."""
 
 SessionWithBranches = tuple[Session, Sequence[Branch]]
 
@@ -31,12 +33,16 @@ class SessionLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOptions:
-    """How to draw. `own_bytes` holds what each session on the device has for itself."""
+    """How to draw. `own_bytes` holds what each session on the device has for itself.
+
+    `approximate`: sessions with an answer that was sampled on approximate KV.
+    """
 
     active_session: SessionId | None
     active_branch: BranchName | None
     own_bytes: Mapping[str, int]
     now: float
+    approximate: frozenset[str] = frozenset()
 
 
 def session_lines(sessions: Sequence[SessionWithBranches], options: ListOptions) -> tuple[SessionLine, ...]:
@@ -74,6 +80,8 @@ def _session_line(session: Session, options: ListOptions) -> SessionLine:
     is_active = session.id == options.active_session
     own_bytes = options.own_bytes.get(session.id)
     mark = "●" if is_active else "○" if own_bytes is not None else "·"
+    if session.id in options.approximate:
+        mark += APPROXIMATE
     return SessionLine(
         session_id=session.id,
         branch=None,

@@ -90,8 +90,10 @@ def _cache_parts(figures: StatusFigures) -> list[str]:
     used, limit = figures.context_tokens, snapshot.max_context
     asked = snapshot.reused_tokens + snapshot.computed_tokens
     room = max(0, min(snapshot.room_tokens, limit - used))
+    form = [] if snapshot.is_exact else [f"KV in {snapshot.cache_format}, approximate"]
     return [
         f"ctx {short_count_text(used)}/{short_count_text(limit)} {gauge(used, limit)}",
+        *form,
         f"reuse {percent_text(snapshot.reused_tokens, asked)}",
         f"room for {short_count_text(room)} tokens",
         rate_text(figures.tokens_per_s),

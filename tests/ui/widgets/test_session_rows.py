@@ -51,6 +51,19 @@ def test_sessions_and_branches_stand_in_columns_newest_first() -> None:
     ]
 
 
+def test_sessions_with_approximate_answers_are_marked() -> None:
+    options = ListOptions(
+        active_session=SessionId("s1"),
+        active_branch=MAIN,
+        own_bytes={},
+        now=NOW,
+        approximate=frozenset({"s2"}),
+    )
+    sessions = [stored(1, "exact", 5, "main"), stored(2, "about", 500, "main")]
+    names = [line.name for line in session_lines(sessions, options)]
+    assert names == ["● exact", "· ≈ about"]
+
+
 def test_pinned_sessions_stand_first() -> None:
     sessions = [stored(2, "new", 5, "main"), stored(3, "kept", 500, "main", pinned=True)]
     assert [line[2:6] for line in drawn(sessions)] == ["kept", "new "]

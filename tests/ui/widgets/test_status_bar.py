@@ -26,6 +26,12 @@ def test_it_shows_context_reuse_room_and_speed() -> None:
     )
 
 
+def test_kv_that_is_not_exact_is_told() -> None:
+    assert BUSY.snapshot is not None
+    snapshot = replace(BUSY.snapshot, cache_format="fp8", is_exact=False)
+    assert " · KV in fp8, approximate · " in status_text(replace(BUSY, snapshot=snapshot), 110)
+
+
 def test_the_hint_stands_at_the_right_edge() -> None:
     line = status_text(BUSY, 100)
     assert len(line) == 100
