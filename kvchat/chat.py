@@ -31,7 +31,7 @@ from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Turn, TurnId, path_token_ids
 
 _NOT_VERIFIED = (
-    "the KV of this session was imported and is not verified, so no other session shares it; "
+    "the KV of this session was imported and not all of it is verified, so no other session shares it; "
     "`kvchat sessions verify --all {}` computes it again"
 )
 
@@ -233,7 +233,7 @@ class Chat:
         self._prefetch(conversation, None)
 
     def _keeper(self, branch: Branch) -> BranchName:
-        """Return another branch that has the whole path of this one, so that this one may move; else itself."""
+        """Return another branch that has all of this one's path, so that this one may move; else itself."""
         for one in self.store.branches(branch.session_id):
             path = self.store.turns_to(one.leaf_id) if one.name != branch.name else ()
             if any(turn.id == branch.leaf_id for turn in path):

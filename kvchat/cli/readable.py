@@ -9,6 +9,7 @@ from kvchat.cli.export_format import Format
 from kvchat.session.render.document import Document, Message
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn
 from kvchat.ui.figures import plural
+from kvchat.ui.trust_words import trust_words
 from kvchat.ui.widgets.footer_line import footer_parts
 from kvchat.ui.widgets.session_rows import UNTITLED
 
@@ -54,7 +55,7 @@ def _document(session: Session, branch: Branch, turns: Sequence[Turn]) -> Docume
         facts=tuple(_facts(session, branch, turns)),
         system=session.system,
         messages=tuple(
-            Message(role=turn.role, text=turn.text, reasoning=turn.reasoning, notes=_notes(turn))
+            Message(role=turn.role, text=turn.text, reasoning=turn.reasoning, notes=_notes(turn, session))
             for turn in turns
         ),
     )
@@ -67,10 +68,12 @@ def _facts(session: Session, branch: Branch, turns: Sequence[Turn]) -> Iterator[
     yield strftime("%Y-%m-%d %H:%M", localtime(session.created_at))
     yield plural(len(turns), "message")
     yield plural(sum(len(turn.token_ids or ()) for turn in turns), "token")
+    if trust := trust_words(session):
+        yield trust
 
 
-def _notes(turn: Turn) -> tuple[str, ...]:
+def _notes(turn: Turn, session: Session) -> tuple[str, ...]:
     if turn.role is Role.USER:
         return ()
     ending = (_ENDINGS[turn.finish],) if turn.finish in _ENDINGS else ()
-    return ending + footer_parts(turn)
+    return ending + footer_parts(turn, session)

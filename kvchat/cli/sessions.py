@@ -20,8 +20,10 @@ from kvchat.cli.shelf import open_store, short_id
 from kvchat.cli.streams import Output, Status
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn, Verdict
+from kvchat.session.trust import trust_of
 from kvchat.ui.figures import age_text, bytes_text, plural, short_count_text
 from kvchat.ui.plain_text import one_line
+from kvchat.ui.trust_words import trust_words
 
 _EXCERPT_LEN = 60
 
@@ -52,6 +54,7 @@ def show_session(options: SessionOptions) -> None:
         output.json(
             asdict(session)
             | {
+                "trust": trust_of(session),
                 "branches": [asdict(branch) for branch in branches],
                 "turns": [_all_of(turn) for turn in turns],
             }
@@ -175,6 +178,8 @@ def _summary_line(summary: SessionSummary, name: str) -> str:
         figures += f", {summary.num_branches} branches"
     if not summary.is_exact:
         figures += ", approximate"
+    if trust := trust_words(session):
+        figures += f"; {trust}"
     return f"{name:8}  {age:>4}  {title}  ({figures})"
 
 
@@ -185,7 +190,7 @@ def _summary_values(summary: SessionSummary) -> dict[str, object]:
         "num_branches": summary.num_branches,
         "exact": summary.is_exact,
     }
-    return asdict(summary.session) | values
+    return asdict(summary.session) | {"trust": trust_of(summary.session)} | values
 
 
 def _all_of(turn: Turn) -> dict[str, object]:
@@ -213,6 +218,8 @@ def _trust_words(session: Session) -> str:
     """Return where a session's KV came from and what was found of it; empty if nobody has looked."""
     words = ["KV imported, shared with no other session"] if session.namespace else []
     found = session.verification
+    if session.namespace and found is None:
+        words.append(f"not verified: `kvchat sessions verify --all {session.id}` computes it again")
     if found is not None:
         of = f"{found.num_blocks} of {plural(found.of_blocks, 'block')}"
         words.append(f"KV verified {_date(found.at)}: {of}, {_VERDICTS[found.verdict]}")

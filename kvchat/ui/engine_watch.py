@@ -6,8 +6,10 @@ from time import monotonic
 
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
+from kvchat.session.tree import Session
 from kvchat.ui.bridge import EngineView
 from kvchat.ui.token_rate import TokenRate
+from kvchat.ui.trust_words import trust_words
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
@@ -18,9 +20,9 @@ _IDLE_POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What the screen shows, as far as the figures depend on it. `owner` is the open session, or empty."""
+    """What the screen shows, as far as the figures depend on it. `session` is the open one."""
 
-    owner: str
+    session: Session | None
     names: BranchNames
     context_len: int
     is_running: bool
@@ -92,6 +94,7 @@ class EngineWatch:
             context_tokens=_context_tokens(snapshot, shown),
             tokens_per_s=self._rate.tokens_per_s or shown.last_rate,
             num_queued=shown.num_queued,
+            trust=trust_words(shown.session) if shown.session else "",
             hint="esc stop" if shown.is_running else "f1 help",
         )
 
@@ -99,5 +102,6 @@ class EngineWatch:
 def _context_tokens(snapshot: CacheSnapshot | None, shown: Shown) -> int:
     """Return the length of the conversation on screen, with what is being written now."""
     branches = snapshot.branches if snapshot else ()
-    live = [branch.num_tokens for branch in branches if branch.running and branch.owner == shown.owner]
+    owner = shown.session.id if shown.session else None
+    live = [branch.num_tokens for branch in branches if branch.running and branch.owner == owner]
     return max([shown.context_len, *live])

@@ -223,7 +223,8 @@ class Turns:
         self._lane = self._take_lane(conversation) or Lane(conversation, draft or Draft())
         if self._lane.conversation is not None:
             self._chat.bring_forward(self._lane.conversation)
-        await self._transcript.show_turns(_turns_before(self._lane))
+        session = self._lane.conversation.session if self._lane.conversation else None
+        await self._transcript.show_turns(_turns_before(self._lane), session)
         for event in list(self._lane.events):
             await self._draw(event)
         self._listener.queue_changed()

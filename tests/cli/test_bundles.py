@@ -263,8 +263,17 @@ def test_a_session_shows_where_its_kv_came_from_and_what_was_found_of_it(
 ) -> None:
     kvchat("import", str(bundle), "-m", str(tiny_model))
     run(["sessions", "show", "demo"])
-    assert "KV imported, shared with no other session\n" in capsys.readouterr().out
-    kvchat("sessions", "verify", "-m", str(tiny_model), "--all", "demo")
+    assert "KV imported, shared with no other session; not verified: " in capsys.readouterr().out
+    for effort, words, trust in (
+        (None, "; imported KV, not verified)", "unverified"),
+        (["--sample", "1"], "; imported KV, 1 of ", "sampled"),
+        (["--all"], "; KV verified)", "verified"),
+    ):
+        if effort is not None:
+            kvchat("sessions", "verify", "-m", str(tiny_model), *effort, "demo")
+        assert kvchat("sessions", "list")[0]["trust"] == kvchat("sessions", "show", "demo")["trust"] == trust
+        run(["sessions", "list"])
+        assert words in capsys.readouterr().out
     run(["sessions", "show", "demo"])
     shown = capsys.readouterr().out
     assert "all as computed here" in shown

@@ -373,9 +373,10 @@ class ChatScreen(Screen[None]):
 
     def _look(self) -> None:
         """Draw the engine's state, and come back: often while an answer is written."""
+        conversation = self.turns.conversation
         shown = Shown(
-            owner=self._owner(),
-            names=self._sessions.branch_names(self.turns.conversation, self._kept),
+            session=conversation.session if conversation else None,
+            names=self._sessions.branch_names(conversation, self._kept),
             context_len=self.turns.context_len,
             is_running=self.turns.is_running,
             num_queued=len(self.turns.queue),
@@ -394,10 +395,6 @@ class ChatScreen(Screen[None]):
             reason = status.error or status.detail or "the engine stopped"
             self.notify(f"{reason}", title="engine", severity="error", timeout=30, markup=False)
             self._give_back(self.turns.stop_all())
-
-    def _owner(self) -> str:
-        conversation = self.turns.conversation
-        return conversation.session.id if conversation else ""
 
     def _draw_heading(self) -> None:
         conversation = self.turns.conversation

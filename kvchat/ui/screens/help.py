@@ -38,6 +38,14 @@ _LEGEND = (
 )
 
 
+_MARKS = (
+    ("●  ○  ·", "on screen, on the device, stored"),
+    ("?", "KV that was imported and is not all verified; it serves this session alone"),
+    ("✓", "KV that was verified: all of it was computed again and agrees"),
+    ("!", "KV of which some was found wrong; that is set aside and computed again"),
+)
+
+
 class HelpScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,enter,ctrl+c", "dismiss", "Close")]
 
@@ -46,6 +54,7 @@ class HelpScreen(ModalScreen[None]):
         with VerticalScroll(classes="dialog help"):
             yield Static(_table("keys", KEYS))
             yield Static(_table("commands (// sends a line that begins with /)", commands))
+            yield Static(_table("sessions", _MARKS))
             yield Static(_table("cache panel", _LEGEND))
             yield Static("esc closes", classes="dialog-keys", markup=False)
 

@@ -8,7 +8,7 @@ from textual.widgets import Static
 
 from kvchat.chat import Prefill
 from kvchat.engine.api.events import LoadEstimate
-from kvchat.session.tree import Turn
+from kvchat.session.tree import Session, Turn
 from kvchat.ui.figures import plural
 from kvchat.ui.plain_text import clean_text
 from kvchat.ui.widgets.footer_line import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
@@ -71,9 +71,12 @@ class AnswerView(Vertical):
         turn: the answer as last stored.
     """
 
-    def __init__(self, turn: Turn, *, is_live: bool, folds_reasoning: bool = True) -> None:
+    def __init__(
+        self, turn: Turn, session: Session | None = None, *, is_live: bool, folds_reasoning: bool = True
+    ) -> None:
         super().__init__(classes="answer")
         self.turn = turn
+        self._session = session
         self._body: AnswerMarkdown | Static = self._live_body() if is_live else self._still_body()
         self._reasoning = Reasoning()
         self._reasoning.is_folded = folds_reasoning
@@ -159,7 +162,7 @@ class AnswerView(Vertical):
 
     def _show_turn(self) -> None:
         self._reasoning.show_text(clean_text(self.turn.reasoning))
-        self._footer.show_parts(footer_parts(self.turn))
+        self._footer.show_parts(footer_parts(self.turn, self._session))
         ending = ending_text(self.turn.finish)
         self._ending.update(Content(f"■ {ending}"))
         self._ending.display = bool(ending)

@@ -4,21 +4,26 @@ from collections.abc import Sequence
 
 from kvchat.chat import Prefill
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate
-from kvchat.session.tree import Finish, Turn
+from kvchat.session.tree import Finish, Session, Turn
 from kvchat.ui.figures import count_text, rate_text, seconds_text
+from kvchat.ui.trust_words import exactness_words
 
 SEPARATOR = " · "
 
 
-def footer_parts(turn: Turn) -> tuple[str, ...]:
-    """Return what is said about a finished answer, in order; nothing if it never reached the engine."""
+def footer_parts(turn: Turn, session: Session | None = None) -> tuple[str, ...]:
+    """Return what is said about a finished answer, in order; nothing if it never reached the engine.
+
+    Args:
+        session: where it stands; None: in one whose KV was computed here.
+    """
     parts = [*_usage_parts(turn), *_timing_parts(turn)]
     if turn.damaged:
         parts.append(_damage_text(turn))
     elif turn.token_ids is None:
         parts.append("imported text")
     elif parts:
-        parts.append("exact" if turn.exact else "approximate")
+        parts.append(exactness_words(turn, session))
     if turn.repaired:
         parts.append("repaired")
     return tuple(parts)

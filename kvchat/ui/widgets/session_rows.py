@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvchat.session.tree import Branch, BranchName, Session, SessionId
 from kvchat.ui.figures import age_text, short_bytes_text
 from kvchat.ui.plain_text import fitted, one_line
+from kvchat.ui.trust_words import trust_mark
 
 UNTITLED = "untitled"
 APPROXIMATE = " ≈"
@@ -85,7 +86,7 @@ def _session_line(session: Session, options: ListOptions) -> SessionLine:
     return SessionLine(
         session_id=session.id,
         branch=None,
-        name=f"{mark} {title_of(session)}",
+        name=" ".join(filter(None, (mark, trust_mark(session), title_of(session)))),
         size=short_bytes_text(own_bytes) if own_bytes else "",
         age=age_text(max(0.0, options.now - session.updated_at)),
         is_active=is_active,

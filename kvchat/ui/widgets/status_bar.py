@@ -15,13 +15,14 @@ _GAUGE_WIDTH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusFigures:
-    """What the status bar shows. `context_tokens` is the length of the conversation on screen."""
+    """What the status bar shows of the conversation on screen: its length, and how far its KV is trusted."""
 
     status: EngineStatus
     snapshot: CacheSnapshot | None
     context_tokens: int
     tokens_per_s: float | None
     num_queued: int = 0
+    trust: str = ""
     hint: str = ""
 
 
@@ -80,6 +81,8 @@ def _engine_parts(figures: StatusFigures) -> list[str]:
         parts.append(f"! KV is not saved: {figures.snapshot.problem}".splitlines()[0])
     if figures.num_queued:
         parts.append(f"{figures.num_queued} queued")
+    if figures.trust:
+        parts.append(figures.trust)
     return parts
 
 

@@ -8,7 +8,7 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
 
-from kvchat.session.tree import Role, Turn, TurnId
+from kvchat.session.tree import Role, Session, Turn, TurnId
 from kvchat.ui.figures import plural
 from kvchat.ui.plain_text import clean_text
 from kvchat.ui.widgets.answer import AnswerView
@@ -44,6 +44,7 @@ class Transcript(VerticalScroll):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._hidden: list[Turn] = []
+        self._session: Session | None = None
         self._folds_reasoning = True
 
     def compose(self) -> ComposeResult:
@@ -73,8 +74,13 @@ class Transcript(VerticalScroll):
         """Set what stands in an empty conversation."""
         self.query_one("#welcome", Static).update(Content(text))
 
-    async def show_turns(self, turns: Sequence[Turn]) -> None:
-        """Show another branch, from its end."""
+    async def show_turns(self, turns: Sequence[Turn], session: Session | None = None) -> None:
+        """Show another branch, from its end.
+
+        Args:
+            session: whose it is; None for a new conversation.
+        """
+        self._session = session
         self._hidden = list(turns[:-PAGE_TURNS])
         shown = turns[-PAGE_TURNS:]
         num_answers = sum(turn.role is Role.ASSISTANT for turn in shown)
@@ -109,7 +115,7 @@ class Transcript(VerticalScroll):
 
     async def begin_answer(self, turn: Turn) -> AnswerView:
         """Add an answer that is about to stream."""
-        view = AnswerView(turn, is_live=True, folds_reasoning=self._folds_reasoning)
+        view = AnswerView(turn, self._session, is_live=True, folds_reasoning=self._folds_reasoning)
         await self.page.mount(view)
         view.begin()
         await self._still_older_answers()
@@ -140,7 +146,7 @@ class Transcript(VerticalScroll):
     def _view(self, turn: Turn, *, is_live: bool) -> TurnView:
         if turn.role is Role.USER:
             return QuestionView(turn)
-        return AnswerView(turn, is_live=is_live, folds_reasoning=self._folds_reasoning)
+        return AnswerView(turn, self._session, is_live=is_live, folds_reasoning=self._folds_reasoning)
 
     def _earlier_line(self) -> list[Widget]:
         return [EarlierLine(len(self._hidden))] if self._hidden else []

@@ -1,0 +1,44 @@
+"""What is said of KV that came from elsewhere, and of what was found when it was computed again."""
+
+from kvchat.session.tree import Session, Turn
+from kvchat.session.trust import Trust, trust_of
+from kvchat.ui.figures import count_text, plural
+
+_MARKS = {
+    Trust.OWN: "",
+    Trust.UNVERIFIED: "?",
+    Trust.SAMPLED: "?",
+    Trust.DIFFERENT: "!",
+    Trust.VERIFIED: "✓",
+}
+
+
+def trust_mark(session: Session) -> str:
+    """Return one sign for a list, nothing where all was computed here and nobody has looked."""
+    return _MARKS[trust_of(session)]
+
+
+def trust_words(session: Session) -> str:
+    """Return in a few words where a session's KV came from and what was found of it; empty if it is own."""
+    found = session.verification
+    if found is None:
+        return "imported KV, not verified" if session.namespace else ""
+    origin = "imported KV" if session.namespace else "KV"
+    match trust_of(session):
+        case Trust.DIFFERENT:
+            return f"{origin}, wrong in part" if session.namespace else "KV wrong in part, set aside"
+        case Trust.VERIFIED:
+            return "KV verified"
+    return f"{origin}, {count_text(found.num_blocks)} of {plural(found.of_blocks, 'block')} verified"
+
+
+def exactness_words(turn: Turn, session: Session | None) -> str:
+    """Return what an answer can be held to in its session; None: one whose KV was computed here."""
+    if session is None or not session.namespace:
+        return "exact" if turn.exact else "approximate"
+    match trust_of(session):
+        case Trust.SAMPLED:
+            return "on imported KV, verified in part"
+        case Trust.DIFFERENT:
+            return "on imported KV, wrong in part"
+    return "on imported KV, not verified"
