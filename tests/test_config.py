@@ -183,6 +183,7 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
         "display.stats": False,
         "engine.device": "cpu",
         "engine.dtype": "float32",
+        "engine.weights": "int8",
         "engine.adapter": "/adapter",
         "engine.cache_format": "fp8",
         "engine.block_size": 16,

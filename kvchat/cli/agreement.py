@@ -9,6 +9,7 @@ from kvchat.config import Settings
 from kvchat.engine.models.fingerprint import read_checkpoint
 from kvchat.engine.models.identity import differing, is_identity, layouts_of
 from kvchat.engine.models.locate import ModelLocation, installed_model, lasting_name, locate_model
+from kvchat.engine.models.prepared import PREPARED_DIR, QUANTISED, PreparedCheckpoints, key_of
 from kvchat.engine.models.stored_dtype import stored_dtype
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.errors import BundleError, ModelError
@@ -49,7 +50,8 @@ def agree(settings: Settings, path: Path, manifest: Manifest, model: str | None)
     kv = manifest.kv
     if kv is not None:
         _check_identity(path, kv)
-    location = locate_model(model) if model is not None else installed_model(manifest.model)
+    cache_dir = settings.paths.cache_dir
+    location = locate_model(model, cache_dir=cache_dir) if model else installed_model(manifest.model)
     if location is None:
         return Agreement(problem=f"the model {manifest.model!r} is not here; name one with -m")
     name = lasting_name(location)
@@ -100,6 +102,11 @@ def _own_fields(settings: Settings, location: ModelLocation) -> Mapping[str, Any
     digests = WeightDigests(settings.paths.cache_dir / _DIGESTS_FILE)
     adapter = getattr(settings.engine, "adapter", None)
     checkpoint = read_checkpoint(location.path, Path(adapter) if adapter else None, digests)
+    if settings.engine.weights in QUANTISED:
+        kept = PreparedCheckpoints(settings.paths.cache_dir / PREPARED_DIR, digests, None)
+        # Where none is prepared yet, the plain checkpoint rightly differs.
+        if prepared := kept.find(key_of(checkpoint, settings.engine.weights, settings.engine.dtype)):
+            checkpoint = read_checkpoint(prepared, None, digests)
     digests.save()
     return {
         "weights": list(checkpoint.weights),

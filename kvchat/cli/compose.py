@@ -68,7 +68,7 @@ class Kvchat:
         """
         if model is None and reference is not None:
             model = self.store.find(reference).model
-        location = locate_model(model or self._settings.model)
+        location = locate_model(model or self._settings.model, cache_dir=self._settings.paths.cache_dir)
         template = ChatTemplate.from_dir(location.path)
         name = lasting_name(location)
         self._engine = self._engine_factory(name, location.path, self._settings.engine)
@@ -105,5 +105,5 @@ def _forgetful(settings: Settings, directory: Path) -> Settings:
     return replace(
         settings,
         paths=replace(settings.paths, data_dir=directory, cache_dir=directory),
-        engine=replace(settings.engine, cache_dir=None),
+        engine=replace(settings.engine, cache_dir=None, sealer=None),
     )

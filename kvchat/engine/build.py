@@ -1,6 +1,7 @@
 """Config → engine: load the model, see what its layers keep, size the pools, put the parts together."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,8 @@ from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import Scheduler
-from kvchat.engine.weights import Candidate, Source, Weights, fingerprint_of, load_candidate
+from kvchat.engine.weight_format import Source, check_weights
+from kvchat.engine.weights import Candidate, Weights, fingerprint_of, load_candidate
 from kvchat.errors import ConfigError, OutOfMemory
 
 READ_QUEUE_BYTES = 2**30
@@ -44,8 +46,13 @@ DEFAULT_CONTEXTS = 8
 log = logging.getLogger(__name__)
 
 
-def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EngineParts:
+def build_parts(
+    model: str, model_dir: Path, config: EngineConfig, report: Callable[[str], None] = lambda _: None
+) -> EngineParts:
     """Load the model in `model_dir`, called `model`, and build everything an engine consists of.
+
+    Args:
+        report: is told in words what takes long.
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -54,7 +61,9 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
     """
     _check(config)
     device = choose_device(config.device)
-    candidate = load_candidate(Source(model_dir=model_dir, adapter_dir=config.adapter), config, device)
+    candidate = load_candidate(
+        Source(model_dir=model_dir, adapter_dir=config.adapter), config, device, report
+    )
     make_pass, groups = candidate.served.make_pass, candidate.served.groups
     num_packed = pack_linears(candidate.loaded.module, projections(candidate.loaded.module))
     log.info("%d linear layers are packed for this processor", num_packed)
@@ -111,6 +120,7 @@ def build_parts(model: str, model_dir: Path, config: EngineConfig) -> EnginePart
 
 def _check(config: EngineConfig) -> None:
     cache_format(config.cache_format)
+    check_weights(config)
     if config.block_size < 1:
         raise ConfigError(f"block_size must be at least 1, not {config.block_size}")
     if config.threads is not None and config.threads < 1:

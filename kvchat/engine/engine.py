@@ -74,14 +74,15 @@ class Engine:
 
     @classmethod
     def load(cls, model: str, config: EngineConfig | None = None) -> Self:
-        """Load a model by directory, hub id or the name `starter`.
+        """Load a model by directory, GGUF file, hub id or the name `starter`.
 
         Raises:
             ModelError: not found, unreadable or not to be served exactly.
             CapacityError: the weights or the smallest cache do not fit.
         """
-        location = locate_model(model)
-        return cls(build_parts(location.name, location.path, config or EngineConfig()))
+        config = config or EngineConfig()
+        location = locate_model(model, cache_dir=config.cache_dir)
+        return cls(build_parts(location.name, location.path, config))
 
     @property
     def has_work(self) -> bool:

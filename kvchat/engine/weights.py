@@ -5,7 +5,7 @@ copies alone. Blocks are named by the weights that computed them, so those of th
 the new ones, and are found again when the old ones come back.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,23 +21,16 @@ from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.models.adapter_files import check_adapter
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, read_checkpoint
 from kvchat.engine.models.identity import remember
-from kvchat.engine.models.load import LoadedModel, load_model
+from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.packed_linear import overwrite
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.engine.models.weight_files import ADAPTER_CONFIG, check_model
 from kvchat.engine.route import Served, choose_route
 from kvchat.engine.threads import choose_threads
+from kvchat.engine.weight_format import Form, Source, in_wanted_form
 from kvchat.errors import ModelNotFound, ModelUnreadable, UnsupportedModel
 
 DIGESTS_FILE = "weights.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where weights come from."""
-
-    model_dir: Path
-    adapter_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +43,13 @@ class Candidate:
     served: Served
 
 
-def load_candidate(source: Source, config: EngineConfig, device: torch.device) -> Candidate:
+def load_candidate(
+    source: Source, config: EngineConfig, device: torch.device, report: Callable[[str], None] = lambda _: None
+) -> Candidate:
     """Load weights and find the route on which they run.
+
+    Args:
+        report: is told in words what takes long.
 
     Raises:
         ModelError: not found, unreadable or not to be served exactly.
@@ -64,15 +62,20 @@ def load_candidate(source: Source, config: EngineConfig, device: torch.device) -
     if source.adapter_dir is not None:
         check_adapter(source.adapter_dir)
     digests = WeightDigests(config.cache_dir / DIGESTS_FILE if config.cache_dir else None)
-    checkpoint = read_checkpoint(source.model_dir, source.adapter_dir, digests)
-    loaded = load_model(source.model_dir, config.dtype, device, source.adapter_dir)
-    if read_checkpoint(source.model_dir, source.adapter_dir, digests) != checkpoint:
-        raise ModelUnreadable(f"{source.model_dir} was changed while it was loaded. Try again.")
+    with in_wanted_form(source, config, digests, report) as form:
+        checkpoint = _read(form, digests)
+        loaded = form.load(device)
+        if _read(form, digests) != checkpoint:
+            raise ModelUnreadable(f"{source.model_dir} was changed while it was loaded. Try again.")
     digests.save()
     torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
     served = choose_route(loaded)
     served = replace(served, groups=stored_groups(served.groups, config.cache_format))
     return Candidate(source=source, checkpoint=checkpoint, loaded=loaded, served=served)
+
+
+def _read(form: Form, digests: WeightDigests) -> Checkpoint:
+    return read_checkpoint(form.source.model_dir, form.source.adapter_dir, digests)
 
 
 def fingerprint_of(candidate: Candidate, config: EngineConfig, pool: DevicePool) -> bytes:

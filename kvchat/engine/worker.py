@@ -222,13 +222,16 @@ class Worker:
         from kvchat.engine.engine import Engine
 
         start_s = time.monotonic()
-        engine = Engine(build_parts(self._model, self._model_dir, self._config))
+        engine = Engine(build_parts(self._model, self._model_dir, self._config, self._report))
         log.info("loaded %s in %.1f s", self._model, time.monotonic() - start_s)
         self._snapshot = engine.snapshot()
         with self._changed:
             self._info = engine.info
         self._set_status(EngineStatus(phase=EnginePhase.READY, detail=self._model))
         return engine
+
+    def _report(self, words: str) -> None:
+        self._set_status(EngineStatus(phase=EnginePhase.LOADING, detail=f"loading {self._model}: {words}"))
 
     def _serve(self, engine: "Engine") -> None:
         snapshot_s = 0.0

@@ -16,6 +16,7 @@ class EngineConfig:
     Args:
         device: auto, cpu, cuda or mps.
         dtype: auto (as the checkpoint says), float32, bfloat16 or float16.
+        weights: auto (as the checkpoint says), fp32, bf16 or fp16, int8 or int4 (quantised once and kept).
         cache_format: storage format of KV: `exact` keeps it in the model's dtype, `fp8` packs latents (MLA)
             into 8 bits; answers are then approximate.
         block_size: tokens per block.
@@ -39,6 +40,7 @@ class EngineConfig:
 
     device: str = "auto"
     dtype: str = "auto"
+    weights: str = "auto"
     cache_format: str = "exact"
     block_size: int = 64
     device_bytes: int | None = None

@@ -1,4 +1,6 @@
-"""From the name a person gives to a directory that can be loaded: the starter, a directory, or a hub id."""
+"""From the name a person gives to a directory that can be loaded: the starter, a directory, a GGUF file, or a
+hub id.
+"""
 
 import re
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from kvchat.engine.models.weight_files import check_model
 from kvchat.errors import ModelError, ModelNotFound, ModelUnreadable
 
 STARTER = "starter"
+GGUF_SUFFIX = ".gguf"
 NETWORK_TIMEOUT_S = 10.0
 
 # huggingface_hub is imported where it is needed: a command that names a directory should not wait for it.
@@ -36,10 +39,13 @@ class ModelLocation:
     path: Path
 
 
-def locate_model(name: str, *, network_timeout_s: float = NETWORK_TIMEOUT_S) -> ModelLocation:
+def locate_model(
+    name: str, *, cache_dir: Path | None = None, network_timeout_s: float = NETWORK_TIMEOUT_S
+) -> ModelLocation:
     """Return the directory of a model; only for a hub id that is not in the local cache, from the network.
 
     Args:
+        cache_dir: where the checkpoint made from a GGUF file is kept; without one such files are refused.
         network_timeout_s: how long to wait for the hub's first answer; a download may take longer.
 
     Effect: may download, with progress on stderr. Looks at headers and config, loads no weights.
@@ -53,8 +59,13 @@ def locate_model(name: str, *, network_timeout_s: float = NETWORK_TIMEOUT_S) -> 
     if path.is_dir():
         check_model(path)
         return ModelLocation(name=name, path=path.resolve())
+    if path.is_file() and path.suffix == GGUF_SUFFIX and cache_dir is not None:
+        from kvchat.engine.models.gguf_files import checkpoint_of  # not for those who name a directory
+
+        return ModelLocation(name=name, path=checkpoint_of(path.resolve(), cache_dir))
     if path.is_file():
-        raise ModelUnreadable(f"{path} is a file. Give the model's directory, or `-m starter`.")
+        wanted = "a cache directory" if path.suffix == GGUF_SUFFIX else "the model's directory"
+        raise ModelUnreadable(f"{path} is a file. Give {wanted}, or `-m starter`.")
     if not _HUB_ID.fullmatch(name):
         raise ModelNotFound(
             f"There is no model {name!r}: {path.absolute()} is no directory, and the name is no hub id "
@@ -86,8 +97,9 @@ def installed_model(name: str) -> ModelLocation | None:
 
 def lasting_name(location: ModelLocation) -> str:
     """Return a name that means the same model from any directory, since sessions keep it."""
-    is_directory = Path(location.name).expanduser().resolve() == location.path
-    return str(location.path) if is_directory else location.name
+    path = Path(location.name).expanduser().resolve()
+    is_place = path == location.path or (path.suffix == GGUF_SUFFIX and path.is_file())
+    return str(path) if is_place else location.name
 
 
 def _starter_dir() -> Path:

@@ -54,18 +54,19 @@ def quantise_linears(
 
     Raises: ValueError: a weight is not finite.
     """
-    output = output_layer(model)
+    output = output_name(model)
     for name, layer in list(model.named_modules()):
         if type(layer) is not nn.Linear or layer in spared or not _can_quantise(layer):
             continue
-        weight = quantise(layer.weight.detach(), _OUTPUT_BITS if layer is output else bits)
+        weight = quantise(layer.weight.detach(), _OUTPUT_BITS if name == output else bits)
         replace(model, name, QuantisedLinear(weight, layer.bias))
         yield name, weight.coding
 
 
-def output_layer(model: Any) -> nn.Module | None:
-    """Return the layer that computes the logits of a model of transformers, None if it does not say."""
-    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+def output_name(model: Any) -> str | None:
+    """Return the name of the layer that computes the logits, None if a model does not say."""
+    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return next((name for name, layer in model.named_modules() if layer is output), None) if output else None
 
 
 def empty_linear(layer: nn.Linear, coding: Coding) -> QuantisedLinear:

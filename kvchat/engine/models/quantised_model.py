@@ -18,7 +18,7 @@ from kvchat.engine.models.latent import projections
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.prepared import QUANTISED, WEIGHTS_FILE, PreparedCheckpoints, key_of
 from kvchat.engine.models.quantised_checkpoint import describe
-from kvchat.engine.models.quantised_linear import output_layer, quantise_linears
+from kvchat.engine.models.quantised_linear import output_name, quantise_linears
 from kvchat.engine.models.weight_files import read_config
 from kvchat.errors import ConfigError, ModelUnreadable, UnsupportedModel
 
@@ -97,7 +97,7 @@ def write_checkpoint(
         codings: what was quantised, by the name of the layer.
     """
     written = dict(config) | {"quantization_config": describe(codings)}
-    if _output_name(module) in codings:
+    if output_name(module) in codings:
         _untie(written)
     (directory / "config.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
     save_file(_tensors(module), directory / WEIGHTS_FILE, {"format": "pt"})
@@ -107,11 +107,6 @@ def copy_if_there(source: Path, directory: Path, *names: str) -> None:
     for name in names:
         with suppress(FileNotFoundError):
             shutil.copyfile(source / name, directory / name)
-
-
-def _output_name(module: nn.Module) -> str | None:
-    output = output_layer(module)
-    return next((name for name, layer in module.named_modules() if layer is output), None)
 
 
 def _untie(config: dict[str, Any]) -> None:

@@ -1,0 +1,102 @@
+"""In which form weights are held: as the checkpoint has them, in another dtype, or quantised."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.models.fingerprint import read_checkpoint
+from kvchat.engine.models.load import LoadedModel, load_model
+from kvchat.engine.models.prepared import PREPARED_DIR, QUANTISED, PreparedCheckpoints
+from kvchat.engine.models.quantised_model import Recipe, quantised_dir
+from kvchat.engine.models.weight_digests import WeightDigests
+from kvchat.errors import ConfigError
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+LIMIT_SHARE = 2
+"""Prepared weights take at most this part of the disk that blocks and they may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where weights come from."""
+
+    model_dir: Path
+    adapter_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Files that hold weights in the wanted form, and how they are loaded.
+
+    Args:
+        may_map: whether they may stay mapped.
+    """
+
+    source: Source
+    dtype: str
+    may_map: bool = False
+
+    def load(self, device: torch.device) -> LoadedModel:
+        """Raises: ModelError, CapacityError: as `load_model`."""
+        return load_model(
+            self.source.model_dir, self.dtype, device, self.source.adapter_dir, may_map=self.may_map
+        )
+
+
+@contextmanager
+def in_wanted_form(
+    source: Source, config: EngineConfig, digests: WeightDigests, report: Callable[[str], None]
+) -> Iterator[Form]:
+    """Give the files from which weights are loaded; those made for it alone are gone afterwards.
+
+    Raises:
+        ConfigError: the settings contradict each other.
+        ModelError, CapacityError: the plain model cannot be loaded or not be quantised.
+        StorageError: what is made cannot be written.
+    """
+    dtype = _dtype(config)
+    if config.weights not in QUANTISED:
+        yield Form(source=source, dtype=dtype)
+        return
+    recipe = Recipe(
+        model_dir=source.model_dir,
+        checkpoint=read_checkpoint(source.model_dir, source.adapter_dir, digests),
+        load=lambda: Form(source=source, dtype=dtype, may_map=True).load(torch.device("cpu")),
+        weights=config.weights,
+        dtype=dtype,
+    )
+    with _directory(config) as directory:
+        limit = None if config.disk_bytes is None else config.disk_bytes // LIMIT_SHARE
+        kept = PreparedCheckpoints(directory, digests, limit)
+        yield Form(source=Source(model_dir=quantised_dir(recipe, kept, report)), dtype=dtype, may_map=True)
+
+
+def check_weights(config: EngineConfig) -> None:
+    """Raises: ConfigError: no such form, or not with this dtype."""
+    _dtype(config)
+
+
+def _dtype(config: EngineConfig) -> str:
+    names = ("auto", *DTYPES, *QUANTISED)
+    if config.weights not in names:
+        raise ConfigError(f"weights '{config.weights}' are unknown; use one of: {', '.join(names)}")
+    dtype = DTYPES.get(config.weights, config.dtype)
+    if config.dtype not in ("auto", dtype):
+        raise ConfigError(
+            f"--weights {config.weights} and --dtype {config.dtype} contradict each other; leave one out"
+        )
+    return dtype
+
+
+@contextmanager
+def _directory(config: EngineConfig) -> Iterator[Path]:
+    if config.cache_dir is not None:
+        yield config.cache_dir / PREPARED_DIR
+        return
+    with TemporaryDirectory(prefix="kvchat-") as directory:  # a mapping outlives its name
+        yield Path(directory)

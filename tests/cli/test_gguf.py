@@ -1,0 +1,54 @@
+"""A GGUF file in the place of a model directory."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from kvchat.starter import __path__ as starter_path
+from tests.engine.models.gguf_writer import tiny, write_gguf
+
+pytestmark = pytest.mark.cpu
+
+STARTER = Path(*starter_path) / "model"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A tiny model with the starter's tokenizer beside it."""
+    write_gguf(tiny("llama", vocab_size=2560), tmp_path / "tiny.gguf", "llama", Kind.Q4_0)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(STARTER / name, tmp_path)
+    return tmp_path / "tiny.gguf"
+
+
+def ask(model: Path, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvchat", "ask", "-m", str(model), "--max-tokens", "4", *arguments]
+    environment = {**os.environ, "KVCHAT_HOME": str(home)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+
+def test_a_file_answers_and_its_conversation_goes_on_from_disk(model: Path, tmp_path: Path) -> None:
+    first = ask(model, "--new", "tiny", "hello", home=tmp_path / "home")
+    assert first.returncode == 0, first.stderr
+    (made,) = (path for path in (tmp_path / "home/cache/weights").iterdir() if path.is_dir())
+    before = (made / "model.safetensors").stat().st_mtime_ns
+    again = ask(model, "-s", "tiny", "again", home=tmp_path / "home")
+    assert again.returncode == 0, again.stderr
+    assert "from disk" in again.stderr
+    assert (made / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_damaged_file_is_refused_with_what_to_do(model: Path, tmp_path: Path) -> None:
+    model.write_bytes(model.read_bytes()[:5000])
+    result = ask(model, "hello", home=tmp_path / "home")
+    assert result.returncode == 4
+    assert "not a whole GGUF file" in result.stderr
+    model.write_bytes(b"something else")
+    result = ask(model, "hello", home=tmp_path / "home")
+    assert result.returncode == 4
+    assert "no GGUF file" in result.stderr

@@ -1,0 +1,120 @@
+"""GGUF files become checkpoints that compute what their numbers say."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from kvchat.engine.kernels.quantised_linear import dequantise
+from kvchat.engine.models.gguf_checkpoint import open_gguf, write_checkpoint
+from kvchat.engine.models.load import load_model
+from kvchat.engine.models.quantised_linear import QuantisedLinear
+from kvchat.errors import KvchatError, ModelUnreadable, UnsupportedModel
+from tests.engine.models.gguf_writer import tiny, write_gguf
+
+pytestmark = pytest.mark.cpu
+
+IDS = torch.arange(2, 66)[None] % 60 + 2
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("quantised", [Kind.Q8_0, Kind.Q4_0, Kind.F16, Kind.F32], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"])
+def test_a_file_computes_what_transformers_computes_with_its_numbers(
+    kind: str, quantised: Kind, tmp_path: Path
+) -> None:
+    model = tiny(kind)
+    expected = write_gguf(model, tmp_path / "model.gguf", kind, quantised)
+    loaded = load_model(read(tmp_path / "model.gguf", tmp_path / "made"), "float32", CPU)
+    layers = [name for name, layer in loaded.module.named_modules() if isinstance(layer, QuantisedLinear)]
+    assert bool(layers) == quantised.name.startswith("Q")
+    rest = {Kind.F32: torch.float32, Kind.F16: torch.float16}.get(quantised, torch.bfloat16)
+    for name, numbers in expected.items():
+        if name.removesuffix(".weight") not in layers:
+            expected[name] = numbers.to(rest).float()
+    model.load_state_dict(expected, strict=False)
+    with torch.inference_mode():
+        wanted, found = model(IDS).logits, loaded.module(IDS).logits
+    # Where the embedding is the last layer too, the model here has its numbers in 16 bits for both.
+    most = 2e-3 if layers and model.config.tie_word_embeddings else 1e-4
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < most
+
+
+def test_quantised_numbers_are_taken_over_as_they_are(tmp_path: Path) -> None:
+    """Rows of queries and keys are in another order in files of Llama; their codes move with them."""
+    model = tiny("llama")
+    expected = write_gguf(model, tmp_path / "model.gguf", "llama", Kind.Q4_0)
+    module = load_model(read(tmp_path / "model.gguf", tmp_path / "made"), "auto", CPU).module
+    names = [name for name, layer in module.named_modules() if isinstance(layer, QuantisedLinear)]
+    assert len(names) == 7 * 2 + 1
+    for name in names:
+        layer = module.get_submodule(name)
+        assert isinstance(layer, QuantisedLinear)
+        assert torch.equal(dequantise(layer.quantised), expected[f"{name}.weight"])
+
+
+def test_a_last_layer_that_shares_the_embedding_stays_quantised(tmp_path: Path) -> None:
+    model = tiny("llama", tie_word_embeddings=True)
+    write_gguf(model, tmp_path / "model.gguf", "llama", Kind.Q8_0)
+    module = load_model(read(tmp_path / "model.gguf", tmp_path / "made"), "auto", CPU).module
+    assert isinstance(module.get_submodule("lm_head"), QuantisedLinear)
+
+
+def test_factors_of_the_rotary_embedding_divide_every_frequency(tmp_path: Path) -> None:
+    factors = [1.0 + 0.25 * step for step in range(32)]
+    write_gguf(tiny("llama"), tmp_path / "model.gguf", "llama", Kind.Q8_0, factors)
+    loaded = load_model(read(tmp_path / "model.gguf", tmp_path / "made"), "auto", CPU)
+    rotary = loaded.module.get_submodule("model.rotary_emb")
+    plain = 10000.0 ** (-torch.arange(0, 64, 2) / 64)
+    found = rotary.inv_freq
+    assert isinstance(found, torch.Tensor)
+    torch.testing.assert_close(found, plain / torch.tensor(factors))
+    assert loaded.max_context == 512
+
+
+def test_the_tokenizer_of_the_file_is_written_beside_the_weights(tmp_path: Path) -> None:
+    write_gguf(tiny("qwen2"), tmp_path / "model.gguf", "qwen2", Kind.Q8_0)
+    made = read(tmp_path / "model.gguf", tmp_path / "made")
+    assert (made / "tokenizer.json").is_file()
+    assert "m['content']" in (made / "chat_template.jinja").read_text()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 3, 4, 20, 400, 3000, 100_000])
+def test_a_file_that_is_cut_short_is_refused(num_bytes: int, tmp_path: Path) -> None:
+    write_gguf(tiny("llama"), tmp_path / "whole.gguf", "llama", Kind.Q8_0)
+    (tmp_path / "cut.gguf").write_bytes((tmp_path / "whole.gguf").read_bytes()[:num_bytes])
+    with pytest.raises(ModelUnreadable):
+        read(tmp_path / "cut.gguf", tmp_path / "made")
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "model.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match="'mamba'"):
+        open_gguf(tmp_path / "model.gguf")
+
+
+@pytest.mark.slow
+def test_no_flipped_byte_of_a_header_ends_in_anything_but_a_message(tmp_path: Path) -> None:
+    write_gguf(tiny("llama"), tmp_path / "whole.gguf", "llama", Kind.Q4_0)
+    whole = (tmp_path / "whole.gguf").read_bytes()
+    for position in range(0, 4000, 7):
+        damaged = whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :]
+        (tmp_path / "damaged.gguf").write_bytes(damaged)
+        made = tmp_path / str(position)
+        try:
+            read(tmp_path / "damaged.gguf", made)
+        except KvchatError:
+            continue
+
+
+def read(path: Path, directory: Path) -> Path:
+    directory.mkdir()
+    write_checkpoint(open_gguf(path), directory, lambda _: None)
+    return directory
