@@ -45,16 +45,23 @@ class Revision:
         return self.left[: len(self.left) - len(self.anew)]
 
 
+def nth_last_question(turns: Sequence[Turn], num: int) -> Turn | None:
+    """Return the person's `num`-th last message, 1 being the last; None if there are fewer."""
+    questions = [turn for turn in turns if turn.role is Role.USER]
+    return questions[-num] if 1 <= num <= len(questions) else None
+
+
 def plan_undo(turns: tuple[Turn, ...], num: int, stays_on: BranchName) -> Revision:
     """Return the course that ends before the last `num` questions.
 
     Raises:
         UsageError: there are fewer.
     """
-    questions = [at for at, turn in enumerate(turns) if turn.role is Role.USER]
-    if not 1 <= num <= len(questions):
-        raise UsageError(f"there are {len(questions)} messages of yours here; {num} cannot be taken back")
-    start = questions[-num]
+    first = nth_last_question(turns, num)
+    if first is None:
+        have = sum(turn.role is Role.USER for turn in turns)
+        raise UsageError(f"there are {have} messages of yours here; {num} cannot be taken back")
+    start = turns.index(first)
     return Revision(kept=turns[:start], anew=(), left=turns[start:], stays_on=stays_on)
 
 

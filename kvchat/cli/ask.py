@@ -1,7 +1,7 @@
 """`kvchat ask`: one question, its answer on standard output, and an exit code that says how it went."""
 
+from collections.abc import Iterator
 from functools import partial
-from time import sleep
 
 from kvchat.chat import Chat, ChatEvent, TurnFinished, TurnStarted
 from kvchat.cli.answer import AnswerWriter, JsonWriter, NdjsonWriter, TextWriter
@@ -12,16 +12,17 @@ from kvchat.cli.prompt import piped_stdin, read_prompt
 from kvchat.cli.shelf import short_id
 from kvchat.cli.signals import StopAsked, StopSignals
 from kvchat.cli.streams import Output, Status
+from kvchat.cli.waiting import wait_until_loaded
 from kvchat.config import Settings
 from kvchat.conversation import Conversation
-from kvchat.engine.api.status import EnginePhase
 from kvchat.errors import EngineFailed, SessionNotFound, UsageError
+from kvchat.revision import nth_last_question
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, SessionId
+from kvchat.ui.course_words import edit_words
 
 CUT_OFF = 8
 CLOSED_PIPE = 141
-_POLL_S = 0.05
 
 
 def ask(options: AskOptions) -> int:
@@ -30,8 +31,10 @@ def ask(options: AskOptions) -> int:
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} contradict each other; choose one")
     settings = options.settings()
+    if options.edit is not None and not (options.session is not None or options.continue_last):
+        raise UsageError("--edit changes a message of a session; name it with -s, or take the last with -c")
     # In a session that is there already, no question means: go on with the answer that was cut off.
-    is_known = options.session is not None or options.continue_last
+    is_known = (options.session is not None or options.continue_last) and options.edit is None
     prompt = read_prompt(options.question or (), options.file or (), piped_stdin(), is_optional=is_known)
     start_log(settings.paths, verbose=options.verbose)
     return answer(options, settings, prompt, start_worker)
@@ -72,7 +75,7 @@ class _Question:
         else:
             conversation = chat.open(reference)
         try:
-            self._wait_until_loaded()
+            wait_until_loaded(self._kvchat.engine, self._status)
             code = self._pump(chat, conversation, prompt, signals)
         except BaseException:
             if not store.all_turns(conversation.session.id):
@@ -83,20 +86,12 @@ class _Question:
         self._say_how_to_resume(conversation.session.id)
         return code
 
-    def _wait_until_loaded(self) -> None:
-        engine = self._kvchat.engine
-        while (state := engine.status()).phase is EnginePhase.LOADING:
-            self._status.show(f"{state.detail} …")
-            sleep(_POLL_S)
-        self._status.clear()
-        engine.info()  # raises why it could not be loaded
-
     def _pump(self, chat: Chat, conversation: Conversation, prompt: str, signals: StopSignals) -> int:
         """Write events until the turn has ended, also where nobody reads: what was computed is kept."""
         writer = self._writer(conversation)
         is_read = True
         last: ChatEvent | None = None
-        for event in chat.send(conversation, prompt) if prompt else chat.continue_answer(conversation):
+        for event in self._events(chat, conversation, prompt):
             if isinstance(event, TurnStarted):
                 signals.stop_with(partial(chat.stop, conversation))
             last = event
@@ -108,6 +103,17 @@ class _Question:
                 chat.stop(conversation)
         assert isinstance(last, TurnFinished), "a turn ends with TurnFinished"
         return self._exit_code(last) if is_read else CLOSED_PIPE
+
+    def _events(self, chat: Chat, conversation: Conversation, prompt: str) -> Iterator[ChatEvent]:
+        if not prompt:
+            return chat.continue_answer(conversation)
+        if self._options.edit is None:
+            return chat.send(conversation, prompt)
+        question = nth_last_question(conversation.turns, self._options.edit)
+        if question is None:
+            raise UsageError(f"there is no message {self._options.edit} from the end to edit")
+        self._status.note(edit_words(chat.edit_cost(conversation, question.id, prompt)))
+        return chat.edit(conversation, question.id, prompt)
 
     def _exit_code(self, last: TurnFinished) -> int:
         if last.error is not None:

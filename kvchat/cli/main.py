@@ -83,6 +83,9 @@ def _add_commands() -> None:
         ),
         (sessions, "show", "sessions.show_session", options.SessionOptions, "Print a conversation."),
         (sessions, "tree", "sessions.show_tree", options.SessionOptions, "Print the tree of its turns."),
+        (sessions, "fork", "courses.fork_session", options.ForkOptions, "Begin a branch, also further up."),
+        (sessions, "undo", "courses.undo_messages", options.ReviseOptions, "Take back your last messages."),
+        (sessions, "drop", "courses.drop_message", options.ReviseOptions, "Leave one out, keep the rest."),
         (sessions, "search", "sessions.search_sessions", options.SearchOptions, "Find messages by words."),
         (sessions, "rename", "sessions.rename_session", options.RenameOptions, "Give it another title."),
         (

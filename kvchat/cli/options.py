@@ -172,6 +172,10 @@ class AskOptions(EngineOptions):
             "--file", "-f", help="Put this file before the question; `-` is standard input.", metavar="FILE"
         ),
     ] = None
+    edit: Annotated[
+        int | None,
+        typer.Option(help="Ask in place of your N-th last message, on a new branch.", metavar="N", min=1),
+    ] = None
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False
     ndjson: Annotated[bool, typer.Option("--ndjson", help="Print one JSON event per line.")] = False
     no_stats: Annotated[bool, typer.Option("--no-stats", help="Do not say what the answer cost.")] = False
@@ -188,6 +192,32 @@ class SessionOptions(ListOptions):
     """Options of commands about one session."""
 
     session: Annotated[str, typer.Argument(help="Id, unique start of an id, or title.", metavar="SESSION")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOptions(SessionOptions):
+    """Options of beginning a branch."""
+
+    name: Annotated[
+        str, typer.Argument(help="Its name; else a free one.", metavar="[NAME]", show_default=False)
+    ] = ""
+    branch: Annotated[
+        str | None, typer.Option(help="Fork this branch; else the one used last.", metavar="NAME")
+    ] = None
+    at: Annotated[
+        str | None, typer.Option(help="End with this message (`sessions tree --json` has ids).", metavar="ID")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviseOptions(EngineOptions):
+    """Options of taking messages back and of leaving them out."""
+
+    session: Annotated[str, typer.Argument(help="Id, unique start of an id, or title.", metavar="SESSION")]
+    number: Annotated[int, typer.Argument(help="Messages from the end.", metavar="[N]", min=1)] = 1
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

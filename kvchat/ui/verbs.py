@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from kvchat.session.tree import Role, SessionId, Turn
+from kvchat.revision import nth_last_question
+from kvchat.session.tree import SessionId, Turn
 from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.courses import Courses
@@ -183,7 +184,8 @@ class Verbs:
         conversation = self._stored()
         if conversation is None or not self._is_free(purpose):
             return None
-        question = _nth_last_question(conversation, argument or "1")
+        num = int(argument or "1") if (argument or "1").isdecimal() else 0
+        question = nth_last_question(conversation.turns, num)
         if question is None:
             self._screen.warn(f"there is no message {argument or 1} from the end to {purpose}")
         return question
@@ -213,10 +215,3 @@ class Verbs:
                 return found
         opened: ConversationView = await asyncio.to_thread(self._chat.open, reference)
         return opened
-
-
-def _nth_last_question(conversation: ConversationView, argument: str) -> Turn | None:
-    questions = [turn for turn in conversation.turns if turn.role is Role.USER]
-    if not argument.isdecimal() or not 1 <= int(argument) <= len(questions):
-        return None
-    return questions[-int(argument)]

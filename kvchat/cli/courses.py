@@ -1,0 +1,106 @@
+"""`kvchat sessions fork`, `undo` and `drop`: other courses of a stored conversation.
+
+A fork needs no model. The others say exactly what they cost before they are done; only the engine knows it.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+
+import typer
+
+from kvchat.chat import Chat, EditCost, Revision
+from kvchat.cli.compose import EngineFactory, opened, start_worker
+from kvchat.cli.options import ForkOptions, ReviseOptions
+from kvchat.cli.shelf import open_store
+from kvchat.cli.streams import Output, Status
+from kvchat.cli.waiting import wait_until_loaded
+from kvchat.conversation import Conversation
+from kvchat.errors import UsageError
+from kvchat.revision import nth_last_question
+from kvchat.session.tree import Finish, TurnId
+from kvchat.ui.course_words import drop_words, excerpt, undo_words
+from kvchat.ui.plain_text import one_line
+
+Plan = Callable[[Chat, Conversation, int], Revision]
+Words = Callable[[Revision, EditCost], str]
+
+
+def fork_session(options: ForkOptions) -> None:
+    """Begin a branch at the end of another, or at an earlier message; it is the active one from then on."""
+    with closing(open_store(options.settings())) as store:
+        session = store.find(options.session)
+        beside = store.branch(session.id, options.branch or session.active_branch)
+        path = store.turns_to(beside.leaf_id)
+        leaf = path[-1] if path else None
+        if options.at is not None:
+            leaf = next((turn for turn in store.all_turns(session.id) if turn.id == options.at), None)
+            if leaf is None:
+                raise UsageError(
+                    f"{session.id} has no message {options.at!r}; `sessions tree --json` has the ids"
+                )
+        if leaf is not None and leaf.finish is Finish.PARTIAL:
+            raise UsageError("this answer is still being written; wait for its end, then fork")
+        leaf_id: TurnId | None = None if leaf is None else leaf.id
+        branch = store.create_branch(session.id, leaf_id=leaf_id, name=options.name, beside=beside.name)
+    if options.json:
+        Output().json({"session": session.id, "branch": branch.name, "leaf": branch.leaf_id})
+    else:
+        Status(quiet=options.quiet).note(f"on branch {one_line(branch.name)}; it shares all that was said")
+
+
+def undo_messages(options: ReviseOptions) -> int | None:
+    """Take back the last messages with their answers; they stay on their branch."""
+    return revise_session(options, Chat.plan_undo, undo_words, start_worker)
+
+
+def drop_message(options: ReviseOptions) -> int | None:
+    """Leave one message out with its answer; what followed it follows on a branch of its own."""
+    return revise_session(options, _plan_drop, drop_words, start_worker)
+
+
+def revise_session(
+    options: ReviseOptions, plan: Plan, words: Words, engine_factory: EngineFactory
+) -> int | None:
+    """Say what another course costs, ask, and go on along it."""
+    settings, status = options.settings(), Status(quiet=options.quiet)
+    with opened(settings, engine_factory) as kvchat:
+        chat = kvchat.load(options.session, options.model)
+        conversation = chat.open(options.session)
+        revision = plan(chat, conversation, options.number)
+        wait_until_loaded(kvchat.engine, status)
+        cost = chat.revision_cost(conversation, revision)
+        if not options.json:
+            status.note(f"{excerpt(revision)}\n{words(revision, cost)}")
+        is_done = not options.dry_run and (options.yes or _confirmed())
+        if is_done:
+            chat.revise(conversation, revision)
+        if options.json:
+            Output().json(_values(conversation, revision, cost, is_done=is_done))
+        elif is_done:
+            status.note(f"on branch {one_line(conversation.branch.name)}")
+        elif not options.dry_run:
+            status.note("nothing was changed")
+            return 1
+    return None
+
+
+def _plan_drop(chat: Chat, conversation: Conversation, num: int) -> Revision:
+    question = nth_last_question(conversation.turns, num)
+    if question is None:
+        raise UsageError(f"there is no message {num} from the end to leave out")
+    return chat.plan_drop(conversation, question.id)
+
+
+def _values(
+    conversation: Conversation, revision: Revision, cost: EditCost, *, is_done: bool
+) -> dict[str, object]:
+    counts = {"dropped_turns": len(revision.dropped), "following_turns": len(revision.anew)}
+    branches = {"branch": conversation.branch.name, "stays_on": revision.stays_on}
+    return {"session": conversation.session.id, "done": is_done} | branches | counts | asdict(cost)
+
+
+def _confirmed() -> bool:
+    """Ask on a terminal; elsewhere there is nobody to ask, and nothing is lost."""
+    return not sys.stdin.isatty() or typer.confirm("go on like this?", err=True)

@@ -1,0 +1,113 @@
+"""Other courses of a conversation from the command line: what they cost is said before, and it is so."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.cli.main import run
+from kvchat.cli.shelf import open_store
+from kvchat.config import read_settings
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import Role
+from tests.session.turns import exchange
+
+Told = Callable[..., Any]
+
+
+@pytest.fixture
+def store() -> Iterator[SessionStore]:
+    with closing(open_store(read_settings())) as store:
+        yield store
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """Run a command line in this process and return the JSON that it prints."""
+
+    def call(*words: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert run([*words, "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return call
+
+
+def branches(store: SessionStore) -> dict[str, list[str]]:
+    """Return the questions on each branch of the one session."""
+    (summary,) = store.list_sessions()
+    return {
+        branch.name: [turn.text for turn in store.turns_to(branch.leaf_id) if turn.role is Role.USER]
+        for branch in store.branches(summary.session.id)
+    }
+
+
+@pytest.mark.pure
+def test_a_fork_begins_at_the_end_or_at_any_message_and_is_active_from_then_on(
+    store: SessionStore, told: Told
+) -> None:
+    session = store.create_session(title="Trip")
+    first = exchange(store, store.branch(session.id, "main"), "How?", "By train.")
+    exchange(store, first, "When?", "At noon.")
+    assert told("sessions", "fork", "trip", "boat")["branch"] == "boat"
+    made = told("sessions", "fork", "trip", "--at", str(first.leaf_id), "--branch", "main")
+    assert made == {"session": session.id, "branch": "main-2", "leaf": first.leaf_id}
+    assert store.session(session.id).active_branch == "main-2"
+    assert branches(store) == {"main": ["How?", "When?"], "boat": ["How?", "When?"], "main-2": ["How?"]}
+    assert run(["sessions", "fork", "trip", "boat"]) == 2
+    assert run(["sessions", "fork", "trip", "--at", "nothing"]) == 2
+    assert run(["sessions", "fork", "nobody"]) == 5
+
+
+@pytest.mark.cpu
+def test_undo_drop_and_edit_cost_what_they_say_and_keep_the_branch_as_it_was(
+    tiny_model: Path, store: SessionStore, told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["-m", str(tiny_model)]
+    ask = ["ask", *model, "--max-tokens", "6", "-s", "demo"]
+    told(*ask[:-2], "--new", "demo", "one " * 60)
+    for text in ("two " * 9, "three"):
+        told(*ask, text)
+    said = branches(store)["main"]
+
+    plan = told("sessions", "drop", *model, "demo", "2", "--dry-run")
+    assert (plan["done"], plan["dropped_turns"], plan["following_turns"]) == (False, 2, 2)
+    assert branches(store) == {"main": said}
+    assert 0 < plan["computed_tokens"] < plan["reused_tokens"]
+    done = told("sessions", "drop", *model, "demo", "2", "-y")
+    assert (done["branch"], done["stays_on"]) == ("main-2", "main")
+    assert (done["computed_tokens"], done["reused_tokens"]) == (
+        plan["computed_tokens"],
+        plan["reused_tokens"],
+    )
+    usage = told(*ask, "four")["usage"]
+    assert usage["cached_tokens"] == plan["reused_tokens"]
+    assert branches(store) == {"main": said, "main-2": [said[0], said[2], "four"]}
+
+    assert told("sessions", "undo", *model, "demo", "2")["computed_tokens"] == 0
+    assert branches(store)["main-3"] == [said[0]]
+    capsys.readouterr()
+    assert run([*ask, "--edit", "1", "five"]) == 0
+    promised, _, cost = capsys.readouterr().err.partition("\n")
+    computed = promised.split(" token")[0].removeprefix("computes ")
+    assert f"computed {computed} " in cost
+    assert branches(store)["main-4"] == ["five"]
+    assert branches(store)["main"] == said
+
+
+@pytest.mark.pure
+def test_what_cannot_be_changed_is_told(
+    store: SessionStore, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = store.create_session(title="Trip")
+    exchange(store, store.branch(session.id, "main"), "How?", "By train.")
+    assert run(["sessions", "undo", "-m", str(model_dir), "trip", "2"]) == 2
+    assert run(["sessions", "drop", "-m", str(model_dir), "trip", "2"]) == 2
+    assert run(["sessions", "undo", "trip", "0"]) == 2
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    assert run(["ask", "-m", str(model_dir), "--edit", "1", "why?"]) == 2
+    assert branches(store) == {"main": ["How?"]}
