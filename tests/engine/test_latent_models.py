@@ -1,83 +1,57 @@
 """DeepSeek's models keep latents, never expand a whole context, and answer as transformers does."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
 
 from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
+from kvchat.engine.attention.latent import LatentAttention
 from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import LatentSpec
+from kvchat.engine.forward import PackedPass
 from kvchat.engine.kernels.latent_attention import torch_ops
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import set_implementation
+from kvchat.engine.models.latent import LatentLayer, latent_layers
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.rope_layout import FIRSTS_THEN_SECONDS
 from kvchat.engine.route import Route, choose_route
-from kvchat.engine.runner import Runner
+from kvchat.engine.runner import ForwardPass, Runner
 from tests.engine.conftest import OpenEngine
-from tests.engine.tiny_models import answer, reference, save_model, token_ids
+from tests.engine.latent_models import KINDS, model_of
+from tests.engine.tiny_models import answer, reference, token_ids
 
 pytestmark = pytest.mark.cpu
 
 BLOCK_SIZE = 16
-SIZES: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "moe_intermediate_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 2,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 12,
-    "v_head_dim": 20,
-    "max_position_embeddings": 512,
-    "eos_token_id": None,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 8.0,
-    "mscale": 0.7,
-    "mscale_all_dim": 0.7,
-    "original_max_position_embeddings": 64,
-}
-KINDS = {
-    "V2": (transformers.DeepseekV2Config, {"q_lora_rank": None}),
-    "V2, queries compressed, YaRN": (
-        transformers.DeepseekV2Config,
-        {"q_lora_rank": 24, "rope_parameters": YARN},
-    ),
-    "V3": (transformers.DeepseekV3Config, {"q_lora_rank": 24}),
-    "V3, YaRN": (transformers.DeepseekV3Config, {"q_lora_rank": None, "rope_parameters": YARN}),
-}
+NUM_TOKENS = 70
+TOLERANCE = 1e-5
+"""Of the largest logit, in float32."""
+VISIBLE = 50
+"""What is easily mistaken changes logits by more than this many times the tolerance."""
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-def model_of(kind: str, tmp_path: Path, **changes: Any) -> Path:
-    config, fields = KINDS[kind]
-    return save_model(config(**SIZES | fields | changes), tmp_path / "model")
+def ours_on(served: Any, ids: list[int], cuts: list[int]) -> Tensor:
+    """Return the logits behind each cut and the end, by chunks on permuted blocks [cuts + 1, V]."""
+    return logits_of(served.make_pass, served, ids, cuts)
 
 
-def cached_logits(module: nn.Module, served: Any, ids: list[int], cuts: list[int]) -> Tensor:
-    """Return the logits behind each cut, computed chunk by chunk on permuted blocks [cuts, V]."""
+def logits_of(make_pass: Any, served: Any, ids: list[int], cuts: list[int]) -> Tensor:
     num_blocks = -(-len(ids) // BLOCK_SIZE)
-    pool = DevicePool(
-        served.groups, {group.id: num_blocks for group in served.groups}, BLOCK_SIZE, torch.device("cpu")
-    )
-    runner = Runner(served.make_pass(pool), served.groups, BLOCK_SIZE)
+    sizes = {group.id: num_blocks for group in served.groups}
+    pool = DevicePool(served.groups, sizes, BLOCK_SIZE, torch.device("cpu"))
+    runner = Runner(make_pass(pool), served.groups, BLOCK_SIZE)
     order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
     changes = tuple(
         TableChange(BranchId(1), group.id, 0, tuple(map(BlockId, order))) for group in served.groups
@@ -90,24 +64,86 @@ def cached_logits(module: nn.Module, served: Any, ids: list[int], cuts: list[int
     return torch.cat(rows)
 
 
-@kinds
-@pytest.mark.parametrize("fewest", [1, 192], ids=["expanded", "absorbed"])
-@pytest.mark.parametrize("cuts", [[], [7, 8, 33], [1, 2, 3, 60]], ids=["whole", "chunks", "steps"])
-def test_logits_equal_those_of_transformers(
-    kind: str, fewest: int, cuts: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch_ops, "FEWEST_TO_EXPAND", fewest)
-    loaded = load_model(model_of(kind, tmp_path), "float32", torch.device("cpu"))
-    ids = token_ids(70)
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model on our cache, and transformers' own logits [NUM_TOKENS, V] and latents for the same tokens."""
+
+    module: Any
+    served: Any
+    ids: list[int]
+    wanted: Tensor
+    past: DynamicCache
+
+    def distance(self, found: Tensor, ends: list[int]) -> float:
+        """Return the largest difference, relative to the largest logit."""
+        wanted = self.wanted[[end - 1 for end in ends]]
+        return float((found - wanted).abs().max() / self.wanted.abs().max())
+
+
+def subject_of(model_dir: Path) -> Subject:
+    loaded = load_model(model_dir, "float32", torch.device("cpu"))
+    ids, past = token_ids(NUM_TOKENS), DynamicCache()
     set_implementation(loaded.module, "eager")
     with torch.inference_mode():
-        wanted = loaded.module(torch.tensor([ids]), use_cache=False).logits[0]
-    served = choose_route(loaded)
-    assert served.route is Route.LATENT
-    ends = [*cuts, len(ids)]
-    found = cached_logits(loaded.module, served, ids, cuts)
-    scale = float(wanted.abs().max())
-    assert float((found - wanted[[end - 1 for end in ends]]).abs().max()) <= 1e-5 * scale
+        out = loaded.module(torch.tensor([ids]), use_cache=True, past_key_values=past)
+    return Subject(loaded.module, choose_route(loaded), ids, out.logits[0], past)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return subject_of(model_of(request.param, tmp_path_factory.mktemp("latent")))
+
+
+@pytest.fixture
+def yarn(tmp_path: Path) -> Subject:
+    """A model of its own, for tests that break it; sizes are such that a wrong use of parts goes through."""
+    return subject_of(model_of("V3, YaRN", tmp_path, v_head_dim=12))
+
+
+PATHS: dict[str, tuple[int, int]] = {
+    "absorbed": (10**9, 2048),
+    "expanded": (1, 2048),
+    "by length": (20, 2048),
+    "absorbed, slices merged": (10**9, 16),
+    "expanded, slices merged": (1, 16),
+}
+"""The fewest queries that are expanded, and the longest slice of the context."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=8)
+@given(cuts=st.sets(st.integers(1, NUM_TOKENS - 1), max_size=6))
+def test_logits_equal_those_of_transformers_wherever_the_prompt_is_cut(
+    subject: Subject, path: str, cuts: set[int]
+) -> None:
+    """V2 and V3, YaRN on and off, queries compressed or not, keys and values of different sizes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_ops, "FEWEST_TO_EXPAND", PATHS[path][0])
+        patch.setattr(torch_ops, "MOST_ROWS", PATHS[path][1])
+        found = ours_on(subject.served, subject.ids, sorted(cuts))
+    assert subject.served.route is Route.LATENT
+    assert subject.distance(found, [*sorted(cuts), NUM_TOKENS]) <= TOLERANCE
+
+
+def test_what_is_kept_are_the_latents_of_transformers_own_cache(subject: Subject) -> None:
+    num_blocks = -(-NUM_TOKENS // BLOCK_SIZE)
+    (group,) = subject.served.groups
+    pools = []
+
+    def make_pass(pool: DevicePool) -> ForwardPass:
+        pools.append(pool)
+        made: ForwardPass = subject.served.make_pass(pool)
+        return made
+
+    logits_of(make_pass, subject.served, subject.ids, [])
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
+    for layer in group.layers:
+        kept = pools[0].layers[layer].keys[order, 0].flatten(0, 1)[:NUM_TOKENS]
+        theirs = subject.past.layers[layer]
+        wanted = torch.cat([theirs.keys, theirs.values], dim=3)[0, 0]
+        # The first layer computes them from the same numbers, the others behind another order of sums.
+        allowed = 0.0 if layer == group.layers[0] else TOLERANCE * float(wanted.abs().max())
+        torch.testing.assert_close(kept, wanted, rtol=0, atol=allowed)
 
 
 @kinds
@@ -154,27 +190,52 @@ def test_a_session_of_latents_comes_back_from_disk(tmp_path: Path, open_engine: 
     assert result.token_ids == reference(model_dir).answer(longer, 8)
 
 
-@pytest.mark.parametrize("wrong", ["scale", "projections", "norm"])
-def test_a_wrong_scale_projection_or_norm_would_show(
-    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negative controls: what is easily mistaken in latent attention changes the logits."""
-    loaded = load_model(model_of("V3, YaRN", tmp_path), "float32", torch.device("cpu"))
-    ids = token_ids(40)
-    served = choose_route(loaded)
-    right = cached_logits(loaded.module, served, ids, [])
-    if wrong == "scale":
-        for layer in loaded.module.model.layers:
-            layer.self_attn.scaling = 24**-0.5
-    elif wrong == "projections":
-        for layer in loaded.module.model.layers:
-            layer.self_attn.kv_b_proj.weight.data = layer.self_attn.kv_b_proj.weight.data.flip(0)
-        served = choose_route(loaded)
-    else:
-        for layer in loaded.module.model.layers:
-            layer.self_attn.kv_a_layernorm = nn.Identity()
-    distance = (cached_logits(loaded.module, served, ids, []) - right).abs().max()
-    assert float(distance) > 50 * 1e-5 * float(right.abs().max())
+# Negative controls: what is easily mistaken in latent attention changes the logits.
+
+
+def broken(subject: Subject) -> float:
+    return subject.distance(ours_on(subject.served, subject.ids, []), [NUM_TOKENS])
+
+
+@pytest.mark.parametrize("scale", [24**-0.5, 20**-0.5], ids=["of the latent's size", "without YaRN's square"])
+def test_a_wrong_scale_would_show(yarn: Subject, scale: float) -> None:
+    for layer in yarn.module.model.layers:
+        assert layer.self_attn.scaling > 1.01 * 20**-0.5
+        layer.self_attn.scaling = scale
+    assert broken(yarn) > VISIBLE * TOLERANCE
+
+
+def test_rope_keys_turned_by_halves_would_show(yarn: Subject) -> None:
+    yarn.module.config.rope_interleave = False
+    assert broken(yarn) > VISIBLE * TOLERANCE
+
+
+def test_latents_kept_before_their_norm_would_show(yarn: Subject) -> None:
+    for layer in yarn.module.model.layers:
+        layer.self_attn.kv_a_layernorm = nn.Identity()
+    assert broken(yarn) > VISIBLE * TOLERANCE
+
+
+class _Exchanged:
+    """A projection whose keys and values have changed places."""
+
+    def __init__(self, layer: LatentLayer) -> None:
+        self.k_up, self.v_up = layer.v_up, layer.k_up
+
+
+def test_exchanged_projections_would_show(yarn: Subject) -> None:
+    right: Mapping[int, LatentLayer] = latent_layers(yarn.module)
+    wrong = {layer: _Exchanged(latent) for layer, latent in right.items()}
+
+    def make_pass(projections: Any) -> Any:
+        return lambda pool: PackedPass(yarn.module, LatentAttention(pool.layers, projections))
+
+    def distance(projections: Any) -> float:
+        found = logits_of(make_pass(projections), yarn.served, yarn.ids, [])
+        return yarn.distance(found, [NUM_TOKENS])
+
+    assert distance(right) <= TOLERANCE
+    assert distance(wrong) > VISIBLE * TOLERANCE
 
 
 def test_a_decode_step_never_expands_the_context(tmp_path: Path) -> None:
