@@ -30,6 +30,7 @@ SCENARIOS = (
     "saving",
     "slots",
     "store",
+    "weights",
 )
 
 
