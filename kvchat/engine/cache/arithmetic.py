@@ -183,9 +183,15 @@ def _heads_way(shape: AttentionShape, num_heads: int, dim_k: int, remark: str = 
 
 
 def _latent(fields: "_Fields") -> Latent | None:
-    if fields.get("kv_lora_rank", default=None) is None:
+    if fields.get("kv_lora_rank", "qk_nope_head_dim", default=None) is None:
         return None
-    return Latent(rank=fields.count("kv_lora_rank"), rope_dim=fields.count("qk_rope_head_dim"))
+    latent = Latent(rank=fields.count("kv_lora_rank"), rope_dim=fields.count("qk_rope_head_dim"))
+    key_dim = fields.count("qk_nope_head_dim") + latent.rope_dim
+    if latent.rope_dim % 2:
+        raise ModelUnreadable(f"the config's qk_rope_head_dim is odd ({latent.rope_dim})")
+    if fields.get("qk_head_dim", default=key_dim) != key_dim:
+        raise ModelUnreadable(f"the config's qk_head_dim is not that of its parts together ({key_dim})")
+    return latent
 
 
 def _num_kv_heads(fields: "_Fields", heads: int) -> int:

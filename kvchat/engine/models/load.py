@@ -13,6 +13,7 @@ from torch import nn
 
 from kvchat.engine.models import quantised_checkpoint  # noqa: F401  transformers finds it by its name
 from kvchat.engine.models.adapter import merge_adapter
+from kvchat.engine.models.latent_sizes import check_latent_sizes
 from kvchat.engine.models.weight_files import read_config
 from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel
 
@@ -94,6 +95,7 @@ def load_model(
     num_layers = config.get_text_config().num_hidden_layers
     if num_layers < 1:
         raise ModelUnreadable(f"{model_dir / 'config.json'} says that the model has {num_layers} layers.")
+    check_latent_sizes(config.get_text_config(), model_dir / "config.json")
     module, info = _read(
         lambda: transformers.AutoModelForCausalLM.from_pretrained(
             model_dir,
@@ -104,6 +106,7 @@ def load_model(
             local_files_only=True,
             trust_remote_code=False,  # without this, transformers asks on the terminal whether to run it
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # and refused below, with the name of the weight
         ),
         model_dir,
     )
@@ -145,7 +148,12 @@ def _read(load: Callable[[], Any], model_dir: Path) -> Any:
 
 def _check_weights(info: dict[str, Any], model_dir: Path) -> None:
     """Refuse a checkpoint that lacks weights of the model: the library would make them up at random."""
-    lacking = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
+    for name, in_file, in_model in sorted(info["mismatched_keys"]):
+        raise ModelUnreadable(
+            f"{model_dir}: {name} is {list(in_file)} in the weights and {list(in_model)} by config.json. "
+            "Fetch the model again, or use `-m starter`."
+        )
+    lacking = sorted(info["missing_keys"])
     if lacking:
         raise ModelUnreadable(
             f"{model_dir} lacks {len(lacking)} of the model's weights, {lacking[0]} for example. "

@@ -112,6 +112,9 @@ def test_names_that_older_configs_use_are_understood() -> None:
         ({"dtype": "int3"}, "int3"),
         ({"layer_types": ["full_attention"]}, "1 layer types for 126 layers"),
         ({"kv_lora_rank": 512}, "no qk_rope_head_dim"),
+        ({"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}, "no kv_lora_rank"),
+        (DEEPSEEK_V3 | {"qk_rope_head_dim": 63}, "odd"),
+        (DEEPSEEK_V3 | {"qk_head_dim": 128}, "qk_head_dim"),
         ({"sliding_window": -5}, "sliding_window"),
     ],
 )
