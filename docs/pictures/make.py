@@ -16,8 +16,7 @@ from time import monotonic
 from textual.pilot import Pilot
 
 from kvchat.cli.compose import opened, start_worker
-from kvchat.cli.export import Exporter
-from kvchat.cli.streams import Status
+from kvchat.cli.session_files import SessionFiles
 from kvchat.config import read_settings
 from kvchat.engine.api.status import EnginePhase
 from kvchat.session.tree import Turn
@@ -105,8 +104,8 @@ async def draw(model: str | None, home: Path) -> None:
     settings = read_settings(flags)
     with opened(settings, start_worker) as kvchat:
         chat = kvchat.load(None, model)
-        exporter = Exporter(settings, kvchat.store, Status(quiet=True))
-        app = KvchatApp(chat, kvchat.engine, exporter, None, log_path=home / "log")
+        files = SessionFiles(settings, kvchat.store)
+        app = KvchatApp(chat, kvchat.engine, files, None, log_path=home / "log")
         async with app.run_test(size=SIZE) as pilot:
             person = Person(app, pilot)
             await person.waits_for_the_model()

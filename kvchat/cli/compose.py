@@ -7,12 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvchat.chat import Chat, EngineClient
+from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store
 from kvchat.config import Settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import lasting_name, locate_model
 from kvchat.engine.worker import Worker
-from kvchat.session.store import SessionStore
 from kvchat.session.template import ChatTemplate
 
 EngineFactory = Callable[[str, Path, EngineConfig], EngineClient]
@@ -44,7 +44,7 @@ class LateStart:
 class Kvchat:
     """An open store, and the engine and chat above it once a model is chosen."""
 
-    def __init__(self, settings: Settings, store: SessionStore, engine_factory: EngineFactory) -> None:
+    def __init__(self, settings: Settings, store: TidyStore, engine_factory: EngineFactory) -> None:
         self.store = store
         self._settings = settings
         self._engine_factory = engine_factory

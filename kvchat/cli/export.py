@@ -22,7 +22,7 @@ from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
 from kvchat.session.references import chain_root
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import Branch, Session, SessionId, Turn
+from kvchat.session.tree import Branch, Session, Turn
 from kvchat.ui.figures import bytes_text, plural
 
 SUFFIX = Format.BUNDLE.suffix
@@ -86,26 +86,6 @@ class Exporter:
         self._store = store
         self._status = status
         self._with_kv = with_kv
-
-    def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
-        """Write what a person asks for in the interface, and return what was written, in words.
-
-        Args:
-            branch: the one that Markdown and the web page show.
-            wish: a file, or a format; empty: a bundle.
-            force: replace the file if it exists.
-
-        Raises:
-            FileTaken: it exists.
-            UsageError: the file's name does not say what it should hold.
-            StorageError: it cannot be written.
-        """
-        session = self._store.session(session_id)
-        output, format = _meant(wish)
-        target = target_of(output, session, format).absolute()
-        if target.exists() and not force:
-            raise FileTaken(f"{target} exists already")
-        return self.write(session, branch if format.is_one_branch else None, format, target).words
 
     def write(self, session: Session, branch: str | None, format: Format, target: Path | None) -> Exported:
         """Write a session, or one branch of it."""
@@ -179,19 +159,6 @@ def _refuse_stdout(options: ExportOptions, format: Format) -> None:
         raise UsageError("a bundle is no text for a terminal; give a file with -o, or a pipe")
     if options.json:
         raise UsageError("--json and -o - both write to standard output; choose one")
-
-
-def _meant(wish: str) -> tuple[Path | None, Format]:
-    """Return the file and the format that a person asks for in one word."""
-    if not wish:
-        return None, Format.BUNDLE
-    if wish in {format.value for format in Format}:
-        return None, Format(wish)
-    path = Path(wish).expanduser()
-    format = format_of(path)
-    if format is None:
-        raise UsageError(f"{wish} does not say what to write: end it in .md, .html, .json or .kvchat")
-    return path, format
 
 
 def target_of(output: Path | None, session: Session, format: Format) -> Path:

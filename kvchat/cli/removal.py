@@ -64,8 +64,27 @@ class TidyStore(SessionStore):
         return Removed(
             freed_blocks=freed.num_blocks,
             freed_bytes=freed.num_bytes,
-            shared_blocks=sum(len(block.groups) for block in shared),
-            shared_bytes=sum(block.num_bytes for block in shared),
+            shared_blocks=_num_blocks(shared),
+            shared_bytes=_num_bytes(shared),
+        )
+
+    def would_remove(self, doomed: Iterable[SessionId]) -> Removed:
+        """Return what deleting sessions would free, and what of them would stay; changes nothing."""
+        doomed = set(doomed)
+        if not self._cache_dir.is_dir():
+            return Removed()
+        with closing(BlockCatalog(self._cache_dir)) as catalog:
+            blocks = catalog.blocks()
+        kept = [one.session.id for one in self.list_sessions() if one.session.id not in doomed]
+        own, others = _refer(self, blocks, doomed), _refer(self, blocks, kept)
+        touched = [block for block in blocks if _is_referenced(block, own)]
+        shared = [block for block in touched if _is_referenced(block, others)]
+        freed = [block for block in touched if not _is_referenced(block, others)]
+        return Removed(
+            freed_blocks=_num_blocks(freed),
+            freed_bytes=_num_bytes(freed),
+            shared_blocks=_num_blocks(shared),
+            shared_bytes=_num_bytes(shared),
         )
 
     def collect(self) -> Removed:
@@ -92,6 +111,14 @@ def _refer(
     """Return what sessions (None: all) refer to, for every block size that is on disk."""
     sizes = {block.block_size for block in blocks}
     return {size: references(store, size, sessions) for size in sizes}
+
+
+def _num_blocks(blocks: Iterable[IndexedBlock]) -> int:
+    return sum(len(block.groups) for block in blocks)
+
+
+def _num_bytes(blocks: Iterable[IndexedBlock]) -> int:
+    return sum(block.num_bytes for block in blocks)
 
 
 def _is_referenced(block: IndexedBlock, found: dict[int, References]) -> bool:

@@ -6,7 +6,6 @@ from difflib import get_close_matches
 from kvchat.cli.compose import Kvchat, LateStart, opened
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import ResumeOptions
-from kvchat.cli.streams import Status
 from kvchat.errors import NoTerminal, SessionNotFound
 
 _COMMANDS = ("ask", "resume", "export", "import", "sessions", "cache")
@@ -26,13 +25,13 @@ def resume(options: ResumeOptions) -> int:
         start_log(settings.paths)
         chat = kvchat.load(reference, options.model)
         # Imported last: a wrong word is answered without it.
-        from kvchat.cli.export import Exporter
+        from kvchat.cli.session_files import SessionFiles
         from kvchat.ui.app import KvchatApp
 
         app = KvchatApp(
             chat,
             kvchat.engine,
-            Exporter(settings, kvchat.store, Status(quiet=True)),
+            SessionFiles(settings, kvchat.store),
             reference,
             log_path=settings.paths.log_file,
             on_first_frame=engine.start,

@@ -8,6 +8,7 @@ from time import localtime, strftime, time
 
 import typer
 
+from kvchat.cli.deletion_words import deletion_words
 from kvchat.cli.options import (
     ListOptions,
     RemoveOptions,
@@ -15,7 +16,7 @@ from kvchat.cli.options import (
     SearchOptions,
     SessionOptions,
 )
-from kvchat.cli.removal import Removed
+from kvchat.cli.removal import Removed, TidyStore
 from kvchat.cli.shelf import open_store, short_id
 from kvchat.cli.streams import Output, Status
 from kvchat.session.lookup import SessionSummary
@@ -119,7 +120,7 @@ def remove_sessions(options: RemoveOptions) -> int | None:
     output, status = Output(), Status(quiet=options.quiet)
     with closing(open_store(options.settings())) as store:
         doomed = list({one.id: one for one in map(store.find, options.sessions)}.values())
-        if not options.yes and not _confirmed(doomed):
+        if not options.yes and not _confirmed(store, doomed, status):
             status.note("nothing was removed")
             return 1
         removed = store.remove_sessions([one.id for one in doomed])
@@ -245,9 +246,10 @@ def _date(seconds: float) -> str:
     return strftime("%Y-%m-%d %H:%M", localtime(seconds))
 
 
-def _confirmed(doomed: Sequence[Session]) -> bool:
+def _confirmed(store: TidyStore, doomed: Sequence[Session], status: Status) -> bool:
     """Ask on a terminal; elsewhere there is nobody to ask, and removing was asked for."""
     if not sys.stdin.isatty():
         return True
+    status.note(deletion_words(store.would_remove([one.id for one in doomed])))
     names = ", ".join(f"{one.id} ({one_line(one.title)})" for one in doomed)
     return typer.confirm(f"remove {names} for good?", err=True)

@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Input
 
-from kvchat.ui.bridge import ChatService, EngineView, SessionExporter
+from kvchat.ui.bridge import ChatService, EngineView, SessionFiles
 from kvchat.ui.commands import COMMANDS, Command
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.terminal import guarded_terminal, key_by_key, term_with_a_size
@@ -30,7 +30,7 @@ class KvchatApp(App[None]):
     Args:
         chat: the service that runs turns.
         engine: what the status line and the cache panel read.
-        exporter: writes conversations to files.
+        files: what may be done with the files behind the sessions.
         initial: the session to open; None begins a new conversation.
         log_path: where writes go that would spoil the screen.
         on_first_frame: called once when the window has been drawn.
@@ -50,7 +50,7 @@ class KvchatApp(App[None]):
         self,
         chat: ChatService,
         engine: EngineView,
-        exporter: SessionExporter,
+        files: SessionFiles,
         initial: str | None = None,
         *,
         log_path: Path,
@@ -60,7 +60,7 @@ class KvchatApp(App[None]):
             super().__init__()
         self.register_theme(KVCHAT_THEME)
         self.theme = KVCHAT_THEME.name
-        self.chat_screen = ChatScreen(chat, engine, exporter, initial)
+        self.chat_screen = ChatScreen(chat, engine, files, initial)
         self._log_path = log_path
         self._on_first_frame = on_first_frame
         self._early_input: list[events.Key | events.Paste] = []

@@ -91,8 +91,8 @@ class ChatService(Protocol):
     def notices(self, conversation: Any) -> Sequence[str]: ...
 
 
-class SessionExporter(Protocol):
-    """Writes sessions to files."""
+class SessionFiles(Protocol):
+    """What may be done with the files behind the sessions."""
 
     def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
         """Write a session to the file, or in the form, that a person names; return what was written.
@@ -101,6 +101,10 @@ class SessionExporter(Protocol):
             FileTaken: the file exists, and `force` is not given.
             KvchatError: it cannot be written.
         """
+        ...
+
+    def freed_by_deleting(self, session_id: SessionId) -> str:
+        """Say what deleting a session would free on the disk, and what of it would stay."""
         ...
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.cli.export import Exporter
 from kvchat.cli.main import run
+from kvchat.cli.removal import TidyStore
+from kvchat.cli.session_files import SessionFiles
 from kvchat.cli.shelf import open_store
-from kvchat.cli.streams import Status
 from kvchat.config import read_settings
 from kvchat.errors import FileTaken, StorageError, UsageError
-from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session
 from tests.session.turns import exchange
 
@@ -24,13 +23,13 @@ DOCS = Path(__file__).parents[2] / "docs" / "exports.md"
 
 
 @pytest.fixture
-def store() -> Iterator[SessionStore]:
+def store() -> Iterator[TidyStore]:
     with closing(open_store(read_settings())) as store:
         yield store
 
 
 @pytest.fixture
-def session(store: SessionStore) -> Session:
+def session(store: TidyStore) -> Session:
     """A conversation that forks behind its first answer; `boat` was used last."""
     session = store.create_session(title="Trip to Oslo", system="Be brief.", model="/home/ana/models/tiny")
     first = exchange(store, store.branch(session.id, "main"), "How?", "By **train**.")
@@ -56,7 +55,7 @@ def test_markdown_and_the_web_page_show_the_branch_used_last_or_the_one_asked_fo
     assert "At night" not in page
 
 
-def test_json_holds_the_whole_tree_with_its_ids_or_one_branch(store: SessionStore, session: Session) -> None:
+def test_json_holds_the_whole_tree_with_its_ids_or_one_branch(store: TidyStore, session: Session) -> None:
     run(["export", "trip", "-o", "all.json"])
     found = json.loads(read("all.json"))
     assert (found["format"], found["version"], found["model"]) == ("kvchat.session", 1, "tiny")
@@ -118,15 +117,15 @@ def test_a_file_that_exists_is_replaced_only_if_that_is_said(session: Session) -
 
 
 def test_a_place_that_cannot_be_written_is_told_and_nothing_is_left_there(
-    store: SessionStore, session: Session
+    store: TidyStore, session: Session
 ) -> None:
     assert run(["export", "trip", "-o", "nowhere/a.md"]) == 1
     with pytest.raises(StorageError, match="cannot be written"):
-        Exporter(read_settings(), store, Status(quiet=True)).export(session.id, "main", "nowhere/a.md")
+        SessionFiles(read_settings(), store).export(session.id, "main", "nowhere/a.md")
 
 
 def test_no_format_carries_what_would_steer_a_terminal(
-    store: SessionStore, capsys: pytest.CaptureFixture[str]
+    store: TidyStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = store.create_session(title="\x1b]0;owned\x07", system="\x9b2J")
     exchange(store, store.branch(session.id, "main"), "a\x1b[31mb\u202ec", "d\x1b[2Je")
@@ -135,16 +134,14 @@ def test_no_format_carries_what_would_steer_a_terminal(
         assert not set(capsys.readouterr().out) & set("\x1b\x07\x9b\u202e")
 
 
-def test_the_interface_exports_by_file_or_by_format(store: SessionStore, session: Session) -> None:
-    exporter = Exporter(read_settings(), store, Status(quiet=True))
-    assert f"wrote {Path('notes.md').absolute()}: 4 turns, " in exporter.export(
-        session.id, "main", "notes.md"
-    )
-    assert "/trip-to-oslo.html: 4 turns, " in exporter.export(session.id, "main", "html")
-    assert "/trip-to-oslo.kvchat: 6 turns, " in exporter.export(session.id, "main", "")
+def test_the_interface_exports_by_file_or_by_format(store: TidyStore, session: Session) -> None:
+    files = SessionFiles(read_settings(), store)
+    assert f"wrote {Path('notes.md').absolute()}: 4 turns, " in files.export(session.id, "main", "notes.md")
+    assert "/trip-to-oslo.html: 4 turns, " in files.export(session.id, "main", "html")
+    assert "/trip-to-oslo.kvchat: 6 turns, " in files.export(session.id, "main", "")
     with pytest.raises(FileTaken, match="exists already"):
-        exporter.export(session.id, "main", "notes.md")
-    assert exporter.export(session.id, "boat", "notes.md", force=True)
+        files.export(session.id, "main", "notes.md")
+    assert files.export(session.id, "boat", "notes.md", force=True)
     assert "boat" in read("notes.md")
     with pytest.raises(UsageError, match=r"\.md, \.html, \.json or \.kvchat"):
-        exporter.export(session.id, "main", "notes.txt")
+        files.export(session.id, "main", "notes.txt")

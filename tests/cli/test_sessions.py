@@ -4,12 +4,13 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from kvchat.cli.main import run
+from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store, short_id
 from kvchat.config import read_settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.pure
 
 
 @pytest.fixture
-def store() -> Iterator[SessionStore]:
+def store() -> Iterator[TidyStore]:
     with closing(open_store(read_settings())) as store:
         yield store
 
@@ -164,7 +165,7 @@ def test_a_session_is_renamed_but_not_to_a_name_that_is_taken(store: SessionStor
 
 
 def test_removing_asks_on_a_terminal_and_takes_no_for_an_answer(
-    store: SessionStore, monkeypatch: pytest.MonkeyPatch
+    store: TidyStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -173,6 +174,7 @@ def test_removing_asks_on_a_terminal_and_takes_no_for_an_answer(
     store.create_session(title="Trip")
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     assert run(["sessions", "rm", "Trip"]) == 1
+    assert "0 blocks of KV (0 B) would be freed" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert run(["sessions", "rm", "Trip"]) == 0
     assert store.list_sessions() == ()
@@ -185,7 +187,7 @@ def test_removing_one_unknown_session_removes_none(store: SessionStore) -> None:
 
 
 def test_removing_frees_the_blocks_of_a_session_and_keeps_those_that_others_share(
-    store: SessionStore, home: Path, capsys: pytest.CaptureFixture[str]
+    store: TidyStore, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept_ids, gone_ids, foreign_ids = [1, 2, 3, 4, 5], [1, 2, 3, 4, 50, 60, 70, 80, 90], [7, 7, 7, 7]
     for title, ids in (("kept", kept_ids), ("gone", gone_ids)):
@@ -195,8 +197,10 @@ def test_removing_frees_the_blocks_of_a_session_and_keeps_those_that_others_shar
     chains.write_all(disk, [*chains.chain(kept_ids), *gone_only, *chains.chain(foreign_ids)])
     disk.close()
 
+    before = store.would_remove([store.find("gone").id])
     assert run(["sessions", "rm", "gone", "--json"]) == 0
     removed = json.loads(capsys.readouterr().out)
+    assert asdict(before).items() <= removed.items()
     assert (removed["freed_blocks"], removed["shared_blocks"]) == (2, 1)
     assert removed["freed_bytes"] > 0
     with closing(BlockCatalog(home / "cache")) as catalog:

@@ -11,7 +11,7 @@ from kvchat.ui.app import KvchatApp
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import QuestionView, Transcript
-from tests.ui.scripted import Answer, ScriptedChat, ScriptedExporter
+from tests.ui.scripted import Answer, ScriptedChat, ScriptedFiles
 from tests.ui.scripted_engine import ScriptedEngine
 
 WIDE = (150, 40)
@@ -27,13 +27,13 @@ class Window:
         pilot: Pilot[None],
         chat: ScriptedChat,
         engine: ScriptedEngine,
-        exporter: ScriptedExporter,
+        files: ScriptedFiles,
     ) -> None:
         self.app = app
         self.pilot = pilot
         self.chat = chat
         self.engine = engine
-        self.exporter = exporter
+        self.files = files
 
     @property
     def screen(self) -> ChatScreen:
@@ -107,10 +107,10 @@ async def window(
     engine = engine or ScriptedEngine()
     chat = ScriptedChat(engine, _or_default(answers))
     prepare(chat)
-    exporter = ScriptedExporter()
-    app = KvchatApp(chat, engine, exporter, initial, log_path=tmp_path / "kvchat.log")
+    files = ScriptedFiles()
+    app = KvchatApp(chat, engine, files, initial, log_path=tmp_path / "kvchat.log")
     async with app.run_test(size=size, notifications=True) as pilot:
-        shown = Window(app, pilot, chat, engine, exporter)
+        shown = Window(app, pilot, chat, engine, files)
         await shown.until(lambda: bool(shown.screen.is_mounted))
         yield shown
 

@@ -12,7 +12,7 @@ from threading import Timer
 from kvchat.chat import ChatEvent
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.app import KvchatApp
-from tests.ui.scripted import Answer, ScriptedChat, ScriptedConversation, ScriptedExporter
+from tests.ui.scripted import Answer, ScriptedChat, ScriptedConversation, ScriptedFiles
 from tests.ui.scripted_engine import ScriptedEngine
 
 
@@ -35,7 +35,7 @@ def main() -> int:
     app = KvchatApp(
         chat,
         engine,
-        ScriptedExporter(),
+        ScriptedFiles(),
         log_path=Path(sys.argv[1]),
         on_first_frame=lambda: Timer(0.5, loaded).start(),
     )

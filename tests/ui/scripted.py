@@ -76,19 +76,22 @@ class ScriptedStore:
             del self.paths[key]
 
 
-class ScriptedExporter:
+class ScriptedFiles:
     """Writes nothing, and knows which files there are."""
 
     def __init__(self) -> None:
-        self.files: dict[str, tuple[SessionId, str]] = {}
+        self.written: dict[str, tuple[SessionId, str]] = {}
 
     def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
         if not wish.endswith(".md"):
             raise UsageError(f"{wish} does not say what to write")
-        if wish in self.files and not force:
+        if wish in self.written and not force:
             raise FileTaken(f"{wish} exists already")
-        self.files[wish] = session_id, branch
+        self.written[wish] = session_id, branch
         return f"wrote {wish}"
+
+    def freed_by_deleting(self, session_id: SessionId) -> str:
+        return f"the blocks of {session_id} would be freed"
 
 
 @dataclass

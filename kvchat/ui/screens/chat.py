@@ -18,7 +18,7 @@ from textual.widgets import Static
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import FileTaken, KvchatError
 from kvchat.session.tree import SessionId
-from kvchat.ui.bridge import ChatService, ConversationView, EngineView, SessionExporter
+from kvchat.ui.bridge import ChatService, ConversationView, EngineView, SessionFiles
 from kvchat.ui.courses import Courses
 from kvchat.ui.engine_watch import EngineWatch, Shown
 from kvchat.ui.figures import plural
@@ -57,11 +57,11 @@ class ChatScreen(Screen[None]):
     ]
 
     def __init__(
-        self, chat: ChatService, engine: EngineView, exporter: SessionExporter, initial: str | None
+        self, chat: ChatService, engine: EngineView, files: SessionFiles, initial: str | None
     ) -> None:
         super().__init__()
         self._chat = chat
-        self._exporter = exporter
+        self._files = files
         self.engine = engine
         self._initial = initial
         self._wish = PaneWish()
@@ -184,7 +184,7 @@ class ChatScreen(Screen[None]):
     @work
     async def export(self, conversation: ConversationView, wish: str) -> None:
         """Write a conversation to a file; ask before one is replaced."""
-        write = partial(self._exporter.export, conversation.session.id, conversation.branch.name, wish)
+        write = partial(self._files.export, conversation.session.id, conversation.branch.name, wish)
         try:
             try:
                 words = await asyncio.to_thread(write)
@@ -204,7 +204,11 @@ class ChatScreen(Screen[None]):
         if self.turns.is_answering(session_id):
             self.warn("an answer is being written there: stop it with esc, then delete it")
             return
-        consequence = "Its messages are gone for good; blocks that other sessions share stay."
+        try:
+            freed = await asyncio.to_thread(self._files.freed_by_deleting, session_id)
+        except KvchatError as error:
+            freed = str(error)
+        consequence = f"Its messages are gone for good, on all branches.\n{freed}."
         if not await self.confirm(f"Delete “{title}”?", consequence):
             return
         closing = self._kept.drop_session(session_id)

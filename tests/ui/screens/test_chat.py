@@ -227,6 +227,7 @@ async def test_deleting_asks_first(tmp_path: Path) -> None:
         await shown.say_and_wait("hello")
         await shown.say("/delete")
         await shown.until_shown("Delete “hello”?")
+        assert "the blocks of s1 would be freed" in shown.text
         await shown.pilot.press("escape")
         await shown.until_gone("Delete “hello”?")
         assert shown.chat.store.sessions

@@ -15,7 +15,7 @@ async def test_the_branch_on_screen_is_written_and_a_file_replaced_only_after_as
         await shown.say_and_wait("hello")
         await shown.say("/export notes.md")
         await shown.until_shown("wrote notes.md")
-        assert shown.exporter.files == {"notes.md": ("s1", "main")}
+        assert shown.files.written == {"notes.md": ("s1", "main")}
         await shown.say("/fork by boat")
         await shown.until_shown("›  by boat")
         for answer, branch in (("escape", "main"), ("enter", "by boat")):
@@ -24,7 +24,7 @@ async def test_the_branch_on_screen_is_written_and_a_file_replaced_only_after_as
             assert "notes.md exists already" in shown.text
             await shown.pilot.press(answer)
             await shown.until(lambda: not isinstance(shown.app.screen, ConfirmScreen))
-            await shown.until(lambda branch=branch: shown.exporter.files["notes.md"] == ("s1", branch))
+            await shown.until(lambda branch=branch: shown.files.written["notes.md"] == ("s1", branch))
 
 
 async def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""What the interface does with the files behind its sessions: exports, and what deleting would free."""
+
+from pathlib import Path
+
+from kvchat.cli.deletion_words import deletion_words
+from kvchat.cli.export import Exporter, target_of
+from kvchat.cli.export_format import Format, format_of
+from kvchat.cli.removal import TidyStore
+from kvchat.cli.streams import Status
+from kvchat.config import Settings
+from kvchat.errors import FileTaken, UsageError
+from kvchat.session.tree import SessionId
+
+
+class SessionFiles:
+    """The files of one store's sessions; implements the interface's protocol of this name."""
+
+    def __init__(self, settings: Settings, store: TidyStore) -> None:
+        self._store = store
+        self._exporter = Exporter(settings, store, Status(quiet=True))
+
+    def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
+        """Write a session to the file or in the form that is named, and say what was written.
+
+        Args:
+            branch: the one that Markdown and the web page show.
+            wish: a file, or a format; empty: a bundle.
+            force: replace the file if it exists.
+
+        Raises:
+            FileTaken: it exists.
+            UsageError: the file's name does not say what it should hold.
+            StorageError: it cannot be written.
+        """
+        session = self._store.session(session_id)
+        output, format = _meant(wish)
+        target = target_of(output, session, format).absolute()
+        if target.exists() and not force:
+            raise FileTaken(f"{target} exists already")
+        return self._exporter.write(session, branch if format.is_one_branch else None, format, target).words
+
+    def freed_by_deleting(self, session_id: SessionId) -> str:
+        """Say what deleting a session would free on the disk, and what of it would stay."""
+        return deletion_words(self._store.would_remove([session_id]))
+
+
+def _meant(wish: str) -> tuple[Path | None, Format]:
+    """Return the file and the format that a person asks for in one word."""
+    if not wish:
+        return None, Format.BUNDLE
+    if wish in {format.value for format in Format}:
+        return None, Format(wish)
+    path = Path(wish).expanduser()
+    format = format_of(path)
+    if format is None:
+        raise UsageError(f"{wish} does not say what to write: end it in .md, .html, .json or .kvchat")
+    return path, format
