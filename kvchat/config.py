@@ -148,6 +148,11 @@ _PLACES = ("KVCHAT_HOME", "KVCHAT_CONFIG")
 
 def _places(environ: Mapping[str, str]) -> tuple[Paths, Path | None]:
     """Return the standard places and the system's file; beside a KVCHAT_HOME no system file counts."""
+PASSPHRASE_VARIABLES = ("KVCHAT_PASSPHRASE", "KVCHAT_PASSPHRASE_FD", "KVCHAT_NEW_PASSPHRASE")
+"""Read only where something encrypted is opened, so they are no settings either."""
+
+_NO_SETTINGS = _PLACES + PASSPHRASE_VARIABLES
+
     home = environ.get("KVCHAT_HOME")
     if home:
         root = path(home)
@@ -212,10 +217,10 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     if environ.get("NO_COLOR"):
         values["display.color"] = False
     for variable, value in environ.items():
-        if not variable.startswith("KVCHAT_") or variable in _PLACES:
+        if not variable.startswith("KVCHAT_") or variable in _NO_SETTINGS:
             continue
         if variable not in names:
-            hint = did_you_mean(variable, [*names, *_PLACES])
+            hint = did_you_mean(variable, [*names, *_NO_SETTINGS])
             raise ConfigError(f"there is no setting {variable} to read from the environment{hint}")
         values |= _checked(f"{variable}: ", {names[variable]: value}, ConfigError)
     return values

@@ -12,6 +12,7 @@ from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import DiskUsage, WrittenBytes
 from kvchat.errors import StorageError
+from kvchat.sealing.sealer import Sealer
 from kvchat.ui.figures import bytes_text, plural
 
 _SHORT_FINGERPRINT = 12
@@ -36,7 +37,7 @@ def cache_status(options: ListOptions) -> None:
     """Say what is kept on disk, by model."""
     settings = options.settings()
     output = Output()
-    state = disk_state(settings.paths.cache_dir)
+    state = disk_state(settings.paths.cache_dir, settings.engine.sealer)
     if options.json:
         output.json(_status_values(settings, state))
         return
@@ -65,15 +66,15 @@ def cache_gc(options: ListOptions) -> None:
 
 def cache_path(options: PlaceOptions) -> None:
     """Print the directory of the blocks. It may be deleted at any time; conversations are not in it."""
-    Output().line(str(options.settings().paths.cache_dir))
+    Output().line(str(options.settings(unlock=False).paths.cache_dir))
 
 
-def disk_state(cache_dir: Path) -> DiskState:
+def disk_state(cache_dir: Path, sealer: Sealer | None) -> DiskState:
     """Look at what is on disk; creates nothing where there is nothing."""
     if not cache_dir.is_dir():
         return DiskState(usages={}, written=WrittenBytes(today=0, total=0), problem=None)
     try:
-        with closing(BlockCatalog(cache_dir)) as catalog:
+        with closing(BlockCatalog(cache_dir, sealer=sealer)) as catalog:
             return DiskState(
                 usages=catalog.usages(), written=catalog.written(), problem=_space_problem(cache_dir)
             )

@@ -4,8 +4,7 @@ import platform
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from os import W_OK, X_OK, access
@@ -14,10 +13,13 @@ from shutil import disk_usage
 from stat import S_IMODE
 
 from kvchat.cli.cache import disk_state
+from kvchat.cli.encryption_check import find_encryption
+from kvchat.cli.finding import Finding, State
 from kvchat.cli.options import DoctorOptions
 from kvchat.cli.streams import Output
 from kvchat.config import Paths, Settings
 from kvchat.engine.api.config import Capacity, EngineInfo
+from kvchat.engine.memory.block_seal import seal_of
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import KvchatError, StorageError
 from kvchat.ui.figures import bytes_text, count_text, plural
@@ -25,6 +27,8 @@ from kvchat.ui.figures import bytes_text, count_text, plural
 _PACKAGES = ("kvchat", "torch", "transformers", "tokenizers", "safetensors", "textual")
 _EXTRAS = {
     "peft": "LoRA adapters: pip install 'kvchat[lora]'",
+    "cryptography": "encryption on disk: pip install 'kvchat[encryption]'",
+    "keyring": "its key in the system's keyring: pip install 'kvchat[encryption]'",
     "triton": "kernels for NVIDIA GPUs: comes with torch on Linux",
 }
 _LITTLE_BYTES = 2**30
@@ -32,36 +36,9 @@ _SHORT_FINGERPRINT = 12
 _NAME_WIDTH = 10
 
 
-class State(StrEnum):
-    """`LOOK`: it works, and there is something to do about it."""
-
-    OK = "ok"
-    LOOK = "look"
-    BROKEN = "broken"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one check has found.
-
-    Args:
-        lines: for people; the first one says it all.
-        advice: what to do; None where all is well.
-        values: the same for programs.
-        exit_code: with which the command ends if this is broken.
-    """
-
-    name: str
-    lines: tuple[str, ...]
-    state: State = State.OK
-    advice: str | None = None
-    values: dict[str, object] = field(default_factory=dict)
-    exit_code: int = 0
-
-
 def doctor(options: DoctorOptions) -> int:
     """Check everything in turn, telling each as it is found; return the exit code of the first broken one."""
-    settings = options.settings()
+    settings = options.settings(unlock=False)
     output = Output()
     findings = []
     for finding in _findings(settings, load_model=not options.no_model):
@@ -80,7 +57,10 @@ def _findings(settings: Settings, *, load_model: bool) -> Iterator[Finding]:
     yield from _machine()
     yield from _directories(settings.paths)
     yield _sessions(settings.paths.sessions_db)
-    yield _store(settings)
+    encryption, opened = find_encryption(settings)
+    yield encryption
+    if opened is not None:
+        yield _store(opened)
     yield from (_extra(package, gives) for package, gives in _EXTRAS.items())
     if load_model:
         yield from _model(settings)
@@ -180,10 +160,10 @@ def _sessions(path: Path) -> Finding:
 def _store(settings: Settings) -> Finding:
     """Say what is kept on disk, and how much of it was found damaged."""
     cache_dir = settings.paths.cache_dir
-    state = disk_state(cache_dir)
+    state = disk_state(cache_dir, settings.engine.sealer)
     usages = (state.usages or {}).values()
     num_blocks, num_bytes = sum(one.num_blocks for one in usages), sum(one.num_bytes for one in usages)
-    quarantine = cache_dir / "quarantine"
+    quarantine = seal_of(settings.engine.sealer).home(cache_dir) / "quarantine"
     num_damaged = len(list(quarantine.iterdir())) if quarantine.is_dir() else 0
     limit = settings.engine.disk_bytes
     of_limit = "" if limit is None else f" of {bytes_text(limit)}"

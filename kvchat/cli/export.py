@@ -31,7 +31,10 @@ _MAX_NAME_LEN = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written. `target` is None for standard output; only a bundle has blocks and a digest."""
+    """What was written. `target` is None for standard output; only a bundle has blocks and a digest.
+
+    `is_encrypted_at_home`: what is in the clear in the file is encrypted where it came from.
+    """
 
     target: Path | None
     format: Format
@@ -40,6 +43,7 @@ class Exported:
     num_bytes: int
     num_blocks: int = 0
     digest: str | None = None
+    is_encrypted_at_home: bool = False
 
     @property
     def words(self) -> str:
@@ -47,7 +51,8 @@ class Exported:
         if self.format is Format.BUNDLE:
             parts.append(f"{plural(self.num_blocks, 'block')} of KV" if self.num_blocks else "no KV")
         parts.append(bytes_text(self.num_bytes))
-        return f"wrote {self.target or 'standard output'}: {', '.join(parts)}"
+        warning = "; it is NOT encrypted, whoever has it can read it" if self.is_encrypted_at_home else ""
+        return f"wrote {self.target or 'standard output'}: {', '.join(parts)}{warning}"
 
 
 def export_session(options: ExportOptions) -> None:
@@ -93,6 +98,7 @@ class Exporter:
             branch = session.active_branch
         branches, turns = _chosen(self._store, session, branch)
         num_tokens = sum(len(turn.token_ids or ()) for turn in turns)
+        is_encrypted = self._settings.engine.sealer is not None
         if format is Format.BUNDLE:
             written = write_session(
                 self._settings, session, branches, turns, target, self._status, with_kv=self._with_kv
@@ -105,12 +111,18 @@ class Exporter:
                 num_bytes=written.num_bytes,
                 num_blocks=written.num_blocks,
                 digest=written.digest.hex(),
+                is_encrypted_at_home=is_encrypted,
             )
         data = readable_text(format, session, branches, turns).encode()
         with _opened(target) as write:
             write(data)
         return Exported(
-            target=target, format=format, num_turns=len(turns), num_tokens=num_tokens, num_bytes=len(data)
+            target=target,
+            format=format,
+            num_turns=len(turns),
+            num_tokens=num_tokens,
+            num_bytes=len(data),
+            is_encrypted_at_home=is_encrypted,
         )
 
 
@@ -207,7 +219,13 @@ def _model(settings: Settings, turns: Sequence[Turn], *, with_kv: bool) -> Bundl
 def _shelf(settings: Settings, kv: BundleModel) -> BlockShelf:
     fields = recall(settings.paths.cache_dir, kv.fingerprint)
     assert fields is not None
-    return BlockShelf(settings.paths.cache_dir, kv.fingerprint, layouts_of(fields), block_size=kv.block_size)
+    return BlockShelf(
+        settings.paths.cache_dir,
+        kv.fingerprint,
+        layouts_of(fields),
+        block_size=kv.block_size,
+        sealer=settings.engine.sealer,
+    )
 
 
 def _manifest(

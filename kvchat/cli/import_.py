@@ -136,6 +136,7 @@ def _install(settings: Settings, path: Path, bundle: Bundle, status: Status) -> 
         layouts_of(kv.fields),
         block_size=kv.block_size,
         limit_bytes=settings.engine.disk_bytes,
+        sealer=settings.engine.sealer,
     )
     num_blocks = num_bytes = 0
     with closing(shelf):

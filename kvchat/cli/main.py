@@ -32,7 +32,7 @@ app = typer.Typer(
 )
 
 # What a family does when nothing is said.
-_DEFAULT_VERBS = {"sessions": "list", "cache": "status"}
+_DEFAULT_VERBS = {"sessions": "list", "cache": "status", "encrypt": "status"}
 
 
 def _command(home: str, options_type: type, help_text: str) -> Callable[..., int | None]:
@@ -67,6 +67,7 @@ def _root(
 def _add_commands() -> None:
     sessions = typer.Typer(rich_markup_mode=None, help="List, show, search, rename and remove sessions.")
     cache = typer.Typer(rich_markup_mode=None, help="What is kept on disk.")
+    encrypt = typer.Typer(rich_markup_mode=None, help="Encrypt conversations and KV on disk.")
     for parent, name, home, options_type, help_text in (
         (app, "ask", "ask.ask", options.AskOptions, "Answer one question and exit."),
         (app, "resume", "resume.resume", options.ResumeOptions, "Open the terminal interface."),
@@ -106,10 +107,15 @@ def _add_commands() -> None:
         (cache, "status", "cache.cache_status", options.ListOptions, "Say what is kept on disk, by model."),
         (cache, "gc", "cache.cache_gc", options.ListOptions, "Remove blocks that no session refers to."),
         (cache, "path", "cache.cache_path", options.PlaceOptions, "Print the directory of the blocks."),
+        (encrypt, "on", "encrypt.turn_on", options.EncryptOptions, "Encrypt all conversations, and all KV."),
+        (encrypt, "off", "encrypt.turn_off", options.PlaceOptions, "Keep everything in the clear again."),
+        (encrypt, "change", "encrypt.change", options.EncryptOptions, "Change the passphrase."),
+        (encrypt, "status", "encrypt.show_status", options.ListOptions, "Say what is encrypted."),
     ):
         parent.command(name, help=help_text)(_command(f"kvchat.cli.{home}", options_type, help_text))
     app.add_typer(sessions, name="sessions")
     app.add_typer(cache, name="cache")
+    app.add_typer(encrypt, name="encrypt")
 
 
 _add_commands()

@@ -39,13 +39,22 @@ class PlaceOptions:
             given["display.color"] = False
         return {name: value for name, value in given.items() if value is not None}
 
-    def settings(self) -> Settings:
+    def settings(self, *, unlock: bool = True) -> Settings:
         """Return the settings of this run, these options on top.
+
+        Args:
+            unlock: with the key of an encrypted store, for which the person may be asked.
 
         Raises:
             ConfigError, UsageError: see `read_settings`.
+            EncryptionError: see `unlocked`.
         """
-        return read_settings(self.flags(), config_file=self.config)
+        settings = read_settings(self.flags(), config_file=self.config)
+        if not unlock:
+            return settings
+        from kvchat.cli.unlocking import unlocked
+
+        return unlocked(settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +121,10 @@ class EngineOptions(PlaceOptions):
             "sampling.max_tokens": self.max_tokens,
             "sampling.temperature": self.temperature,
             "sampling.top_p": self.top_p,
+    def settings(self, *, unlock: bool = True) -> Settings:
+        # Nothing that is kept is opened for `--temp`.
+        return PlaceOptions.settings(self, unlock=unlock and not self.temp)
+
             "sampling.top_k": self.top_k,
             "sampling.seed": self.seed,
             "engine.device": self.device,
@@ -327,6 +340,15 @@ class PlanOptions(ListOptions):
     context: Annotated[
         str, typer.Option(help="Length of the context in tokens, such as 8192 or 128k.", metavar="N")
     ] = "128k"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncryptOptions(PlaceOptions):
+    """Options of choosing what opens the conversations."""
+
+    keyring: Annotated[
+        bool, typer.Option("--keyring", help="Keep the key in the system's keyring; no passphrase.")
+    ] = False
+
+
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

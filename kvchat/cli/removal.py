@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import IndexedBlock
+from kvchat.sealing.sealer import Sealer
 from kvchat.session.references import References, references
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId
@@ -28,11 +29,13 @@ class TidyStore(SessionStore):
     Args:
         path: see `SessionStore`.
         cache_dir: where the blocks are.
+        sealer: what both are sealed with; None: they are in the clear.
     """
 
-    def __init__(self, path: Path, cache_dir: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, cache_dir: Path, sealer: Sealer | None = None) -> None:
+        super().__init__(path, sealer)
         self._cache_dir = cache_dir
+        self._sealer = sealer
 
     def delete_session(self, session_id: SessionId) -> None:
         """Delete a session, its text first, and then its blocks."""
@@ -50,7 +53,7 @@ class TidyStore(SessionStore):
         if not self._cache_dir.is_dir():
             self._delete_text(doomed)
             return Removed()
-        with closing(BlockCatalog(self._cache_dir)) as catalog:
+        with closing(BlockCatalog(self._cache_dir, sealer=self._sealer)) as catalog:
             blocks = catalog.blocks()
             own = _refer(self, blocks, doomed)
             self._delete_text(doomed)
@@ -73,7 +76,7 @@ class TidyStore(SessionStore):
         doomed = set(doomed)
         if not self._cache_dir.is_dir():
             return Removed()
-        with closing(BlockCatalog(self._cache_dir)) as catalog:
+        with closing(BlockCatalog(self._cache_dir, sealer=self._sealer)) as catalog:
             blocks = catalog.blocks()
         kept = [one.session.id for one in self.list_sessions() if one.session.id not in doomed]
         own, others = _refer(self, blocks, doomed), _refer(self, blocks, kept)
@@ -95,7 +98,7 @@ class TidyStore(SessionStore):
         """
         if not self._cache_dir.is_dir():
             return Removed()
-        with closing(BlockCatalog(self._cache_dir)) as catalog:
+        with closing(BlockCatalog(self._cache_dir, sealer=self._sealer)) as catalog:
             known = _refer(self, catalog.blocks(), None)
             freed = catalog.collect(lambda block: _is_referenced(block, known))
         return Removed(freed_blocks=freed.num_blocks, freed_bytes=freed.num_bytes)

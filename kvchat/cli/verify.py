@@ -123,6 +123,7 @@ def _verifier(
                 parts.pool.layouts(),
                 block_size=parts.info.block_size,
                 limit_bytes=settings.engine.disk_bytes,
+                sealer=settings.engine.sealer,
             )
         ) as shelf,
     ):

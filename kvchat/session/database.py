@@ -92,10 +92,12 @@ class Database:
         with self._lock, self._errors_told():
             yield self._connection
 
-    def index_words(self) -> None:
-        """Make the index of words ready for a search."""
+    @contextmanager
+    def search(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection for queries, with the index of words up to date."""
         with self.read() as connection:
             self._tables.index_words(connection)
+            yield connection
 
     @contextmanager
     def write(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
@@ -125,30 +127,32 @@ class Database:
         """Open the file and return which it was, since another may get its name at any time."""
         while True:
             found = _identity(self.path)
-            connection = self._connect()
-            if _identity(self.path) == found:
-                return connection, found
+            # Transactions are written out: sqlite3's own begin too late for a compare-and-set.
+            connection = sqlite3.connect(
+                self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            try:
+                # Waits for whoever writes another file in place of this one; a log that is begun after that
+                # would lie beside the other file.
+                connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+                if _identity(self.path) == found:
+                    self._prepare(connection)
+                    return connection, found
+            except BaseException:
+                connection.close()
+                raise
             connection.close()
 
-    def _connect(self) -> sqlite3.Connection:
+    def _prepare(self, connection: sqlite3.Connection) -> None:
         self._tables.check(self.path)
-        # Transactions are written out: sqlite3's own begin too late for a compare-and-set.
-        connection = sqlite3.connect(
-            self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-        )
-        try:
-            connection.row_factory = sqlite3.Row
-            # Damaged text must not keep the rest from opening.
-            connection.text_factory = lambda data: data.decode(errors="replace")
-            _set_wal(connection)
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("PRAGMA secure_delete = ON")
-            self._tables.migrate(connection, self.path)
-            self._tables.show(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        connection.row_factory = sqlite3.Row
+        # Damaged text must not keep the rest from opening.
+        connection.text_factory = lambda data: data.decode(errors="replace")
+        _set_wal(connection)
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA secure_delete = ON")
+        self._tables.migrate(connection, self.path)
+        self._tables.show(connection)
 
     def _follow(self) -> None:
         """Open the file that has the name now, if another process has put a recovered one in its place."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvchat.errors import StorageError
+from kvchat.errors import EncryptionError, StorageError
 from kvchat.sealing.sealer import SealBroken, Sealer
 from kvchat.session import schema
 from kvchat.session.damage import DamageFound
@@ -83,6 +83,7 @@ _INDEX_OF_WORDS = """
     CREATE VIRTUAL TABLE IF NOT EXISTS temp.turns_fts
     USING fts5 (text, tokenize = 'unicode61 remove_diacritics 2')
 """
+_NUM_TRIED = 16
 _NONCE_LEN = 16
 """Characters of a sealed text that hold its nonce, which follows from the text."""
 
@@ -124,6 +125,7 @@ class SealedTables:
             ("sealed_bytes", self._sealed),
         ):
             connection.create_function(name, 3, function, deterministic=True)
+        self._refuse_another_key(connection)
         for table in _PLACES:
             for statement in _statements(table, _columns_of(connection, table)):
                 connection.execute(statement)
@@ -162,6 +164,20 @@ class SealedTables:
                 if values[column] is None:
                     return False
         return PLAIN.is_whole(table, values)  # type: ignore[arg-type]
+
+    def _refuse_another_key(self, connection: sqlite3.Connection) -> None:
+        """Raise if there are rows and nothing in them opens; a damaged row has others beside it."""
+        found = []
+        for table, column in (("sessions", "title"), ("turns", "text")):
+            query = (
+                f"SELECT CAST(id AS BLOB), CAST({column} AS BLOB) FROM {_PREFIX}{table} LIMIT {_NUM_TRIED}"
+            )
+            found += [self._opened_text(_PLACES[table][column], *row) for row in connection.execute(query)]
+        if found and all(text is None for text in found):
+            raise EncryptionError(
+                "the key that lies beside the conversations is of another store; put sessions.key and"
+                " sessions.key.backup back from a backup of this one"
+            )
 
     # SQLite hands over everything as bytes: text that is damaged may be none.
 

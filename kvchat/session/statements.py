@@ -71,11 +71,23 @@ def free_title(connection: sqlite3.Connection, title: str) -> str:
     return free
 
 
-def insert_branch(connection: sqlite3.Connection, branch: Branch) -> None:
+def delete_session(connection: sqlite3.Connection, session_id: SessionId) -> None:
+    session(connection, session_id)
+    connection.execute("DELETE FROM branches WHERE session_id = ?", (session_id,))
+    connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,))
+    connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+
+
+def add_branch(connection: sqlite3.Connection, branch: Branch) -> None:
     connection.execute(
         "INSERT INTO branches VALUES (?, ?, ?, ?)",
         (branch.session_id, branch.name, branch.leaf_id, branch.updated_at),
     )
+
+
+def insert_branch(connection: sqlite3.Connection, branch: Branch) -> None:
+    """Add a branch and make it the active one."""
+    add_branch(connection, branch)
     connection.execute(
         "UPDATE sessions SET active_branch = ?, updated_at = ? WHERE id = ?",
         (branch.name, branch.updated_at, branch.session_id),

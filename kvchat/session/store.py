@@ -105,8 +105,7 @@ class SessionStore:
             for turn in turns:
                 statements.insert_turn(connection, turn, "")
             for branch in branches:
-                values = (branch.session_id, branch.name, branch.leaf_id, branch.updated_at)
-                connection.execute("INSERT INTO branches VALUES (?, ?, ?, ?)", values)
+                statements.add_branch(connection, branch)
         return session
 
     def mark_verified(self, session_id: SessionId, verification: Verification, namespace: str) -> None:
@@ -140,8 +139,7 @@ class SessionStore:
 
     def search(self, text: str, limit: int = 50) -> tuple[SearchHit, ...]:
         """Return the turns that hold every word of `text` (each may be the start of a word), best first."""
-        with self._database.read() as connection:
-            self._database.index_words()
+        with self._database.search() as connection:
             return lookup.search(connection, text, limit)
 
     def rename(self, session_id: SessionId, title: str) -> Session:
@@ -163,10 +161,7 @@ class SessionStore:
     def delete_session(self, session_id: SessionId) -> None:
         """Delete a session with all its turns. Its blocks stay until they are collected."""
         with self._database.write() as connection:
-            statements.session(connection, session_id)
-            connection.execute("DELETE FROM branches WHERE session_id = ?", (session_id,))
-            connection.execute("DELETE FROM turns WHERE session_id = ?", (session_id,))
-            connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+            statements.delete_session(connection, session_id)
         self._database.forget_backups()
 
     # Branches

@@ -8,7 +8,8 @@ import sqlite3
 from pathlib import Path
 from typing import Protocol
 
-from kvchat.errors import StorageError
+from kvchat.errors import EncryptionError, StorageError
+from kvchat.sealing.key_file import key_path
 from kvchat.session import rows, schema
 
 SEALED_MARK = 0x6B767331
@@ -24,8 +25,8 @@ class Tables(Protocol):
     def check(self, path: Path) -> None:
         """Refuse a file whose rows lie in another way.
 
-        Raises: StorageError: another process has turned encryption on or off; DamageFound: the file's first
-            bytes are not what they must be.
+        Raises: StorageError: another process has turned encryption on or off; EncryptionError: there is no
+            key for it; DamageFound: the file's first bytes are not what they must be.
         """
         ...
 
@@ -36,7 +37,8 @@ class Tables(Protocol):
     def show(self, connection: sqlite3.Connection) -> None:
         """Let statements on this connection name the tables, and see values in the clear.
 
-        Raises: DamageFound: the tables are not those of the newest version.
+        Raises: DamageFound: the tables are not those of the newest version; EncryptionError: their rows were
+            sealed with another key.
         """
         ...
 
@@ -57,8 +59,12 @@ class PlainTables:
     """Rows in the clear. SQLite itself keeps the index of words."""
 
     def check(self, path: Path) -> None:
-        if is_sealed(path):
-            raise StorageError(f"{path} is encrypted now; start kvchat again")
+        if not is_sealed(path):
+            return
+        key = key_path(path.parent)
+        if not key.exists():
+            raise EncryptionError(f"{path} is encrypted and its key is gone: put {key} back from a backup")
+        raise StorageError(f"{path} is encrypted now; start kvchat again")
 
     def migrate(self, connection: sqlite3.Connection, path: Path) -> None:
         schema.migrate(connection, path)

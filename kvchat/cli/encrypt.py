@@ -1,0 +1,111 @@
+"""`kvchat encrypt`: turn encryption of conversations and KV on and off, and change what opens them."""
+
+import os
+import secrets
+from contextlib import closing
+from dataclasses import replace
+
+from kvchat.cli import passphrase, unlocking
+from kvchat.cli.options import EncryptOptions, ListOptions, PlaceOptions
+from kvchat.cli.streams import Output, Status
+from kvchat.config import Settings
+from kvchat.errors import UsageError
+from kvchat.sealing.key_file import KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
+from kvchat.sealing.sealer import KEY_BYTES, Sealer
+from kvchat.session.rewriting import damaged_copies, rewrite
+from kvchat.session.sealed_tables import SealedTables
+from kvchat.session.store import SessionStore
+from kvchat.session.tables import PLAIN
+
+_OPENERS = {Kind.PASSPHRASE: "a passphrase", Kind.KEYRING: "the system's keyring"}
+
+
+def turn_on(options: EncryptOptions) -> None:
+    """Encrypt all conversations, and all KV from now on."""
+    settings = options.settings(unlock=False)
+    paths, status = settings.paths, Status(quiet=options.quiet)
+    if unlocking.key_in_use(paths) is not None:
+        raise UsageError("the conversations are encrypted already; `kvchat encrypt change` changes the key")
+    data_key = new_data_key()
+    sealer = Sealer(data_key)  # before anybody is asked for a passphrase that could not be used
+    key = _wrapped(data_key, options, passphrase.given(os.environ))
+    with unlocking.alone(paths):
+        write_key(key_path(paths.data_dir), key)
+        try:
+            rewrite(paths.sessions_db, PLAIN, SealedTables(sealer))
+        finally:
+            unlocking.settle(paths, key)
+    status.note(f"{_num_sessions(settings, sealer)} encrypted; {_OPENERS[key.kind]} opens them")
+    status.note("KV that lay in the clear was removed and is computed again when it is needed")
+    if key.kind is Kind.PASSPHRASE:
+        status.note("nobody can read them without the passphrase, not even you: keep a copy of it")
+    else:
+        status.note("nobody can read them without the keyring: `kvchat encrypt change` sets a passphrase")
+    for copy in damaged_copies(paths.sessions_db):
+        status.note(f"still in the clear: {copy}, a damaged database that was kept; remove it if you can")
+
+
+def turn_off(options: PlaceOptions) -> None:
+    """Keep all conversations in the clear again."""
+    settings = options.settings(unlock=False)
+    paths, status = settings.paths, Status(quiet=options.quiet)
+    key = _key_of(settings)
+    sealer = Sealer(unlocking.data_key_of(key, os.environ))
+    with unlocking.alone(paths):
+        turning = replace(key, state=State.TURNING_OFF)
+        write_key(key_path(paths.data_dir), turning)
+        try:
+            rewrite(paths.sessions_db, SealedTables(sealer), PLAIN)
+        finally:
+            remaining = unlocking.settle(paths, turning)
+    if remaining is None:
+        unlocking.forget_in_keyring(key)
+    status.note(f"{_num_sessions(settings, None)} in the clear again")
+
+
+def change(options: EncryptOptions) -> None:
+    """Change the passphrase, or what opens the conversations. Nothing is encrypted anew."""
+    settings = options.settings(unlock=False)
+    key = _key_of(settings)
+    data_key = unlocking.data_key_of(key, os.environ)
+    with unlocking.alone(settings.paths):
+        changed = replace(_wrapped(data_key, options, passphrase.given_new(os.environ)), state=key.state)
+        write_key(key_path(settings.paths.data_dir), changed)
+    unlocking.forget_in_keyring(key)
+    Status(quiet=options.quiet).note(f"{_OPENERS[changed.kind]} opens the conversations from now on")
+
+
+def show_status(options: ListOptions) -> None:
+    """Say whether conversations and KV are encrypted, and what opens them. Asks for no passphrase."""
+    settings = options.settings(unlock=False)
+    key = unlocking.key_in_use(settings.paths)
+    if options.json:
+        Output().json({"encrypted": key is not None, "opened_by": None if key is None else str(key.kind)})
+    elif key is None:
+        Output().line("conversations and KV are in the clear; `kvchat encrypt on` encrypts them")
+    else:
+        Output().line(f"conversations and KV are encrypted; {_OPENERS[key.kind]} opens them")
+
+
+def _key_of(settings: Settings) -> KeyFile:
+    key = unlocking.key_in_use(settings.paths)
+    if key is None:
+        raise UsageError("the conversations are not encrypted; `kvchat encrypt on` encrypts them")
+    return key
+
+
+def _wrapped(data_key: bytes, options: EncryptOptions, secret: bytes | None) -> KeyFile:
+    """Return a data key behind the keyring if that was asked for, else behind a passphrase."""
+    if not options.keyring:
+        secret = passphrase.ask_new() if secret is None else passphrase.accepted(secret)
+        return wrap(data_key, secret, Kind.PASSPHRASE)
+    secret = secrets.token_bytes(KEY_BYTES)
+    key = wrap(data_key, secret, Kind.KEYRING)
+    unlocking.put_into_keyring(key, secret)
+    return key
+
+
+def _num_sessions(settings: Settings, sealer: Sealer | None) -> str:
+    with closing(SessionStore(settings.paths.sessions_db, sealer)) as store:
+        count = len(store.list_sessions())
+    return "1 session is" if count == 1 else f"{count} sessions are"

@@ -1,0 +1,97 @@
+"""The session database written anew with its rows in another way: what turns encryption on and off.
+
+The new file is made beside the old one and takes its name in one step, so that at every moment one of the two
+is there whole. The old one is held locked meanwhile, and must be nobody else's.
+"""
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+
+from kvchat.directories import sync
+from kvchat.errors import StorageError
+from kvchat.session.damage import DamageFound
+from kvchat.session.database import Database
+from kvchat.session.tables import Tables
+
+_BUSY_S = 2.0
+_TABLES = ("sessions", "branches", "turns", "pieces")
+_ROWS_AT_ONCE = 256
+
+
+def rewrite(path: Path, source: Tables, target: Tables) -> None:
+    """Replace a database by one that holds the same rows in another way.
+
+    Effect: copies of the old file stay, which hold its rows in the old way.
+
+    Raises: StorageError: another process has it open, it is damaged, or cannot be written; it is as before.
+    """
+    Database(path, source).close()  # brings an older or damaged one forward first
+    new = converting_path(path)
+    try:
+        with closing(_alone(path, source)) as old:
+            new.unlink(missing_ok=True)
+            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            _fill(new, target, old)
+            new.rename(path)
+            sync(path.parent)
+    except (sqlite3.Error, OSError) as error:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise StorageError(f"{path} was not converted and is as before: {error}") from error
+
+
+def converting_path(path: Path) -> Path:
+    """Return where the new file is until it is whole."""
+    return path.with_name(path.name + ".converting")
+
+
+def damaged_copies(path: Path) -> list[Path]:
+    """Return the damaged databases that were kept beside this one, which no conversion touches."""
+    return sorted(path.parent.glob(path.name + ".damaged-*"))
+
+
+def _alone(path: Path, tables: Tables) -> sqlite3.Connection:
+    """Open a database and keep everybody else out until it is closed."""
+    connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+    try:
+        connection.text_factory = lambda data: data.decode(errors="replace")
+        tables.show(connection)
+        try:
+            # Refused while anybody else is connected; and without a log nothing stays behind in one.
+            connection.execute("PRAGMA journal_mode = DELETE").fetchone()
+            connection.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            raise StorageError(
+                f"{path} is in use by another kvchat, or by this one twice; close it and try again"
+            ) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _fill(new: Path, tables: Tables, old: sqlite3.Connection) -> None:
+    with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        tables.migrate(connection, new)
+        tables.show(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        for table in _TABLES:
+            names = [column[1] for column in connection.execute(f"PRAGMA table_info({table})")]
+            rows = old.execute(f"SELECT {', '.join(names)} FROM {table}")
+            statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+            while part := rows.fetchmany(_ROWS_AT_ONCE):
+                _refuse_lost(table, part)
+                connection.executemany(statement, part)
+        connection.execute("COMMIT")
+
+
+def _refuse_lost(table: str, rows: Sequence[Sequence[object]]) -> None:
+    """Refuse sessions and branches with a value that does not open; what is damaged of a turn says so."""
+    if table == "sessions" and any(None in row for row in rows):
+        raise DamageFound("a session is damaged; open it once, start kvchat again, and try again")
+    if table == "branches" and any(row[1] is None for row in rows):
+        raise DamageFound("a branch is damaged; open its session once, start kvchat again, and try again")
