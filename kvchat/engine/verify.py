@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockKey, GroupId, u32le
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.cache.spec import Fp8LatentSpec, Group
+from kvchat.engine.kernels.fp8_record import Fp8Record
+from kvchat.engine.kernels.latent_record.reference import unpack
 from kvchat.engine.memory.block_file import Layout
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.recompute import ComputedBlock, ReadPast, Recompute
 
-TOLERANCE = {"F32": 1e-3, "F16": 2e-2, "BF16": 1e-1}
+TOLERANCE = {"F32": 1e-3, "F16": 2e-2, "BF16": 1e-1, "U8": 0.2}
 """Largest deviation, relative to the largest number of a layer's part of a block. Sums are taken in another
-order where a prompt was computed in other chunks or on another device; forged numbers are far beyond this."""
+order where a prompt was computed in other chunks or on another device; forged numbers are far beyond this. In
+8-bit records the least deviation can move a number to its next code, an eighth of it."""
 
 
 class Target(Protocol):
@@ -70,6 +73,8 @@ class Verifier:
     def __init__(self, recompute: Recompute, groups: Sequence[Group], shelf: BlockShelf) -> None:
         self._recompute = recompute
         self._groups = groups
+        specs = ((group.id, group.spec) for group in groups)
+        self._records = {group: spec.record for group, spec in specs if isinstance(spec, Fp8LatentSpec)}
         self._shelf = shelf
         self._size = shelf.block_size
         self.findings = Findings()
@@ -133,7 +138,7 @@ class Verifier:
             computed = block.read(group, len(target.token_ids))
             stored = self._shelf.read(group, target.parent, u32le(target.token_ids))
             layout = self._shelf.layouts[group]
-            found = inf if stored is None else deviation(stored, computed, layout)
+            found = inf if stored is None else deviation(stored, computed, layout, self._records.get(group))
             deviations.append(found)
             if found > tolerance(layout):
                 self._shelf.set_aside(group, target.key)
@@ -168,11 +173,15 @@ class Verifier:
             self.findings.worst_logits = max(self.findings.worst_logits, found)
 
 
-def deviation(stored: bytes, computed: bytes, layout: Layout) -> float:
-    """Return the largest relative deviation over the tensors of a block; infinite where one is no number."""
+def deviation(stored: bytes, computed: bytes, layout: Layout, record: Fp8Record | None = None) -> float:
+    """Return the largest relative deviation over the tensors of a block; infinite where one is no number.
+
+    Args:
+        record: what the tensors' bytes are; None: numbers.
+    """
     if stored == computed:
         return 0.0
-    pairs = zip(_regions(stored, layout), _regions(computed, layout), strict=True)
+    pairs = zip(_regions(stored, layout, record), _regions(computed, layout, record), strict=True)
     return max(relative(left, right) for left, right in pairs)
 
 
@@ -188,12 +197,16 @@ def tolerance(layout: Layout) -> float:
     return max(TOLERANCE[region.dtype] for region in layout)
 
 
-def _regions(payload: bytes, layout: Layout) -> Iterator[Tensor]:
+def _regions(payload: bytes, layout: Layout, record: Fp8Record | None) -> Iterator[Tensor]:
     data = bytearray(payload)
     start = 0
     for region in layout:
         end = start + region.nbytes
-        yield torch.frombuffer(data, dtype=torch.uint8)[start:end].view(TORCH_DTYPES[region.dtype])
+        numbers = torch.frombuffer(data, dtype=torch.uint8)[start:end].view(TORCH_DTYPES[region.dtype])
+        if record is None:
+            yield numbers
+        else:
+            yield from unpack(numbers.view(-1, record.num_bytes), record).tensor_split([record.rank], dim=1)
         start = end
 
 

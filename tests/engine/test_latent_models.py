@@ -1,7 +1,7 @@
 """DeepSeek's models keep latents, never expand a whole context, and answer as transformers does."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from kvchat.engine.activation import peak_bytes
+from kvchat.engine.api.config import CACHE_FORMATS
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
 from kvchat.engine.attention.latent import LatentAttention
 from kvchat.engine.batch import Batch, Chunk
+from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import LatentSpec
 from kvchat.engine.forward import PackedPass
@@ -175,6 +177,10 @@ def test_a_token_takes_one_latent_and_one_rope_key_per_layer(tmp_path: Path, ope
         rope_layout=FIRSTS_THEN_SECONDS,
     )
     assert served.block_bytes(1) == 3 * (16 + 8) * 4
+    pool = DevicePool([served], {served.id: 2}, BLOCK_SIZE, torch.device("cpu"))
+    assert [(region.name, region.shape) for region in pool.layouts()[served.id]] == [
+        (f"layers.{layer}.k", (1, BLOCK_SIZE, 24)) for layer in range(3)
+    ]
 
 
 def test_a_session_of_latents_comes_back_from_disk(tmp_path: Path, open_engine: OpenEngine) -> None:
@@ -238,17 +244,22 @@ def test_exchanged_projections_would_show(yarn: Subject) -> None:
     assert distance(wrong) > VISIBLE * TOLERANCE
 
 
-def test_a_decode_step_never_expands_the_context(tmp_path: Path) -> None:
-    """Against keys and values of all heads, which transformers makes in every layer of every step."""
+@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+def test_a_decode_step_never_expands_the_context(cache_format: str, tmp_path: Path) -> None:
+    """Against keys and values of all heads, which transformers makes in every layer of every step.
+
+    Nor is a whole context ever unpacked, where latents are stored in 8 bits.
+    """
     changes = {
         "num_attention_heads": 32,
         "num_key_value_heads": 32,
-        "max_position_embeddings": 8192,
+        "max_position_embeddings": 32_768,
         "kv_lora_rank": 64,
     }
     loaded = load_model(model_of("V3", tmp_path, **changes), "float32", torch.device("cpu"))
     served = choose_route(loaded)
-    length = 16_384
+    served = replace(served, groups=stored_groups(served.groups, cache_format))
+    length = 32_768
     pool = DevicePool(
         served.groups,
         {group.id: length // BLOCK_SIZE for group in served.groups},
@@ -256,7 +267,7 @@ def test_a_decode_step_never_expands_the_context(tmp_path: Path) -> None:
         torch.device("cpu"),
     )
     for layer in pool.layers.values():
-        layer.keys.normal_()
+        layer.keys.zero_()
     runner = Runner(served.make_pass(pool), served.groups, BLOCK_SIZE)
     table = tuple(map(BlockId, range(length // BLOCK_SIZE)))
     changes_of = tuple(TableChange(BranchId(1), group.id, 0, table) for group in served.groups)

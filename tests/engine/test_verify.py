@@ -4,11 +4,14 @@ import struct
 from math import inf
 
 import pytest
+import torch
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
+from kvchat.engine.kernels.fp8_record import Fp8Record
+from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.block_file import Region
 from kvchat.engine.recompute import Recompute
 from kvchat.engine.verify import deviation, tolerance
@@ -43,6 +46,26 @@ def test_what_is_no_number_is_infinitely_far_away(odd: float) -> None:
 
 def test_numbers_where_zeros_must_be_are_found() -> None:
     assert deviation(block(0.0, 1e-3, 1.0, 1.0), block(0.0, 0.0, 1.0, 1.0), LAYOUT) > 1.0
+
+
+def test_records_are_compared_by_the_numbers_in_them() -> None:
+    """One code's difference passes, as rounding may make it; other numbers, scales and NaN do not."""
+    record = Fp8Record(16, 8)
+    layout = (Region(name="layers.0.k", dtype="U8", shape=(1, 2, record.num_bytes)),)
+    latents = torch.linspace(-1, 1, 32).view(2, 16)
+    computed = pack(latents, torch.ones(2, 8), record)
+
+    def found(token: int, place: int, code: int) -> float:
+        stored = computed.clone()
+        stored[token, place] = code
+        return deviation(stored.numpy().tobytes(), computed.numpy().tobytes(), layout, record)
+
+    code, exponent = int(computed[0, 0]), int(computed[0, record.scales_at + 3])
+    assert 0 < found(0, 0, code - 1) <= tolerance(layout)
+    assert found(0, 0, code ^ 0x80) > tolerance(layout)
+    assert found(0, record.scales_at + 3, exponent + 1) > tolerance(layout)
+    assert found(0, 0, 0x7F) == inf
+    assert found(1, record.rope_at + 1, 0x40) > tolerance(layout)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -62,10 +62,13 @@ class DevicePool:
         return self._groups[group].block_bytes(self.block_size)
 
     def layouts(self) -> dict[GroupId, tuple[Region, ...]]:
-        """Return, for each group, the tensors of one block in the order of their bytes."""
+        """Return, for each group, the tensors of one block in the order of their bytes; none is empty."""
         return {
             group.id: tuple(
-                _region(layer, part, group.spec, self.block_size) for layer in group.layers for part in "kv"
+                region
+                for layer in group.layers
+                for part in "kv"
+                if (region := _region(layer, part, group.spec, self.block_size)).nbytes
             )
             for group in self._groups.values()
         }

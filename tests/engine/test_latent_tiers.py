@@ -1,0 +1,165 @@
+"""Latents are blocks as all others: shared, copied before a write, demoted, stored and sent, in every format.
+
+What an answer must be is told by transformers in the exact format, and by an engine of its own otherwise.
+"""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from kvchat.cli.main import run
+from kvchat.engine.api.events import Loaded
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.engine import Engine
+from tests.engine.conftest import OpenEngine
+from tests.engine.latent_models import KINDS, SIZES, model_of
+from tests.engine.tiny_models import answer, finish, reference, save_model, submit, token_ids
+from tests.tiny_models import write_model
+
+pytestmark = pytest.mark.cpu
+
+KIND = "V3, YaRN"
+TOKEN_BYTES = {"exact": 3 * (16 + 8) * 4, "fp8": 3 * (16 + 4 + 2 * 8)}
+formats = pytest.mark.parametrize("cache_format", TOKEN_BYTES)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_of(KIND, tmp_path_factory.mktemp("latent"))
+
+
+Opened = Callable[..., Engine]
+Wanted = Callable[[list[int], int], list[int]]
+
+
+@pytest.fixture(params=TOKEN_BYTES)
+def cache_format(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def opened(model_dir: Path, cache_format: str, open_engine: OpenEngine) -> Opened:
+    """Return a function that opens an engine of the format."""
+    return lambda **settings: open_engine(model_dir, cache_format=cache_format, **settings)
+
+
+@pytest.fixture
+def wanted(model_dir: Path, cache_format: str, opened: Opened) -> Wanted:
+    """Return a function (prompt, number of tokens) -> the answer, in whose computation nothing is reused."""
+    if cache_format == "exact":
+        return lambda prompt, num_tokens: reference(model_dir).answer(prompt, num_tokens)
+    return lambda prompt, num_tokens: answer(opened(), prompt, num_tokens).token_ids
+
+
+def room_is_wanted(engine: Engine) -> None:
+    """Compute so much else that nothing cached stays on the device."""
+    for seed in range(50, 54):
+        answer(engine, token_ids(350, seed), 1)
+
+
+def test_sessions_share_the_blocks_of_a_common_beginning(opened: Opened, wanted: Wanted) -> None:
+    engine, prompt = opened(), token_ids(80)
+    first = submit(engine, prompt, 4)
+    finish(engine, first)
+    (before,) = engine.snapshot().groups
+    turn = prompt[:64] + token_ids(10, seed=1)
+    second = submit(engine, turn, 8)
+    result = finish(engine, second)
+    (after,) = engine.snapshot().groups
+    assert (result.usage.cached_tokens, result.token_ids) == (64, wanted(turn, 8))
+    assert after.shared_blocks == 4
+    assert after.used_blocks - before.used_blocks == 2
+
+
+def test_a_fork_copies_a_tail_of_latents_before_it_writes(opened: Opened, wanted: Wanted) -> None:
+    """Trap 11."""
+    engine, prompt = opened(), token_ids(60)
+    handle = submit(engine, prompt, 4)
+    text = prompt + finish(engine, handle).token_ids
+    child = engine.fork(handle.branch)
+    assert all(usage.own_bytes == 0 for usage in engine.snapshot().branches)
+    parent_turn, child_turn = (text + token_ids(4, seed=seed) for seed in (81, 82))
+    assert answer(engine, parent_turn, 20, handle.branch).token_ids == wanted(parent_turn, 20)
+    result = answer(engine, child_turn, 20, child)
+    assert (result.usage.cached_tokens, result.token_ids) == (len(text) - 1, wanted(child_turn, 20))
+
+
+def test_a_demoted_branch_goes_on_from_host_memory(cache_format: str, opened: Opened, wanted: Wanted) -> None:
+    token_bytes = TOKEN_BYTES[cache_format]
+    engine = opened(device_bytes=600 * token_bytes, host_bytes=3000 * token_bytes)
+    prompt = token_ids(100)
+    handle = submit(engine, prompt, 8)
+    text = prompt + finish(engine, handle).token_ids
+    engine.demote(handle.branch)
+    assert engine.snapshot().tier(Tier.DEVICE).used_bytes == 0
+    room_is_wanted(engine)
+    turn = [*text, 7]
+    result = answer(engine, turn, 8, handle.branch)
+    assert (result.loaded.host, result.token_ids) == (len(text) - 1, wanted(turn, 8))
+
+
+def test_what_is_stored_on_disk_comes_back_in_another_engine(
+    tmp_path: Path, opened: Opened, wanted: Wanted
+) -> None:
+    first, prompt = opened(cache_dir=tmp_path / "cache"), token_ids(100)
+    text = prompt + answer(first, prompt, 6).token_ids
+    first.close()
+    second = opened(cache_dir=tmp_path / "cache")
+    turn = [*text, 7]
+    result = answer(second, turn, 8)
+    assert (result.loaded, result.token_ids) == (Loaded(disk=len(text) - 1), wanted(turn, 8))
+
+
+# A bundle, through the command line
+
+QUESTIONS = ("My name is Ana and I live in Oslo. " * 6, "Where do I live?")
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A latent model with a tokenizer and a template."""
+    directory = write_model(tmp_path_factory.mktemp("talking"))
+    num_tokens = len(json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"])
+    changes = {"vocab_size": num_tokens, "max_position_embeddings": 4096}
+    config = transformers.DeepseekV3Config(**SIZES | KINDS[KIND][1] | changes)
+    return save_model(config, directory)
+
+
+def test_a_bundle_of_latents_goes_on_elsewhere_and_is_verified(
+    cache_format: str,
+    talking: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    model = ["-m", str(talking), "--cache-format", cache_format]
+    ask = ["ask", *model, "--max-tokens", "8", "--temperature", "0", "--json"]
+
+    def kvchat(home: str, *words: str) -> Any:
+        monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / home))
+        capsys.readouterr()
+        assert run(list(words)) == 0
+        out = capsys.readouterr().out
+        return json.loads(out) if out else None
+
+    kvchat("here", *ask, "--new", "demo", QUESTIONS[0])
+    kvchat("here", "export", "demo", "-o", str(tmp_path / "demo.kvchat"), "-q")
+    stayed = kvchat("here", *ask, "-s", "demo", QUESTIONS[1])
+    (imported,) = kvchat("there", "import", str(tmp_path / "demo.kvchat"), *model, "--json")
+    assert imported["kv"] == "untrusted"
+    verified = kvchat("there", "sessions", "verify", *model, "--all", "demo", "--json")
+    assert (verified["different"], verified["wrong_logits"], verified["trusted"]) == (0, 0, True)
+    assert verified["verified"] == verified["blocks"] >= 2
+    moved = kvchat("there", *ask, "-s", "demo", QUESTIONS[1])
+    assert (moved["text"], moved["usage"]) == (stayed["text"], stayed["usage"])
+    assert moved["loaded"]["disk"] == imported["tokens"] - 1
+    assert moved["exact"] is (cache_format == "exact")
+    (listed,) = kvchat("there", "sessions", "list", "--json")
+    assert listed["exact"] is (cache_format == "exact")
