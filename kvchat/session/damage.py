@@ -34,6 +34,16 @@ def refuse_hidden(connection: sqlite3.Connection, table: str, column: str, value
         raise DamageFound(f"an index of {table} lacks an entry")
 
 
+def refuse_hidden_pieces(connection: sqlite3.Connection, turn_num: int, num_found: int) -> None:
+    """Raise if an unfinished answer has other pieces than those that the index led to.
+
+    Raises: DamageFound: it has.
+    """
+    query = "SELECT count(*) FROM pieces NOT INDEXED WHERE turn_num = ?"
+    if connection.execute(query, (turn_num,)).fetchone()[0] != num_found:
+        raise DamageFound("an index of pieces lacks an entry")
+
+
 def refuse_no_text(row: sqlite3.Row, *columns: str) -> None:
     """Raise if a row holds anything but text in some columns, which no statement can have stored.
 
@@ -42,6 +52,15 @@ def refuse_no_text(row: sqlite3.Row, *columns: str) -> None:
     for column in columns:
         if not isinstance(row[column], str):
             raise DamageFound(f"a row has no {column}")
+
+
+def refuse_broken(what: str, columns: Iterable[str]) -> None:
+    """Raise if some columns of a row are not what was written.
+
+    Raises: DamageFound: some are.
+    """
+    if columns := sorted(columns):
+        raise DamageFound(f"{what} has another {', '.join(columns)} than was stored")
 
 
 def refuse_gaps(connection: sqlite3.Connection, turns: Sequence[Turn], leaves: Iterable[str] = ()) -> None:

@@ -23,7 +23,7 @@ _BUSY_S = 10.0
 _SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 # What SQLite says of a schema, a format or a version that kvchat cannot have written.
-_SCHEMA_DAMAGE = ("no such table", "duplicate column name", "unsupported file format")
+_SCHEMA_DAMAGE = ("no such table", "duplicate column name", "unsupported file format", "SQL logic error")
 
 _ADVICE = {
     "SQLITE_FULL": "the disk is full; free some space and send the message again",
@@ -60,6 +60,8 @@ class Database:
         self._lock = RLock()
         with self._errors_told():
             _create_private(path)
+            if recovery.has_damaged_log(path):
+                recovery.damage_mark(path).touch(0o600)
             if recovery.damage_mark(path).exists():
                 self._recover()
             try:

@@ -1,13 +1,15 @@
-"""Digests of what is stored of a turn, part by part: what tells which part of a row is not what was written.
+"""Digests of what is stored, part by part: what tells which part of a row is not what was written.
 
-Text and token ids say the same in two ways. With a digest for each, a damaged one is found and rebuilt from
-the other, and the digest proves that what was rebuilt is what was written.
+Text and token ids of a turn say the same in two ways. With a digest for each, a damaged one is found and
+rebuilt from the other, and the digest proves that what was rebuilt is what was written. Sessions and branches
+have a digest for each column, which tells a right value among those that it can have been.
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import ne
 from typing import Any
 
 from kvchat.session.tree import Part
@@ -19,6 +21,13 @@ _PARTS = (Part.TEXT, Part.IDS, Part.FACTS)
 _FACTS = (
     "session_id", "parent_id", "role", "finish", "model", "fingerprint", "tokenizer", "exact", "starts_over",
 )  # fmt: skip
+_COLUMN_BYTES = 8
+SESSION_COLUMNS = (
+    "id", "title", "system", "model", "created_at", "updated_at", "active_branch", "pinned", "namespace",
+    "verified",
+)  # fmt: skip
+BRANCH_COLUMNS = ("session_id", "name", "leaf_id", "updated_at")
+"""What the digests of a session's and a branch's columns are taken over; the first names the session."""
 PART_COLUMNS = ("id", "text", "reasoning", "token_ids", *_FACTS)
 """What the digests of a turn are taken over."""
 
@@ -76,26 +85,79 @@ def ids_digest(turn_id: str, ids: bytes | None) -> bytes:
     return _digest(b"kvchat.ids2", turn_id, ids)
 
 
-def piece_digests(text: str, reasoning: str, ids: bytes) -> bytes:
+def piece_name(turn_id: str, place: int | None) -> str:
+    """Return what a piece's digests are bound to; older ones have no place and are bound to nothing."""
+    return "" if place is None else f"{turn_id} {place}"
+
+
+def piece_digests(name: str, text: str, reasoning: str, ids: bytes) -> bytes:
     """Return the digests of a piece's text and of its ids."""
-    return text_digest("", text, reasoning) + ids_digest("", ids)
+    return text_digest(name, text, reasoning) + ids_digest(name, ids)
 
 
-def broken_in_piece(row: Row) -> frozenset[Part]:
-    """Return the parts of a piece that are not what was written; none for one of the first version."""
+def broken_in_piece(row: Row, turn_id: str) -> frozenset[Part]:
+    """Return the parts of a turn's piece that are not what was written; none for one of the first version."""
     written = row["digests"]
     if written is None:
         return frozenset()
+    name = piece_name(turn_id, row["place"])
     found = {
-        Part.TEXT: written[:_DIGEST_BYTES] == text_digest("", row["text"], row["reasoning"]),
-        Part.IDS: written[_DIGEST_BYTES:] == ids_digest("", row["token_ids"]),
+        Part.TEXT: written[:_DIGEST_BYTES] == text_digest(name, row["text"], row["reasoning"]),
+        Part.IDS: written[_DIGEST_BYTES:] == ids_digest(name, row["token_ids"]),
     }
     return frozenset(part for part, is_right in found.items() if not is_right)
+
+
+def with_facts(parts: bytes, row: Row) -> bytes:
+    """Return the digests of a row's parts with that of its facts as they are now."""
+    return parts[:-_DIGEST_BYTES] + _facts_digest(row)
+
+
+def has_its_text(row: Row, parts: bytes | None) -> bool:
+    """Return whether a row's text has the digest among those of its parts; True where there are none."""
+    return not parts or text_digest(row["id"], row["text"], row["reasoning"]) == parts[:_DIGEST_BYTES]
 
 
 def has_its_facts(row: Row, parts: bytes) -> bool:
     """Return whether a row's facts have the digest among those of its parts."""
     return _facts_digest(row) == parts[-_DIGEST_BYTES:]
+
+
+def column_digests(columns: Sequence[str], row: Row) -> bytes:
+    """Return the digests of a row's columns behind each other, each bound to its session and its name."""
+    return b"".join(column_digest(row[columns[0]], name, row[name]) for name in columns)
+
+
+def column_digest(session_id: str, name: str, value: object) -> bytes:
+    if isinstance(value, int | float):
+        value = repr(float(value))  # SQLite gives a whole number back as a fraction where the column is one
+    text = value if value is None or isinstance(value, str) else repr(value)
+    return _digest(b"kvchat.column", session_id, name, text)[:_COLUMN_BYTES]
+
+
+def changed_digests(columns: Sequence[str], written: bytes, session_id: str, values: Row) -> bytes:
+    """Return the digests of a row in which some columns change. The others keep theirs, right or not."""
+    parts = [written[start : start + _COLUMN_BYTES] for start in range(0, len(written), _COLUMN_BYTES)]
+    for name in values.keys():  # noqa: SIM118  a row is no mapping
+        parts[columns.index(name)] = column_digest(session_id, name, values[name])
+    return b"".join(parts)
+
+
+def broken_columns(columns: Sequence[str], row: Row, written: bytes) -> frozenset[str]:
+    """Return the columns that are not what was written; all of them if the row is another session's."""
+    return frozenset(
+        name
+        for at, name in enumerate(columns)
+        if not _is_almost(
+            written[at * _COLUMN_BYTES : (at + 1) * _COLUMN_BYTES],
+            column_digest(row[columns[0]], name, row[name]),
+        )
+    )
+
+
+def _is_almost(written: bytes, found: bytes) -> bool:
+    """Return whether two digests agree but for one byte: then that byte is damaged, and the value is not."""
+    return len(written) == len(found) and sum(map(ne, written, found)) <= 1
 
 
 def _facts_digest(row: Row) -> bytes:

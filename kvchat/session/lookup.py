@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from kvchat.errors import SessionAmbiguous, SessionNotFound
-from kvchat.session.rows import session_of
-from kvchat.session.tree import Role, Session, SessionId, TurnId
+from kvchat.session.digests import has_its_text
+from kvchat.session.rows import session_of, turn_of
+from kvchat.session.statements import session
+from kvchat.session.tree import Part, Role, Session, SessionId, TurnId
 
 _MIN_ID_PREFIX = 4
 _MAX_LISTED = 8
+_EXCERPT_LEN = 200
 
 _SUMMARIES = """
     SELECT sessions.*,
@@ -21,17 +24,14 @@ _SUMMARIES = """
         (SELECT count(*) FROM branches WHERE session_id = sessions.id) AS num_branches,
         NOT EXISTS (SELECT 1 FROM turns WHERE session_id = sessions.id AND role = 'assistant'
             AND NOT exact AND token_ids IS NOT NULL) AS is_exact,
-        (SELECT substr(text, 1, 200) FROM turns
-         WHERE session_id = sessions.id AND text != '' ORDER BY num DESC LIMIT 1) AS excerpt
+        (SELECT num FROM turns
+         WHERE session_id = sessions.id AND text != '' ORDER BY num DESC LIMIT 1) AS newest
     FROM sessions ORDER BY updated_at DESC, id
 """
 
 _SEARCH = """
-    SELECT turns.id, turns.session_id, turns.role, turns.created_at, sessions.title,
-        snippet(turns_fts, 0, '', '', '…', 16) AS excerpt
-    FROM turns_fts
-    JOIN turns ON turns.num = turns_fts.rowid
-    JOIN sessions ON sessions.id = turns.session_id
+    SELECT turns.*, snippet(turns_fts, 0, '', '', '…', 16) AS excerpt
+    FROM turns_fts JOIN turns ON turns.num = turns_fts.rowid
     WHERE turns_fts MATCH ? ORDER BY rank LIMIT ?
 """
 
@@ -82,7 +82,7 @@ def summaries(connection: sqlite3.Connection) -> tuple[SessionSummary, ...]:
             num_tokens=row["num_tokens"],
             num_branches=row["num_branches"],
             is_exact=bool(row["is_exact"]),
-            excerpt=" ".join((row["excerpt"] or "").split()),
+            excerpt=_excerpt(connection, row["newest"]),
         )
         for row in connection.execute(_SUMMARIES)
     )
@@ -93,17 +93,28 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Searc
     query = " ".join('"' + word.replace('"', '""') + '"*' for word in text.split() if _is_word(word))
     if not query:
         return ()
-    return tuple(
-        SearchHit(
-            session_id=SessionId(row["session_id"]),
-            title=row["title"],
-            turn_id=TurnId(row["id"]),
-            role=Role(row["role"]),
-            created_at=row["created_at"],
-            excerpt=row["excerpt"],
-        )
-        for row in connection.execute(_SEARCH, (query, limit))
+    return tuple(_hit(connection, row) for row in connection.execute(_SEARCH, (query, limit)))
+
+
+def _hit(connection: sqlite3.Connection, row: sqlite3.Row) -> SearchHit:
+    turn = turn_of(row)
+    return SearchHit(
+        session_id=turn.session_id,
+        title=session(connection, turn.session_id).title,
+        turn_id=turn.id,
+        role=turn.role,
+        created_at=turn.created_at,
+        excerpt="" if Part.TEXT in turn.broken else row["excerpt"],
     )
+
+
+def _excerpt(connection: sqlite3.Connection, num: int | None) -> str:
+    """Return the beginning of a turn's text; nothing of one that is not what was written."""
+    query = "SELECT id, text, reasoning, parts FROM turns WHERE num = ?"
+    row = connection.execute(query, (num,)).fetchone()
+    if row is None or not has_its_text(row, row["parts"]):
+        return ""
+    return " ".join(row["text"][:_EXCERPT_LEN].split())
 
 
 def _meanings(sessions: list[Session], reference: str) -> tuple[list[Session], ...]:

@@ -12,13 +12,17 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvchat.directories import sync
 from kvchat.errors import StorageError
+from kvchat.session import wal
 from kvchat.session.damage import refuse_damage
 from kvchat.session.tables import Tables
+from kvchat.session.tied_sessions import tie_sessions
+from kvchat.session.tied_turns import tie_turns
 from kvchat.writers import Writers
 
 BACKUP_AGE_S = 86_400.0
@@ -78,6 +82,16 @@ def looks_like_ours(path: Path) -> bool:
     return has_backup(path) or (size >= 4 * _PAGE_BYTES and size % _PAGE_BYTES == 0)
 
 
+def has_damaged_log(path: Path) -> bool:
+    """Whether SQLite would take back what its log holds behind a damaged byte, and say nothing.
+
+    Only looked at while nobody writes. Read twice, since somebody may begin to.
+    """
+    if Writers(path.parent / "writers").is_any_alive():
+        return False
+    return all(wal.mended(_log_of(path)) is not None for _ in range(2))
+
+
 def recover_once(path: Path, tables: Tables) -> Path | None:
     """Do as `recover` if the database is still marked as damaged; None if another process was faster."""
     lock = path.with_name(path.name + ".recovery")
@@ -113,6 +127,7 @@ def recover(path: Path, tables: Tables) -> Path:
         new.unlink(missing_ok=True)
         os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with closing(sqlite3.connect(new, isolation_level=None)) as target:
+            target.row_factory = sqlite3.Row
             target.execute("PRAGMA synchronous = FULL")
             tables.migrate(target, new)
             tables.show(target)
@@ -129,35 +144,50 @@ def recover(path: Path, tables: Tables) -> Path:
     return aside
 
 
-def _sources(aside: Path, backups: tuple[Path, Path], first_page: bytes) -> list[tuple[Path, bytes]]:
-    """Return where rows may be had, and what each file is made to begin with.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Where rows may be had. `head`: what the file is made to begin with; `log`: what is read for its log."""
+
+    path: Path
+    is_copy: bool = False
+    head: bytes = _FIXED_HEADER
+    log: bytes | None = None
+
+
+def _sources(aside: Path, backups: tuple[Path, Path], first_page: bytes) -> list[_Source]:
+    """Return where rows may be had, the best first.
 
     Args:
         first_page: of a new database. The damaged one is read with it too: its tables begin on the same
             pages, being created in the same order, and without a first page none of them is found.
     """
+    log = wal.mended(_log_of(aside))
+    mended = [] if log is None else [_Source(path=aside, log=log.data)]
     return [
-        (aside, _FIXED_HEADER),
-        (aside, _own_size(first_page)),
-        *((backup, _FIXED_HEADER) for backup in backups),
+        *mended,
+        _Source(path=aside),
+        _Source(path=aside, head=_own_size(first_page)),
+        *(_Source(path=backup, is_copy=True) for backup in backups),
     ]
 
 
-def _collect(target: sqlite3.Connection, tables: Tables, sources: list[tuple[Path, bytes]]) -> None:
+def _collect(target: sqlite3.Connection, tables: Tables, sources: list[_Source]) -> None:
     """Copy what can be read, as it lies: whole rows first, from whichever source has them."""
     target.execute("BEGIN IMMEDIATE")
     for takes_damaged in (False, True):
-        for path, head in sources:
+        for source in sources:
             with (
-                TemporaryDirectory(dir=path.parent) as place,
-                closing(_opened(path, Path(place), head, tables)) as source,
+                TemporaryDirectory(dir=source.path.parent) as place,
+                closing(_opened(source, Path(place), tables)) as connection,
             ):
                 for table in _TABLES:
                     stored = tables.stored_name(table)
-                    for row in _rows(source, stored):
-                        if takes_damaged or tables.is_whole(table, row):
+                    for row in _rows(connection, stored):
+                        is_newest = not (source.is_copy and _grows(table, row))
+                        if takes_damaged or (is_newest and tables.is_whole(table, row)):
                             _insert(target, stored, row)
-    _tie_up(target)
+    tie_turns(target)
+    tie_sessions(target)
     target.execute("COMMIT")
 
 
@@ -169,15 +199,17 @@ def _own_size(first_page: bytes) -> bytes:
     return bytes(page)
 
 
-def _opened(path: Path, place: Path, head: bytes, tables: Tables) -> sqlite3.Connection:
-    """Open a copy of a source that begins with `head`; an empty database if there is no such source."""
+def _opened(source: _Source, place: Path, tables: Tables) -> sqlite3.Connection:
+    """Open a copy of a source; an empty database if there is no such source."""
     copy = place / "copy.db"
     for suffix in ("", "-wal"):
         with suppress(FileNotFoundError):
-            shutil.copyfile(path.with_name(path.name + suffix), copy.with_name(copy.name + suffix))
-    if copy.exists():
+            shutil.copyfile(_beside(source.path, suffix), _beside(copy, suffix))
+    if source.log is not None:
+        _beside(copy, "-wal").write_bytes(source.log)
+    elif copy.exists():
         with open(copy, "r+b") as file:
-            file.write(head)
+            file.write(source.head)
     connection = sqlite3.connect(copy, isolation_level=None)
     connection.row_factory = sqlite3.Row
     connection.text_factory = lambda data: data.decode(errors="replace")
@@ -211,37 +243,40 @@ def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
             yield from source.execute(f"SELECT rowid AS place, * FROM {table} WHERE rowid = ?", (place,))
 
 
+def _grows(table: str, row: sqlite3.Row) -> bool:
+    """Whether a row is of an answer that is not finished: a copy has less of it than a damaged newer one."""
+    return table == "pieces" or (table == "turns" and row["finish"] == "partial")
+
+
 def _insert(target: sqlite3.Connection, table: str, row: sqlite3.Row) -> None:
-    known = {column[1] for column in target.execute(f"PRAGMA table_info({table})")}
-    names = [name for name in row.keys() if name in known]  # noqa: SIM118  a row is no mapping
-    marks = ", ".join("?" * len(names))
-    with suppress(sqlite3.Error):  # a value of another type than its column's
-        target.execute(
-            f"INSERT OR IGNORE INTO {table} ({', '.join(names)}) VALUES ({marks})",
-            tuple(row[name] for name in names),
-        )
+    kinds = {column[1]: column[2] for column in target.execute(f"PRAGMA table_info({table})")}
+    values = {name: _fitting(row[name], kinds[name]) for name in row.keys() if name in kinds}  # noqa: SIM118
+    names, marks = ", ".join(values), ", ".join("?" * len(values))
+    with suppress(sqlite3.Error):  # nothing where something must be
+        statement = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"
+        target.execute(statement, tuple(values.values()))
 
 
-def _tie_up(target: sqlite3.Connection) -> None:
-    """Give every turn a session, and every session values of its own and a branch that ends somewhere."""
-    target.execute(
-        "UPDATE sessions SET title = coalesce(title, 'recovered ' || id), system = coalesce(system, ''),"
-        " model = coalesce(model, ''), namespace = coalesce(namespace, ''),"
-        " active_branch = coalesce(active_branch, 'main')"
-        " WHERE title || system || model || namespace || active_branch IS NULL"
-    )
-    newest = "(SELECT id FROM turns WHERE turns.session_id = sessions.id ORDER BY num DESC LIMIT 1)"
-    target.execute(
-        "INSERT INTO sessions (id, title, system, model, created_at, updated_at, active_branch)"
-        " SELECT session_id, 'recovered ' || session_id, '', '', min(created_at), max(created_at), 'main'"
-        " FROM turns WHERE session_id NOT IN (SELECT id FROM sessions) GROUP BY session_id"
-    )
-    target.execute("DELETE FROM branches WHERE name IS NULL OR session_id NOT IN (SELECT id FROM sessions)")
-    target.execute("DELETE FROM branches WHERE leaf_id IS NOT NULL AND leaf_id NOT IN (SELECT id FROM turns)")
-    target.execute(
-        f"INSERT OR IGNORE INTO branches SELECT id, active_branch, {newest}, updated_at FROM sessions"
-    )
-    target.execute("DELETE FROM pieces WHERE turn_num NOT IN (SELECT num FROM turns)")
+def _fitting(value: object, kind: str) -> object:
+    """Return a damaged value as one of its column's type; its digest tells that it is another."""
+    if value is None:
+        return None
+    if kind == "TEXT":
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    if kind == "BLOB":
+        return value if isinstance(value, bytes) else b""
+    return value if isinstance(value, int | float) else 0
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _log_of(path: Path) -> bytes:
+    try:
+        return _beside(path, "-wal").read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def _free_name(path: Path) -> Path:

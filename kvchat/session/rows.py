@@ -2,13 +2,14 @@
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.session import digests
-from kvchat.session.damage import refuse_no_text
+from kvchat.session.damage import refuse_broken, refuse_no_text
 from kvchat.session.tree import (
     Branch,
     BranchName,
@@ -27,9 +28,10 @@ from kvchat.session.tree import (
 def session_of(row: sqlite3.Row) -> Session:
     """Return the session a row holds.
 
-    Raises: DamageFound: the row holds no text where a session has some.
+    Raises: DamageFound: the row is not what was written.
     """
     refuse_no_text(row, "id", "title", "system", "model", "active_branch")
+    refuse_broken("a session", broken_in_session(row))
     return Session(
         id=SessionId(row["id"]),
         title=row["title"],
@@ -41,15 +43,17 @@ def session_of(row: sqlite3.Row) -> Session:
         pinned=bool(row["pinned"]),
         namespace=row["namespace"],
         verification=_verification_of(row["verified"]),
+        lost=_lost(row),
     )
 
 
 def branch_of(row: sqlite3.Row) -> Branch:
     """Return the branch a row holds.
 
-    Raises: DamageFound: the row holds no text where a branch has some.
+    Raises: DamageFound: the row is not what was written.
     """
     refuse_no_text(row, "session_id", "name")
+    refuse_broken("a branch", broken_in_branch(row))
     leaf = row["leaf_id"]
     return Branch(
         session_id=SessionId(row["session_id"]),
@@ -57,6 +61,40 @@ def branch_of(row: sqlite3.Row) -> Branch:
         leaf_id=None if leaf is None else TurnId(leaf),
         updated_at=row["updated_at"],
     )
+
+
+def broken_in_session(row: sqlite3.Row) -> frozenset[str]:
+    """Return the columns that are not what was written; a row of which nobody knows it is believed."""
+    written = row["digests"]
+    if written is None:
+        return frozenset()
+    return digests.broken_columns(digests.SESSION_COLUMNS, row, written) - _lost(row)
+
+
+def broken_in_branch(row: sqlite3.Row) -> frozenset[str]:
+    """Return the columns that are not what was written."""
+    written = row["digests"]
+    return frozenset() if written is None else digests.broken_columns(digests.BRANCH_COLUMNS, row, written)
+
+
+def broken_in_pieces(pieces: Sequence[sqlite3.Row], turn_id: str) -> frozenset[Part]:
+    """Return the parts of an unfinished answer that are not what was written; a missing piece breaks all."""
+    places = [piece["place"] for piece in pieces if piece["place"] is not None]
+    if places != list(range(len(places))):
+        return frozenset({Part.TEXT, Part.IDS})
+    return frozenset().union(*(digests.broken_in_piece(piece, turn_id) for piece in pieces))
+
+
+def is_whole(table: str, row: sqlite3.Row) -> bool:
+    """Return whether a row of any table is what was written, as far as it can be told."""
+    try:
+        if table == "turns":
+            return not turn_of(row).damaged
+        if table == "sessions":
+            return not broken_in_session(row)
+        return table != "branches" or not broken_in_branch(row)
+    except (LookupError, TypeError, ValueError):
+        return False
 
 
 def turn_of(row: sqlite3.Row) -> Turn:
@@ -88,7 +126,7 @@ def turn_of(row: sqlite3.Row) -> Turn:
 
 
 def values_of(turn: Turn, writer: str) -> dict[str, Any]:
-    """Return the columns of a turn. An unfinished turn has no digests: it still grows."""
+    """Return the columns of a turn. An unfinished turn has no digest of the whole: it still grows."""
     unfinished = turn.finish is Finish.PARTIAL
     ids = None if turn.token_ids is None else u32le(turn.token_ids)
     values: dict[str, Any] = {
@@ -114,9 +152,9 @@ def values_of(turn: Turn, writer: str) -> dict[str, Any]:
 
 
 def _digests_of(values: dict[str, Any], turn: Turn) -> dict[str, bytes | None]:
-    if turn.finish is Finish.PARTIAL:
-        return {"digest": None, "parts": None}
     parts = digests.PartDigests.of(values)
+    if turn.finish is Finish.PARTIAL:
+        return {"digest": None, "parts": parts.without(turn.broken)}
     if turn.damaged:
         # What was found to be damaged must not be vouched for.
         return {"digest": b"", "parts": parts.without(turn.broken)}
@@ -137,7 +175,22 @@ def session_values(session: Session) -> dict[str, Any]:
         "pinned": int(session.pinned),
         "namespace": session.namespace,
         "verified": verification_json(session.verification),
+        "lost": " ".join(sorted(session.lost)),
     }
+
+
+def branch_values(branch: Branch) -> dict[str, Any]:
+    """Return the columns of a branch."""
+    return {
+        "session_id": branch.session_id,
+        "name": branch.name,
+        "leaf_id": branch.leaf_id,
+        "updated_at": branch.updated_at,
+    }
+
+
+def _lost(row: sqlite3.Row) -> frozenset[str]:
+    return frozenset(str(row["lost"]).split())
 
 
 def verification_json(verification: Verification | None) -> str:
@@ -172,7 +225,9 @@ def _checked(row: sqlite3.Row) -> tuple[Role, Finish, tuple[int, ...] | None, fr
 def _broken(row: sqlite3.Row) -> frozenset[Part]:
     """Return the parts that are not what was written."""
     if row["digest"] is None:
-        return frozenset() if row["finish"] == Finish.PARTIAL else frozenset(Part)
+        if row["finish"] != Finish.PARTIAL:
+            return frozenset(Part)
+        return digests.PartDigests.of(row).broken(row["parts"]) if row["parts"] else frozenset()
     whole = digests.turn_digest(
         row["role"], row["parent_id"], row["text"], row["reasoning"], row["token_ids"]
     )

@@ -1,13 +1,16 @@
 """The tables of the session database, and how an older one is brought forward.
 
 `PRAGMA user_version` counts the migrations that were applied. A new version appends an entry to `MIGRATIONS`;
-an entry that has shipped is never changed.
+an entry that has shipped is never changed. Each entry changes the schema, so that a version which the schema
+does not confirm is known for damage.
 
-    sessions    one conversation; `namespace`: whose blocks it may use; `verified`: what was found of its KV
+    sessions    one conversation; `namespace`: whose blocks it may use; `verified`: what was found of its KV;
+                `digests` of its columns; `lost`: columns that are empty because of damage
     branches    a named leaf of a session's tree
     turns       one message; `token_ids` are u32le; `digest` covers what must not change, `parts` each part of
                 it (see `digests`); `repaired`: a part was rebuilt from another
-    pieces      what an unfinished answer has grown by; folded into its turn when it ends
+    pieces      what an unfinished answer has grown by; folded into its turn when it ends; `place`: how many
+                pieces come before
     turns_fts   full-text index over the text of finished turns
 """
 
@@ -20,7 +23,14 @@ from pathlib import Path
 
 from kvchat.errors import StorageError
 from kvchat.session.damage import DamageFound
-from kvchat.session.digests import PART_COLUMNS, PartDigests, turn_digest
+from kvchat.session.digests import (
+    BRANCH_COLUMNS,
+    PART_COLUMNS,
+    SESSION_COLUMNS,
+    PartDigests,
+    column_digests,
+    turn_digest,
+)
 
 _FIRST = (
     """
@@ -121,9 +131,19 @@ _PARTS = (
     """,
 )
 
+# Without digests a row is believed: nobody knows what was written.
+_COLUMNS = (
+    "ALTER TABLE sessions ADD COLUMN digests BLOB",
+    "ALTER TABLE sessions ADD COLUMN lost TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE branches ADD COLUMN digests BLOB",
+    "ALTER TABLE pieces ADD COLUMN place INTEGER",
+    "UPDATE sessions SET digests = session_digests(" + ", ".join(SESSION_COLUMNS) + ")",
+    "UPDATE branches SET digests = branch_digests(" + ", ".join(BRANCH_COLUMNS) + ")",
+)
+
 _IMPLAUSIBLE_VERSION = 256
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _NAMESPACES, _PARTS)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _NAMESPACES, _PARTS, _COLUMNS)
 
 
 def migrate(
@@ -143,6 +163,8 @@ def migrate(
         return
     connection.create_function("turn_digest", 5, turn_digest, deterministic=True)
     connection.create_function("part_digests", len(PART_COLUMNS), _part_digests, deterministic=True)
+    connection.create_function("session_digests", len(SESSION_COLUMNS), _session_digests, deterministic=True)
+    connection.create_function("branch_digests", len(BRANCH_COLUMNS), _branch_digests, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     try:
         _apply(connection, path, reveal, conceal)
@@ -155,37 +177,37 @@ def migrate(
 def refuse_damaged_tables(
     connection: sqlite3.Connection, *, reveal: Sequence[str] = (), conceal: Sequence[str] = ()
 ) -> None:
-    """Raise if a table lacks a column of the newest version, or cannot be opened: the schema was damaged.
+    """Raise if a table, index or trigger is not that of the newest version: the schema was damaged.
 
     Args:
         reveal, conceal: see `migrate`.
 
-    Raises: DamageFound: one does; sqlite3.Error: the file cannot be read.
+    Raises: DamageFound: one is not; sqlite3.Error: the file cannot be read.
     """
     try:
-        missing = _columns_of_new(tuple(reveal), tuple(conceal)) - _columns(connection)
+        missing = _schema_of_new(tuple(reveal), tuple(conceal)) - _schema_of(connection)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorname != "SQLITE_ERROR" or "no such module" in str(error):
             raise
         raise DamageFound(str(error)) from error  # the index of words, which has an opinion of its own
     if missing:
-        table, column = min(missing)
-        raise DamageFound(f"{table} has no column {column}")
+        raise DamageFound(f"{min(missing)[0]} is not as it was created")
 
 
 @cache
-def _columns_of_new(reveal: tuple[str, ...], conceal: tuple[str, ...]) -> frozenset[tuple[str, str]]:
+def _schema_of_new(reveal: tuple[str, ...], conceal: tuple[str, ...]) -> frozenset[tuple[str, str]]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         migrate(connection, Path(":memory:"), reveal=reveal, conceal=conceal)
-        return _columns(connection)
+        return _schema_of(connection)
 
 
-def _columns(connection: sqlite3.Connection) -> frozenset[tuple[str, str]]:
-    query = (
-        "SELECT tables.name, columns.name FROM sqlite_master AS tables"
-        " JOIN pragma_table_info(tables.name) AS columns WHERE tables.type = 'table'"
-    )
-    return frozenset((table, column) for table, column in connection.execute(query))
+def _schema_of(connection: sqlite3.Connection) -> frozenset[tuple[str, str]]:
+    """Return the name and the statement of everything in a database, and open every table."""
+    tables = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    for (table,) in connection.execute(tables).fetchall():
+        connection.execute("SELECT count(*) FROM pragma_table_info(?)", (table,))
+    query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+    return frozenset((name, sql) for name, sql in connection.execute(query))
 
 
 def _apply(connection: sqlite3.Connection, path: Path, reveal: Sequence[str], conceal: Sequence[str]) -> None:
@@ -193,6 +215,8 @@ def _apply(connection: sqlite3.Connection, path: Path, reveal: Sequence[str], co
     version = _version(connection)
     if not 0 <= version < _IMPLAUSIBLE_VERSION:
         raise DamageFound(f"no kvchat has version {version}")
+    if version > len(MIGRATIONS) and _schema_of(connection) == _schema_of_new(tuple(reveal), tuple(conceal)):
+        raise DamageFound(f"it says that it is of version {version}, and its tables are not")
     if version > len(MIGRATIONS):
         raise StorageError(f"{path} was written by a newer kvchat; update kvchat, or use another --data-dir")
     revealed = reveal if version else ()
@@ -203,6 +227,14 @@ def _apply(connection: sqlite3.Connection, path: Path, reveal: Sequence[str], co
 
 def _part_digests(*values: str | bytes | int | None) -> bytes:
     return PartDigests.of(dict(zip(PART_COLUMNS, values, strict=True))).packed
+
+
+def _session_digests(*values: str | int | float | None) -> bytes:
+    return column_digests(SESSION_COLUMNS, dict(zip(SESSION_COLUMNS, values, strict=True)))
+
+
+def _branch_digests(*values: str | int | float | None) -> bytes:
+    return column_digests(BRANCH_COLUMNS, dict(zip(BRANCH_COLUMNS, values, strict=True)))
 
 
 def _version(connection: sqlite3.Connection) -> int:

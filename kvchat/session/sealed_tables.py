@@ -50,8 +50,9 @@ _PLACES: Mapping[str, Mapping[str, str]] = {
         "model": "model of session",
         "namespace": "namespace",
         "active_branch": "branch",
+        "digests": "digests of session",
     },
-    "branches": {"name": "branch"},
+    "branches": {"name": "branch", "digests": "digests of branch"},
     "turns": {
         "text": "text",
         "reasoning": "reasoning",

@@ -2,13 +2,24 @@
 
 import secrets
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import replace
 from time import time
 
 from kvchat.errors import SessionExists, SessionNotFound
 from kvchat.session import rows
 from kvchat.session.damage import refuse_hidden
-from kvchat.session.digests import PartDigests
+from kvchat.session.digests import (
+    BRANCH_COLUMNS,
+    SESSION_COLUMNS,
+    PartDigests,
+    changed_digests,
+    column_digests,
+    has_its_facts,
+    piece_digests,
+    piece_name,
+    with_facts,
+)
 from kvchat.session.tree import Branch, BranchName, Part, Session, SessionId, Turn, TurnId
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
@@ -46,8 +57,17 @@ def refuse_taken_title(connection: sqlite3.Connection, title: str) -> None:
         )
 
 
-def title_by(connection: sqlite3.Connection, session_id: SessionId, text: str) -> None:
-    connection.execute("UPDATE sessions SET title = ? WHERE id = ?", (title_of(text), session_id))
+def change_session(connection: sqlite3.Connection, session_id: SessionId, **values: str | float) -> None:
+    """Change columns of a session and their digests, and no others: damage beside them must stay told."""
+    row = connection.execute("SELECT digests, lost FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    if row is None:
+        return
+    changed: dict[str, object] = dict(values)
+    changed["lost"] = " ".join(name for name in row["lost"].split() if name not in values)
+    if row["digests"] is not None:
+        changed["digests"] = changed_digests(SESSION_COLUMNS, row["digests"], session_id, values)
+    assignments = ", ".join(f"{name} = ?" for name in changed)
+    connection.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*changed.values(), session_id))
 
 
 def branch_names(connection: sqlite3.Connection, session_id: SessionId) -> set[str]:
@@ -57,8 +77,12 @@ def branch_names(connection: sqlite3.Connection, session_id: SessionId) -> set[s
 
 def insert_session(connection: sqlite3.Connection, session: Session) -> None:
     values = rows.session_values(session)
+    insert(connection, "sessions", values | {"digests": column_digests(SESSION_COLUMNS, values)})
+
+
+def insert(connection: sqlite3.Connection, table: str, values: Mapping[str, object]) -> None:
     names, marks = ", ".join(values), ", ".join("?" * len(values))
-    connection.execute(f"INSERT INTO sessions ({names}) VALUES ({marks})", tuple(values.values()))
+    connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
 
 
 def free_title(connection: sqlite3.Connection, title: str) -> str:
@@ -79,46 +103,68 @@ def delete_session(connection: sqlite3.Connection, session_id: SessionId) -> Non
 
 
 def add_branch(connection: sqlite3.Connection, branch: Branch) -> None:
-    connection.execute(
-        "INSERT INTO branches VALUES (?, ?, ?, ?)",
-        (branch.session_id, branch.name, branch.leaf_id, branch.updated_at),
-    )
+    values = rows.branch_values(branch)
+    insert(connection, "branches", values | {"digests": column_digests(BRANCH_COLUMNS, values)})
 
 
 def insert_branch(connection: sqlite3.Connection, branch: Branch) -> None:
     """Add a branch and make it the active one."""
     add_branch(connection, branch)
-    connection.execute(
-        "UPDATE sessions SET active_branch = ?, updated_at = ? WHERE id = ?",
-        (branch.name, branch.updated_at, branch.session_id),
-    )
+    _activate(connection, branch)
+
+
+def _activate(connection: sqlite3.Connection, branch: Branch) -> None:
+    """Make a branch the one that its session was last used on."""
+    change_session(connection, branch.session_id, active_branch=branch.name, updated_at=branch.updated_at)
 
 
 def move(connection: sqlite3.Connection, branch: Branch, leaf_id: TurnId | None) -> Branch:
     """Move a branch whose leaf is still what the caller saw; otherwise make a new one beside it."""
-    now = time()
+    ours = replace(branch, leaf_id=leaf_id, updated_at=time())
     moved = connection.execute(
-        "UPDATE branches SET leaf_id = ?, updated_at = ?"
+        "UPDATE branches SET leaf_id = ?, updated_at = ?, digests = ?"
         " WHERE session_id = ? AND name = ? AND leaf_id IS ? RETURNING 1",
-        (leaf_id, now, branch.session_id, branch.name, branch.leaf_id),
+        (
+            leaf_id,
+            ours.updated_at,
+            column_digests(BRANCH_COLUMNS, rows.branch_values(ours)),
+            *(branch.session_id, branch.name, branch.leaf_id),
+        ),
     ).fetchall()
     if not moved:
         name = free_name(branch.name, branch_names(connection, branch.session_id))
-        branch = replace(branch, name=BranchName(name), leaf_id=leaf_id, updated_at=now)
-        insert_branch(connection, branch)
-        return branch
-    connection.execute(
-        "UPDATE sessions SET active_branch = ?, updated_at = ? WHERE id = ?",
-        (branch.name, now, branch.session_id),
-    )
-    return replace(branch, leaf_id=leaf_id, updated_at=now)
+        ours = replace(ours, name=BranchName(name))
+        insert_branch(connection, ours)
+    else:
+        _activate(connection, ours)
+    return ours
 
 
 def insert_turn(connection: sqlite3.Connection, turn: Turn, writer: str) -> None:
     clean = replace(turn, text=rows.storable(turn.text), reasoning=rows.storable(turn.reasoning))
-    values = rows.values_of(clean, writer)
-    names, marks = ", ".join(values), ", ".join("?" * len(values))
-    connection.execute(f"INSERT INTO turns ({names}) VALUES ({marks})", tuple(values.values()))
+    insert(connection, "turns", rows.values_of(clean, writer))
+
+
+def add_piece(connection: sqlite3.Connection, turn_id: TurnId, ids: bytes, text: str, reasoning: str) -> bool:
+    """Add a piece behind those of an unfinished turn; False if there is no such turn."""
+    turn = connection.execute(
+        "SELECT num, (SELECT place FROM pieces WHERE turn_num = turns.num ORDER BY num DESC LIMIT 1) AS last"
+        " FROM turns WHERE id = ? AND finish = 'partial'",
+        (turn_id,),
+    ).fetchone()
+    if turn is None:
+        return False
+    place = 0 if turn["last"] is None else turn["last"] + 1
+    values = {
+        "turn_num": turn["num"],
+        "token_ids": ids,
+        "text": text,
+        "reasoning": reasoning,
+        "digests": piece_digests(piece_name(turn_id, place), text, reasoning, ids),
+        "place": place,
+    }
+    insert(connection, "pieces", values)
+    return True
 
 
 def path_to(connection: sqlite3.Connection, leaf_id: TurnId) -> list[sqlite3.Row]:
@@ -126,10 +172,31 @@ def path_to(connection: sqlite3.Connection, leaf_id: TurnId) -> list[sqlite3.Row
     return connection.execute(_PATH, (leaf_id,)).fetchall()
 
 
-def fold(connection: sqlite3.Connection, turn: Turn) -> None:
-    values = rows.values_of(turn, "")
+def change_turn(connection: sqlite3.Connection, turn: Turn, writer: str) -> None:
+    values = rows.values_of(turn, writer)
     assignments = ", ".join(f"{name} = ?" for name in values)
     connection.execute(f"UPDATE turns SET {assignments} WHERE id = ?", (*values.values(), turn.id))
+
+
+def mark_turn(
+    connection: sqlite3.Connection, turn_id: TurnId, *, model: str, fingerprint: str, exact: bool
+) -> None:
+    """Say whose an unfinished turn is. Facts that are damaged stay told."""
+    row = connection.execute("SELECT * FROM turns WHERE id = ?", (turn_id,)).fetchone()
+    if row is None:
+        return
+    marked = {"model": model, "fingerprint": fingerprint, "exact": int(exact and row["exact"])}
+    parts = row["parts"]
+    if parts and has_its_facts(row, parts):
+        parts = with_facts(parts, {name: row[name] for name in row.keys()} | marked)  # noqa: SIM118
+    connection.execute(
+        "UPDATE turns SET model = ?, fingerprint = ?, exact = ?, parts = ? WHERE id = ?",
+        (*marked.values(), parts, turn_id),
+    )
+
+
+def fold(connection: sqlite3.Connection, turn: Turn) -> None:
+    change_turn(connection, turn, "")
     connection.execute("DELETE FROM pieces WHERE turn_num = (SELECT num FROM turns WHERE id = ?)", (turn.id,))
 
 

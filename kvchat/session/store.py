@@ -16,7 +16,7 @@ from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.sealing.sealer import Sealer
-from kvchat.session import damage, digests, lookup, rows, statements
+from kvchat.session import damage, lookup, rows, statements
 from kvchat.session.database import Database
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.sealed_tables import tables_of
@@ -25,6 +25,7 @@ from kvchat.session.tree import (
     Branch,
     BranchName,
     Finish,
+    Part,
     Session,
     SessionId,
     Turn,
@@ -88,7 +89,8 @@ class SessionStore:
         with self._database.write() as connection:
             statements.refuse_taken_title(connection, title)
             statements.insert_session(connection, session)
-            connection.execute("INSERT INTO branches VALUES (?, ?, NULL, ?)", (session.id, MAIN, now))
+            main = Branch(session_id=session.id, name=MAIN, leaf_id=None, updated_at=now)
+            statements.add_branch(connection, main)
         return session
 
     def adopt(self, session: Session, branches: Sequence[Branch], turns: Sequence[Turn]) -> Session:
@@ -111,10 +113,8 @@ class SessionStore:
     def mark_verified(self, session_id: SessionId, verification: Verification, namespace: str) -> None:
         """Note what was found of a session's KV, and whose blocks it uses from now on."""
         with self._database.write() as connection:
-            connection.execute(
-                "UPDATE sessions SET verified = ?, namespace = ? WHERE id = ?",
-                (rows.verification_json(verification), namespace, session_id),
-            )
+            found = rows.verification_json(verification)
+            statements.change_session(connection, session_id, verified=found, namespace=namespace)
 
     def session(self, session_id: SessionId) -> Session:
         with self._database.read() as connection:
@@ -155,7 +155,7 @@ class SessionStore:
             session = statements.session(connection, session_id)
             if title != session.title:
                 statements.refuse_taken_title(connection, title)
-            connection.execute("UPDATE sessions SET title = ? WHERE id = ?", (title, session_id))
+            statements.change_session(connection, session_id, title=title)
         return replace(session, title=title)
 
     def delete_session(self, session_id: SessionId) -> None:
@@ -225,9 +225,7 @@ class SessionStore:
             connection.execute(
                 "DELETE FROM branches WHERE session_id = ? AND name = ?", (branch.session_id, branch.name)
             )
-            connection.execute(
-                "UPDATE sessions SET active_branch = ? WHERE id = ?", (successor.name, branch.session_id)
-            )
+            statements.change_session(connection, branch.session_id, active_branch=successor.name)
 
     # Turns
 
@@ -247,7 +245,8 @@ class SessionStore:
             for turn in turns:
                 statements.insert_turn(connection, turn, writer)
             if not session.title:
-                statements.title_by(connection, branch.session_id, turns[0].text)
+                title = statements.title_of(turns[0].text)
+                statements.change_session(connection, branch.session_id, title=title)
             return statements.move(connection, branch, turns[-1].id)
 
     def add_turn(self, branch: Branch, turn: Turn) -> Branch:
@@ -269,10 +268,7 @@ class SessionStore:
         An answer of which any part was approximate stays so.
         """
         with self._database.write() as connection:
-            connection.execute(
-                "UPDATE turns SET model = ?, fingerprint = ?, exact = exact AND ? WHERE id = ?",
-                (model, fingerprint, exact, turn_id),
-            )
+            statements.mark_turn(connection, turn_id, model=model, fingerprint=fingerprint, exact=exact)
 
     def append_to_answer(
         self, turn_id: TurnId, token_ids: Sequence[int], text: str, reasoning: str = ""
@@ -282,14 +278,8 @@ class SessionStore:
         Raises:
             SessionNotFound: the session was deleted meanwhile.
         """
-        ids = u32le(token_ids)
         with self._database.write(durable=False) as connection:
-            added = connection.execute(
-                "INSERT INTO pieces (turn_num, token_ids, text, reasoning, digests)"
-                " SELECT num, ?, ?, ?, ? FROM turns WHERE id = ? AND finish = 'partial' RETURNING 1",
-                (ids, text, reasoning, digests.piece_digests(text, reasoning, ids), turn_id),
-            ).fetchall()
-            if not added:
+            if not statements.add_piece(connection, turn_id, u32le(token_ids), text, reasoning):
                 raise SessionNotFound("the session was deleted while it was being answered")
 
     def finish_answer(self, turn_id: TurnId, outcome: Outcome) -> Turn:
@@ -328,11 +318,9 @@ class SessionStore:
                 statements.insert_turn(connection, turn, "")
                 branch = statements.move(connection, branch, turn.id)
             self._writing.add(turn.id)
-            connection.execute(
-                "UPDATE turns SET finish = 'partial', writer = ?, digest = NULL, parts = NULL WHERE id = ?",
-                (writer, turn.id),
-            )
-        return branch, replace(turn, finish=Finish.PARTIAL)
+            turn = replace(turn, finish=Finish.PARTIAL)
+            statements.change_turn(connection, turn, writer)
+        return branch, turn
 
     def repair(self, turn: Turn) -> Turn | None:
         """Store a damaged turn whose broken parts were rebuilt, and return it as stored.
@@ -410,20 +398,25 @@ class SessionStore:
             if turn.finish is Finish.PARTIAL:
                 turn = self._with_pieces(connection, turn, row)
             turns.append(turn)
+        if any(Part.FACTS in turn.broken for turn in turns):
+            damage.refuse_damage(connection)  # then more than this row may be
         return tuple(turns)
 
     def _with_pieces(self, connection: sqlite3.Connection, turn: Turn, row: sqlite3.Row) -> Turn:
         pieces = connection.execute(
             "SELECT * FROM pieces WHERE turn_num = ? ORDER BY num", (row["num"],)
         ).fetchall()
+        is_growing = self._is_being_written(turn.id, row["writer"])
+        if not is_growing:
+            damage.refuse_hidden_pieces(connection, row["num"], len(pieces))
         ids = b"".join(piece["token_ids"] for piece in pieces)
-        broken = turn.broken.union(*map(digests.broken_in_piece, pieces))
+        broken = turn.broken | rows.broken_in_pieces(pieces, turn.id)
         return replace(
             turn,
             text=turn.text + "".join(piece["text"] for piece in pieces),
             reasoning=turn.reasoning + "".join(piece["reasoning"] for piece in pieces),
             token_ids=(turn.token_ids or ()) + tuple(from_u32le(ids)),
-            finish=Finish.PARTIAL if self._is_being_written(turn.id, row["writer"]) else Finish.INTERRUPTED,
+            finish=Finish.PARTIAL if is_growing else Finish.INTERRUPTED,
             damaged=bool(broken),
             broken=broken,
         )

@@ -79,10 +79,7 @@ class PlainTables:
         return table
 
     def is_whole(self, table: str, row: sqlite3.Row) -> bool:
-        try:
-            return table != "turns" or not rows.turn_of(row).damaged
-        except (LookupError, TypeError, ValueError):
-            return False
+        return rows.is_whole(table, row)
 
 
 PLAIN = PlainTables()

@@ -132,6 +132,8 @@ class Session:
     pinned: bool = False
     namespace: str = ""
     verification: Verification | None = None
+    lost: frozenset[str] = frozenset()
+    """Which of `title`, `system` and `model` stand empty, because what was stored is damaged."""
 
 
 def live_part(path: Sequence[Turn]) -> Sequence[Turn]:

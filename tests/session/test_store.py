@@ -312,6 +312,7 @@ def test_a_withdrawn_question_leaves_no_trace_on_the_branch(store: SessionStore)
 def test_a_database_of_a_newer_kvchat_is_left_alone(path: Path) -> None:
     SessionStore(path).close()
     with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE sessions ADD COLUMN colour TEXT")
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     connection.close()
     with pytest.raises(StorageError, match="newer kvchat"):

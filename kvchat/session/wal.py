@@ -1,0 +1,177 @@
+"""SQLite's write-ahead log, read on behind a damaged byte.
+
+SQLite takes a log to end before the first frame whose checksum disagrees, as after a write that was cut off,
+and says nothing: one flipped byte would take back every transaction behind it. But each frame's checksum goes
+on from the one before, so what was written behind a damaged frame proves that it was no cut-off write; and
+the checksum is linear, so it tells which single byte must have been another.
+
+Layout: a header of 32 bytes (magic, version, page size, number, two salts, checksum of these), then frames of
+24 bytes (page number, pages after commit or 0, the salts, checksum of the first 8 bytes and the page) and a
+page. Everything big-endian; the checksums go over words of either order.
+
+Source: "The SQLite database file format", section 4.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import ne
+
+PAGE_BYTES = 4096
+_HEADER_BYTES = 32
+_FRAME_BYTES = 24 + PAGE_BYTES
+_SIGNED = 24
+"""Of the header: what its checksum is taken over."""
+_LITTLE, _BIG = 0x377F0682, 0x377F0683
+_START = {
+    order: struct.pack(">3I", magic, 3_007_000, PAGE_BYTES)
+    for order, magic in (("little", _LITTLE), ("big", _BIG))
+}
+_MASK = 0xFFFFFFFF
+_CHANGES = [(byte, size) for byte in range(4) for size in range(-255, 256) if size]
+"""Of a word: which byte, counted from its lowest, and by how much."""
+
+Sums = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MendedLog:
+    """A log without its damage. `is_exact`: every byte is what was written; else some page is not."""
+
+    data: bytes
+    is_exact: bool
+
+
+def mended(data: bytes) -> MendedLog | None:
+    """Return a log in which SQLite finds what is behind the damage; None if there is none to be found."""
+    if len(data) < _HEADER_BYTES + _FRAME_BYTES:
+        return None
+    salts = data[_HEADER_BYTES + 8 : _HEADER_BYTES + 16]
+    header = _right_header(data[:_HEADER_BYTES], salts)
+    if header is None:
+        return None
+    log = _Log(data, header)
+    pages = list(log.pages())
+    if not log.is_damaged and header == data[:_HEADER_BYTES]:
+        return None
+    return MendedLog(_written(header, pages), log.is_exact)
+
+
+class _Log:
+    """Reads frame after frame; what was signed of each, corrected where that is possible."""
+
+    def __init__(self, data: bytes, header: bytes) -> None:
+        self.is_damaged = False
+        self.is_exact = True
+        self._data = data
+        self._order = _order(header)
+        self._salts = header[16:24]
+        self._sums = _unpacked(header[24:])
+
+    def pages(self) -> Iterator[bytes]:
+        """Yield the page numbers and pages of all frames up to the log's end."""
+        for start in range(_HEADER_BYTES, len(self._data) - _FRAME_BYTES + 1, _FRAME_BYTES):
+            frame = self._data[start : start + _FRAME_BYTES]
+            signed, written = frame[:8] + frame[24:], frame[16:24]
+            found = _sums(signed, self._sums, self._order)
+            if _packed(found) == written:
+                self.is_damaged |= frame[8:16] != self._salts
+            elif frame[8:16] != self._salts:
+                return  # of an earlier log in the same file
+            elif self._goes_on(start + _FRAME_BYTES, found):
+                self.is_damaged = True  # of the checksum alone
+            else:
+                right = [*_corrected(signed, found, _unpacked(written), self._order)]
+                if sum(map(ne, _packed(found), written)) == 1:
+                    right.append(signed)  # it may be the checksum that is damaged
+                if not right and not self._goes_on(start + _FRAME_BYTES, _unpacked(written)):
+                    return  # cut off
+                likely = [one for one in right if not one[0] and not one[4]]  # no file has 2^24 pages
+                self.is_damaged = True
+                self.is_exact &= len(likely) == 1
+                signed = likely[0] if len(likely) == 1 or signed[0] or signed[4] else signed
+                found = _unpacked(written)
+            self._sums = found
+            yield signed
+
+    def _goes_on(self, start: int, sums: Sums) -> bool:
+        """Return whether a whole frame stands at a place, behind one with these sums."""
+        frame = self._data[start : start + _FRAME_BYTES]
+        is_whole = len(frame) == _FRAME_BYTES
+        return is_whole and _packed(_sums(frame[:8] + frame[24:], sums, self._order)) == frame[16:24]
+
+
+def _right_header(header: bytes, salts: bytes) -> bytes | None:
+    """Return a header as it was written; None if more than a byte of it is damaged.
+
+    Args:
+        salts: those of the first frame.
+    """
+    signed, written = header[:_SIGNED], header[_SIGNED:]
+    for order in ("little", "big"):
+        found = _sums(signed, (0, 0), order)
+        is_almost = sum(map(ne, _packed(found), written)) <= 1
+        if is_almost and header[:12] == _START[order] and header[16:24] == salts:
+            return signed + _packed(found)
+        for right in _corrected(signed, found, _unpacked(written), order):
+            if right[:12] == _START[order] and right[16:] == salts:
+                return right + written
+    return None
+
+
+def _written(header: bytes, pages: list[bytes]) -> bytes:
+    """Return a log of these pages, its checksums right."""
+    parts, sums, order = [header], _unpacked(header[_SIGNED:]), _order(header)
+    for signed in pages:
+        sums = _sums(signed, sums, order)
+        parts += [signed[:8], header[16:24], _packed(sums), signed[8:]]
+    return b"".join(parts)
+
+
+def _corrected(signed: bytes, found: Sums, written: Sums, order: str) -> Iterator[bytes]:
+    """Yield the bytes with one changed, so that they have the sums that were written.
+
+    Differences in the highest bits of a word can be explained by several places.
+    """
+    first, second = (written[0] - found[0]) & _MASK, (written[1] - found[1]) & _MASK
+    # What 1 more in a pair's first or second word adds to both sums, from the last pair back.
+    in_first, in_second = (1, 1), (0, 1)
+    for word in range(len(signed) // 4 - 2, -1, -2):
+        for at, (one, other) in ((word, in_first), (word + 1, in_second)):
+            if (one * second - other * first) & _MASK:
+                continue
+            for byte, size in _CHANGES:
+                step = size << 8 * byte
+                if one * step & _MASK == first and other * step & _MASK == second:
+                    place = 4 * at + (byte if order == "little" else 3 - byte)
+                    if 0 <= signed[place] + size <= 255:
+                        yield signed[:place] + bytes([signed[place] + size]) + signed[place + 1 :]
+        in_first, in_second = _after(in_first), _after(in_second)
+
+
+def _after(sums: Sums) -> Sums:
+    """Return what a difference in the sums has become behind one more pair of words."""
+    first = (sums[0] + sums[1]) & _MASK
+    return first, (sums[1] + first) & _MASK
+
+
+def _sums(data: bytes, sums: Sums, order: str) -> Sums:
+    first, second = sums
+    words = struct.unpack(f"{'<' if order == 'little' else '>'}{len(data) // 4}I", data)
+    for one, other in zip(words[::2], words[1::2], strict=True):
+        first = (first + one + second) & _MASK
+        second = (second + other + first) & _MASK
+    return first, second
+
+
+def _order(header: bytes) -> str:
+    return "big" if int.from_bytes(header[:4], "big") == _BIG else "little"
+
+
+def _packed(sums: Sums) -> bytes:
+    return struct.pack(">2I", *sums)
+
+
+def _unpacked(data: bytes) -> Sums:
+    first, second = struct.unpack(">2I", data)
+    return first, second
