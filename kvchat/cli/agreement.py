@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.config import Settings
-from kvchat.engine.models.fingerprint import read_checkpoint
 from kvchat.engine.models.identity import differing, is_identity, layouts_of
 from kvchat.engine.models.locate import ModelLocation, installed_model, lasting_name, locate_model
-from kvchat.engine.models.prepared import PREPARED_DIR, QUANTISED, PreparedCheckpoints, key_of
+from kvchat.engine.models.prepared import PREPARED_DIR, PreparedCheckpoints, find_prepared
 from kvchat.engine.models.stored_dtype import stored_dtype
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.errors import BundleError, ModelError
@@ -101,12 +100,14 @@ def _own_fields(settings: Settings, location: ModelLocation) -> Mapping[str, Any
     """
     digests = WeightDigests(settings.paths.cache_dir / _DIGESTS_FILE)
     adapter = getattr(settings.engine, "adapter", None)
-    checkpoint = read_checkpoint(location.path, Path(adapter) if adapter else None, digests)
-    if settings.engine.weights in QUANTISED:
-        kept = PreparedCheckpoints(settings.paths.cache_dir / PREPARED_DIR, digests, None)
-        # Where none is prepared yet, the plain checkpoint rightly differs.
-        if prepared := kept.find(key_of(checkpoint, settings.engine.weights, settings.engine.dtype)):
-            checkpoint = read_checkpoint(prepared, None, digests)
+    kept = PreparedCheckpoints(settings.paths.cache_dir / PREPARED_DIR, digests, None)
+    checkpoint = find_prepared(
+        location.path,
+        Path(adapter) if adapter else None,
+        settings.engine.weights,
+        settings.engine.dtype,
+        kept,
+    )
     digests.save()
     return {
         "weights": list(checkpoint.weights),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,10 +10,12 @@ import torch
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.fingerprint import read_checkpoint
+from kvchat.engine.models.fp8_checkpoint import write_expanded
 from kvchat.engine.models.load import LoadedModel, load_model
-from kvchat.engine.models.prepared import PREPARED_DIR, QUANTISED, PreparedCheckpoints
+from kvchat.engine.models.prepared import EXPANDED, PREPARED_DIR, QUANTISED, PreparedCheckpoints, key_of
 from kvchat.engine.models.quantised_model import Recipe, quantised_dir
 from kvchat.engine.models.weight_digests import WeightDigests
+from kvchat.engine.models.weight_files import has_fp8_blocks, read_config
 from kvchat.errors import ConfigError
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -59,21 +61,47 @@ def in_wanted_form(
         ModelError, CapacityError: the plain model cannot be loaded or not be quantised.
         StorageError: what is made cannot be written.
     """
-    dtype = _dtype(config)
-    if config.weights not in QUANTISED:
-        yield Form(source=source, dtype=dtype)
+    form = Form(source=source, dtype=_dtype(config))
+    is_fp8 = has_fp8_blocks(read_config(source.model_dir))
+    if not is_fp8 and config.weights not in QUANTISED:
+        yield form
         return
-    recipe = Recipe(
-        model_dir=source.model_dir,
-        checkpoint=read_checkpoint(source.model_dir, source.adapter_dir, digests),
-        load=lambda: Form(source=source, dtype=dtype, may_map=True).load(torch.device("cpu")),
-        weights=config.weights,
-        dtype=dtype,
-    )
     with _directory(config) as directory:
         limit = None if config.disk_bytes is None else config.disk_bytes // LIMIT_SHARE
         kept = PreparedCheckpoints(directory, digests, limit)
-        yield Form(source=Source(model_dir=quantised_dir(recipe, kept, report)), dtype=dtype, may_map=True)
+        if is_fp8:
+            form = _expanded(form, kept, digests, report)
+        if config.weights in QUANTISED:
+            form = _quantised(form, config.weights, kept, digests, report)
+        yield form
+
+
+def _expanded(
+    form: Form, kept: PreparedCheckpoints, digests: WeightDigests, report: Callable[[str], None]
+) -> Form:
+    source = form.source
+    key = key_of(read_checkpoint(source.model_dir, None, digests), EXPANDED, "auto")
+    path = kept.get(key, lambda directory: write_expanded(source.model_dir, directory, report))
+    return replace(form, source=replace(source, model_dir=path), may_map=True)
+
+
+def _quantised(
+    form: Form,
+    weights: str,
+    kept: PreparedCheckpoints,
+    digests: WeightDigests,
+    report: Callable[[str], None],
+) -> Form:
+    source = form.source
+    recipe = Recipe(
+        model_dir=source.model_dir,
+        checkpoint=read_checkpoint(source.model_dir, source.adapter_dir, digests),
+        load=lambda: replace(form, may_map=True).load(torch.device("cpu")),
+        weights=weights,
+        dtype=form.dtype,
+    )
+    path = quantised_dir(recipe, kept, report)
+    return replace(form, source=Source(model_dir=path), may_map=True)
 
 
 def check_weights(config: EngineConfig) -> None:

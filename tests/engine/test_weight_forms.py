@@ -9,12 +9,14 @@ import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
 from kvchat.engine.kernels.quantised_linear import dequantise
+from kvchat.engine.models.fp8_checkpoint import expand
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.models.quantised_linear import QuantisedLinear, quantise_linears, replace
@@ -144,6 +146,55 @@ def test_the_starter_loses_little() -> None:
         assert 0 < error < most_error
 
 
+def test_weights_in_blocks_of_8_bit_floats_are_expanded(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """As DeepSeek-V3 is published: E4M3 numbers, and a float32 factor for every 128 x 128 of them, also where
+    the last ones of a row or column are fewer.
+    """
+    model_dir = Path(shutil.copytree(tiny("llama", hidden_size=192), tmp_path / "model"))
+    plain = Path(shutil.copytree(model_dir, tmp_path / "plain"))
+    tensors = load_file(model_dir / "model.safetensors")
+    expanded = dict(tensors)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        tensors[name], factors, expanded[name] = fp8_blocks(tensors[name])
+        tensors[name.replace("weight", "weight_scale_inv")] = factors
+    save_file(tensors, model_dir / "model.safetensors", {"format": "pt"})
+    save_file(expanded, plain / "model.safetensors", {"format": "pt"})
+    config = json.loads((model_dir / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+    }
+    (model_dir / "config.json").write_text(json.dumps(config))
+    engine = open_engine(model_dir, cache_dir=tmp_path / "cache")
+    assert answer(engine, PROMPT, 24).token_ids == reference(plain).answer(PROMPT, 24)
+    quantised = save_dequantised(plain, 8, tmp_path / "quantised")
+    engine = open_engine(model_dir, weights="int8", cache_dir=tmp_path / "cache")
+    assert answer(engine, PROMPT, 24).token_ids == reference(quantised).answer(PROMPT, 24)
+
+
+def test_factors_that_are_not_those_of_the_weight_are_refused() -> None:
+    weight = torch.zeros(192, 128).to(torch.float8_e4m3fn)
+    assert expand(weight, torch.ones(2, 1), (128, 128)).shape == (192, 128)
+    for shape in ((1, 1), (2, 2), (3, 1)):
+        with pytest.raises(ValueError, match=r"factors for 192 x 128"):
+            expand(weight, torch.ones(shape), (128, 128))
+
+
+def fp8_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return E4M3 numbers, their factors, and what both stand for."""
+    rows, columns = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -columns % 128, 0, -rows % 128))
+    blocks = padded.unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
+    factors = blocks.abs().amax((1, 3)) / 448
+    numbers = (blocks / factors[:, None, :, None]).to(torch.float8_e4m3fn)
+    expanded = (numbers.float() * factors[:, None, :, None]).flatten(2).flatten(0, 1)[:rows, :columns]
+    return numbers.flatten(2).flatten(0, 1)[:rows, :columns].contiguous(), factors, expanded.contiguous()
+
+
 def test_a_checkpoint_of_another_version_is_refused(tiny: TinyModels, tmp_path: Path) -> None:
     start(tiny("llama"), [], weights="int8", cache_dir=tmp_path / "cache")
     (made,) = (path for path in (tmp_path / "cache" / "weights").iterdir() if path.is_dir())
@@ -177,8 +228,6 @@ def test_settings_that_mean_nothing_are_refused(
 
 
 def test_weights_that_are_not_finite_are_refused(tiny: TinyModels, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     model_dir = Path(shutil.copytree(tiny("llama"), tmp_path / "model"))
     tensors = load_file(model_dir / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")

@@ -1,4 +1,4 @@
-"""Checkpoints with quantised weights, made once from plain ones and kept, so that the next start maps them.
+"""Checkpoints made once from others and kept, so that the next start maps them: quantised, or expanded.
 
 One directory each, named by all that its content follows from; it is whole, or not there at all. None holds
 a truth: whoever removes one loses time.
@@ -15,16 +15,19 @@ from hashlib import blake2b
 from pathlib import Path
 
 from kvchat.directories import make_private, sync
-from kvchat.engine.models.fingerprint import Checkpoint
+from kvchat.engine.models.fingerprint import Checkpoint, read_checkpoint
 from kvchat.engine.models.weight_digests import WeightDigests
+from kvchat.engine.models.weight_files import has_fp8_blocks
 from kvchat.errors import StorageError
 
 QUANTISED = {"int8": 8, "int4": 4}
 """Names of the forms in which weights are quantised here, and the bits of one code."""
+EXPANDED = "expanded"
+"""What a checkpoint of 8-bit floats in blocks becomes before anything else."""
 PREPARED_DIR = "weights"
 """In the cache directory."""
 VERSION = 1
-"""Of how weights are quantised and written."""
+"""Of how they are made and written."""
 WEIGHTS_FILE = "model.safetensors"
 _MADE_FILE = "made.json"
 _KEY_BYTES = 16
@@ -41,7 +44,7 @@ class PreparedCheckpoints:
         limit_bytes: most bytes of all of them, of which the one in use is never removed; None: no limit.
         """
         self._directory = directory
-        self._digests = digests
+        self.digests = digests
         self._limit_bytes = limit_bytes
 
     def get(self, key: str, make: Make) -> Path:
@@ -75,9 +78,12 @@ class PreparedCheckpoints:
     def _is_whole(self, path: Path) -> bool:
         try:
             made = json.loads((path / _MADE_FILE).read_bytes())
-            return bool(made["digest"] == self._digests.digest(path / WEIGHTS_FILE))
+            return bool(made["digests"] == self._digests_in(path))
         except (OSError, ValueError, TypeError, LookupError):
             return False
+
+    def _digests_in(self, path: Path) -> dict[str, str]:
+        return {file.name: self.digests.digest(file) for file in sorted(path.glob("*.safetensors"))}
 
     def _make(self, path: Path, make: Make) -> None:
         beginning = path.with_name(f".{path.name}.new")
@@ -86,7 +92,7 @@ class PreparedCheckpoints:
         beginning.mkdir(mode=0o700)
         try:
             make(beginning)
-            made = {"digest": self._digests.digest(beginning / WEIGHTS_FILE)}
+            made = {"digests": self._digests_in(beginning)}
             (beginning / _MADE_FILE).write_text(json.dumps(made), encoding="utf-8")
             for file in beginning.iterdir():
                 file.chmod(0o600)
@@ -134,6 +140,12 @@ def key_of(checkpoint: Checkpoint, weights: str, dtype: str) -> str:
     return blake2b(canonical, digest_size=_KEY_BYTES).hexdigest()
 
 
+def copy_if_there(source: Path, directory: Path, *names: str) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            shutil.copyfile(source / name, directory / name)
+
+
 def _num_bytes(path: Path) -> int:
     with suppress(OSError):
         return sum(file.stat().st_size for file in path.iterdir())
@@ -146,3 +158,23 @@ def _sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def find_prepared(
+    model_dir: Path, adapter_dir: Path | None, weights: str, dtype: str, kept: PreparedCheckpoints
+) -> Checkpoint:
+    """Return the checkpoint that is loaded for a model: its own, or what was made of it already.
+
+    Where nothing was made yet, the answer is the nearest there is, and rightly differs.
+
+    Raises: ModelUnreadable: config or weights are missing.
+    """
+    digests = kept.digests
+    own = read_checkpoint(model_dir, adapter_dir, digests)
+    if has_fp8_blocks(own.config):
+        plain = read_checkpoint(model_dir, None, digests)
+        if (expanded := kept.find(key_of(plain, EXPANDED, "auto"))) is not None:
+            own = read_checkpoint(expanded, adapter_dir, digests)
+    if weights in QUANTISED and (found := kept.find(key_of(own, weights, dtype))) is not None:
+        return read_checkpoint(found, None, digests)
+    return own

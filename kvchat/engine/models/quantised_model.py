@@ -1,9 +1,7 @@
 """Quantise a model's weights once and keep them: from a plain checkpoint to a prepared one."""
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from kvchat.engine.kernels.quantised_linear import Coding
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.prepared import QUANTISED, WEIGHTS_FILE, PreparedCheckpoints, key_of
+from kvchat.engine.models.prepared import QUANTISED, WEIGHTS_FILE, PreparedCheckpoints, copy_if_there, key_of
 from kvchat.engine.models.quantised_checkpoint import describe
 from kvchat.engine.models.quantised_linear import output_name, quantise_linears
 from kvchat.engine.models.weight_files import read_config
@@ -101,12 +99,6 @@ def write_checkpoint(
         _untie(written)
     (directory / "config.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
     save_file(_tensors(module), directory / WEIGHTS_FILE, {"format": "pt"})
-
-
-def copy_if_there(source: Path, directory: Path, *names: str) -> None:
-    for name in names:
-        with suppress(FileNotFoundError):
-            shutil.copyfile(source / name, directory / name)
 
 
 def _untie(config: dict[str, Any]) -> None:

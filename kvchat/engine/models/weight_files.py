@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format itself."""
 
 _SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -53,6 +54,12 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     return read_json(model_dir / "config.json")
 
 
+def has_fp8_blocks(config: Mapping[str, Any]) -> bool:
+    """Return whether a config says that weights are 8-bit floats in blocks with factors."""
+    settings = config.get("quantization_config")
+    return isinstance(settings, Mapping) and settings.get("quant_method") == "fp8"
+
+
 def weight_files(model_dir: Path) -> tuple[Path, ...]:
     """Return the files that hold the weights, in the order in which the index names them.
 
@@ -61,9 +68,9 @@ def weight_files(model_dir: Path) -> tuple[Path, ...]:
     single = model_dir / _SINGLE
     if single.is_file():
         return (single,)
-    if not (model_dir / _INDEX).is_file():
+    if not (model_dir / INDEX_FILE).is_file():
         raise ModelUnreadable(_what_is_there_instead(model_dir))
-    shards = tuple(model_dir / name for name in _shard_names(model_dir / _INDEX))
+    shards = tuple(model_dir / name for name in _shard_names(model_dir / INDEX_FILE))
     missing = [shard for shard in shards if not shard.is_file()]
     if missing:
         raise ModelUnreadable(
@@ -100,8 +107,8 @@ def _what_is_there_instead(model_dir: Path) -> str:
             "never opens one. Use a safetensors version of this model, or `-m starter`."
         )
     if others:
-        return f"{model_dir} has {others[0]}, but neither {_SINGLE} nor {_INDEX}, which kvchat loads."
-    return f"{model_dir} has no weights ({_SINGLE}, or {_INDEX} and its files). Use another, or `-m starter`."
+        return f"{model_dir} has {others[0]}, but neither {_SINGLE} nor {INDEX_FILE}, which kvchat loads."
+    return f"{model_dir} has no weights ({_SINGLE}, or {INDEX_FILE}). Use another, or `-m starter`."
 
 
 def check_safetensors(path: Path) -> None:
