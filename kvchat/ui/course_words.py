@@ -22,18 +22,21 @@ def edit_words(cost: EditCost) -> str:
 
 
 def undo_words(revision: Revision, cost: EditCost) -> str:
-    """Return what taking back costs, and where what is taken back can be found."""
-    left = f"{plural(cost.left_turns, 'message')} ({plural(cost.left_tokens, 'token')})"
-    return f"{_again_words(cost)}\n{left} stay on branch {one_line(revision.stays_on)}."
+    """Return what taking back costs, and where what is taken back can be found; a line for each."""
+    return _rows(
+        *_cost_rows(cost),
+        ("taken back", f"{plural(cost.left_turns, 'message')} ({plural(cost.left_tokens, 'token')})"),
+        ("kept", f"on branch {one_line(revision.stays_on)}"),
+    )
 
 
 def drop_words(revision: Revision, cost: EditCost) -> str:
-    """Return what leaving an exchange out costs, what follows it, and what stays as it was."""
-    followed = f"{plural(len(revision.anew), 'message')} behind it" if revision.anew else "Nothing behind it"
-    verb = "follow" if len(revision.anew) > 1 else "follows"
-    return (
-        f"{_again_words(cost)}\n{followed} {verb} on a branch of its own; "
-        f"branch {one_line(revision.stays_on)} stays as it is."
+    """Return what leaving an exchange out costs, what follows, and what stays; a line for each."""
+    followed = f"{plural(len(revision.anew), 'message')}, on a branch of their own"
+    return _rows(
+        *_cost_rows(cost),
+        ("following", followed if revision.anew else "nothing"),
+        ("as it was", f"branch {one_line(revision.stays_on)}"),
     )
 
 
@@ -42,8 +45,13 @@ def excerpt(revision: Revision) -> str:
     return f"“{fitted(one_line(revision.dropped[0].text), _EXCERPT_LEN)}”"
 
 
-def _again_words(cost: EditCost) -> str:
-    reused = f"{plural(cost.reused_tokens, 'token')} reused"
-    if not cost.computed_tokens:
-        return f"Nothing to compute again: {reused}." if cost.reused_tokens else "Nothing to compute again."
-    return f"{plural(cost.computed_tokens, 'token')} to compute again with your next message, {reused}."
+def _cost_rows(cost: EditCost) -> tuple[tuple[str, str], ...]:
+    again = f"{plural(cost.computed_tokens, 'token')}, with your next message"
+    return (
+        ("computed again", again if cost.computed_tokens else "nothing"),
+        ("reused", plural(cost.reused_tokens, "token")),
+    )
+
+
+def _rows(*rows: tuple[str, str]) -> str:
+    return "\n".join(f"{name:<16}{value}" for name, value in rows)

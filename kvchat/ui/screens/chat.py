@@ -408,8 +408,8 @@ class ChatScreen(Screen[None]):
             title = self._sessions.title(conversation.session.id) or title_of(conversation.session)
             rest = f"  ›  {one_line(conversation.branch.name)}"
         if self.courses.editing is not None:
-            cost = f"{self.courses.cost} · " if self.courses.cost else ""
-            rest = f"  ·  editing · {cost}esc gives up"
+            title = "editing"
+            rest = "".join(f" · {part}" for part in (self.courses.cost, "esc gives up") if part)
         text = fitted(title, max(12, heading.content_size.width - len(rest))) + rest
         heading.update(Content(text), layout=False)
         self._draw_welcome()

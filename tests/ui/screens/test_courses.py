@@ -31,8 +31,9 @@ async def test_undo_says_what_it_costs_and_where_the_rest_stays_before_it_is_don
         await until_asked(shown)
         assert "Take back your last 2 messages and their answers?" in shown.text
         assert "“And by boat?”" in shown.text
-        assert "Nothing to compute again: 21 tokens reused." in shown.text
-        assert "4 messages (28 tokens) stay on branch main." in shown.text
+        for row in ("computed again  nothing", "reused          21 tokens", "kept            on branch main"):
+            assert row in shown.text
+        assert "taken back      4 messages (28 tokens)" in shown.text
         assert shown.chat.store.paths.keys() == {("s1", "main")}
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.questions == list(TALK[:1]))
@@ -59,8 +60,9 @@ async def test_an_exchange_is_left_out_and_what_followed_is_computed_again(tmp_p
         await shown.say("/drop 2")
         await until_asked(shown)
         assert "Leave this message and its answer out?" in shown.text
-        assert "19 tokens to compute again with your next" in shown.text
-        assert "2 messages behind it follow on a branch" in shown.text
+        assert "computed again  19 tokens, with your next message" in shown.text
+        assert "following       2 messages, on a branch of their own" in shown.text
+        assert "as it was       branch main" in shown.text
         await shown.pilot.press("y")
         await shown.until(lambda: shown.questions == [TALK[0], TALK[2]])
         await shown.say_and_wait("Thank you.")
@@ -105,4 +107,4 @@ async def test_an_undo_while_the_model_loads_waits_for_what_it_costs(tmp_path: P
         await until_asked(shown)
         told = [notice.message for notice in shown.app._notifications]
         assert told == ["what it costs is known when the model is loaded"]
-        assert "Nothing to compute again." in shown.text
+        assert "computed again  nothing" in shown.text
