@@ -11,6 +11,7 @@ from kvchat.cli.streams import Output
 from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import DiskUsage, WrittenBytes
+from kvchat.engine.models.prepared import PREPARED_DIR, prepared_bytes
 from kvchat.errors import StorageError
 from kvchat.sealing.sealer import Sealer
 from kvchat.ui.figures import bytes_text, plural
@@ -45,6 +46,8 @@ def cache_status(options: ListOptions) -> None:
     output.line(f"disk  {total}{_of(settings.engine.disk_bytes)} in {settings.paths.cache_dir}")
     for fingerprint, usage in sorted((state.usages or {}).items(), key=lambda item: -item[1].num_bytes):
         output.line(f"  {fingerprint.hex()[:_SHORT_FINGERPRINT]}  {_usage_words(usage)}")
+    if weights := prepared_bytes(settings.paths.cache_dir / PREPARED_DIR):
+        output.line(f"weights  {bytes_text(weights)} prepared; within the limit of the disk")
     if state.written is not None:
         today, ever = bytes_text(state.written.today), bytes_text(state.written.total)
         output.line(f"written  {today}{_of(settings.engine.disk_daily_bytes)} today, {ever} in all")
@@ -97,6 +100,7 @@ def _status_values(settings: Settings, state: DiskState) -> dict[str, object]:
     return {
         "cache_dir": str(settings.paths.cache_dir),
         "disk_bytes": state.num_bytes,
+        "weights_bytes": prepared_bytes(settings.paths.cache_dir / PREPARED_DIR),
         "disk_limit_bytes": settings.engine.disk_bytes,
         "written": None if state.written is None else asdict(state.written),
         "daily_limit_bytes": settings.engine.disk_daily_bytes,

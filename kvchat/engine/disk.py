@@ -1,6 +1,7 @@
 """The disk tier of one fingerprint, opened as an engine's settings say."""
 
 import logging
+from pathlib import Path
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.cache.manager import CacheManager
@@ -8,6 +9,7 @@ from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.saver import Saver
+from kvchat.engine.models.prepared import PREPARED_DIR, prepared_bytes
 from kvchat.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ def open_store(
             fingerprint=fingerprint,
             layouts=pool.layouts(),
             block_size=config.block_size,
-            limit_bytes=config.disk_bytes,
+            limit_bytes=_limit_bytes(config.disk_bytes, config.cache_dir),
             daily_bytes=config.disk_daily_bytes,
             sealer=config.sealer,
         )
@@ -39,6 +41,11 @@ def open_store(
         log.warning("there is no disk tier: %s", error)
         return None, str(error)
     return store, None
+
+
+def _limit_bytes(disk_bytes: int | None, cache_dir: Path) -> int | None:
+    """Return what prepared weights leave of the disk limit."""
+    return None if disk_bytes is None else max(0, disk_bytes - prepared_bytes(cache_dir / PREPARED_DIR))
 
 
 def open_saver(pool: DevicePool, store: DiskStore | None, manager: CacheManager) -> Saver | None:

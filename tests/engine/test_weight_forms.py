@@ -19,6 +19,7 @@ from kvchat.engine.kernels.quantised_linear import dequantise
 from kvchat.engine.models.fp8_checkpoint import expand
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
+from kvchat.engine.models.prepared import prepared_bytes
 from kvchat.engine.models.quantised_linear import QuantisedLinear, quantise_linears, replace
 from kvchat.errors import ConfigError, KvchatError, ModelUnreadable
 from kvchat.starter.batches import Batches
@@ -98,6 +99,20 @@ def test_prepared_weights_are_private_and_keep_within_their_limit(tiny: TinyMode
         (kept,) = (path for path in (cache / "weights").iterdir() if path.is_dir())
         assert kept.stat().st_mode & 0o777 == 0o700
         assert all(file.stat().st_mode & 0o777 == 0o600 for file in kept.iterdir())
+
+
+def test_blocks_have_what_prepared_weights_leave_of_the_disk(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    settings = {"weights": "int8", "cache_dir": tmp_path / "cache"}
+    start(tiny("llama"), [], **settings)
+    weights = prepared_bytes(tmp_path / "cache" / "weights")
+    engine = open_engine(tiny("llama"), disk_bytes=2 * weights, **settings)
+    for seed in range(40):
+        answer(engine, token_ids(200, seed), 2)
+    engine.close()
+    blocks = sum(path.stat().st_size for path in (tmp_path / "cache" / "blocks").rglob("*.safetensors"))
+    assert weights // 2 < blocks <= weights
 
 
 def test_without_a_cache_directory_nothing_is_kept(

@@ -73,7 +73,7 @@ class PreparedCheckpoints:
         return path if (path / _MADE_FILE).is_file() else None
 
     def num_bytes(self) -> int:
-        return sum(_num_bytes(path) for path in self._entries())
+        return prepared_bytes(self._directory)
 
     def _is_whole(self, path: Path) -> bool:
         try:
@@ -117,9 +117,7 @@ class PreparedCheckpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def _entries(self) -> list[Path]:
-        if not self._directory.is_dir():
-            return []
-        return [path for path in self._directory.iterdir() if path.is_dir()]
+        return _entries(self._directory)
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
@@ -133,6 +131,11 @@ class PreparedCheckpoints:
             os.close(descriptor)
 
 
+def prepared_bytes(directory: Path) -> int:
+    """Return how much a directory of prepared checkpoints holds; 0 where it is not there."""
+    return sum(_num_bytes(path) for path in _entries(directory))
+
+
 def key_of(checkpoint: Checkpoint, weights: str, dtype: str) -> str:
     """Return the name of what is prepared from a checkpoint."""
     parts = asdict(checkpoint) | {"as": weights, "dtype": dtype, "version": VERSION}
@@ -144,6 +147,10 @@ def copy_if_there(source: Path, directory: Path, *names: str) -> None:
     for name in names:
         with suppress(FileNotFoundError):
             shutil.copyfile(source / name, directory / name)
+
+
+def _entries(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
 
 
 def _num_bytes(path: Path) -> int:
