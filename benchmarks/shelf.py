@@ -59,7 +59,7 @@ class Shelf:
         tier = DeviceTier(self.groups, self.num_blocks, block_size=BLOCK_SIZE, host=host_tier)
         mover = Mover(self.pool, places, self.store)
         manager = CacheManager(tier, fingerprint=FINGERPRINT, slow=mover)
-        reader = Reader(mover.fetch, max_bytes=2**40)
+        reader = Reader(mover.fetch, max_bytes=2**40, announce=mover.announce)
         flights = Flights(tier, reader, Rates(), mover.execute)
         branch = manager.open("", self.token_ids)
         match = manager.match(branch)

@@ -110,7 +110,7 @@ def build_parts(
         mover=mover,
         rates=rates,
         idle_demote_s=config.idle_demote_s,
-        reader=Reader(mover.fetch, max_bytes=READ_QUEUE_BYTES),
+        reader=Reader(mover.fetch, max_bytes=READ_QUEUE_BYTES, announce=mover.announce),
         saver=open_saver(pool, store, manager),
         store=store,
         disk_problem=disk_problem,

@@ -126,6 +126,6 @@ class Recompute:
         def read(group: GroupId, num_tokens: int) -> bytes:
             block = branch.tables[group][number]
             assert block is not None
-            return self._pool.read_block(group, block, num_tokens)
+            return bytes(self._pool.read_block(group, block, num_tokens))
 
         return read

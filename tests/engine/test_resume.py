@@ -18,6 +18,7 @@ from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
+from kvchat.engine.memory.files import Buffer
 from kvchat.engine.memory.saver import Saver
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.tiny_models import (
@@ -198,7 +199,7 @@ class SlowSink:
     def __init__(self, store: DiskStore) -> None:
         self._store = store
 
-    def write(self, header: BlockHeader, payload: bytes) -> bool:
+    def write(self, header: BlockHeader, payload: Buffer) -> bool:
         sleep(0.02)
         return self._store.write(header, payload)
 

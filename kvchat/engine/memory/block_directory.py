@@ -84,9 +84,9 @@ class BlockDirectory:
 
     # Reading and writing
 
-    def read(self, path: Path, identity: FileIdentity, parts: Sequence[memoryview]) -> None:
-        """Fill `parts` with a verified payload; see `read_file`. Threads take turns at the medium."""
-        read_file(self.files, path, identity, parts, self._reading, self.seal)
+    def read(self, path: Path, identity: FileIdentity, payload: memoryview) -> None:
+        """Fill `payload` with verified bytes; see `read_file`. Threads take turns at the medium."""
+        read_file(self.files, path, identity, payload, self._reading, self.seal)
 
     def write(
         self,

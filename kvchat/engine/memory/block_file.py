@@ -137,8 +137,7 @@ def write_file(files: Files, path: Path, temporary: Path, parts: Sequence[Buffer
     try:
         descriptor = files.create(temporary)
         try:
-            for part in parts:
-                write_all(files, descriptor, part)
+            write_all(files, descriptor, parts)
             files.sync(descriptor)
         finally:
             files.close(descriptor)
@@ -154,11 +153,11 @@ def read_file(
     files: Files,
     path: Path,
     identity: FileIdentity,
-    parts: Sequence[memoryview],
+    payload: memoryview,
     turn: Lock,
     seal: BlockSeal = PLAIN,
 ) -> None:
-    """Fill `parts` with a block's payload and verify all of the file. Not mapped: a truncated map kills.
+    """Fill `payload` and verify all of the file. Not mapped: a truncated map kills.
 
     Args:
         turn: held while the medium is read, and not while the bytes are verified.
@@ -166,11 +165,11 @@ def read_file(
 
     Raises:
         BlockMissing: there is no such file.
-        BlockDamaged: any byte of it is not what the block must be; `parts` are then worthless.
+        BlockDamaged: any byte of it is not what the block must be; `payload` is then worthless.
     """
     blank = _render_blank(identity)
     head = bytearray(len(blank))
-    due = [memoryview(head), *parts]
+    due = [memoryview(head), payload]
     landing = seal.landing(due)
     with turn:
         _read_parts(files, path, landing)
@@ -179,8 +178,7 @@ def read_file(
     except ValueError as error:
         raise BlockDamaged(f"The block file {path} is damaged: {error}.") from error
     digest = xxhash.xxh3_128(blank)
-    for part in parts:
-        digest.update(part)
+    digest.update(payload)
     if head != _signed(blank, digest.hexdigest()):
         raise BlockDamaged(f"The block file {path} is damaged: {_what_differs(bytes(head), blank)}.")
 

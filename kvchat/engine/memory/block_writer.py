@@ -7,6 +7,7 @@ from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.block_file import BlockHeader
+from kvchat.engine.memory.files import Buffer
 from kvchat.errors import StorageError
 
 FIRST_PAUSE_S = 0.5
@@ -16,7 +17,7 @@ _LONGEST_PAUSE_S = 30.0
 class BlockSink(Protocol):
     """What the writer needs of the disk store."""
 
-    def write(self, header: BlockHeader, payload: bytes) -> bool: ...
+    def write(self, header: BlockHeader, payload: Buffer) -> bool: ...
 
     def remove(self, key: BlockKey, group: GroupId) -> None: ...
 
@@ -24,7 +25,7 @@ class BlockSink(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     header: BlockHeader
-    payload: bytes
+    payload: Buffer
     replaces: BlockKey | None
 
 
@@ -71,7 +72,7 @@ class BlockWriter:
             is_full = bool(self._queue) and self._queued_bytes + num_bytes > self._max_bytes
             return not self._closed and (not is_full or self._pause_s > 0)
 
-    def submit(self, header: BlockHeader, payload: bytes, replaces: BlockKey | None = None) -> bool:
+    def submit(self, header: BlockHeader, payload: Buffer, replaces: BlockKey | None = None) -> bool:
         """Take a block to write. Never waits for the disk.
 
         Args:

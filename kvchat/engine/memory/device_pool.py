@@ -1,15 +1,19 @@
 """The bytes of blocks on the device.
 
-Layer-major: each layer of a group has one tensor of keys [N, H_kv, P, D_k] and one of values [N, H_kv, P,
-D_v], so one head's part of a block is contiguous. In host memory and on disk a block is one run of bytes,
-layer after layer, K before V; `read_block` and `write_block` convert. Dimensions: N blocks, H_kv key-value
+Layer-major: a group has one tensor of all keys [L, N, H_kv, P, D_k] and one of all values [L, N, H_kv, P,
+D_v]; a layer sees its part of both, in which one head's part of a block is contiguous. In host memory and on
+disk a block is one run of bytes, layer after layer, K before V; `read_block` and `write_block` convert, with
+one copy for all keys and one for all values. Dimensions: L layers of the group, N blocks, H_kv key-value
 heads, P block size, D head size.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
@@ -32,6 +36,19 @@ class LayerPool:
     values: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class GroupPool:
+    """One group's keys and values as they are allocated, and the same memory as bytes.
+
+    Args:
+        parts: keys [L, N, H_kv, P, D_k], values [L, N, H_kv, P, D_v].
+        memory: for each of the parts bytes [L, N, b], b of one layer and block; empty off the processor.
+    """
+
+    parts: tuple[Tensor, Tensor]
+    memory: tuple[NDArray[np.uint8], ...]
+
+
 class DevicePool:
     """Allocates all pools at once and moves bytes between blocks and outside memory."""
 
@@ -40,18 +57,19 @@ class DevicePool:
     ) -> None:
         self.block_size = block_size
         self.layers: dict[int, LayerPool] = {}
-        self._device = device
         self._groups = {group.id: group for group in groups}
-        self._memory: dict[GroupId, list[tuple[memoryview, int]]] = {}
+        self._pools: dict[GroupId, GroupPool] = {}
         try:
             for group in groups:
-                for layer in group.layers:
-                    self.layers[layer] = _allocate(group, num_blocks[group.id], block_size, device)
+                self._pools[group.id] = _allocate(group, num_blocks[group.id], block_size, device)
         except (RuntimeError, MemoryError) as error:
             total = sum(group.block_bytes(block_size) * num_blocks[group.id] for group in groups)
             raise OutOfMemory(
                 f"the cache of {total} bytes does not fit into memory; give less with --kv-device-bytes"
             ) from error
+        for group in groups:
+            for layer, keys, values in zip(group.layers, *self._pools[group.id].parts, strict=True):
+                self.layers[layer] = LayerPool(group=group.id, spec=group.spec, keys=keys, values=values)
 
     @property
     def num_bytes(self) -> int:
@@ -81,98 +99,80 @@ class DevicePool:
             pool.keys[target, :, :num_tokens].copy_(pool.keys[source, :, :num_tokens])
             pool.values[target, :, :num_tokens].copy_(pool.values[source, :, :num_tokens])
 
-    def read_block(self, group: GroupId, block: BlockId, num_tokens: int) -> bytes:
+    def read_block(self, group: GroupId, block: BlockId, num_tokens: int) -> bytearray:
         """Return a block as one run of bytes; slots behind the first `num_tokens` are zero."""
-        views = self.views(group, block)
-        if views is not None and num_tokens == self.block_size:
-            return b"".join(views)
-        return b"".join(_bytes(region, num_tokens) for region in self._regions(group, block))
+        data = bytearray(self.block_bytes(group))
+        self.read_into(group, block, memoryview(data))
+        if num_tokens < self.block_size:
+            for part, columns in self._columns(group, data):
+                num_layers, _, num_heads, num_slots, dim = part.shape
+                slots = columns.reshape(num_layers, num_heads, num_slots, dim * part.element_size())
+                slots[:, :, num_tokens:] = 0
+        return data
 
     def read_into(self, group: GroupId, block: BlockId, out: memoryview) -> None:
-        """Copy a whole block into `out`, a writable run of bytes of exactly its size."""
-        views = self.views(group, block)
-        if views is not None:
-            for view, place in _aligned(views, memoryview(out)):
-                place[:] = view
-            return
-        for region, part in self._parts(group, block, out):
-            part.copy_(region)
+        """Copy a whole block into `out`, a writable run of bytes of exactly its size.
+
+        Effect: on a processor in the calling thread alone, and other threads go on meanwhile.
+        """
+        pool = self._pools[group]
+        for number, (part, columns) in enumerate(self._columns(group, out)):
+            if pool.memory:
+                np.copyto(columns, pool.memory[number][:, block])
+            else:
+                of_block = part[:, block].contiguous().view(torch.uint8)
+                torch.from_numpy(columns).copy_(of_block.view(columns.shape))
 
     def write_block(self, group: GroupId, block: BlockId, data: bytearray | memoryview) -> None:
-        """Fill a block from one writable run of bytes of exactly its size."""
-        views = self.views(group, block)
-        if views is not None:
-            for view, place in _aligned(views, memoryview(data)):
-                view[:] = place
-            return
-        for region, part in self._parts(group, block, data):
-            region.copy_(part)
+        """Fill a block from one run of bytes of exactly its size; otherwise as `read_into`."""
+        pool = self._pools[group]
+        for number, (part, columns) in enumerate(self._columns(group, data)):
+            if pool.memory:
+                np.copyto(pool.memory[number][:, block], columns)
+            else:
+                of_block = torch.from_numpy(np.ascontiguousarray(columns)).to(part.device)
+                target = part[:, block]
+                target.copy_(of_block.view(-1).view(part.dtype).view(target.shape))
 
-    def views(self, group: GroupId, block: BlockId) -> list[memoryview] | None:
-        """Return a block's regions as writable memory, in the order of its bytes; None off the processor.
-
-        What is read into them needs no other copy.
-        """
-        if self._device.type != "cpu":
-            return None
-        if group not in self._memory:
-            self._memory[group] = [_memory(tensor) for tensor in self._tensors(group)]
-        return [memory[block * size : (block + 1) * size] for memory, size in self._memory[group]]
-
-    def _parts(
-        self, group: GroupId, block: BlockId, data: bytearray | memoryview
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each region of a block with its part of `data` as a tensor of its shape."""
+    def _columns(
+        self, group: GroupId, data: bytearray | memoryview
+    ) -> Iterator[tuple[Tensor, NDArray[np.uint8]]]:
+        """Yield keys and values of all layers with their part of a block's run of bytes as [L, b]."""
         assert len(data) == self.block_bytes(group)
-        flat = torch.frombuffer(data, dtype=torch.uint8)
+        parts = self._pools[group].parts
+        run = np.frombuffer(data, dtype=np.uint8).reshape(len(parts[0]), -1)
         start = 0
-        for region in self._regions(group, block):
-            end = start + region.nbytes
-            yield region, flat[start:end].view(region.dtype).view(region.shape)
+        for part in parts:
+            end = start + _block_bytes(part)
+            yield part, run[:, start:end]
             start = end
 
-    def _regions(self, group: GroupId, block: BlockId) -> list[Tensor]:
-        return [tensor[block] for tensor in self._tensors(group)]
 
-    def _tensors(self, group: GroupId) -> list[Tensor]:
-        layers = [self.layers[layer] for layer in self._groups[group].layers]
-        return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
-
-
-def _memory(tensor: Tensor) -> tuple[memoryview, int]:
-    """Return a pool's tensor [N, ...] as bytes, and how many of them one block has."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy().data), tensor[0].nbytes
-
-
-def _aligned(views: Sequence[memoryview], run: memoryview) -> Iterator[tuple[memoryview, memoryview]]:
-    """Yield each view with its part of one run of bytes of their size."""
-    assert len(run) == sum(map(len, views))
-    start = 0
-    for view in views:
-        yield view, run[start : start + len(view)]
-        start += len(view)
-
-
-def _allocate(group: Group, num_blocks: int, block_size: int, device: torch.device) -> LayerPool:
+def _allocate(group: Group, num_blocks: int, block_size: int, device: torch.device) -> GroupPool:
     spec = group.spec
-    dtype = TORCH_DTYPES[spec.dtype]
-    shape = (num_blocks, spec.num_kv_heads, block_size)
-    return LayerPool(
-        group=group.id,
-        spec=spec,
-        keys=torch.empty(*shape, spec.head_dim_k, dtype=dtype, device=device),
-        values=torch.empty(*shape, spec.head_dim_v, dtype=dtype, device=device),
+    keys, values = (
+        torch.empty(
+            (len(group.layers), num_blocks, spec.num_kv_heads, block_size, dim),
+            dtype=TORCH_DTYPES[spec.dtype],
+            device=device,
+        )
+        for dim in (spec.head_dim_k, spec.head_dim_v)
     )
+    parts = (keys, values)
+    return GroupPool(parts, tuple(map(_memory, parts)) if device.type == "cpu" else ())
+
+
+def _memory(part: Tensor) -> NDArray[np.uint8]:
+    """Return a tensor [L, N, ...] as bytes [L, N, b]."""
+    memory: NDArray[np.uint8] = part.view(-1).view(torch.uint8).numpy()
+    return memory.reshape(*part.shape[:2], _block_bytes(part))
+
+
+def _block_bytes(part: Tensor) -> int:
+    """Return the bytes of one layer and block."""
+    return prod(part.shape[2:]) * part.element_size()
 
 
 def _region(layer: int, part: str, spec: FullSpec, block_size: int) -> Region:
     dim = spec.head_dim_k if part == "k" else spec.head_dim_v
     return Region(name=f"layers.{layer}.{part}", dtype=spec.dtype, shape=(spec.num_kv_heads, block_size, dim))
-
-
-def _bytes(region: Tensor, num_tokens: int) -> bytes:
-    """Return [H_kv, P, D] as bytes with the slots behind `num_tokens` cleared."""
-    if num_tokens < region.shape[1]:
-        region = region.clone()
-        region[:, num_tokens:] = 0
-    return region.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()

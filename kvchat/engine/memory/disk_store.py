@@ -117,22 +117,26 @@ class DiskStore:
         """
         header = BlockHeader(key=key, parent=parent, group=group, token_ids=tuple(token_ids))
         payload = memoryview(bytearray(self._payload_bytes[group]) if out is None else out).cast("B")
-        self.read_into(header, [payload])
+        self.read_into(header, payload)
         return payload
 
-    def read_into(self, header: BlockHeader, parts: Sequence[memoryview]) -> None:
-        """Fill `parts`, one after another, with the verified payload of a block; otherwise as `read`."""
+    def read_into(self, header: BlockHeader, out: memoryview) -> None:
+        """Fill `out` with the verified payload of a block; otherwise as `read`."""
         key, group = header.key, header.group
-        assert sum(map(len, parts)) == self._payload_bytes[group]
+        assert len(out) == self._payload_bytes[group]
         path = self._path(key, group)
         try:
-            self._directory.read(path, self._identity(header), parts)
+            self._directory.read(path, self._identity(header), out)
         except (BlockMissing, BlockDamaged) as error:
             if isinstance(error, BlockDamaged):
                 self._directory.set_aside(path)
             with suppress(StorageError):  # the row stays and misses again
                 self._index.drop([self._name(key, group)])
             raise
+
+    def announce(self, key: BlockKey, group: GroupId) -> None:
+        """Have a block that is read soon brought nearer, without waiting for the medium. Only a hint."""
+        self._directory.files.announce(self._path(key, group))
 
     def write(self, header: BlockHeader, payload: Buffer) -> bool:
         """Write a block durably unless it is there; blocks until it is on the medium. The limit always holds.

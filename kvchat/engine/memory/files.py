@@ -8,13 +8,16 @@ import os
 import sqlite3
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import chain, repeat
+from contextlib import suppress
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
 FIRST_STEPS = (16 << 10, 48 << 10)
 STEP = 1 << 26
+READ_AHEAD = ((0, 16), (16, 48), (64, 4), (320, 4), (1344, 4), (3392, 4))
+"""Where to look, and how far, in KiB, so that Linux reads ahead in steps of at most 4 MiB."""
 MAX_PARTS = 1024
 """As many buffers does Linux fill in one call."""
 
@@ -30,8 +33,12 @@ class Files(Protocol):
         """Open a file to read; neither follows a link nor waits for a pipe."""
         ...
 
-    def write(self, descriptor: int, data: memoryview) -> int:
-        """Write behind what was written; return how many bytes were taken."""
+    def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
+        """Write `parts`, one after another, behind what was written; return how many bytes were taken."""
+        ...
+
+    def announce(self, path: Path) -> None:
+        """Have a file that is read soon brought nearer, without waiting for it. May do nothing."""
         ...
 
     def read(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
@@ -77,8 +84,18 @@ class SystemFiles:
         # O_NONBLOCK: a named pipe put in a block's place must not hang the engine.
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
-    def write(self, descriptor: int, data: memoryview) -> int:
-        return os.write(descriptor, data)
+    def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
+        return os.writev(descriptor, parts)
+
+    def announce(self, path: Path) -> None:
+        if not hasattr(os, "RWF_NOWAIT"):
+            return
+        with suppress(OSError):
+            descriptor = self.open(path)
+            try:
+                _begin_to_read(descriptor)
+            finally:
+                self.close(descriptor)
 
     def read(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
         return os.preadv(descriptor, parts, offset)
@@ -135,10 +152,16 @@ def make_private(files: Files, path: Path) -> None:
     files.sync_dir(path.parent)
 
 
-def write_all(files: Files, descriptor: int, data: Buffer) -> None:
-    view = memoryview(data).cast("B")
-    while len(view):
-        view = view[files.write(descriptor, view) :]
+def write_all(files: Files, descriptor: int, parts: Iterable[Buffer]) -> None:
+    """Write `parts`, one after another, in one call where the system takes them all.
+
+    To write a file's head alone first takes Linux up to ten times as long: it keeps the rest in small pages.
+
+    Raises: OSError: a part of the bytes was not written.
+    """
+    due = deque(view for part in parts if len(view := memoryview(part).cast("B")))
+    while due:
+        _drop(due, files.write(descriptor, [*islice(due, MAX_PARTS)]))
 
 
 def read_all(files: Files, descriptor: int, parts: Iterable[memoryview]) -> None:
@@ -179,10 +202,27 @@ def _fill(files: Files, descriptor: int, parts: list[memoryview], offset: int) -
         if num_read == 0:
             raise OSError(0, "it ended early")
         offset += num_read
-        while due and num_read >= len(due[0]):
-            num_read -= len(due.popleft())
-        if num_read:
-            due[0] = due[0][num_read:]
+        _drop(due, num_read)
+
+
+def _drop(due: deque[memoryview], num_bytes: int) -> None:
+    """Take the first bytes off."""
+    while due and num_bytes >= len(due[0]):
+        num_bytes -= len(due.popleft())
+    if num_bytes:
+        due[0] = due[0][num_bytes:]
+
+
+def _begin_to_read(descriptor: int) -> None:
+    """Make Linux read ahead as if a long read had begun, each step where the one before makes it look.
+
+    A read that may not wait fails at what is not there yet, and has it fetched. Unlike `posix_fadvise` this
+    keeps files in large pages.
+    """
+    for offset, length in READ_AHEAD:
+        with suppress(BlockingIOError):
+            os.preadv(descriptor, [bytearray(length << 10)], offset << 10, os.RWF_NOWAIT)
+            return  # it is there already, or ends here
 
 
 def unlink_if_there(files: Files, path: Path) -> None:

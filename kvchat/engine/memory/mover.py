@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from threading import local
 from time import perf_counter
 
 from kvchat.engine.api.ids import BlockKey, GroupId
@@ -35,6 +36,7 @@ class Mover:
         self._store = store
         self._rates = rates or Rates()
         self._unreadable: set[tuple[BlockKey, GroupId]] = set()
+        self._of_thread = local()
 
     @property
     def num_unreadable(self) -> int:
@@ -58,7 +60,7 @@ class Mover:
                 if not self._load(move):
                     for later in moves:
                         if isinstance(later, Load):
-                            self._read(later, [memoryview(bytearray(self._pool.block_bytes(later.group)))])
+                            self._read(later)
                     return False
             elif isinstance(move, Copy):
                 self._pool.copy(move.group, move.source, move.target, move.num_tokens)
@@ -75,6 +77,11 @@ class Mover:
             return self._load(move)
         self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
         return True
+
+    def announce(self, move: Load | Promote) -> None:
+        """Tell the medium what is fetched soon, in any thread, without waiting for it."""
+        if isinstance(move, Load) and self._store is not None:
+            self._store.announce(move.key, move.group)
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         if self._store is None:
@@ -99,22 +106,32 @@ class Mover:
 
     def _load(self, load: Load) -> bool:
         assert self._store is not None
-        views = self._pool.views(load.group, load.target)
-        data = bytearray() if views is not None else bytearray(self._pool.block_bytes(load.group))
-        if not self._read(load, views or [memoryview(data)]):
+        data = self._read(load)
+        if data is None:
             return False
-        if views is None:
-            self._pool.write_block(load.group, load.target, data)
+        self._pool.write_block(load.group, load.target, data)
         self._store.touch([load.key])
         return True
 
-    def _read(self, load: Load, parts: Sequence[memoryview]) -> bool:
+    def _read(self, load: Load) -> memoryview | None:
+        """Return a block's verified bytes, in memory that this thread uses again; None if there are none.
+
+        Not read into the pool itself, where a block has a piece per layer: verifying it piece by piece would
+        change between threads that often.
+        """
         assert self._store is not None
+        data = self._buffer(self._pool.block_bytes(load.group))
         header = BlockHeader(key=load.key, parent=load.parent, group=load.group, token_ids=load.token_ids)
         try:
-            self._store.read_into(header, parts)
+            self._store.read_into(header, data)
         except (BlockMissing, BlockDamaged, StorageError, OSError) as error:
             log.warning("a stored block is not used and will be computed again: %s", error)
             self._unreadable.add((load.key, load.group))
-            return False
-        return True
+            return None
+        return data
+
+    def _buffer(self, num_bytes: int) -> memoryview:
+        whole: bytearray = getattr(self._of_thread, "buffer", bytearray())
+        if len(whole) < num_bytes:
+            whole = self._of_thread.buffer = bytearray(num_bytes)
+        return memoryview(whole)[:num_bytes]

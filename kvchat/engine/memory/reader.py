@@ -8,13 +8,15 @@ the next block under the same lock.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from time import perf_counter
 
 from kvchat.engine.cache.plan import Load, Promote
 from kvchat.engine.cache.unit import Unit
 
 NUM_THREADS = 2
+NUM_AHEAD = 4
+"""Units that are announced to the medium while one before them is read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +29,8 @@ class Job:
     units: Sequence[Unit]
     is_urgent: bool = True
     num_taken: int = 0
+    num_announced: int = 0
+    num_read: int = 0
     num_landed: int = 0
     """Units that were collected."""
     front: int = 0
@@ -40,6 +44,11 @@ class Job:
             return None
         unit = self.units[self.num_taken]
         return unit if unit.number >= self.front else None
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no byte of it will move any more."""
+        return self.next is None and self.num_read == self.num_taken
 
     @property
     def is_over(self) -> bool:
@@ -74,6 +83,9 @@ class Landed:
     seconds: float
 
 
+def _ignore(_: Load | Promote) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class Reader:
     """Reads jobs one after another in threads of its own: while one verifies a block, the other reads.
@@ -81,31 +93,41 @@ class Reader:
     Args:
         fetch: carries out one move; False if there is nothing to be had. Called in the reader's threads.
         max_bytes: most bytes that wait in the queue; a single larger job is taken when nothing else waits.
+        announce: told of each move some time before it is fetched; must not wait.
     """
 
     fetch: Callable[[Load | Promote], bool]
     max_bytes: int
+    announce: Callable[[Load | Promote], None] = _ignore
     num_threads: int = NUM_THREADS
     _jobs: deque[Job] = field(default_factory=deque)
     _landed: deque[Landed] = field(default_factory=deque)
-    _changed: Condition = field(default_factory=Condition)
+    _lock: Lock = field(default_factory=Lock)
+    _due: Condition = field(init=False)
+    """Units can be taken, or the reader is closed."""
+    _rested: Condition = field(init=False)
+    """A job has come to rest."""
     _threads: list[Thread] = field(default_factory=list)
     _landed_s: float = 0.0
     _is_closed: bool = False
     _error: BaseException | None = None
 
+    def __post_init__(self) -> None:
+        self._due = Condition(self._lock)
+        self._rested = Condition(self._lock)
+
     def submit(self, units: Sequence[Unit], *, is_urgent: bool = True) -> Job | None:
         """Queue the units, to be read in this order; None if the queue has no room for them."""
         assert units
         job = Job(units, is_urgent)
-        with self._changed:
+        with self._lock:
             waiting_bytes = sum(job.waiting_bytes for job in self._jobs)
             if waiting_bytes and waiting_bytes + job.waiting_bytes > self.max_bytes:
                 return None
             self._jobs.append(job)
             if not self._threads:  # an engine that never loads has no thread for it
                 self._start()
-            self._changed.notify_all()
+            self._due.notify_all()
         return job
 
     def claim(self, job: Job, end: int) -> int:
@@ -114,13 +136,13 @@ class Reader:
         Returns:
             Number of the first block that is not claimed, at most `end`.
         """
-        with self._changed:
+        with self._lock:
             job.front = max(job.front, min(end, job.lowest_taken))
             return job.front
 
     def cancel(self, job: Job) -> None:
         """Take nothing more of a job; `is_over` tells when the unit being read has landed."""
-        with self._changed:
+        with self._lock:
             job.is_cancelled = True
 
     def collect(self) -> list[Landed]:
@@ -129,7 +151,7 @@ class Reader:
         Raises:
             Exception: what a move has raised; it is a bug, as a move answers False where a block is missing.
         """
-        with self._changed:
+        with self._lock:
             if self._error is not None:
                 raise self._error
             landed = list(self._landed)
@@ -140,21 +162,24 @@ class Reader:
             return landed
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something has landed, at most `timeout_s`; not at all if nothing is being read."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._landed or self._error or not self._is_busy, timeout_s)
+        """Wait until a job has come to rest, at most `timeout_s`; not at all if nothing is being read.
+
+        Not until the next unit has landed: waking the engine for each would hold up the reader's threads.
+        """
+        with self._lock:
+            self._rested.wait_for(lambda: self._error or self._has_rested, timeout_s)
 
     def close(self) -> None:
         """End the threads after the units they are reading."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            self._due.notify_all()
         for thread in self._threads:
             thread.join()
 
     @property
-    def _is_busy(self) -> bool:
-        return any(not job.is_over for job in self._jobs)
+    def _has_rested(self) -> bool:
+        return not self._jobs or any(job.is_at_rest for job in self._jobs)
 
     def _start(self) -> None:
         for number in range(self.num_threads):
@@ -165,33 +190,41 @@ class Reader:
 
     def _run(self) -> None:
         while (taken := self._take()) is not None:
-            job, unit = taken
+            job, unit, soon = taken
             begun_s = perf_counter()
             try:
+                for each in soon:
+                    for move in each.moves:
+                        self.announce(move)
                 arrived = tuple([self.fetch(move) for move in unit.moves])
             except BaseException as error:
-                with self._changed:
+                with self._lock:
                     self._error = error
-                    self._changed.notify_all()
+                    self._rested.notify_all()
                 return
-            with self._changed:
+            with self._lock:
                 now_s = perf_counter()
                 seconds = now_s - max(begun_s, self._landed_s)
                 self._landed_s = now_s
                 self._landed.append(Landed(job=job, unit=unit, arrived=arrived, seconds=seconds))
-                self._changed.notify_all()
+                job.num_read += 1
+                if job.is_at_rest:
+                    self._rested.notify_all()
 
-    def _take(self) -> tuple[Job, Unit] | None:
-        """Wait for the next unit; None once closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._first() is not None)
+    def _take(self) -> tuple[Job, Unit, Sequence[Unit]] | None:
+        """Wait for the next unit, and say which to announce; None once closed."""
+        with self._lock:
+            self._due.wait_for(lambda: self._is_closed or self._first() is not None)
             job = self._first()
             if self._is_closed or job is None:
                 return None
             unit = job.next
             assert unit is not None
             job.num_taken += 1
-            return job, unit
+            end = job.num_taken + NUM_AHEAD
+            soon = [unit for unit in job.units[job.num_announced : end] if unit.number >= job.front]
+            job.num_announced = end
+            return job, unit, soon
 
     def _first(self) -> Job | None:
         due = [job for job in self._jobs if job.next is not None]

@@ -33,11 +33,12 @@ class FailingFiles(SystemFiles):
         self._count()
         return super().create(path)
 
-    def write(self, descriptor: int, data: memoryview) -> int:
-        if self.at is not None and self.num_done == self.at and len(data) > 1:
-            super().write(descriptor, data[: len(data) // 2])  # the disk takes a part before it is full
+    def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
+        if self.at is not None and self.num_done == self.at:
+            data = memoryview(b"".join(parts))
+            super().write(descriptor, [data[: len(data) // 2]])  # the disk takes a part before it is full
         self._count()
-        return super().write(descriptor, data)
+        return super().write(descriptor, parts)
 
     def read(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
         if self.code == errno.EIO:

@@ -98,10 +98,10 @@ class RecordingFiles(SystemFiles):
         self.operations.append(Create(self._name(path), self._num_files))
         return descriptor
 
-    def write(self, descriptor: int, data: memoryview) -> int:
-        num_bytes = super().write(descriptor, data)
+    def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
+        num_bytes = super().write(descriptor, parts)
         self.num_written_bytes += num_bytes
-        self.operations.append(Write(self._open[descriptor], bytes(data[:num_bytes])))
+        self.operations.append(Write(self._open[descriptor], b"".join(parts)[:num_bytes]))
         return num_bytes
 
     def sync(self, descriptor: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.block_file import BlockHeader
 from kvchat.engine.memory.block_writer import BlockWriter
+from kvchat.engine.memory.files import Buffer
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FULL, chain, open_store, read
 
@@ -28,7 +29,7 @@ class Disk:
         self.open = Event()
         self.open.set()
 
-    def write(self, header: BlockHeader, payload: bytes) -> bool:
+    def write(self, header: BlockHeader, payload: Buffer) -> bool:
         self.num_attempts += 1
         self.attempted.set()
         assert self.open.wait(LONG_S)

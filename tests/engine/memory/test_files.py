@@ -1,11 +1,12 @@
-"""Reading takes several steps and any number of buffers, and whatever comes short or fails is told."""
+"""Reading and writing take several steps and any number of buffers; what comes short or fails is told."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from kvchat.engine.memory.files import FIRST_STEPS, SystemFiles, read_all
+from kvchat.engine.memory.files import FIRST_STEPS, SystemFiles, read_all, write_all
 
 pytestmark = pytest.mark.pure
 
@@ -25,6 +26,9 @@ class HaltingFiles(SystemFiles):
             raise OSError(5, "bad sector")
         self.num_reads += 1
         return super().read(descriptor, [parts[0][: self.most]], offset)
+
+    def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
+        return super().write(descriptor, [parts[0][: self.most]])
 
 
 def read(files: SystemFiles, path: Path, sizes: Sequence[int]) -> bytes:
@@ -62,3 +66,30 @@ def test_a_file_that_ends_early_is_an_error(path: Path) -> None:
 def test_a_read_that_fails_in_any_step_is_told(at: int, path: Path) -> None:
     with pytest.raises(OSError, match="bad sector"):
         read(HaltingFiles(1 << 30, at), path, [200_000])
+
+
+@pytest.mark.parametrize("files", [SystemFiles(), HaltingFiles(3001)])
+@pytest.mark.parametrize("sizes", [[200_000], [0, 7000, 0, 193_000], [50] * 4000])
+def test_every_part_is_written_behind_the_one_before(
+    files: SystemFiles, sizes: list[int], path: Path
+) -> None:
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    descriptor = files.create(path)
+    parts = [DATA[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    write_all(files, descriptor, parts)
+    files.close(descriptor)
+    assert path.read_bytes() == DATA
+
+
+def test_to_announce_a_file_neither_changes_what_is_read_nor_fails(path: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    for name in ("pipe", "missing", ".", "empty"):
+        SystemFiles().announce(tmp_path / name)
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    num_open = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        SystemFiles().announce(path)
+        assert read(SystemFiles(), path, [7000, 193_000]) == DATA
+    assert len(os.listdir("/proc/self/fd")) == num_open

@@ -10,7 +10,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Load, Promote
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.unit import Unit
-from kvchat.engine.memory.reader import Job, Landed, Reader
+from kvchat.engine.memory.reader import NUM_AHEAD, Job, Landed, Reader
 
 pytestmark = pytest.mark.pure
 
@@ -60,7 +60,7 @@ def reader(medium: Medium) -> Iterator[Reader]:
 def take(reader: Reader, num_units: int) -> list[Landed]:
     landed: list[Landed] = []
     while len(landed) < num_units:
-        reader.wait(PATIENCE_S)
+        reader.wait(0.01)
         landed += reader.collect()
     return landed
 
@@ -129,6 +129,27 @@ def test_what_a_request_waits_for_comes_before_what_nobody_waits_for(reader: Rea
     submit(reader, 10, 13)
     medium.passes.release(7)
     assert [landed.unit.number for landed in take(reader, 7)] == [3, 12, 11, 10, 2, 1, 0]
+
+
+def test_what_is_read_soon_is_announced_once_and_before_it_is_read(medium: Medium) -> None:
+    """Never far ahead: what is announced is fetched from the medium, needed or not."""
+    announced: list[BlockId] = []
+    reader = Reader(
+        medium.fetch, max_bytes=2**20, announce=lambda move: announced.append(move.target), num_threads=1
+    )
+    job = submit(reader, 0, 20)
+    for num_read in range(8):
+        medium.passes.release()
+        take(reader, 1)
+        assert set(medium.taken) <= set(announced)
+        assert len(announced) <= num_read + 2 + NUM_AHEAD
+    assert reader.claim(job, 6) == 6
+    medium.passes.release(20)
+    while not job.is_over:
+        reader.wait(0.01)
+        reader.collect()
+    reader.close()
+    assert announced == list(range(19, 5, -1))
 
 
 def test_waiting_ends_at_once_where_nothing_is_read(reader: Reader) -> None:
