@@ -70,7 +70,9 @@ class EngineOptions(PlaceOptions):
 
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL"),
+        typer.Option(
+            "--model", "-m", help="A directory, a GGUF file, a hub id, or `starter`.", metavar="MODEL"
+        ),
     ] = None
     system: Annotated[str | None, typer.Option(help="System prompt of a new session.", metavar="TEXT")] = None
     max_tokens: Annotated[
@@ -89,6 +91,12 @@ class EngineOptions(PlaceOptions):
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")] = None
     dtype: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
+    ] = None
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, fp32, bf16, fp16, int8 or int4 (quantised once, then kept).", metavar="FORM"
+        ),
     ] = None
     adapter: Annotated[
         Path | None, typer.Option(help="A LoRA for the model, as peft saves one.", metavar="DIR")
@@ -113,6 +121,10 @@ class EngineOptions(PlaceOptions):
         False
     )
 
+    def settings(self, *, unlock: bool = True) -> Settings:
+        # Nothing that is kept is opened for `--temp`.
+        return PlaceOptions.settings(self, unlock=unlock and not self.temp)
+
     def flags(self) -> dict[str, object]:
         # Not super(): a dataclass with slots is a new class, which the zero-argument form does not know.
         given = PlaceOptions.flags(self) | {
@@ -121,14 +133,11 @@ class EngineOptions(PlaceOptions):
             "sampling.max_tokens": self.max_tokens,
             "sampling.temperature": self.temperature,
             "sampling.top_p": self.top_p,
-    def settings(self, *, unlock: bool = True) -> Settings:
-        # Nothing that is kept is opened for `--temp`.
-        return PlaceOptions.settings(self, unlock=unlock and not self.temp)
-
             "sampling.top_k": self.top_k,
             "sampling.seed": self.seed,
             "engine.device": self.device,
             "engine.dtype": self.dtype,
+            "engine.weights": self.weights,
             "engine.adapter": self.adapter,
             "engine.cache_format": self.cache_format,
             "engine.device_bytes": self.kv_device_bytes,
@@ -332,15 +341,6 @@ class RemoveOptions(ListOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions(ListOptions):
-    model: Annotated[
-        str,
-        typer.Argument(help="A config.json, a directory, a hub id, or `starter`.", metavar="MODEL"),
-    ]
-    context: Annotated[
-        str, typer.Option(help="Length of the context in tokens, such as 8192 or 128k.", metavar="N")
-    ] = "128k"
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EncryptOptions(PlaceOptions):
     """Options of choosing what opens the conversations."""
 
@@ -349,6 +349,15 @@ class EncryptOptions(PlaceOptions):
     ] = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions(ListOptions):
+    model: Annotated[
+        str,
+        typer.Argument(help="A config.json, a directory, a hub id, or `starter`.", metavar="MODEL"),
+    ]
+    context: Annotated[
+        str, typer.Option(help="Length of the context in tokens, such as 8192 or 128k.", metavar="N")
+    ] = "128k"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
