@@ -5,13 +5,18 @@ import os
 import sys
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
+from traceback import format_tb
+from types import TracebackType
 
 from kvchat.config import Paths
 from kvchat.directories import make_private
 from kvchat.errors import StorageError
+from kvchat.sealing.key_file import key_path
 
 _MAX_BYTES = 1 << 20
 _KEPT_FILES = 2
+ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
 _FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
 
@@ -21,6 +26,18 @@ class _PrivateFileHandler(RotatingFileHandler):
     def _open(self) -> TextIOWrapper:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         return TextIOWrapper(os.fdopen(descriptor, "ab", buffering=0), encoding="utf-8", write_through=True)
+
+
+class _TerseFormatter(logging.Formatter):
+    """Writes of exceptions where they came from and not what they say, which may quote a conversation."""
+
+    def formatException(self, ei: ExceptionInfo) -> str:
+        lines: list[str] = []
+        error: BaseException | None = ei[1]
+        while error is not None:
+            lines += [*format_tb(error.__traceback__), type(error).__name__]
+            error = error.__cause__ or error.__context__
+        return "\n".join(lines)
 
 
 def start_log(paths: Paths, *, verbose: bool = False) -> None:
@@ -42,8 +59,9 @@ def start_log(paths: Paths, *, verbose: bool = False) -> None:
     ]
     if verbose:
         handlers.append(logging.StreamHandler(sys.stderr))
+    is_encrypted = key_path(paths.data_dir).exists()
     for handler in handlers:
-        handler.setFormatter(logging.Formatter(_FORMAT))
+        handler.setFormatter((_TerseFormatter if is_encrypted else logging.Formatter)(_FORMAT))
         root.addHandler(handler)
     logging.captureWarnings(True)
     logging.getLogger("kvchat").setLevel(logging.DEBUG if verbose else logging.INFO)

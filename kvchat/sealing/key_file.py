@@ -14,7 +14,7 @@ import secrets
 import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from hashlib import blake2b, scrypt
 from pathlib import Path
@@ -76,10 +76,6 @@ class KeyFile:
             return opened(cipher, self.wrapped[:NONCE_BYTES], self.wrapped[NONCE_BYTES:], place)
         except SealBroken as error:
             raise EncryptionError(_REFUSED) from error
-
-    def rewrapped(self, data_key: bytes, secret: bytes, kind: Kind, log_n: int = LOG_N) -> "KeyFile":
-        """Return the file with the same data key behind another secret."""
-        return replace(wrap(data_key, secret, kind, log_n), state=self.state)
 
 
 def wrap(data_key: bytes, secret: bytes, kind: Kind, log_n: int = LOG_N) -> KeyFile:

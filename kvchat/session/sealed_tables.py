@@ -70,7 +70,7 @@ _PLACES: Mapping[str, Mapping[str, str]] = {
 }
 _ENDURES_DAMAGE = ("turns", "pieces")
 
-_CONCEAL = (
+CONCEAL = (
     "DROP TRIGGER IF EXISTS turns_fts_insert",
     "DROP TRIGGER IF EXISTS turns_fts_delete",
     "DROP TRIGGER IF EXISTS turns_fts_update",
@@ -78,7 +78,7 @@ _CONCEAL = (
     *(f"ALTER TABLE {table} RENAME TO {_PREFIX}{table}" for table in _PLACES),
     f"PRAGMA application_id = {SEALED_MARK}",
 )
-_REVEAL = tuple(f"ALTER TABLE {_PREFIX}{table} RENAME TO {table}" for table in _PLACES)
+REVEAL = tuple(f"ALTER TABLE {_PREFIX}{table} RENAME TO {table}" for table in _PLACES)
 
 _INDEX_OF_WORDS = """
     CREATE VIRTUAL TABLE IF NOT EXISTS temp.turns_fts
@@ -113,10 +113,10 @@ class SealedTables:
             raise DamageFound("it does not say that it is encrypted")
 
     def migrate(self, connection: sqlite3.Connection, path: Path) -> None:
-        schema.migrate(connection, path, reveal=_REVEAL, conceal=_CONCEAL)
+        schema.migrate(connection, path, reveal=REVEAL, conceal=CONCEAL)
 
     def show(self, connection: sqlite3.Connection) -> None:
-        schema.refuse_damaged_tables(connection, reveal=_REVEAL, conceal=_CONCEAL)
+        schema.refuse_damaged_tables(connection, reveal=REVEAL, conceal=CONCEAL)
         # Nothing that was opened may be written to a file, as SQLite does with large sorts.
         connection.execute("PRAGMA temp_store = MEMORY")
         for name, function in (

@@ -1,6 +1,7 @@
 """The terminal application: its window, its keys, its life."""
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -20,6 +21,8 @@ from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.terminal import guarded_terminal, key_by_key, term_with_a_size
 from kvchat.ui.theme import KVCHAT_THEME
 from kvchat.ui.widgets.prompt import Prompt
+
+log = logging.getLogger(__name__)
 
 _SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -72,6 +75,12 @@ class KvchatApp(App[None]):
             self._early_input += _events_of(typed)
             self.run()
         return self.return_code or 0
+
+    def _fatal_error(self) -> None:
+        """Log where a bug is. Textual would print the values of variables too, which are what was said."""
+        log.error("the interface failed", exc_info=True)
+        self.bell()
+        self.panic("the interface failed; the log says where")
 
     def get_default_screen(self) -> Screen[None]:
         return self.chat_screen

@@ -1,0 +1,80 @@
+"""What is sealed opens in its place, with its key, unchanged; and nowhere else."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvchat.errors import EncryptionError
+from kvchat.sealing.sealer import RECORD_OVERHEAD, SealBroken, Sealer, new_salt
+
+pytestmark = pytest.mark.pure
+
+SEALER = Sealer(bytes(range(32)))
+OTHER = Sealer(bytes(range(1, 33)))
+
+WITHOUT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ImportError(name + " is not installed")
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+@given(place=st.binary(max_size=40), data=st.binary(max_size=200))
+def test_what_is_sealed_opens_in_its_place(place: bytes, data: bytes) -> None:
+    sealed = SEALER.seal(place, data)
+    assert SEALER.open(place, sealed) == data
+    assert len(sealed) == len(data) + RECORD_OVERHEAD
+
+
+def test_every_changed_byte_every_other_place_and_every_other_key_is_refused() -> None:
+    sealed = SEALER.seal(b"turns.text\0one", b"a secret")
+    for position in range(len(sealed)):
+        changed = sealed[:position] + bytes([sealed[position] ^ 1]) + sealed[position + 1 :]
+        with pytest.raises(SealBroken):
+            SEALER.open(b"turns.text\0one", changed)
+    for length in range(len(sealed)):
+        with pytest.raises(SealBroken):
+            SEALER.open(b"turns.text\0one", sealed[:length])
+    with pytest.raises(SealBroken):
+        SEALER.open(b"turns.text\0two", sealed)
+    with pytest.raises(SealBroken):
+        OTHER.open(b"turns.text\0one", sealed)
+
+
+def test_no_nonce_serves_two_contents_or_two_places() -> None:
+    """A nonce that is used twice with one key gives both contents away."""
+    sealed = [SEALER.seal(f"{n % 7}".encode(), f"{n // 7}".encode()) for n in range(7000)]
+    assert len({record[:12] for record in sealed}) == len(sealed)
+    # Where a place ends and the content begins makes a difference too.
+    assert SEALER.seal(b"ab", b"c")[:12] != SEALER.seal(b"a", b"bc")[:12]
+
+
+def test_two_files_of_one_name_are_sealed_under_different_keys() -> None:
+    first, second = SEALER.of_file(b"name", new_salt()), SEALER.of_file(b"name", new_salt())
+    assert first.encrypt(bytes(12), b"same", b"") != second.encrypt(bytes(12), b"same", b"")
+
+
+def test_a_pseudonym_depends_on_the_key_and_on_nothing_else() -> None:
+    assert SEALER.pseudonym(b"name") == Sealer(bytes(range(32))).pseudonym(b"name")
+    assert SEALER.pseudonym(b"name") != OTHER.pseudonym(b"name")
+    assert SEALER.name != OTHER.name
+
+
+def test_a_missing_package_is_told_with_what_to_install() -> None:
+    program = WITHOUT.format(absent=("cryptography",)) + (
+        "from kvchat.errors import EncryptionError\n"
+        "from kvchat.sealing.sealer import Sealer\n"
+        "try:\n    Sealer(bytes(32))\n"
+        "except EncryptionError as error:\n    print(error, error.exit_code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("pip install 'kvchat[encryption]' 3\n")
+    assert EncryptionError.exit_code == 3
