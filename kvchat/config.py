@@ -126,6 +126,9 @@ KEYS: Mapping[str, Key] = {
     "display.stats": Key(read=yes_or_no, variable="KVCHAT_STATS", in_project=True),
     "engine.device": Key(read=one_of("auto", "cpu", "cuda", "mps"), variable="KVCHAT_DEVICE"),
     "engine.dtype": Key(read=one_of("auto", "float32", "bfloat16", "float16"), variable="KVCHAT_DTYPE"),
+    "engine.weights": Key(
+        read=one_of("auto", "fp32", "bf16", "fp16", "int8", "int4"), variable="KVCHAT_WEIGHTS"
+    ),
     "engine.adapter": Key(read=or_none(path), variable="KVCHAT_ADAPTER"),
     "engine.cache_format": Key(read=one_of(*CACHE_FORMATS), variable="KVCHAT_CACHE_FORMAT"),
     "engine.block_size": Key(read=positive, variable="KVCHAT_BLOCK_SIZE"),
@@ -145,14 +148,14 @@ KEYS: Mapping[str, Key] = {
 # Read before everything else, so they are no keys of a file.
 _PLACES = ("KVCHAT_HOME", "KVCHAT_CONFIG")
 
-
-def _places(environ: Mapping[str, str]) -> tuple[Paths, Path | None]:
-    """Return the standard places and the system's file; beside a KVCHAT_HOME no system file counts."""
 PASSPHRASE_VARIABLES = ("KVCHAT_PASSPHRASE", "KVCHAT_PASSPHRASE_FD", "KVCHAT_NEW_PASSPHRASE")
 """Read only where something encrypted is opened, so they are no settings either."""
 
 _NO_SETTINGS = _PLACES + PASSPHRASE_VARIABLES
 
+
+def _places(environ: Mapping[str, str]) -> tuple[Paths, Path | None]:
+    """Return the standard places and the system's file; beside a KVCHAT_HOME no system file counts."""
     home = environ.get("KVCHAT_HOME")
     if home:
         root = path(home)
