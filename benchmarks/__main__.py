@@ -1,5 +1,8 @@
 """Measurements on this machine: `python -m benchmarks [SCENARIO...] [--quick] [--save] [--json FILE]`.
 
+`resume` also measures llama.cpp where `--llama-cpp PYTHON` names an interpreter that has `llama-cpp-python`
+and `gguf`.
+
 Each scenario measures what it claims beside a peer or a bound in the same run, in several rounds, and reports
 medians with their spread. Machines are noisy: compare the ratios.
 """
@@ -8,6 +11,7 @@ import argparse
 import json
 import platform
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -30,6 +34,7 @@ SCENARIOS = (
     "saving",
     "slots",
     "store",
+    "switch",
     "weights",
 )
 
@@ -39,6 +44,12 @@ def main() -> int:
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"any of: {', '.join(SCENARIOS)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, where a scenario knows how")
     parser.add_argument("--save", action="store_true", help=f"write each table to {RESULTS.name}/ too")
+    parser.add_argument(
+        "--llama-cpp",
+        type=Path,
+        metavar="PYTHON",
+        help="interpreter with llama-cpp-python and gguf, as a peer",
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     arguments = parser.parse_args()
     unknown = set(arguments.scenarios) - set(SCENARIOS)
@@ -49,7 +60,7 @@ def main() -> int:
         scenario = import_module(f"benchmarks.{name}")
         title = f"{name}: {scenario.__doc__.splitlines()[0]}"
         print(f"\n{title}", flush=True)
-        measured = _measure(scenario, quick=arguments.quick)
+        measured = _measure(scenario, {"quick": arguments.quick, "llama_cpp": arguments.llama_cpp})
         print(render(measured), flush=True)
         rows += measured
         if arguments.save:
@@ -61,9 +72,10 @@ def main() -> int:
     return 0
 
 
-def _measure(scenario: ModuleType, *, quick: bool) -> list[Row]:
-    can_be_quick = "quick" in signature(scenario.measure).parameters
-    rows: list[Row] = scenario.measure(quick=quick) if can_be_quick else scenario.measure()
+def _measure(scenario: ModuleType, options: Mapping[str, object]) -> list[Row]:
+    """Run a scenario with those options that it knows."""
+    known = signature(scenario.measure).parameters
+    rows: list[Row] = scenario.measure(**{name: value for name, value in options.items() if name in known})
     return rows
 
 

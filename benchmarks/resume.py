@@ -1,9 +1,11 @@
 """Resuming from disk and host memory: bytes beside a plain read, first tokens beside computing."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.shelf import Shelf, shelf
+from benchmarks.llama_cpp import LlamaCpp
+from benchmarks.shelf import BLOCK_SIZE, NUM_BLOCKS, Shelf, forget, shelf
 from benchmarks.table import Row, seconds
 from kvchat.engine import Engine, EngineConfig, SamplingParams
 
@@ -12,9 +14,12 @@ BYTE_ROUNDS = 9
 LENGTHS = (500, 2000, 6000)
 
 
-def measure() -> list[Row]:
+def measure(llama_cpp: Path | None = None) -> list[Row]:
+    """Args:
+    llama_cpp: an interpreter that has llama-cpp-python and gguf; None: no comparison with it.
+    """
     with shelf() as stored:
-        rows = [*_disk_rows(stored), *_host_rows(stored)]
+        rows = [*_disk_rows(stored), *_peer_rows(stored, llama_cpp), *_host_rows(stored)]
     return rows + [row for length in LENGTHS for row in _measure(length)]
 
 
@@ -22,18 +27,44 @@ def _disk_rows(stored: Shelf) -> list[Row]:
     """Compare with one file of the same bytes, read from its start to its end."""
     out = memoryview(bytearray(stored.num_bytes))
     rows: list[Row] = []
-    for name, begin in (("cold", stored.forget), ("warm", _nothing)):
+    for name, begin in (("cold", forget), ("warm", _ignore)):
         plain, resumed = [], []
         for _ in range(BYTE_ROUNDS):
-            begin()
+            begin(stored.files)
             plain.append(stored.num_bytes / 1e9 / seconds(lambda: stored.read_plain(out)))
-            begin()
+            begin(stored.files)
             resumed.append(stored.num_bytes / 1e9 / seconds(stored.resume))
         rows += [
             Row.of(f"{name} page cache: plain read", "GB/s", plain),
             Row.of(f"{name} page cache: disk to device pool", "GB/s", resumed),
             Row.of("ratio", "x", [a / b for a, b in zip(resumed, plain, strict=True)], "at least 0.7"),
         ]
+    return rows
+
+
+def _peer_rows(stored: Shelf, python: Path | None) -> list[Row]:
+    """Compare with llama.cpp's restore of as many bytes of keys and values from its file."""
+    if python is None:
+        print("  llama.cpp is left out: --llama-cpp PYTHON names an interpreter that has it")
+        return []
+    rows: list[Row] = []
+    with (
+        TemporaryDirectory() as directory,
+        LlamaCpp(python, Path(directory), NUM_BLOCKS * BLOCK_SIZE) as peer,
+    ):
+        assert peer.num_bytes == stored.num_bytes
+        for name, begin in (("cold", forget), ("warm", _ignore)):
+            restored, resumed = [], []
+            for _ in range(BYTE_ROUNDS):
+                begin([peer.state])
+                restored.append(peer.restore_s())
+                begin(stored.files)
+                resumed.append(seconds(stored.resume))
+            rows += [
+                Row.of(f"{name} page cache: llama.cpp restores its state", "s", restored),
+                Row.of(f"{name} page cache: disk to device pool", "s", resumed),
+                Row.of("ratio", "x", [a / b for a, b in zip(restored, resumed, strict=True)], "at least 2"),
+            ]
     return rows
 
 
@@ -56,7 +87,7 @@ def _copy(source: bytearray, target: bytearray) -> None:
     memoryview(target)[:] = source
 
 
-def _nothing() -> None: ...
+def _ignore(_: Iterable[Path]) -> None: ...
 
 
 def _measure(length: int) -> list[Row]:

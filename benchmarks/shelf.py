@@ -1,7 +1,7 @@
 """A stored conversation of the 360 M shape without its model: pools, store and reader as in an engine."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -85,12 +85,10 @@ class Shelf:
         tier.finish_moves()
         return pool, tier
 
-    def forget(self) -> None:
-        """Drop the files from the system's page cache."""
-        for path in [self.plain, *(self.directory / "cache" / "blocks").rglob("*.safetensors")]:
-            descriptor = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
+    @property
+    def files(self) -> list[Path]:
+        """The store's, and the one for plain reading."""
+        return [self.plain, *(self.directory / "cache" / "blocks").rglob("*.safetensors")]
 
     def read_plain(self, out: memoryview) -> None:
         """Read the same number of bytes from one file, from its start to its end."""
@@ -115,6 +113,14 @@ class Shelf:
 
     def _parent(self, number: int) -> BlockKey:
         return self.keys[number - 1] if number else root_key(FINGERPRINT)
+
+
+def forget(files: Iterable[Path]) -> None:
+    """Drop files from the system's page cache."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 @contextmanager

@@ -1,0 +1,125 @@
+"""Switching between two idle conversations in the window: until a word of the answer is shown."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+from benchmarks.table import Row
+from kvchat.cli.compose import Kvchat, opened, start_worker
+from kvchat.cli.session_files import SessionFiles
+from kvchat.config import Settings, read_settings
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.session.template import ChatTemplate
+from kvchat.session.tree import SessionId
+from kvchat.ui.app import KvchatApp
+from kvchat.ui.screens.chat import ChatScreen
+from kvchat.ui.turns import PendingTurn, TurnKind
+from kvchat.ui.widgets.answer import AnswerView
+from kvchat.ui.widgets.markdown_view import AnswerMarkdown
+from kvchat.ui.widgets.session_list import SessionList
+
+ROUNDS = 10
+NUM_TOKENS = 4096
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=4)
+POLL_S = 0.001
+PATIENCE_S = 300.0
+
+
+def measure() -> list[Row]:
+    with TemporaryDirectory(prefix="kvchat-bench-") as directory:
+        home = Path(directory)
+        device_bytes = _talk(home)
+        stored = _switches_s(home, EngineConfig(cache_dir=home / "cache", device_bytes=device_bytes))
+        computed = _switches_s(home, EngineConfig(device_bytes=device_bytes))
+    return [
+        Row.of(f"the other {NUM_TOKENS:,} tokens are computed", "s", computed),
+        Row.of("they come from disk", "s", stored),
+        Row.of("ratio", "x", [a / b for a, b in zip(stored, computed, strict=True)], "at most 0.1"),
+    ]
+
+
+def _settings(home: Path, engine: EngineConfig) -> Settings:
+    settings = read_settings(environ={"KVCHAT_HOME": str(home)}, cwd=home)
+    return replace(settings, sampling=SAMPLING, engine=engine)
+
+
+def _talk(home: Path) -> int:
+    """Store two conversations, and return the bytes of a device pool that holds one of them, not both."""
+    with opened(_settings(home, EngineConfig(cache_dir=home / "cache")), start_worker) as kvchat:
+        chat = kvchat.load(None, None)
+        for number in (1986, 2011):
+            conversation = chat.create(title=f"conversation {number}")
+            for _ in chat.send(conversation, _long_text(f"In year {number} ", _length_of(chat.template))):
+                ...
+            assert len(conversation.token_ids) >= NUM_TOKENS
+            chat.close(conversation)
+        snapshot = kvchat.engine.snapshot()
+    device = snapshot.tiers[0]
+    return (device.used_bytes + device.cached_bytes) * 3 // 4
+
+
+def _long_text(beginning: str, length_of: Callable[[str], int]) -> str:
+    sentence = "the river carried more water than in the year before, and the mill stood still. "
+    text = beginning + sentence
+    while (length := length_of(text)) < NUM_TOKENS:
+        text += sentence * -(-(NUM_TOKENS - length) // length_of(sentence))
+    return text
+
+
+def _length_of(template: ChatTemplate) -> Callable[[str], int]:
+    return lambda text: len(template.opening("", text))
+
+
+def _switches_s(home: Path, engine: EngineConfig) -> list[float]:
+    settings = _settings(home, engine)
+    with opened(settings, start_worker) as kvchat:
+        return asyncio.run(_in_window(settings, kvchat))
+
+
+async def _in_window(settings: Settings, kvchat: Kvchat) -> list[float]:
+    chat = kvchat.load(None, None)
+    sessions = [summary.session.id for summary in kvchat.store.list_sessions()]
+    app = KvchatApp(
+        chat, kvchat.engine, SessionFiles(settings, kvchat.store), log_path=settings.paths.log_file
+    )
+    async with app.run_test(size=(150, 40)):
+        await _until(lambda: app.chat_screen.is_mounted and app.chat_screen.is_engine_ready)
+        times = [await _switch_s(app.chat_screen, sessions[n % 2]) for n in range(ROUNDS + 2)]
+    return times[2:]
+
+
+async def _switch_s(screen: ChatScreen, session_id: SessionId) -> float:
+    begun_s = perf_counter()
+    screen.post_message(SessionList.Opened(session_id, None))
+    await _until(lambda: _is_open(screen, session_id))
+    before = screen.transcript.last_answer
+    screen.queue(PendingTurn(kind=TurnKind.SEND, text="And then?"))
+    await _until(lambda: _has_begun(screen, before))
+    seconds = perf_counter() - begun_s
+    await _until(lambda: not screen.turns.is_any_running)
+    return seconds
+
+
+def _is_open(screen: ChatScreen, session_id: SessionId) -> bool:
+    conversation = screen.turns.conversation
+    is_drawn = all(worker.is_finished for worker in screen.workers if worker.group == "open")
+    return is_drawn and conversation is not None and conversation.session.id == session_id
+
+
+def _has_begun(screen: ChatScreen, before: AnswerView | None) -> bool:
+    """Whether a word of a new answer is shown."""
+    answer = screen.transcript.last_answer
+    if answer is None or answer is before:
+        return False
+    return bool(answer.turn.text or any(shown.source for shown in answer.query(AnswerMarkdown)))
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    end_s = perf_counter() + PATIENCE_S
+    while not condition():
+        assert perf_counter() < end_s
+        await asyncio.sleep(POLL_S)
