@@ -1,7 +1,7 @@
 """A decode step of latent attention over a long context, beside transformers on the same latents."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,72 +9,101 @@ import torch
 import transformers
 from torch import Tensor
 
-from benchmarks.table import Row, seconds
+from benchmarks.clock import Cost, cost_of
+from benchmarks.table import Row
 from kvchat.engine.activation import peak_bytes
+from kvchat.engine.api.config import CACHE_FORMATS
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
 from kvchat.engine.batch import Batch, Chunk
+from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.plan import TableChange
+from kvchat.engine.cache.spec import Fp8LatentSpec
+from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.load import LoadedModel, load_model
-from kvchat.engine.route import choose_route
+from kvchat.engine.route import Served, choose_route
 from kvchat.engine.runner import Runner
 
 ROUNDS = 5
 BLOCK_SIZE = 64
 SPEED_LEN = 16_384
 MEMORY_LEN = 32_768
+THEIRS = "transformers"
+AT_LEAST = "at least 5"
 LATENT_SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The same decode step of both: the last of so many tokens, on the same latents."""
+    """One decode step, the last of so many tokens on the same latents: ours by format, and transformers'."""
 
-    ours: Callable[[], Tensor]
+    ours: Mapping[str, Callable[[], Tensor]]
     theirs: Callable[[], Tensor]
+    token_bytes: Mapping[str, int]
 
 
 def measure() -> list[Row]:
     transformers.utils.logging.set_verbosity_error()
     with TemporaryDirectory() as directory:
         loaded = _load(Path(directory))
+    return [*_speed(loaded), *_memory(loaded)]
+
+
+def _speed(loaded: LoadedModel) -> list[Row]:
     step = _step(loaded, SPEED_LEN)
-    ours, theirs = [], []
+    costs: dict[str, list[Cost]] = {name: [] for name in step.ours} | {THEIRS: []}
     for _ in range(ROUNDS):
-        set_implementation(loaded.module, IMPLEMENTATION)
-        ours.append(1e3 * seconds(step.ours))
-        set_implementation(loaded.module, "sdpa")
-        theirs.append(1e3 * seconds(step.theirs))
-    return [
-        Row.of(f"kvchat, one token at {SPEED_LEN:,}", "ms", ours),
-        Row.of("transformers, the same", "ms", theirs),
-        Row.of("ratio", "x", [b / a for a, b in zip(ours, theirs, strict=True)], "at least 5"),
-        *_agreement(loaded, step),
-        *_memory(loaded),
+        for name, logits in _all(loaded, step).items():
+            costs[name].append(cost_of(logits))
+    theirs, exact = costs[THEIRS], costs["exact"]
+    logits = {name: run() for name, run in _all(loaded, step).items()}
+    rows = [
+        Row.of(f"{name}, one token at {SPEED_LEN:,}", "ms", [1e3 * cost.wall_s for cost in found])
+        for name, found in costs.items()
     ]
-
-
-def _agreement(loaded: LoadedModel, step: Step) -> list[Row]:
-    set_implementation(loaded.module, IMPLEMENTATION)
-    ours = step.ours()
-    set_implementation(loaded.module, "sdpa")
-    theirs = step.theirs()
-    distance = float((ours - theirs).abs().max() / theirs.abs().max())
-    return [Row.of("largest difference of the logits, relative", "", [distance])]
+    for name in step.ours:
+        pairs = list(zip(costs[name], theirs, strict=True))
+        rows.append(Row.of(f"{name} / transformers", "x", [b.wall_s / a.wall_s for a, b in pairs], AT_LEAST))
+        rows.append(Row.of("  by processor time", "x", [b.cpu_s / a.cpu_s for a, b in pairs], AT_LEAST))
+    slower = [a.cpu_s / b.cpu_s for a, b in zip(costs["fp8"], exact, strict=True)]
+    rows.append(Row.of("fp8 / exact, processor time", "x", slower))
+    for name in step.ours:
+        distance = float((logits[name] - logits[THEIRS]).abs().max() / logits[THEIRS].abs().max())
+        rows.append(Row.of(f"{name}, largest difference of logits", "", [distance], "relative"))
+    return rows
 
 
 def _memory(loaded: LoadedModel) -> list[Row]:
     step = _step(loaded, MEMORY_LEN)
-    set_implementation(loaded.module, IMPLEMENTATION)
-    ours = peak_bytes(step.ours) / 2**20
-    set_implementation(loaded.module, "sdpa")
-    theirs = peak_bytes(step.theirs) / 2**20
+    peaks = {name: peak_bytes(logits) / 2**20 for name, logits in _all(loaded, step).items()}
+    share = {name: 100 * peaks[name] / peaks[THEIRS] for name in step.ours}
     return [
-        Row.of(f"kvchat, transient memory of a step at {MEMORY_LEN:,}", "MiB", [ours]),
-        Row.of("transformers, the same", "MiB", [theirs]),
-        Row.of("share", "%", [100 * ours / theirs], "at most 2"),
+        *(
+            Row.of(f"{name}, beside the cache at {MEMORY_LEN:,}", "MiB", [peak])
+            for name, peak in peaks.items()
+        ),
+        *(Row.of(f"{name} / transformers", "%", [part], "at most 2") for name, part in share.items()),
+        *(
+            Row.of(f"{name}, cache of a token and layer", "B", [size])
+            for name, size in step.token_bytes.items()
+        ),
     ]
+
+
+def _all(loaded: LoadedModel, step: Step) -> dict[str, Callable[[], Tensor]]:
+    """Return the step by name of who computes it; each sets the model's attention for itself."""
+
+    def run(implementation: str, logits: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def prepared() -> Tensor:
+            set_implementation(loaded.module, implementation)
+            return logits()
+
+        return prepared
+
+    return {name: run(IMPLEMENTATION, ours) for name, ours in step.ours.items()} | {
+        THEIRS: run("sdpa", step.theirs)
+    }
 
 
 def _load(directory: Path) -> LoadedModel:
@@ -98,31 +127,46 @@ def _load(directory: Path) -> LoadedModel:
 
 
 def _step(loaded: LoadedModel, length: int) -> Step:
-    """Return a step whose last token stands behind `length - 1` random latents."""
-    module = loaded.module
+    """Return a step whose last token stands behind `length - 1` random latents, the same for everybody."""
     served = choose_route(loaded)
     (group,) = served.groups
-    num_blocks = -(-length // BLOCK_SIZE)
-    pool = DevicePool(served.groups, {group.id: num_blocks}, BLOCK_SIZE, torch.device("cpu"))
-    rank = LATENT_SIZES["kv_lora_rank"]
+    rank, rope_dim = LATENT_SIZES["kv_lora_rank"], LATENT_SIZES["qk_rope_head_dim"]
+    past = {layer: torch.randn(length - 1, rank + rope_dim) for layer in group.layers}
     cache = transformers.DynamicCache()
-    for layer in group.layers:
-        rows = pool.layers[layer].keys.normal_().view(-1, pool.layers[layer].keys.shape[3])
-        past = rows[None, None, : length - 1]
-        cache.update(past[..., :rank].clone(), past[..., rank:].clone(), layer)
-    runner = Runner(served.make_pass(pool), served.groups, BLOCK_SIZE)
-    table = TableChange(BranchId(1), group.id, 0, tuple(map(BlockId, range(num_blocks))))
-    chunk = Chunk(RequestId(1), BranchId(1), length - 1, (5,), samples=True)
-
-    def ours() -> Tensor:
-        return runner.run(Batch(chunks=(chunk,), moves=(), changes=(table,), dropped=()))
+    for layer, rows in past.items():
+        cache.update(rows[None, None, :, :rank].clone(), rows[None, None, :, rank:].clone(), layer)
+    forms = {name: stored_groups(served.groups, name) for name in CACHE_FORMATS}
 
     @torch.inference_mode()
     def theirs() -> Tensor:
         position = torch.tensor([[length - 1]])
-        out = module(input_ids=torch.tensor([[5]]), position_ids=position, past_key_values=cache)
+        out = loaded.module(input_ids=torch.tensor([[5]]), position_ids=position, past_key_values=cache)
         cache.crop(-1)
         logits: Tensor = out.logits[0]
         return logits
 
-    return Step(ours, theirs)
+    return Step(
+        ours={name: _ours(replace(served, groups=groups), past, length) for name, groups in forms.items()},
+        theirs=theirs,
+        token_bytes={name: groups[0].spec.token_bytes for name, groups in forms.items()},
+    )
+
+
+def _ours(served: Served, past: Mapping[int, Tensor], length: int) -> Callable[[], Tensor]:
+    """Return the step on a pool that holds these rows [length - 1, R + d_r] of each layer."""
+    (group,) = served.groups
+    num_blocks = -(-length // BLOCK_SIZE)
+    pool = DevicePool(served.groups, {group.id: num_blocks}, BLOCK_SIZE, torch.device("cpu"))
+    for layer, rows in past.items():
+        if isinstance(group.spec, Fp8LatentSpec):
+            rank = group.spec.rank
+            rows = pack(rows[:, :rank], rows[:, rank:], group.spec.record)
+        pool.layers[layer].keys.flatten(0, 2)[: length - 1] = rows
+    table = TableChange(BranchId(1), group.id, 0, tuple(map(BlockId, range(num_blocks))))
+    chunk = Chunk(RequestId(1), BranchId(1), length - 1, (5,), samples=True)
+
+    def ours() -> Tensor:
+        runner = Runner(served.make_pass(pool), served.groups, BLOCK_SIZE)  # takes the model over
+        return runner.run(Batch(chunks=(chunk,), moves=(), changes=(table,), dropped=()))
+
+    return ours
