@@ -221,18 +221,20 @@ def _opened(source: _Source, place: Path, tables: Tables) -> sqlite3.Connection:
 
 def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
     """Yield the rows of a table from both ends, and single ones between, until nothing more is readable."""
+    with suppress(*_UNREADABLE):  # a damaged number
+        yield from source.execute(f"SELECT rowid AS row_num, * FROM {table} WHERE rowid <= 0")
     first, last = 0, 1 << 62
     for order, bound in (("ASC", 0), ("DESC", last)):
         compare = ">" if order == "ASC" else "<"
         try:
-            query = f"SELECT rowid AS place, * FROM {table} WHERE rowid {compare} ? ORDER BY rowid {order}"
+            query = f"SELECT rowid AS row_num, * FROM {table} WHERE rowid {compare} ? ORDER BY rowid {order}"
             for row in source.execute(query, (bound,)):
                 if order == "ASC":
-                    first = row["place"]
-                elif row["place"] <= first:
+                    first = row["row_num"]
+                elif row["row_num"] <= first:
                     return
                 else:
-                    last = row["place"]
+                    last = row["row_num"]
                 yield row
             if order == "ASC":
                 return
@@ -240,7 +242,7 @@ def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
             continue
     for place in range(first + 1, min(last, first + _MOST_SINGLE_ROWS)):
         with suppress(*_UNREADABLE):
-            yield from source.execute(f"SELECT rowid AS place, * FROM {table} WHERE rowid = ?", (place,))
+            yield from source.execute(f"SELECT rowid AS row_num, * FROM {table} WHERE rowid = ?", (place,))
 
 
 def _grows(table: str, row: sqlite3.Row) -> bool:

@@ -5,7 +5,7 @@ without words stands in its place, so that what is missing is told and what is b
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,8 @@ def _put_back_facts(target: sqlite3.Connection, values: Values) -> None:
             return
     known = {one.id for one in others}
     if values["parent_id"] not in known:
-        _change_turn(target, values, parent_id=_before(others, values["session_id"], values["num"]))
+        parent_id = _end_before(target, values["session_id"], values["num"], values["role"])
+        _change_turn(target, values, parent_id=parent_id)
 
 
 def _facts(values: Values, others: Sequence[_Place]) -> Iterator[Values]:
@@ -99,14 +100,13 @@ def _insert_marker(target: sqlite3.Connection, turn_id: str, session_id: str, ch
     below = child.num if child is not None else last + 1
     free = (num for num in range(child.num - 1, 0, -1) if num not in taken) if child is not None else iter(())
     num = next(free, last + 1)
-    before = _before(places, session_id, below)
-    told = child or next((one for one in places if one.id == before), None)
+    role = Role.USER if child is not None and child.role == Role.ASSISTANT else Role.ASSISTANT
     values: Values = {
         "num": num,
         "id": turn_id,
         "session_id": session_id,
-        "parent_id": before,
-        "role": (Role.USER if told is not None and told.role == Role.ASSISTANT else Role.ASSISTANT).value,
+        "parent_id": _end_before(target, session_id, below, role),
+        "role": role.value,
         "text": "",
         "reasoning": "",
         "token_ids": None,
@@ -132,14 +132,19 @@ def _put_in_order(target: sqlite3.Connection) -> None:
     if all(one.parent_id is None or nums.get(one.parent_id, 0) < one.num for one in places):
         return
     order = _parents_first(places)
-    for sign in (-1, 1):  # in two steps, so that no number is taken at any moment
-        for number, one in enumerate(order, start=1):
-            was = one.num if sign == -1 else -number
-            for piece in target.execute("SELECT * FROM pieces WHERE turn_num = ?", (was,)).fetchall():
-                _move_piece(target, piece, sign * number)
-            target.execute("UPDATE turns SET num = ? WHERE num = ?", (sign * number, was))
+    above = max(one.num for one in places)
+    _number(target, {one.num: above + number for number, one in enumerate(order, start=1)})
+    _number(target, {above + number: number for number in range(1, len(order) + 1)})
     if target.execute("SELECT 1 FROM main.sqlite_master WHERE name = 'turns_fts'").fetchone():
         target.execute("INSERT INTO turns_fts (turns_fts) VALUES ('rebuild')")
+
+
+def _number(target: sqlite3.Connection, nums: Mapping[int, int]) -> None:
+    """Give turns other numbers, none of which is taken."""
+    for was, becomes in nums.items():
+        for piece in target.execute("SELECT * FROM pieces WHERE turn_num = ?", (was,)).fetchall():
+            _move_piece(target, piece, becomes)
+        target.execute("UPDATE turns SET num = ? WHERE num = ?", (becomes, was))
 
 
 def _parents_first(places: Sequence[_Place]) -> list[_Place]:
@@ -190,10 +195,16 @@ def _places(target: sqlite3.Connection) -> list[_Place]:
     return [_Place(**dict(row)) for row in found]
 
 
-def _before(places: Iterable[_Place], session_id: str, num: int) -> str | None:
-    """Return the last turn of a session before a number."""
-    ids = [one.id for one in places if one.session_id == session_id and one.num < num]
-    return ids[-1] if ids else None
+def _end_before(target: sqlite3.Connection, session_id: str, num: int, role: str) -> str | None:
+    """Return the turn before a number behind which one of a role must be missing; None if that is not clear.
+
+    Words of another branch must not come to stand before a turn.
+    """
+    leaves = {row["leaf_id"] for row in target.execute("SELECT leaf_id FROM branches")}
+    places = [one for one in _places(target) if one.session_id == session_id]
+    taken = leaves | {one.parent_id for one in places}
+    ends = [one.id for one in places if one.num < num and one.role != role and one.id not in taken]
+    return ends[0] if len(ends) == 1 else None
 
 
 def _referenced_ids(target: sqlite3.Connection) -> set[str]:

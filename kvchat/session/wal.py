@@ -110,9 +110,10 @@ def _right_header(header: bytes, salts: bytes) -> bytes | None:
     signed, written = header[:_SIGNED], header[_SIGNED:]
     for order in ("little", "big"):
         found = _sums(signed, (0, 0), order)
-        is_almost = sum(map(ne, _packed(found), written)) <= 1
-        if is_almost and header[:12] == _START[order] and header[16:24] == salts:
-            return signed + _packed(found)
+        if signed[:12] == _START[order]:
+            num_other = sum(map(ne, _packed(found), written))
+            if num_other == 0 or (num_other == 1 and signed[16:] == salts):
+                return signed + _packed(found)
         for right in _corrected(signed, found, _unpacked(written), order):
             if right[:12] == _START[order] and right[16:] == salts:
                 return right + written

@@ -1,0 +1,153 @@
+"""One damaged byte anywhere in a small home changes no word in silence, and the sessions go on."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+import pytest
+
+from kvchat.errors import KvchatError
+from kvchat.session.recovery import backup_paths
+from kvchat.session.template import ChatTemplate
+from kvchat.session.tree import Part, Turn
+from tests.session.small_home import (
+    DATABASE,
+    LOG,
+    Seen,
+    go_on,
+    look,
+    put_home,
+    read_home,
+    write_home,
+)
+from tests.tiny_models import STARTER, write_model
+
+pytestmark = pytest.mark.pure
+
+MASKS = (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFF, 0x21)
+T = TypeVar("T")
+Files = Mapping[Path, bytes]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    place = tmp_path_factory.mktemp("model")
+    write_model(place, STARTER)
+    return ChatTemplate.from_dir(place)
+
+
+@pytest.fixture(scope="module")
+def files(template: ChatTemplate, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """A home with the copy of the day, its newest answer in the write-ahead log alone."""
+    place = tmp_path_factory.mktemp("home")
+    write_home(place, template)
+    return read_home(place)
+
+
+def without_copies(files: Files) -> Files:
+    copies = {path.name for path in backup_paths(DATABASE)}
+    return {path: data for path, data in files.items() if path.name not in copies}
+
+
+def flips(data: bytes, step: int) -> Iterator[tuple[int, bytes]]:
+    """Yield a place in every stretch of `step` bytes, and the bytes with that one changed."""
+    random = Random(step)
+    for start in range(0, len(data), step):
+        at = min(start + random.randrange(step), len(data) - 1)
+        mask = MASKS[(at + random.randrange(step)) % len(MASKS)] if step > 1 else MASKS[at % len(MASKS)]
+        yield at, data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
+@pytest.mark.parametrize("step", [4099, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_byte_flipped_anywhere_in_the_database_is_repaired_or_told(
+    template: ChatTemplate, files: Files, tmp_path: Path, step: int, has_copy: bool
+) -> None:
+    if not has_copy:
+        files = without_copies(files)
+    wanted = _seen(tmp_path, template, files)
+    for at, data in flips(files[DATABASE], step):
+        found = _seen(tmp_path, template, {**files, DATABASE: data})
+        assert complaints(found, wanted, may_lose_both=not has_copy) == [], at
+        _after_trouble(lambda: go_on(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("step", [2053, pytest.param(13, marks=pytest.mark.slow)])
+def test_a_byte_flipped_anywhere_in_the_log_takes_nothing_back(
+    template: ChatTemplate, files: Files, tmp_path: Path, step: int
+) -> None:
+    """SQLite would take the log to end there, and forget every acknowledged word behind it in silence."""
+    files = without_copies(files)
+    wanted = _seen(tmp_path, template, files)
+    assert len(files[LOG]) > 10 * 4096
+    for at, data in flips(files[LOG], step):
+        found = _seen(tmp_path, template, {**files, LOG: data})
+        assert complaints(found, wanted, may_lose_both=False) == [], at
+        _after_trouble(lambda: go_on(tmp_path / "home"))
+
+
+def test_every_byte_of_the_heads_of_the_log_may_be_damaged(
+    template: ChatTemplate, files: Files, tmp_path: Path
+) -> None:
+    """The head of the log, and those of its first, a middle, and its last frame."""
+    files = without_copies(files)
+    wanted, log = _seen(tmp_path, template, files), files[LOG]
+    last = (len(log) - 32) // 4120 - 1
+    places = [
+        *range(0, 32, 3),
+        *(32 + 4120 * frame + at for frame in (0, last // 2, last) for at in range(0, 24, 5)),
+    ]
+    for at in places:
+        data = log[:at] + bytes([log[at] ^ MASKS[at % len(MASKS)]]) + log[at + 1 :]
+        found = _seen(tmp_path, template, {**files, LOG: data})
+        assert complaints(found, wanted, may_lose_both=False) == [], at
+
+
+def complaints(found: Seen, wanted: Seen, *, may_lose_both: bool) -> list[str]:
+    """Return what is wrong without being told, and what is lost although a copy of it was there."""
+    wrong = []
+    for turn_id, turn in wanted.turns.items():
+        if turn_id not in found.turns:
+            wrong.append(f"{turn.text!r} is gone, and nothing says so")
+        else:
+            wrong += _complaints_of_turn(found.turns[turn_id], turn, may_lose_both=may_lose_both)
+    for turn_id in found.turns.keys() - wanted.turns.keys():
+        if not found.turns[turn_id].damaged:
+            wrong.append(f"{found.turns[turn_id].text!r} was never said")
+    for session_id, session in wanted.sessions.items():
+        other = found.sessions.get(session_id)
+        for name in ("title", "system", "model", "namespace"):
+            if other is None or (getattr(other, name) != getattr(session, name) and name not in other.lost):
+                wrong.append(f"the {name} of {session.title!r} is another")
+    for (session_id, name), path in wanted.paths.items():
+        here = found.paths.get((session_id, name))
+        if not may_lose_both and (here is None or [turn.id for turn in here] != [turn.id for turn in path]):
+            wrong.append(f"the branch {name} leads elsewhere")
+    return wrong
+
+
+def _complaints_of_turn(found: Turn, wanted: Turn, *, may_lose_both: bool) -> Iterator[str]:
+    if found.text != wanted.text and Part.TEXT not in found.broken:
+        yield f"{wanted.text!r} became {found.text!r}"
+    if found.token_ids != wanted.token_ids and Part.IDS not in found.broken:
+        yield f"the ids of {wanted.text!r} are others"
+    facts = ("role", "parent_id", "session_id", "tokenizer", "starts_over", "exact", "model", "fingerprint")
+    for name in facts:
+        if getattr(found, name) != getattr(wanted, name) and Part.FACTS not in found.broken:
+            yield f"{name} of {wanted.text!r} is {getattr(found, name)!r}"
+    if not may_lose_both and found.broken >= {Part.TEXT, Part.IDS}:
+        yield f"{wanted.text!r} is lost"
+
+
+def _seen(tmp_path: Path, template: ChatTemplate, files: Files) -> Seen:
+    put_home(tmp_path / "home", files)
+    return _after_trouble(lambda: look(tmp_path / "home", template))
+
+
+def _after_trouble(action: Callable[[], T]) -> T:
+    """Return what an action gives, if needs be after the one new start that the error asks for."""
+    try:
+        return action()
+    except KvchatError:
+        return action()
