@@ -113,6 +113,32 @@ def _answer_elsewhere(model_dir: Path, cache_dir: Path, prompt: list[int], num_t
     return tokens
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_turn_behind_4096_tokens_writes_its_own_blocks_and_the_tail_and_touches_no_other(
+    kind: str, tiny: TinyModels, tmp_path: Path
+) -> None:
+    model_dir = tiny(kind, max_position_embeddings=8192)
+
+    def talk(prompt: list[int]) -> tuple[list[int], dict[Path, int]]:
+        engine = open_unmanaged(model_dir, cache_dir=tmp_path, block_size=64, max_batch_tokens=512)
+        result = answer(engine, prompt, 12)
+        num_groups = len(engine.snapshot().groups)
+        engine.close()
+        files = {path: path.stat().st_ino for path in (tmp_path / "blocks").rglob("*.safetensors")}
+        num_stored = len(prompt) + 11  # the last sampled token was never fed
+        assert len(files) <= num_groups * (num_stored // 64 + 1)
+        return prompt + result.token_ids, files
+
+    text, before = talk(token_ids(4096 - 20))
+    longer, after = talk(text + token_ids(100, seed=70))
+    assert len(before) >= 4096 // 64
+    gone, new = before.keys() - after.keys(), after.keys() - before.keys()
+    assert all(before[path] == after[path] for path in before.keys() & after.keys())
+    num_groups = len({path.name.split(".")[1] for path in after})
+    assert len(gone) == num_groups  # the tail that the new blocks continue
+    assert len(new) == num_groups * (len(longer) // 64 - len(text) // 64 + 1)
+
+
 def test_turn_after_turn_in_engine_after_engine_stays_exact(
     tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
 ) -> None:
