@@ -8,14 +8,14 @@ from dataclasses import replace
 from kvchat.cli import passphrase, unlocking
 from kvchat.cli.options import EncryptOptions, ListOptions, PlaceOptions
 from kvchat.cli.streams import Output, Status
-from kvchat.config import Settings
+from kvchat.config import Paths, Settings
 from kvchat.errors import UsageError
 from kvchat.sealing.key_file import KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
 from kvchat.sealing.sealer import KEY_BYTES, Sealer
 from kvchat.session.rewriting import damaged_copies, rewrite
 from kvchat.session.sealed_tables import SealedTables
 from kvchat.session.store import SessionStore
-from kvchat.session.tables import PLAIN
+from kvchat.session.tables import PLAIN, Tables
 
 _OPENERS = {Kind.PASSPHRASE: "a passphrase", Kind.KEYRING: "the system's keyring"}
 
@@ -29,12 +29,7 @@ def turn_on(options: EncryptOptions) -> None:
     data_key = new_data_key()
     sealer = Sealer(data_key)  # before anybody is asked for a passphrase that could not be used
     key = _wrapped(data_key, options, passphrase.given(os.environ))
-    with unlocking.alone(paths):
-        write_key(key_path(paths.data_dir), key)
-        try:
-            rewrite(paths.sessions_db, PLAIN, SealedTables(sealer))
-        finally:
-            unlocking.settle(paths, key)
+    switch(paths, key, PLAIN, SealedTables(sealer))
     status.note(f"{_num_sessions(settings, sealer)} encrypted; {_OPENERS[key.kind]} opens them")
     status.note("KV that lay in the clear was removed and is computed again when it is needed")
     if key.kind is Kind.PASSPHRASE:
@@ -51,15 +46,8 @@ def turn_off(options: PlaceOptions) -> None:
     paths, status = settings.paths, Status(quiet=options.quiet)
     key = _key_of(settings)
     sealer = Sealer(unlocking.data_key_of(key, os.environ))
-    with unlocking.alone(paths):
-        turning = replace(key, state=State.TURNING_OFF)
-        write_key(key_path(paths.data_dir), turning)
-        try:
-            rewrite(paths.sessions_db, SealedTables(sealer), PLAIN)
-        finally:
-            remaining = unlocking.settle(paths, turning)
-    if remaining is None:
-        unlocking.forget_in_keyring(key)
+    switch(paths, replace(key, state=State.TURNING_OFF), SealedTables(sealer), PLAIN)
+    unlocking.forget_in_keyring(key)
     status.note(f"{_num_sessions(settings, None)} in the clear again")
 
 
@@ -73,6 +61,22 @@ def change(options: EncryptOptions) -> None:
         write_key(key_path(settings.paths.data_dir), changed)
     unlocking.forget_in_keyring(key)
     Status(quiet=options.quiet).note(f"{_OPENERS[changed.kind]} opens the conversations from now on")
+
+
+def switch(paths: Paths, key: KeyFile, source: Tables, target: Tables) -> None:
+    """Write all conversations in another way; killed at any moment, the next start ends it or takes it back.
+
+    Args:
+        key: of the encrypted side; its state says which way it goes.
+
+    Raises: StorageError: it could not be done, and everything is as before.
+    """
+    with unlocking.alone(paths):
+        write_key(key_path(paths.data_dir), key)
+        try:
+            rewrite(paths.sessions_db, source, target)
+        finally:
+            unlocking.settle(paths, key)
 
 
 def show_status(options: ListOptions) -> None:
@@ -98,7 +102,7 @@ def _wrapped(data_key: bytes, options: EncryptOptions, secret: bytes | None) -> 
     """Return a data key behind the keyring if that was asked for, else behind a passphrase."""
     if not options.keyring:
         secret = passphrase.ask_new() if secret is None else passphrase.accepted(secret)
-        return wrap(data_key, secret, Kind.PASSPHRASE)
+        return wrap(data_key, secret, Kind.PASSPHRASE, options.cost)
     secret = secrets.token_bytes(KEY_BYTES)
     key = wrap(data_key, secret, Kind.KEYRING)
     unlocking.put_into_keyring(key, secret)

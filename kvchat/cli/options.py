@@ -15,6 +15,7 @@ import typer
 from kvchat.cli.export_format import Format
 from kvchat.config import KEYS, Settings, did_you_mean, read_settings
 from kvchat.errors import UsageError
+from kvchat.sealing.key_file import LOG_N
 
 Options = TypeVar("Options")
 
@@ -347,6 +348,10 @@ class EncryptOptions(PlaceOptions):
     keyring: Annotated[
         bool, typer.Option("--keyring", help="Keep the key in the system's keyring; no passphrase.")
     ] = False
+    cost: Annotated[
+        int,
+        typer.Option(help="Of guessing a passphrase once: 2^N KiB of memory.", metavar="N", min=10, max=20),
+    ] = LOG_N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Where the passphrase of an encrypted store comes from: a descriptor, the environment, or the terminal."""
 
 import os
+import sys
 from collections.abc import Mapping
 from getpass import getpass
 
@@ -64,18 +65,24 @@ def _accepted(written: str) -> bytes:
 
 
 def _ask(words: str) -> str:
-    try:
-        # Not standard input, which may be a document that is asked about.
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError as error:
+    if not _has_terminal():
         raise EncryptionError(
             "there is no terminal to ask for the passphrase of the conversations: set"
             f" {PASSPHRASE}, or {PASSPHRASE_FD} to a descriptor to read it from"
-        ) from error
+        )
     try:
         return getpass(words)
     except EOFError as error:
         raise EncryptionError("no passphrase was given") from error
+
+
+def _has_terminal() -> bool:
+    """Whether somebody can be asked: standard input may be a document that the question is about."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+    return True
 
 
 def _read_descriptor(number: str) -> str:

@@ -1,0 +1,34 @@
+"""The process that a test kills: it turns encryption of one home on and off for ever, without torch.
+
+python -m tests.encryption_child HOME
+"""
+
+import sys
+from dataclasses import replace
+
+from kvchat.cli.encrypt import switch
+from kvchat.cli.unlocking import key_in_use
+from kvchat.config import read_settings
+from kvchat.sealing.key_file import Kind, State, wrap
+from kvchat.sealing.sealer import Sealer
+from kvchat.session.sealed_tables import SealedTables
+from kvchat.session.tables import PLAIN
+
+DATA_KEY = bytes(range(32))
+CHEAP = 4
+
+
+def main(home: str) -> None:
+    paths = read_settings(environ={"KVCHAT_HOME": home}).paths
+    sealed = SealedTables(Sealer(DATA_KEY))
+    key = wrap(DATA_KEY, b"open sesame", Kind.PASSPHRASE, CHEAP)
+    print("ready", flush=True)
+    while True:
+        if key_in_use(paths) is None:
+            switch(paths, key, PLAIN, sealed)
+        else:
+            switch(paths, replace(key, state=State.TURNING_OFF), sealed, PLAIN)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
