@@ -53,6 +53,7 @@ def test_what_a_person_wrote_is_shown_line_by_line_as_it_was_written(text: str) 
 @example("\t<script>alert(1)</script>")
 @example("<!--\n```\n-->\n<script>")
 @example("[x]: javascript:alert(1)")
+@example("1.\t x\n\n\n\t<!--- ")  # code, until a quotation shifts its tab
 def test_nothing_in_an_answer_is_html_a_picture_or_a_link_to_a_program(text: str) -> None:
     known: dict[str, dict[str, dict[str, str]]] = {}
     tokens = reader().parse(f"before [a]\n\n{harmless(text)}\n\n## after [a]", known)
