@@ -24,6 +24,7 @@ from kvchat.session.tree import Branch, BranchName, Part, Session, SessionId, Tu
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _TITLE_LEN = 60
+_STEP_S = 0.001
 
 _PATH = """
     WITH RECURSIVE path (num, parent_id, depth) AS (
@@ -118,9 +119,16 @@ def _activate(connection: sqlite3.Connection, branch: Branch) -> None:
     change_session(connection, branch.session_id, active_branch=branch.name, updated_at=branch.updated_at)
 
 
+def moment(connection: sqlite3.Connection) -> float:
+    """Return the time, always behind the last use of any session: a clock may be set back."""
+    (newest,) = connection.execute("SELECT max(updated_at) FROM sessions").fetchone()
+    now = time()
+    return now if newest is None or now > newest else newest + _STEP_S
+
+
 def move(connection: sqlite3.Connection, branch: Branch, leaf_id: TurnId | None) -> Branch:
     """Move a branch whose leaf is still what the caller saw; otherwise make a new one beside it."""
-    ours = replace(branch, leaf_id=leaf_id, updated_at=time())
+    ours = replace(branch, leaf_id=leaf_id, updated_at=moment(connection))
     moved = connection.execute(
         "UPDATE branches SET leaf_id = ?, updated_at = ?, digests = ?"
         " WHERE session_id = ? AND name = ? AND leaf_id IS ? RETURNING 1",

@@ -77,16 +77,16 @@ class SessionStore:
             SessionExists: the title is taken.
         """
         title = statements.one_line(title)
-        now = time()
-        session = Session(
-            id=new_session_id(),
-            title=title,
-            system=rows.storable(system),
-            model=model,
-            created_at=now,
-            updated_at=now,
-        )
         with self._database.write() as connection:
+            now = statements.moment(connection)
+            session = Session(
+                id=new_session_id(),
+                title=title,
+                system=rows.storable(system),
+                model=model,
+                created_at=now,
+                updated_at=now,
+            )
             statements.refuse_taken_title(connection, title)
             statements.insert_session(connection, session)
             main = Branch(session_id=session.id, name=MAIN, leaf_id=None, updated_at=now)
@@ -209,7 +209,7 @@ class SessionStore:
                 session_id=session_id,
                 name=BranchName(statements.one_line(name) or statements.free_name(beside, taken)),
                 leaf_id=leaf_id,
-                updated_at=time(),
+                updated_at=statements.moment(connection),
             )
             statements.insert_branch(connection, branch)
         return branch
