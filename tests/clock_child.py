@@ -38,10 +38,8 @@ def main() -> None:
         sessions.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
         refusals = _save(home, ids if branch.leaf_id is None else [])
         collect(sessions, home)
-        listed = [one.session.title for one in sessions.list_sessions()]
-        turns = {
-            one.session.title: len(sessions.all_turns(one.session.id)) for one in sessions.list_sessions()
-        }
+        listed = [one.session for one in sessions.list_sessions()]
+        turns = {one.title: len(sessions.all_turns(one.id)) for one in listed}
     with closing(open_store(home, clock=time.time)) as store:
         written = store.written()
         found = {"blocks": store.usage().num_blocks, "today": written.today, "total": written.total}
