@@ -4,6 +4,7 @@
 #   make test        lint, types and tests
 #   make test-slow   the tests that take minutes
 #   make test-kill   kill a process of the stores 500 times and look at what is left (minutes)
+#   make native      compile the native kernels, where there is a compiler and they have changed
 #   make lint        lint and types only
 #   make bench       measurements on this machine; SCENARIO="resume fork" picks some
 #   make models      hold every causal-LM class to transformers and write docs/models.md (minutes)
@@ -23,7 +24,7 @@ DEV := $(VENV)/.kvchat-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo test test-slow test-kill lint format bench models starter clean
+.PHONY: help chat demo native test test-slow test-kill lint format bench models starter clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -49,7 +50,11 @@ $(DEV): pyproject.toml | $(BIN)/python
 	@$(PIP) install --quiet --editable '.[dev]'
 	@touch $@
 
-chat: $(RUNTIME)
+# Not needed: what cannot be compiled is computed by torch.
+native: | $(BIN)/python
+	@$(BIN)/python -m kvchat.engine.kernels.native.build || true
+
+chat: $(RUNTIME) native
 	@if [ -t 0 ] && [ -t 1 ] && [ -t 2 ]; then exec $(BIN)/kvchat; else exec $(MAKE) --no-print-directory demo; fi
 
 # Each question is a process of its own: what it reuses comes from the disk.
@@ -61,10 +66,10 @@ demo: $(RUNTIME)
 	  say "What is my name?" "-s demo" && \
 	  $(BIN)/kvchat sessions list && $(BIN)/kvchat cache status
 
-test: lint
+test: lint native
 	@$(BIN)/python -m pytest
 
-test-slow: $(DEV)
+test-slow: $(DEV) native
 	@$(BIN)/python -m pytest -m slow
 
 test-kill: $(DEV)
@@ -79,7 +84,7 @@ format: $(DEV)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(RUNTIME)
+bench: $(RUNTIME) native
 	@$(BIN)/python -m benchmarks $(SCENARIO)
 
 models: $(RUNTIME)

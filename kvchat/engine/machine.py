@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.threads import usable_cores
 
@@ -30,12 +31,14 @@ class Machine:
     """Args:
     instructions: the widest that torch uses here, as it names them.
     features: further ones the processor has.
+    kernels: what the native kernels use, or why there are none.
     num_cores: processors this process may use.
     """
 
     processor: str
     instructions: str
     features: tuple[str, ...]
+    kernels: str
     num_cores: int
     devices: tuple[Device, ...]
 
@@ -47,6 +50,7 @@ def this_machine() -> Machine:
         processor=processor,
         instructions=torch.backends.cpu.get_cpu_capability(),
         features=features,
+        kernels=_kernels(),
         num_cores=usable_cores(),
         devices=(*_accelerators(), Device(name="cpu", description=processor, **_memory())),
     )
@@ -61,6 +65,12 @@ def _accelerators() -> list[Device]:
     if torch.backends.mps.is_available():
         found.append(Device(name="mps", description="Apple GPU", **_memory()))
     return found
+
+
+def _kernels() -> str:
+    """Say what the native kernels use here, or what is done without them."""
+    native = library()
+    return f"no native kernels: {why_not()}" if native is None else f"native kernels use {native.level}"
 
 
 def _memory() -> dict[str, int]:

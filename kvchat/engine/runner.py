@@ -20,8 +20,8 @@ from kvchat.engine.attention.paged import GroupStep
 from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Group
+from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-from kvchat.engine.kernels.paged_attention.decodes import batch_decodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class Runner:
         return GroupStep(
             slots=blocks * size + offsets,
             spans=spans,
-            decodes=batch_decodes(spans, group.spec.first_visible, size),
+            prepared=prepare(spans, group.spec.first_visible, size),
         )
 
 

@@ -13,7 +13,7 @@ from kvchat.engine.api.ids import GroupId
 from kvchat.engine.attention.call import AttentionCall
 from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, SlidingSpec
 from kvchat.engine.kernels.paged_attention import paged_attention
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Decodes, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan
 from kvchat.engine.kernels.store_kv import store_kv
 
 
@@ -24,12 +24,12 @@ class GroupStep:
     Args:
         slots: slot of every new token [T], int64.
         spans: the sequences of the batch.
-        decodes: the same, sorted into those that decode together and the others.
+        prepared: the same in the form that is computed with.
     """
 
     slots: Tensor
     spans: Sequence[SequenceSpan]
-    decodes: Decodes | None = None
+    prepared: Prepared | None = None
 
 
 class LayerPool(Protocol):
@@ -70,7 +70,7 @@ class PagedAttention:
         spec = pool.spec
         args = AttentionArgs(
             spans=step.spans,
-            decodes=step.decodes,
+            prepared=step.prepared,
             softmax_scale=query.shape[2] ** -0.5 if call.scaling is None else call.scaling,
             window=spec.window_len if isinstance(spec, SlidingSpec) else None,
             chunk=spec.chunk_len if isinstance(spec, ChunkedSpec) else None,

@@ -58,6 +58,23 @@ class Decodes:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanTable:
+    """The sequences of a step as the native kernel reads them.
+
+    Args:
+        rows: first row, rows, first position, first block and address of the block ids of each span [B, 5],
+            int64; they point into the spans, which live as long.
+        num_keys: keys that all of them see together, at most.
+    """
+
+    rows: Tensor
+    num_keys: int
+
+
+Prepared = Decodes | SpanTable
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionArgs:
     """Scores of a layer.
 
@@ -67,7 +84,8 @@ class AttentionArgs:
         window: a query at p sees (p - window, p]; None: [0, p].
         chunk: a query at p sees [p - p % chunk, p]; None: no such bound. Not together with a window.
         softcap: scores become softcap * tanh(score / softcap); None: as they are.
-        decodes: the same sequences sorted into batches, where a step has done that for all its layers.
+        prepared: the same sequences in the form that a backend wants, where a step has made that for all its
+            layers.
         sinks: one more logit per query head that takes part in the softmax and has no value [H]; None: none.
     """
 
@@ -77,7 +95,7 @@ class AttentionArgs:
     chunk: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
-    decodes: Decodes | None = None
+    prepared: Prepared | None = None
 
     def first_visible(self, position: int) -> int:
         """Return the first position that a query at `position` sees."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, DecodeBatch, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, DecodeBatch, Decodes, SequenceSpan
 from kvchat.engine.kernels.paged_attention.decodes import batch_decodes
 
 PIECE_LEN = 512
@@ -26,7 +26,9 @@ and what is allocated beyond comes from the system page by page."""
 def paged_attention(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs) -> Tensor:
     """Return what the reference returns; see there for arguments."""
     out = query.new_empty(query.shape[0], query.shape[1], v_pool.shape[3])
-    decodes = args.decodes or batch_decodes(args.spans, args.first_visible, k_pool.shape[2])
+    decodes = args.prepared
+    if not isinstance(decodes, Decodes):
+        decodes = batch_decodes(args.spans, args.first_visible, k_pool.shape[2])
     for batch in decodes.batches:
         out[batch.rows] = _attend_batch(query[batch.rows], k_pool, v_pool, args, batch)
     for span in decodes.spans:

@@ -1,0 +1,108 @@
+"""Paged attention by the native kernel: one call for all sequences of a step.
+
+Dimensions: T tokens in the batch, B sequences, H query heads, H_kv key-value heads, D head size, N blocks, P
+block size.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.native.library import Library, library
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan, SpanTable
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Dtypes of queries and pools, by the kernel's numbers."""
+LEAST_BYTES = 2**18
+"""A further thread computes for every so many bytes of keys and values; less is done before it has begun."""
+
+
+class _Call(ctypes.Structure):
+    """The fields of native.cpp's `Call`, in order."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("query", "k_pool", "v_pool", "out", "sinks", "spans", "parallel")
+        ),
+        *((name, ctypes.c_int64) for name in ("num_spans", "num_threads", "query_type", "pool_type")),
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "dim_k", "dim_v", "block_size")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("query_t", "query_h", "k_n", "k_h", "k_p", "v_n", "v_h", "v_p")
+        ),
+        *((name, ctypes.c_int64) for name in ("out_t", "out_h", "window", "chunk")),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    ]
+
+
+def takes(query: Tensor, k_pool: Tensor, v_pool: Tensor) -> bool:
+    """Whether there is a native kernel for these tensors. Pure."""
+    return (
+        library() is not None
+        and k_pool.device.type == "cpu"
+        and query.dtype in TYPES
+        and k_pool.dtype in TYPES
+        and query.stride(2) == k_pool.stride(3) == v_pool.stride(3) == 1
+    )
+
+
+def span_table(spans: Sequence[SequenceSpan]) -> SpanTable:
+    """Return the spans of a step, which must live as long as this does: it points at their blocks."""
+    assert all(span.blocks.is_contiguous() for span in spans)
+    rows = [
+        (span.q_start, span.q_end - span.q_start, span.position, span.first_block, span.blocks.data_ptr())
+        for span in spans
+    ]
+    num_keys = sum(row[2] + row[1] for row in rows)
+    return SpanTable(torch.tensor(rows, dtype=torch.int64).reshape(-1, 5), num_keys)
+
+
+def paged_attention(
+    query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs, native: Library | None = None
+) -> Tensor:
+    """Return what the reference returns; see there for arguments.
+
+    Args:
+        native: another level of the library than this processor's best.
+    """
+    native = native or library()
+    assert native is not None
+    table = args.prepared if isinstance(args.prepared, SpanTable) else span_table(args.spans)
+    num_tokens, num_heads, dim_k = query.shape
+    num_kv_heads, block_size, dim_v = v_pool.shape[1:]
+    out = query.new_empty(num_tokens, num_heads, dim_v)
+    sinks = None if args.sinks is None else args.sinks.float().contiguous()
+    num_bytes = table.num_keys * num_kv_heads * (dim_k + dim_v) * k_pool.element_size()
+    call = _Call(
+        query.data_ptr(),
+        k_pool.data_ptr(),
+        v_pool.data_ptr(),
+        out.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
+        table.rows.data_ptr(),
+        native.parallel,
+        len(table.rows),
+        min(torch.get_num_threads(), 1 + num_bytes // LEAST_BYTES),
+        TYPES[query.dtype],
+        TYPES[k_pool.dtype],
+        num_heads,
+        num_kv_heads,
+        dim_k,
+        dim_v,
+        block_size,
+        *query.stride()[:2],
+        *k_pool.stride()[:3],
+        *v_pool.stride()[:3],
+        *out.stride()[:2],
+        args.window or 0,
+        args.chunk or 0,
+        args.softmax_scale,
+        args.softcap or 0.0,
+    )
+    if native.function("paged_attention")(ctypes.byref(call)):
+        raise MemoryError("attention needs more memory than there is")
+    return out

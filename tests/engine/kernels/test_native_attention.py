@@ -1,0 +1,143 @@
+"""The native kernel is the reference, at every level; how work is cut and divided changes no bit of it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.native.library import Library
+from kvchat.engine.kernels.paged_attention import native, reference
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from tests.engine.kernels import native_library
+from tests.engine.kernels.attention_cases import LENGTHS, Case, Shape, dense, make_case
+from tests.engine.kernels.native_library import all_levels
+from tests.engine.kernels.test_paged_attention import all_shapes, case_of, new_tokens
+
+pytestmark = [pytest.mark.cpu, all_levels]
+
+LONG = (1, 63, 64, 65, 130, 255, 256, 257, 700)
+REAL = {
+    "15 on 5 of 64": Shape(num_heads=15, num_kv_heads=5, head_dim_k=64, head_dim_v=64),
+    "12 on 12 of 80": Shape(num_heads=12, num_kv_heads=12, head_dim_k=80, head_dim_v=80),
+    "14 on 2 of 128": Shape(num_heads=14, num_kv_heads=2, head_dim_k=128, head_dim_v=128),
+    "16 on 1 of 256": Shape(num_heads=16, num_kv_heads=1, head_dim_k=256, head_dim_v=256),
+    "window, sinks, cap": Shape(
+        num_heads=6, num_kv_heads=2, head_dim_k=96, head_dim_v=64, window=300, softcap=5.0, has_sinks=True
+    ),
+    "chunks": Shape(head_dim_k=32, head_dim_v=32, chunk=200),
+}
+real_shapes = pytest.mark.parametrize("shape", REAL.values(), ids=REAL.keys())
+
+
+@pytest.fixture
+def library(level: str) -> Library:
+    return native_library.native(level)
+
+
+def attend(case: Case, library: Library) -> Tensor:
+    return native.paged_attention(case.query, case.k_pool, case.v_pool, case.args, library)
+
+
+def real_case(shape: Shape, num_new: int | None) -> Case:
+    return make_case(replace(shape, block_size=64, num_new=num_new), LONG)
+
+
+@all_shapes
+@new_tokens
+def test_it_equals_the_reference(shape: Shape, num_new: int | None, library: Library) -> None:
+    """Slots that no query sees are NaN, so that reading one would show."""
+    case = case_of(shape, num_new).to(torch.float32)
+    wanted = reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    torch.testing.assert_close(attend(case, library), wanted, rtol=1e-5, atol=1e-5)
+
+
+@real_shapes
+@pytest.mark.parametrize("num_new", [1, 40])
+def test_it_equals_dense_attention_over_several_parts(shape: Shape, num_new: int, library: Library) -> None:
+    case = real_case(shape, num_new)
+    out = attend(case.to(torch.float32), library)
+    torch.testing.assert_close(out.double(), dense(case), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@real_shapes
+def test_sixteen_bit_inputs_are_computed_in_float32_and_rounded_once(
+    shape: Shape, dtype: torch.dtype, library: Library
+) -> None:
+    case = real_case(shape, 3).to(dtype)
+    out = attend(case, library)
+    assert out.dtype == dtype
+    assert torch.equal(out, attend(case.to(torch.float32), library).to(dtype))
+
+
+@real_shapes
+def test_a_sequence_alone_gets_what_it_gets_in_a_batch(shape: Shape, library: Library) -> None:
+    case = real_case(shape, 20).to(torch.float32)
+    together = attend(case, library)
+    for span in case.args.spans:
+        rows = slice(span.q_start, span.q_end)
+        moved = replace(span, q_start=0, q_end=span.q_end - span.q_start)
+        alone = replace(case, query=case.query[rows], args=replace(case.args, spans=[moved]))
+        assert torch.equal(attend(alone, library), together[rows]), f"{span.position} tokens before"
+
+
+@real_shapes
+def test_a_prompt_gets_the_same_bits_however_it_is_cut(shape: Shape, library: Library) -> None:
+    """As one prompt, in chunks, and token by token."""
+    length = 300
+    case = make_case(replace(shape, block_size=64), (length,)).to(torch.float32)
+    (span,) = case.args.spans
+    whole = attend(case, library)
+    for size in (1, 7, 64, 129):
+        pieces = [
+            SequenceSpan(start, min(start + size, length), start, 0, span.blocks)
+            for start in range(0, length, size)
+        ]
+        cut = replace(case, args=replace(case.args, spans=pieces))
+        assert torch.equal(attend(cut, library), whole), f"in pieces of {size}"
+
+
+@real_shapes
+@pytest.mark.parametrize("num_new", [1, 40])
+def test_threads_change_no_bit(shape: Shape, num_new: int, library: Library) -> None:
+    case = real_case(shape, num_new).to(torch.float32)
+    alone = attend(case, library)
+    try:
+        for num_threads in (2, 5):
+            torch.set_num_threads(num_threads)
+            assert torch.equal(attend(case, library), alone)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_where_blocks_lie_changes_no_bit(library: Library) -> None:
+    case = real_case(REAL["15 on 5 of 64"], 1).to(torch.float32)
+    order = torch.randperm(len(case.k_pool), generator=torch.Generator().manual_seed(1))
+    k_pool, v_pool = torch.empty_like(case.k_pool), torch.empty_like(case.v_pool)
+    k_pool[order], v_pool[order] = case.k_pool, case.v_pool
+    spans = [replace(span, blocks=order[span.blocks]) for span in case.args.spans]
+    moved = replace(case, k_pool=k_pool, v_pool=v_pool, args=replace(case.args, spans=spans))
+    assert torch.equal(attend(moved, library), attend(case, library))
+
+
+def test_sequences_without_queries_and_empty_batches_are_taken(library: Library) -> None:
+    case = make_case(Shape(num_new=1)).to(torch.float32)
+    spans = [SequenceSpan(0, 0, 0, 0, case.args.spans[0].blocks[:0]), *case.args.spans]
+    with_empty = replace(case, args=replace(case.args, spans=spans))
+    assert torch.equal(attend(with_empty, library), attend(case, library))
+    nothing = replace(case, query=case.query[:0], args=replace(case.args, spans=[]))
+    assert attend(nothing, library).shape == (0, *case.query.shape[1:])
+
+
+def test_queries_need_not_be_contiguous(library: Library) -> None:
+    case = make_case(Shape()).to(torch.float32)
+    strided = replace(case, query=case.query.transpose(0, 1).contiguous().transpose(0, 1))
+    assert not strided.query.is_contiguous()
+    assert torch.equal(attend(strided, library), attend(case, library))
+
+
+def test_a_step_prepared_once_gives_what_it_gives_unprepared(library: Library) -> None:
+    case = make_case(Shape(num_new=5), LENGTHS).to(torch.float32)
+    prepared = replace(case, args=replace(case.args, prepared=native.span_table(case.args.spans)))
+    assert torch.equal(attend(prepared, library), attend(case, library))
