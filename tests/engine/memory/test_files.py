@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from fcntl import F_GETFL, fcntl
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,20 @@ def test_to_announce_a_file_neither_changes_what_is_read_nor_fails(path: Path, t
         SystemFiles().announce(path)
         assert read(SystemFiles(), path, [7000, 193_000]) == DATA
     assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+@pytest.mark.parametrize("size", [1 << 18, (1 << 18) - 1, (1 << 18) + 1, 3 * (1 << 18) + 4097])
+@pytest.mark.parametrize("start", [0, 10])
+def test_a_large_file_is_written_whole_wherever_writing_begins(size: int, start: int, tmp_path: Path) -> None:
+    """Past the system's cache as far as whole pages go, and the rest as any file."""
+    data = (DATA * (1 + size // len(DATA)))[:size]
+    for length in (size, size // 2):  # the second is written from memory that has held the first
+        files = SystemFiles()
+        descriptor = files.create(tmp_path / "large")
+        flags = fcntl(descriptor, F_GETFL)
+        write_all(files, descriptor, [data[:start]])
+        write_all(files, descriptor, [data[start:7000], data[7000:7001], b"", data[7001:length]])
+        assert fcntl(descriptor, F_GETFL) == flags
+        files.sync(descriptor)
+        files.close(descriptor)
+        assert (tmp_path / "large").read_bytes() == data[:length]
