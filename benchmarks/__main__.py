@@ -26,6 +26,7 @@ SCENARIOS = (
     "bookkeeping",
     "concurrency",
     "decode",
+    "encryption",
     "eviction",
     "interleave",
     "latent",

@@ -97,5 +97,18 @@ def opened(cipher: "AESGCM", nonce: bytes, sealed: bytes | memoryview, place: by
         raise SealBroken("it does not open") from error
 
 
+def open_into(cipher: "AESGCM", nonce: bytes, sealed: memoryview, place: bytes, out: memoryview) -> None:
+    """Decrypt and verify, into memory that is there; worthless after an error.
+
+    Raises: SealBroken: a byte is not what it must be.
+    """
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        cipher.decrypt_into(nonce, sealed, place, out)
+    except (InvalidTag, ValueError) as error:
+        raise SealBroken("it does not open") from error
+
+
 def _digest(key: bytes, purpose: bytes, data: bytes, digest_size: int = KEY_BYTES) -> bytes:
     return blake2b(data, key=key, person=purpose, digest_size=digest_size).digest()

@@ -26,6 +26,7 @@ from kvchat.sealing.sealer import (
     SealBroken,
     Sealer,
     new_salt,
+    open_into,
     opened,
 )
 
@@ -174,17 +175,14 @@ class SealedBlocks:
 
     def open(self, path: Path, landed: Sequence[memoryview], parts: Sequence[memoryview]) -> None:
         (file,) = landed
-        head, *payload_parts = parts
+        head, payload = parts
         head_end = _HEAD_START + len(head) + TAG_BYTES
         salt, place = bytes(file[len(_MAGIC) : _SALT_END]), _place(path)
         if file[:_HEAD_START] != _opening(salt, head_end - _HEAD_START):
             raise SealBroken("it does not begin as it must")
         cipher = self._sealer.of_file(place, salt)
         head[:] = opened(cipher, _HEAD_NONCE, file[_HEAD_START:head_end], place)
-        payload = memoryview(opened(cipher, _PAYLOAD_NONCE, file[head_end:], place))
-        for part in payload_parts:
-            part[:] = payload[: len(part)]
-            payload = payload[len(part) :]
+        open_into(cipher, _PAYLOAD_NONCE, file[head_end:], place, payload)
 
     def read_head(self, path: Path, file: BinaryIO, num_bytes: int) -> tuple[bytes, int]:
         opening = file.read(_HEAD_START)
