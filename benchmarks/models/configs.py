@@ -80,6 +80,8 @@ _SIZES: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+_CLASSES: dict[str, str] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | {"mistral4": "Mistral4ForCausalLM"}
+"""By model type; transformers has no causal-LM entry for Mistral 4."""
 _LATENT = {"num_key_value_heads": 4, "head_dim": 8}
 _ROPE = {"rope_theta": 10000.0}
 
@@ -103,7 +105,15 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v3": _LATENT,
     "deepseek_v32": _LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 16},
     "dots1": {"n_shared_experts": 1},
-    "dots3_note_text": {"num_key_value_heads": 4},
+    "dots3_note_text": {
+        "num_key_value_heads": 4,
+        "head_dim": 24,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_topk": 16,
+        "shared_experts_intermediate_size": 32,
+        "per_layer_config": {str(layer): {"num_attention_heads": 4, "v_head_dim": 12} for layer in (2, 3)},
+    },
     "gemma3n_text": {
         "num_hidden_layers": 6,
         "num_kv_shared_layers": 2,
@@ -137,6 +147,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "longcat_flash": _LATENT | {"ffn_hidden_size": 64, "expert_ffn_hidden_size": 32, "zero_expert_num": 2},
+    "mistral4": _LATENT,
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16},
     "minicpm3": _LATENT,
     "reformer": {"is_decoder": True},
@@ -264,7 +275,7 @@ class Case:
 
     @property
     def class_name(self) -> str:
-        return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[self.model_type])
+        return _CLASSES[self.model_type]
 
     @property
     def name(self) -> str:
@@ -286,7 +297,7 @@ def find_case(name: str) -> Case:
 def _one_type_per_class() -> list[str]:
     """Return a model type for each class: the one that the class is named after, or for text alone."""
     chosen: dict[str, str] = {}
-    for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+    for kind, name in _CLASSES.items():
         is_namesake = name.lower() in (kind.replace("_", "") + end for end in ("forcausallm", "lmheadmodel"))
         if name not in chosen or is_namesake or kind.endswith("_text"):
             chosen[name] = kind

@@ -13,6 +13,7 @@ from benchmarks.models.configs import VOCAB_SIZE, Case, tiny_config
 from kvchat.engine import Engine, EngineConfig, SamplingParams
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
+from kvchat.engine.models.load import class_for
 from kvchat.engine.results import Result, collect
 from kvchat.errors import KvchatError
 
@@ -66,12 +67,12 @@ def save_tiny(case: Case, model_dir: Path) -> None:
     """Write the case's model with random weights, in float32."""
     config = tiny_config(case)
     with torch.device("meta"):
-        shape = transformers.AutoModelForCausalLM.from_config(config)
+        shape = class_for(config).from_config(config)
     num_parameters = sum(parameter.numel() for parameter in shape.parameters())
     if num_parameters > MAX_PARAMETERS:
         raise ValueError(f"its smallest config here has {num_parameters:,} parameters")
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = class_for(config).from_config(config, dtype=torch.float32)
     model.generation_config = transformers.GenerationConfig()
     model.save_pretrained(model_dir)
 
@@ -148,9 +149,11 @@ class Reference:
     """transformers' own greedy answers, from a model object of its own."""
 
     def __init__(self, model_dir: Path) -> None:
-        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            model_dir, attn_implementation="eager", dtype=torch.float32
-        ).eval()
+        self._model: Any = (
+            class_for(transformers.AutoConfig.from_pretrained(model_dir))
+            .from_pretrained(model_dir, attn_implementation="eager", dtype=torch.float32)
+            .eval()
+        )
 
     @torch.inference_mode()
     def answer(self, prompt: Sequence[int], num_tokens: int = NUM_TOKENS) -> tuple[list[int], list[float]]:

@@ -1,8 +1,13 @@
 """The findings as the page docs/models.md."""
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import transformers
 
 from benchmarks.models.survey import Finding
+
+NO_TEXT_MODEL = "refused: no model for text alone is registered for it"
 
 HEAD = """# Models
 
@@ -50,7 +55,32 @@ def page(findings: Sequence[Finding], versions: str) -> str:
     for outcome, rows in rest.items():
         if rows:
             parts.append(_table(titles[outcome], ("class", "reason"), [(f.name, f.reason) for f in rows]))
+    parts.append(latent_section(findings))
     return "\n".join(parts)
+
+
+def latent_section(findings: Sequence[Finding]) -> str:
+    """Return what became of each of transformers' model files with latent attention (`expand_kv`)."""
+    rows = []
+    for name in _latent_modules():
+        found = [finding for finding in findings if _module_of(finding.name) == name]
+        cells = [(f.name, f"exact ({f.route})" if f.outcome == "exact" else f.outcome) for f in found]
+        rows += [(name, *cell) for cell in cells] or [(name, "", NO_TEXT_MODEL)]
+    text = "Every file of the installed transformers whose attention has an `expand_kv`:"
+    head, table = _table("Latent attention", ("file", "class", "outcome"), rows).split("\n\n", 1)
+    return f"{head}\n\n{text}\n\n{table}"
+
+
+def _latent_modules() -> list[str]:
+    models = Path(transformers.__file__).parent / "models"
+    files = models.glob("*/modeling_*.py")
+    return sorted(path.parent.name for path in files if "def expand_kv" in path.read_text(encoding="utf-8"))
+
+
+def _module_of(name: str) -> str:
+    """Return the folder of a class's model file; `name` may go on with a variant."""
+    found = getattr(transformers, name.partition(" (")[0], None)
+    return "" if found is None else str(found.__module__).split(".")[-2]
 
 
 def _num_classes(findings: Sequence[Finding]) -> int:

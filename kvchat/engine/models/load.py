@@ -97,7 +97,7 @@ def load_model(
         raise ModelUnreadable(f"{model_dir / 'config.json'} says that the model has {num_layers} layers.")
     check_latent_sizes(config.get_text_config(), model_dir / "config.json")
     module, info = _read(
-        lambda: transformers.AutoModelForCausalLM.from_pretrained(
+        lambda: class_for(config).from_pretrained(
             model_dir,
             config=config,
             dtype=DTYPES.get(dtype, "auto"),
@@ -127,6 +127,19 @@ def load_model(
         max_context=_max_context(text_config),
         eos_token_ids=_eos_ids(module, text_config),
     )
+
+
+def class_for(config: Any) -> Any:
+    """Return by which of transformers' classes a model is found.
+
+    Text models are in the list of causal ones, but for Mistral 4, which is only in that of models that may be
+    shown pictures.
+    """
+    elsewhere = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    is_known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if not is_known and elsewhere is not None and elsewhere.__name__.endswith("ForCausalLM"):
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
 
 
 def _read(load: Callable[[], Any], model_dir: Path) -> Any:
