@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.cli.main import run
-from tests.engine.cache.test_arithmetic import DEEPSEEK_V3, LLAMA_405B
+from tests.engine.cache.test_arithmetic import DEEPSEEK_V3, LLAMA_405B, QWEN_72B
 
 pytestmark = pytest.mark.pure
 
@@ -30,6 +30,51 @@ def test_a_table_names_every_way_with_its_assumption(
     assert own.split("  ")[-1] == "61 layers x (512 latent + 64 rope key) x 2 B"
     assert all(part in own for part in ("70,272 B", "8.578 GiB", "as it is"))
     assert any("213.5 GiB" in line and "often quoted" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("shape", "own", "figures"),
+    [
+        (
+            DEEPSEEK_V3,
+            ("latent (MLA)", "70,272 B", "8.578 GiB"),
+            {
+                "latent in FP8 (approximate)": "40,016 B",
+                "8 key-value heads (GQA)": "249,856 B",
+                "a key-value head for every query head (MHA)": "3,997,696 B",
+                "one key-value head (MQA)": "31,232 B",
+                "latent alone": "7.625 GiB",
+                "two vectors of the model's width": "213.5 GiB",
+            },
+        ),
+        (
+            QWEN_72B,
+            ("8 key-value heads (GQA)", "327,680 B", "40 GiB"),
+            {"one key-value head (MQA)": "40,960 B"},
+        ),
+        (
+            LLAMA_405B,
+            ("8 key-value heads (GQA)", "516,096 B", "63 GiB"),
+            {"one key-value head (MQA)": "64,512 B"},
+        ),
+    ],
+    ids=["DeepSeek-V3", "Qwen2.5-72B", "Llama-3.1-405B"],
+)
+def test_published_figures_are_printed_with_their_assumptions(
+    shape: dict[str, object],
+    own: tuple[str, str, str],
+    figures: dict[str, str],
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config.write_text(json.dumps(shape))
+    assert run(["plan", str(config), "--context", "131072"]) == 0
+    lines = capsys.readouterr().out.splitlines()[3:]
+    assert lines[0].startswith(own[0])
+    assert all(part in lines[0] for part in (*own, "as it is"))
+    for name, figure in figures.items():
+        assert any(line.startswith(name) and figure in line for line in lines), name
+    assert all(f"{shape['num_hidden_layers']} layers x " in line for line in lines)
 
 
 def test_json_has_the_same_figures(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

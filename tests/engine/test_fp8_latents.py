@@ -34,7 +34,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def test_answers_do_not_depend_on_how_a_prompt_was_cut(model_dir: Path, open_engine: OpenEngine) -> None:
-    """Nor on what was reused: what a query attends to is stored before it is read, its own token included."""
+    """Trap 32. Nor on what was reused: what a query attends to is stored before it is read, its own token included."""
     prompt = token_ids(70)
     answers = [
         answer(open_engine(model_dir, cache_format="fp8", max_batch_tokens=size), prompt, 12).token_ids
@@ -63,7 +63,7 @@ def test_a_session_comes_back_from_disk_with_the_same_answer(
 def test_no_format_finds_the_blocks_of_the_other(
     model_dir: Path, tmp_path: Path, open_engine: OpenEngine
 ) -> None:
-    """Trap 2."""
+    """Trap 5: another format is another name."""
     prompt = token_ids(100)
     fingerprints = set()
     for cache_format in ("exact", "fp8"):

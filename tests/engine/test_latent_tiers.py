@@ -25,7 +25,6 @@ pytestmark = pytest.mark.cpu
 
 KIND = "V3, YaRN"
 TOKEN_BYTES = {"exact": 3 * (16 + 8) * 4, "fp8": 3 * (16 + 4 + 2 * 8)}
-formats = pytest.mark.parametrize("cache_format", TOKEN_BYTES)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +137,7 @@ def test_a_bundle_of_latents_goes_on_elsewhere_and_is_verified(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Trap 27: there are no values beside latents, and nothing of size 0 is written."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     model = ["-m", str(talking), "--cache-format", cache_format]
     ask = ["ask", *model, "--max-tokens", "8", "--temperature", "0", "--json"]

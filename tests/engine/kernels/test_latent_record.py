@@ -65,7 +65,7 @@ def test_errors_stay_within_their_bounds(kind: str) -> None:
 
 
 def test_one_scale_for_all_numbers_would_break_the_bound() -> None:
-    """Negative control: small tiles beside one with outliers vanish under a scale that all of them share."""
+    """Trap 32, as a negative control: small tiles beside one with outliers vanish under a shared scale."""
     latents = latents_of("gauss")
     latents[:, :TILE] *= 1e5
     scale = float(latents.abs().max()) / 448
@@ -83,6 +83,7 @@ def test_one_scale_for_all_numbers_would_break_the_bound() -> None:
 def test_one_by_one_in_chunks_or_at_once_gives_the_same_bytes(
     cuts: list[int], sizes: tuple[int, int], seed: int
 ) -> None:
+    """Trap 32: a scale follows from its own token, not from those that came first or stand beside it."""
     record, block_size = Fp8Record(*sizes), 8
     generator = torch.Generator().manual_seed(seed)
     latents = torch.randn(40, sizes[0], generator=generator)

@@ -64,7 +64,7 @@ def test_the_order_of_every_implementation_is_told_apart(
 def test_the_same_model_in_another_order_is_given_other_names(
     tmp_path: Path, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after an update of transformers: same weights, same config, same answers, other bytes."""
+    """Trap 5, as after an update of transformers: same weights, same config, same answers, other bytes."""
     model_dir, prompt = model_of("V3, YaRN", tmp_path), token_ids(60)
     first = open_engine(model_dir, cache_dir=tmp_path / "cache")
     wanted = answer(first, prompt, 12).token_ids

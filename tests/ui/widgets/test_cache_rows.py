@@ -49,6 +49,15 @@ def test_interleaved_layers_each_have_a_row_and_sliding_ones_are_shorter() -> No
     )
 
 
+def test_latent_layers_say_what_they_keep_and_in_which_format() -> None:
+    snapshot = scripted_snapshot(FORKED, layers=[FULL] * 3)
+    kinds = ("latent", "latent", "latent fp8")
+    layers = zip(snapshot.layers, kinds, strict=True)
+    snapshot = replace(snapshot, layers=tuple(replace(layer, kind=kind) for layer, kind in layers))
+    rows = [line for line in lines(snapshot) if line.startswith("L")]
+    assert [row.split("▓")[-1].split("  ")[0] for row in rows] == [" latent", " latent fp8"]
+
+
 @pytest.mark.parametrize("width", [24, 30, 33, 39, 58, 120])
 def test_no_line_is_wider_than_the_panel(width: int) -> None:
     for line in lines(scripted_snapshot(FORKED, kept_tokens=5000), width, expanded=True):
