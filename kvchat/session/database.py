@@ -60,7 +60,7 @@ class Database:
         self._lock = RLock()
         with self._errors_told():
             _create_private(path)
-            if recovery.has_damaged_log(path):
+            if recovery.is_emptied(path) or recovery.has_damaged_log(path):
                 recovery.damage_mark(path).touch(0o600)
             if recovery.damage_mark(path).exists():
                 self._recover()

@@ -82,6 +82,14 @@ def looks_like_ours(path: Path) -> bool:
     return has_backup(path) or (size >= 4 * _PAGE_BYTES and size % _PAGE_BYTES == 0)
 
 
+def is_emptied(path: Path) -> bool:
+    """Whether a file has not even a page, although there is a copy of what it held.
+
+    SQLite takes it for a new one, and forgets its log.
+    """
+    return path.stat().st_size < _PAGE_BYTES and has_backup(path)
+
+
 def has_damaged_log(path: Path) -> bool:
     """Whether SQLite would take back what its log holds behind a damaged byte, and say nothing.
 
@@ -111,34 +119,28 @@ def recover(path: Path, tables: Tables) -> Path:
 
     Raises:
         StorageError: another process is writing to it.
-        sqlite3.Error, OSError: the new one cannot be written; the old one is in its place again.
+        sqlite3.Error, OSError: the new one cannot be written; the old one is where it was.
     """
     if Writers(path.parent / "writers").is_any_alive():
         raise StorageError(
             f"{path} is damaged, and another kvchat is writing to it; close that and try again"
         )
-    aside = _free_name(path)
-    for suffix in ("", "-wal"):
-        with suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
-    path.with_name(path.name + "-shm").unlink(missing_ok=True)
-    new = path.with_name(path.name + ".new")
-    try:
-        new.unlink(missing_ok=True)
-        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        with closing(sqlite3.connect(new, isolation_level=None)) as target:
-            target.row_factory = sqlite3.Row
-            target.execute("PRAGMA synchronous = FULL")
-            tables.migrate(target, new)
-            tables.show(target)
-            sources = _sources(aside, backup_paths(path), new.read_bytes()[:_PAGE_BYTES])
-            _collect(target, tables, sources)
-        new.rename(path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            aside.rename(path)
-            aside.with_name(aside.name + "-wal").rename(path.with_name(path.name + "-wal"))
-        raise
+    aside = _keep(path)
+    new = _beside(path, ".new")
+    new.unlink(missing_ok=True)
+    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    with closing(sqlite3.connect(new, isolation_level=None)) as target:
+        target.row_factory = sqlite3.Row
+        target.execute("PRAGMA synchronous = FULL")
+        tables.migrate(target, new)
+        tables.show(target)
+        sources = _sources(aside, backup_paths(path), new.read_bytes()[:_PAGE_BYTES])
+        _collect(target, tables, sources)
+    # The log goes first, since it must never lie beside the new file; if this process ends here, the next
+    # one finds it beside the kept one.
+    for suffix in ("-wal", "-shm"):
+        _beside(path, suffix).unlink(missing_ok=True)
+    new.rename(path)
     damage_mark(path).unlink(missing_ok=True)
     sync(path.parent)
     return aside
@@ -281,8 +283,18 @@ def _log_of(path: Path) -> bytes:
         return b""
 
 
-def _free_name(path: Path) -> Path:
+def _keep(path: Path) -> Path:
+    """Give a damaged file and its log names that stay, and return the file's; a recovery that was cut off
+    has given them already.
+    """
     number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+    while (aside := _beside(path, f".damaged-{number}")).exists() and not aside.samefile(path):
         number += 1
+    for suffix in ("", "-wal"):
+        kept, damaged = _beside(aside, suffix), _beside(path, suffix)
+        if damaged.exists() and not kept.exists():
+            try:
+                kept.hardlink_to(damaged)
+            except OSError:  # this file system has no second names
+                shutil.copyfile(damaged, kept)
     return aside

@@ -10,7 +10,7 @@ import pytest
 from kvchat.errors import KvchatError
 from kvchat.session.recovery import backup_paths
 from kvchat.session.template import ChatTemplate
-from kvchat.session.tree import Part, Turn
+from kvchat.session.tree import Finish, Part, Turn
 from tests.session.small_home import (
     DATABASE,
     LOG,
@@ -151,3 +151,27 @@ def _after_trouble(action: Callable[[], T]) -> T:
         return action()
     except KvchatError:
         return action()
+
+
+@pytest.mark.parametrize("name", [DATABASE, LOG], ids=["database", "log"])
+@pytest.mark.parametrize("step", [9001, pytest.param(97, marks=pytest.mark.slow)])
+def test_a_file_that_ends_early_costs_nothing_with_a_copy_and_makes_up_nothing_without(
+    template: ChatTemplate, files: Files, tmp_path: Path, name: Path, step: int
+) -> None:
+    """A log that ends early is one that was cut off: what it does not hold is not known to be missing."""
+    wanted = _seen(tmp_path, template, files)
+    for length in (*range(3), *range(17, len(files[name]), step)):
+        cut = {**files, name: files[name][:length]}
+        if name == DATABASE:
+            assert complaints(_seen(tmp_path, template, cut), wanted, may_lose_both=False) == [], length
+        try:
+            found = _seen(tmp_path, template, without_copies(cut))
+        except KvchatError as error:
+            advice = str(error)
+            assert "move it away" in advice, length
+            continue
+        for turn_id, turn in found.turns.items():
+            said = wanted.turns[turn_id].text if turn_id in wanted.turns else ""
+            is_cut_off = turn.finish is Finish.INTERRUPTED and said.startswith(turn.text)
+            assert turn.damaged or turn.text == said or is_cut_off, length
+        _after_trouble(lambda: go_on(tmp_path / "home"))

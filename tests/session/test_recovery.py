@@ -222,6 +222,47 @@ def test_processes_that_start_at_once_recover_it_once(path: Path) -> None:
     assert words(path) == before
 
 
+def test_a_recovery_that_is_cut_off_anywhere_is_ended_by_the_next_start(path: Path) -> None:
+    """Killed before each change of a name in turn, with the newest words in the log alone and no copy."""
+    store = SessionStore(path)
+    session = store.find("one")
+    exchange(store, store.branch(session.id, MAIN), "Is it in the log?", "It is.")
+    whole = {name: _beside(path, name).read_bytes() for name in ("", "-wal")}
+    store.close()
+    before = words(path)
+    script = """
+import os, sys
+from pathlib import Path
+from kvchat.session.store import SessionStore
+left = int(sys.argv[2])
+def watch(event, arguments):
+    global left
+    if event in ("os.rename", "os.link", "os.remove") and "sessions.db" in str(arguments[0]):
+        left -= 1
+        if left < 0:
+            os._exit(3)
+sys.addaudithook(watch)
+SessionStore(Path(sys.argv[1])).close()
+"""
+    for number in range(30):
+        for leftover in path.parent.glob("sessions.db*"):
+            leftover.unlink()
+        for name, data in whole.items():
+            _beside(path, name).write_bytes(data)
+        damage_mark(path).touch()
+        command = [sys.executable, "-c", script, str(path), str(number)]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+        assert words(path) == before
+        if ended.returncode == 0:
+            break
+        assert ended.returncode == 3, ended.stderr
+    assert number > 3
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
 @pytest.mark.parametrize("num_times", [25, pytest.param(1000, marks=pytest.mark.slow)])
 def test_whatever_is_damaged_a_session_works_after_a_new_start(path: Path, num_times: int) -> None:
     before = words(path)

@@ -23,9 +23,10 @@ Fields = Mapping[str, Any]
 
 def remember(cache_dir: Path, fields: Fields) -> None:
     """Keep the fields of a fingerprint; not being able to costs an export its blocks, and nothing else."""
-    path = _path(cache_dir, digest_of(fields))
+    fingerprint = digest_of(fields)
+    path = _path(cache_dir, fingerprint)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    if path.exists():
+    if recall(cache_dir, fingerprint) is not None:
         return
     try:
         make_private(path.parent)

@@ -1,0 +1,101 @@
+"""A damaged byte in the index or its log, or a file that ends early: never a wrong block, and it goes on."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.errors import BlockDamaged, BlockMissing
+from tests.engine.memory.chains import FULL, SLIDING, Block, chain, open_store, read, write_all
+
+pytestmark = pytest.mark.pure
+
+BLOCKS = [*chain(list(range(14))), *chain([0, 1, 2, 3, 9, 9, 9], SLIDING), *chain([5, 5, 5, 5, 5])]
+NEW = chain([7, 7, 7, 7, 7])
+INDEX, LOG = Path("index.db"), Path("index.db-wal")
+Files = Mapping[Path, bytes]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """A cache directory after a process was killed: half of the index is in its log alone."""
+    place = tmp_path_factory.mktemp("cache")
+    store = open_store(place)
+    write_all(store, BLOCKS[:4])
+    store.close()
+    store = open_store(place)
+    write_all(store, BLOCKS[4:])
+    found = {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    store.close()
+    return {path: data for path, data in found.items() if path.suffix != ".lock" and "shm" not in path.name}
+
+
+def put(place: Path, files: Files) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    for path, data in files.items():
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).write_bytes(data)
+
+
+def content(store, block: Block) -> bytes | None:
+    try:
+        return read(store, block)
+    except (BlockMissing, BlockDamaged):
+        return None
+
+
+def check(place: Path) -> None:
+    """Whatever the index says, a block is right or not there; looking at the files finds them all again."""
+    with closing(open_store(place, limit_bytes=1 << 20)) as store:
+        for block in BLOCKS:
+            assert content(store, block) in (block.payload, None)
+            for child in store.children(block.header.parent):
+                assert child.token_ids in {one.header.token_ids for one in BLOCKS}
+            store.nearest(block.header.parent, block.header.token_ids, 3)
+        for block in (*NEW, *BLOCKS):
+            store.write(block.header, block.payload)
+        assert all(content(store, block) == block.payload for block in (*NEW, *BLOCKS))
+        store.rebuild()
+        for block in (*NEW, *BLOCKS):
+            assert store.has(block.key, block.header.group)
+        assert store.usage().num_blocks == len(BLOCKS) + len(NEW)
+    with closing(BlockCatalog(place)) as catalog:
+        catalog.collect(lambda block: False)
+    assert list((place / "blocks").rglob("*")) == []
+
+
+def flips(data: bytes, step: int) -> Iterator[bytes]:
+    random = Random(step)
+    for start in range(0, len(data), step):
+        at = min(start + random.randrange(step), len(data) - 1)
+        yield data[:at] + bytes([data[at] ^ (1 << random.randrange(8))]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("name", [INDEX, LOG], ids=["index", "log"])
+@pytest.mark.parametrize("step", [3001, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_byte_flipped_anywhere_in_the_index_yields_no_wrong_block(
+    tmp_path: Path, files: Files, name: Path, step: int
+) -> None:
+    """Trap 24: the files are the truth, and the index a hint."""
+    for data in flips(files[name], step):
+        put(tmp_path / "cache", {**files, name: data})
+        check(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", [INDEX, LOG], ids=["index", "log"])
+@pytest.mark.parametrize("step", [4999, pytest.param(61, marks=pytest.mark.slow)])
+def test_an_index_that_ends_early_yields_no_wrong_block(
+    tmp_path: Path, files: Files, name: Path, step: int
+) -> None:
+    for length in (0, 1, *range(17, len(files[name]), step)):
+        put(tmp_path / "cache", {**files, name: files[name][:length]})
+        check(tmp_path / "cache")
+
+
+def test_the_blocks_here_are_of_both_groups_and_tails_are_among_them() -> None:
+    assert {block.header.group for block in BLOCKS} == {FULL, SLIDING}
+    assert {len(block.header.token_ids) for block in BLOCKS} == {1, 2, 3, 4}
