@@ -26,6 +26,8 @@ from kvchat.errors import KvchatError, StorageError, UsageError
 from kvchat.revision import Revision as Revision
 from kvchat.revision import context_ids, plan_drop, plan_undo
 from kvchat.session import prompts, repair
+from kvchat.session.miss import Explanation as Explanation
+from kvchat.session.miss import explain, with_text
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Turn, TurnId, path_token_ids
@@ -239,6 +241,11 @@ class Chat:
             if any(turn.id == branch.leaf_id for turn in path):
                 return one.name
         return branch.name
+
+    def why(self, conversation: Conversation, answer_id: TurnId) -> Explanation:
+        """Return why an answer computed what it did; see `explain`."""
+        turns = self.store.all_turns(conversation.session.id)
+        return with_text(explain(turns, self.store.turn(answer_id)), self.template.tokenizer)
 
     def notices(self, conversation: Conversation) -> tuple[str, ...]:
         """Return what a person should know of this conversation: of its KV, and of the model's template."""

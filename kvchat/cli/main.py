@@ -105,6 +105,7 @@ def _add_commands() -> None:
         ),
         (cache, "verify", "verify.verify_cache", options.VerifyCacheOptions, "Hold all KV to the model."),
         (cache, "status", "cache.cache_status", options.ListOptions, "Say what is kept on disk, by model."),
+        (cache, "why", "why.explain_answer", options.WhyOptions, "Say why an answer was not all reused."),
         (cache, "gc", "cache.cache_gc", options.ListOptions, "Remove blocks that no session refers to."),
         (cache, "path", "cache.cache_path", options.PlaceOptions, "Print the directory of the blocks."),
         (encrypt, "on", "encrypt.turn_on", options.EncryptOptions, "Encrypt all conversations, and all KV."),

@@ -233,6 +233,20 @@ class ForkOptions(SessionOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WhyOptions(SessionOptions):
+    """Options of explaining an answer."""
+
+    number: Annotated[int, typer.Argument(help="Answers from the end.", metavar="[N]", min=1)] = 1
+    branch: Annotated[
+        str | None, typer.Option(help="Of this branch; else of the one used last.", metavar="NAME")
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Whose tokenizer to read; else the answer's.", metavar="MODEL"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReviseOptions(EngineOptions):
     """Options of taking messages back and of leaving them out."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Protocol
 
-from kvchat.chat import ChatEvent, EditCost, Revision
+from kvchat.chat import ChatEvent, EditCost, Explanation, Revision
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
@@ -77,6 +77,8 @@ class ChatService(Protocol):
     def revision_cost(self, conversation: Any, revision: Revision) -> EditCost: ...
 
     def revise(self, conversation: Any, revision: Revision) -> None: ...
+
+    def why(self, conversation: Any, answer_id: TurnId) -> Explanation: ...
 
     def fork(self, conversation: Any, at: TurnId | None = None, name: str | None = None) -> Any: ...
 

@@ -39,6 +39,7 @@ COMMANDS = (
     Command(name="system", argument="[text]", summary="show the system prompt, or start anew with another"),
     Command(name="cache", argument="[layers]", summary="show or hide the cache panel, or every layer in it"),
     Command(name="export", argument="[file]", summary="write it to a file: .md .html .json .kvchat"),
+    Command(name="why", argument="[n]", summary="say why the n-th last answer computed what it did"),
     Command(name="title", argument="TITLE", summary="rename the conversation"),
     Command(name="delete", summary="delete the conversation"),
     Command(name="quit", summary="leave; everything is kept", aliases=("bye", "exit")),

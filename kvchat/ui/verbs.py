@@ -1,16 +1,19 @@
 """What each slash command does."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
 
+from kvchat.errors import KvchatError
 from kvchat.revision import nth_last_question
-from kvchat.session.tree import SessionId, Turn
+from kvchat.session.tree import Role, SessionId, Turn
 from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.courses import Courses
+from kvchat.ui.figures import plural
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
+from kvchat.ui.why_words import why_words
 from kvchat.ui.widgets.session_rows import title_of
 
 Opener = Callable[[], Awaitable[ConversationView | None]]
@@ -31,6 +34,10 @@ class CommandDesk(Protocol):
     def open_with(self, opener: Opener, draft: Draft | None = None) -> object: ...
 
     def change_with(self, change: Callable[[], object]) -> object: ...
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> object: ...
+
+    def note(self, title: str, text: str) -> None: ...
 
     def export(self, conversation: ConversationView, wish: str) -> object: ...
 
@@ -73,6 +80,7 @@ class Verbs:
             "system": self.system,
             "cache": self.cache,
             "export": self.export,
+            "why": self.why,
             "title": self.rename,
             "delete": self.delete,
             "quit": lambda _: screen.quit(),
@@ -164,6 +172,26 @@ class Verbs:
         conversation = self._stored()
         if conversation is not None:
             self._screen.export(conversation, wish)
+
+    def why(self, argument: str) -> None:
+        conversation = self._stored()
+        if conversation is None:
+            return
+        answers = [turn for turn in conversation.turns if turn.role is Role.ASSISTANT]
+        num = int(argument or "1") if (argument or "1").isdecimal() else 0
+        if 1 <= num <= len(answers):
+            self._screen.begin(self._why(conversation, answers[-num]))
+        else:
+            self._screen.warn(f"there is no answer {argument or 1} from the end to explain")
+
+    async def _why(self, conversation: ConversationView, answer: Turn) -> None:
+        try:
+            explanation = await asyncio.to_thread(self._chat.why, conversation, answer.id)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        else:
+            computed = plural(explanation.miss.computed_tokens, "token")
+            self._screen.note(f"Why {computed} were computed", why_words(explanation))
 
     def rename(self, title: str) -> None:
         conversation = self._turns.conversation

@@ -11,6 +11,7 @@ from kvchat.cli.compose import opened, start_worker
 from kvchat.config import read_settings
 from kvchat.conversation import Conversation, EditCost
 from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.session.miss import Culprit
 
 pytestmark = pytest.mark.cpu
 
@@ -75,6 +76,11 @@ def test_what_another_course_costs_is_what_is_then_computed_also_from_disk(tmp_p
         ask(chat, conversation, "What is my name?")
         hold_to(cost, conversation, num_kept)
         without = conversation.turns[-1]
+        explained = chat.why(conversation, without.id)
+        assert explained.miss.culprit is Culprit.DIFFERENT
+        assert explained.miss.computed_tokens == cost.computed_tokens + explained.miss.new_tokens - 1
+        assert explained.here.startswith(" block?")
+        assert explained.there.startswith(" KV cache?")
 
     with starter(tmp_path) as chat:
         conversation = chat.open("demo", "main")

@@ -88,6 +88,14 @@ def test_undo_drop_and_edit_cost_what_they_say_and_keep_the_branch_as_it_was(
     assert usage["cached_tokens"] == plan["reused_tokens"]
     assert branches(store) == {"main": said, "main-2": [said[0], said[2], "four"]}
 
+    why = told("cache", "why", "demo")
+    assert (why["culprit"], why["cached_tokens"]) == ("different", plan["reused_tokens"])
+    assert why["shared_text"].endswith("<|user|>t")
+    assert why["here_text"].startswith("hree<|end|>")
+    assert why["there_text"].startswith("wo two")
+    assert told("cache", "why", "demo", "--branch", "main")["culprit"] == "none"
+    assert run(["cache", "why", "demo", "9"]) == 2
+
     assert told("sessions", "undo", *model, "demo", "2")["computed_tokens"] == 0
     assert branches(store)["main-3"] == [said[0]]
     capsys.readouterr()

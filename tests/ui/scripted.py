@@ -21,6 +21,7 @@ from kvchat.engine.api.ids import BranchId
 from kvchat.errors import FileTaken, SessionNotFound, UsageError
 from kvchat.revision import plan_undo
 from kvchat.session.lookup import SessionSummary
+from kvchat.session.miss import Explanation, explain
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
 
@@ -204,6 +205,10 @@ class ScriptedChat:
 
     def revise(self, conversation: ScriptedConversation, revision: Revision) -> None:
         self._branch_off(conversation, revision.path, f"{conversation.branch.name}-2")
+
+    def why(self, conversation: ScriptedConversation, answer_id: TurnId) -> Explanation:
+        answer = next(turn for turn in conversation.turns if turn.id == answer_id)
+        return Explanation(miss=explain(conversation.turns, answer), shared="", here="", there="")
 
     def fork(
         self, conversation: ScriptedConversation, at: TurnId | None = None, name: str | None = None

@@ -27,6 +27,7 @@ from kvchat.ui.panes import PaneWish, pane_widths
 from kvchat.ui.plain_text import fitted, one_line
 from kvchat.ui.screens.confirm import ConfirmScreen
 from kvchat.ui.screens.help import HelpScreen
+from kvchat.ui.screens.note import NoteScreen
 from kvchat.ui.stored_sessions import StoredSessions, list_options
 from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
 from kvchat.ui.verbs import Opener, Verbs
@@ -131,6 +132,9 @@ class ChatScreen(Screen[None]):
     async def confirm(self, question: str, consequence: str) -> bool:
         """Ask, and wait for the answer; inside a worker."""
         return await self.app.push_screen_wait(ConfirmScreen(question, consequence))
+
+    def note(self, title: str, text: str) -> None:
+        self.app.push_screen(NoteScreen(title, text))
 
     def show_edit(self, text: str | None) -> None:
         if text is not None:

@@ -108,3 +108,18 @@ async def test_an_undo_while_the_model_loads_waits_for_what_it_costs(tmp_path: P
         told = [notice.message for notice in shown.app._notifications]
         assert told == ["what it costs is known when the model is loaded"]
         assert "computed again  nothing" in shown.text
+
+
+async def test_an_answer_can_be_asked_why_it_computed_what_it_did(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say("/why")
+        await shown.until_shown("nothing has been said here yet")
+        await shown.say_and_wait("hello")
+        await shown.say("/why")
+        await shown.until_shown("Why 13 tokens were computed")
+        assert "computed  13 tokens, 13 of them new" in shown.text
+        assert "Only what was new to it was computed." in shown.text
+        await shown.pilot.press("escape")
+        await shown.until_gone("Only what was new")
+        await shown.say("/why 2")
+        await shown.until_shown("there is no answer 2 from the end to explain")

@@ -1,0 +1,35 @@
+"""`kvchat cache why`: why an answer computed what it did. Reads a tokenizer and loads no model."""
+
+from contextlib import closing
+from dataclasses import asdict
+
+from kvchat.cli.options import WhyOptions
+from kvchat.cli.shelf import open_store
+from kvchat.cli.streams import Output
+from kvchat.engine.models.locate import locate_model
+from kvchat.errors import UsageError
+from kvchat.session.miss import explain, with_text
+from kvchat.session.template import ChatTemplate
+from kvchat.session.tree import Role
+from kvchat.ui.why_words import why_words
+
+
+def explain_answer(options: WhyOptions) -> None:
+    """Say why an answer computed what it did, with the first token that differs."""
+    settings = options.settings()
+    with closing(open_store(settings)) as store:
+        session = store.find(options.session)
+        branch = store.branch(session.id, options.branch or session.active_branch)
+        answers = [turn for turn in store.turns_to(branch.leaf_id) if turn.role is Role.ASSISTANT]
+        if options.number > len(answers):
+            raise UsageError(f"there is no answer {options.number} from the end to explain")
+        answer = answers[-options.number]
+        miss = explain(store.all_turns(session.id), answer)
+    model = options.model or answer.model or session.model or settings.model
+    location = locate_model(model, cache_dir=settings.paths.cache_dir)
+    explanation = with_text(miss, ChatTemplate.from_dir(location.path).tokenizer)
+    if options.json:
+        texts = {f"{side}_text": getattr(explanation, side) for side in ("shared", "here", "there")}
+        Output().json({"session": session.id, "turn": answer.id} | asdict(miss) | texts)
+    else:
+        Output().line(why_words(explanation))

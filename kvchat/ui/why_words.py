@@ -1,0 +1,38 @@
+"""Why an answer computed what it did, in words."""
+
+from kvchat.session.miss import Culprit, Explanation
+from kvchat.ui.figures import count_text, plural
+from kvchat.ui.plain_text import one_line
+
+_REASONS = {
+    Culprit.NONE: "Only what was new to it was computed.",
+    Culprit.STARTED_OVER: (
+        "The conversation was rendered anew: its tokens were missing, damaged, or of another tokenizer."
+    ),
+    Culprit.DIFFERENT: "Something earlier was changed or left out; what follows it had never been computed.",
+    Culprit.MODEL: "Another model, or other weights, had answered before; blocks serve one model alone.",
+    Culprit.NOT_KEPT: "It had been computed before, but was not kept, or was faster to compute than to load.",
+}
+
+
+def why_words(explanation: Explanation) -> str:
+    """Return what was reused and computed, the culprit, and the first token on which the two sides differ."""
+    miss = explanation.miss
+    new = f", {count_text(miss.new_tokens)} of them new" if miss.new_tokens else ""
+    lines = [
+        f"reused    {count_text(miss.cached_tokens)} of {plural(miss.prompt_tokens, 'token')}",
+        f"computed  {plural(miss.computed_tokens, 'token')}{new}",
+        "",
+        _REASONS[miss.culprit],
+    ]
+    shared = explanation.shared
+    if miss.here:
+        lines += ["", f"at token  {count_text(miss.at)}", f"here      {_quoted(shared, explanation.here)}"]
+    if miss.there:
+        lines.append(f"before    {_quoted(shared, explanation.there)}")
+    return "\n".join(lines)
+
+
+def _quoted(shared: str, side: str) -> str:
+    """Return one side behind what both share, with a mark where they part."""
+    return f"“… {one_line(f'{shared}▸{side}')} …”"

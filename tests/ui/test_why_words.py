@@ -1,0 +1,37 @@
+"""Why an answer computed what it did, as it is read."""
+
+import pytest
+
+from kvchat.session.miss import Culprit, Explanation, Miss
+from kvchat.ui.why_words import why_words
+
+pytestmark = pytest.mark.pure
+
+
+def words(culprit: Culprit, here: str = "", there: str = "") -> str:
+    miss = Miss(
+        culprit=culprit,
+        prompt_tokens=1367,
+        cached_tokens=324,
+        new_tokens=8,
+        at=324,
+        here=(1,) if here else (),
+        there=(2,) if there else (),
+    )
+    return why_words(Explanation(miss=miss, shared="<|user|>What is ", here=here, there=there))
+
+
+def test_both_sides_are_shown_from_the_first_token_that_differs() -> None:
+    assert words(Culprit.DIFFERENT, here="a\n\x1b[1mfork?", there="eviction?") == (
+        "reused    324 of 1,367 tokens\n"
+        "computed  1,043 tokens, 8 of them new\n\n"
+        "Something earlier was changed or left out; what follows it had never been computed.\n\n"
+        "at token  324\n"
+        "here      “… <|user|>What is ▸a [1mfork? …”\n"
+        "before    “… <|user|>What is ▸eviction? …”"
+    )
+
+
+@pytest.mark.parametrize("culprit", Culprit)
+def test_every_culprit_has_a_sentence(culprit: Culprit) -> None:
+    assert words(culprit).splitlines()[3].endswith(".")
