@@ -148,6 +148,7 @@ def forget_key(path: Path) -> None:
     def remove() -> None:
         for copy in (path, backup_path(path)):
             copy.unlink(missing_ok=True)
+            _unfinished(copy).unlink(missing_ok=True)
         sync(path.parent)
 
     _told(path, remove)
@@ -165,7 +166,7 @@ def _told(path: Path, change: Callable[[], object]) -> None:
 def _write(path: Path, key: KeyFile) -> None:
     values = asdict(key) | {"v": _VERSION, "salt": key.salt.hex(), "wrapped": key.wrapped.hex()}
     line = json.dumps(values, sort_keys=True).encode()
-    temporary = path.with_name(path.name + ".new")
+    temporary = _unfinished(path)
     make_private(path.parent)
     with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
         file.write(line + b"\n" + _checksum(line) + b"\n")
@@ -173,6 +174,10 @@ def _write(path: Path, key: KeyFile) -> None:
         os.fsync(file.fileno())
     temporary.rename(path)
     sync(path.parent)
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(path.name + ".new")
 
 
 def _read(path: Path) -> KeyFile | None:

@@ -366,7 +366,7 @@ def test_killed_while_it_is_turned_on_or_off_a_store_stays_whole(home: Path, num
         assert _texts(paths, None if key is None else sealer) == before
         assert not list(paths.data_dir.glob("*.converting"))
         if key is None:
-            assert not list(paths.data_dir.glob("sessions.key*[!k]"))
+            assert not list(paths.data_dir.glob("sessions.key*[yp]"))
         else:
             assert files_with(home, *WORDS) == []
             assert key.unwrapped(b"open sesame") == DATA_KEY
@@ -398,6 +398,28 @@ def test_nothing_of_what_is_said_lies_on_disk_in_the_clear(
     assert len(list(home.rglob("*.safetensors"))) > 2
     assert files_with(home, *WORDS, SECRET.encode("utf-16-le"), *runs) == []
     assert files_with(home, *(run.hex().encode() for run in runs)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.tui
+def test_the_interface_leaves_nothing_in_the_clear_when_it_is_killed(
+    home: Path, run: Run, passphrase: Callable[[str], None], tiny_model: Path
+) -> None:
+    """Neither messages, nor the prompt's history, nor a draft, nor the log."""
+    passphrase("open sesame")
+    assert run("encrypt", "on", *CHEAP)[0] == 0
+    arguments = ["-m", "kvchat", "-m", str(tiny_model), "--max-tokens", "20"]
+    with terminal(arguments, KVCHAT_HOME=str(home)) as shown:
+        shown.until_shown("f1 help")
+        shown.type(f"say {SECRET}\r")
+        shown.until_shown("computed")
+        shown.type("a draft of marmalade")
+        shown.until_shown("a draft of marmalade")
+        shown.process.kill()
+        shown.process.wait()
+    assert len(list(home.rglob("*.safetensors"))) > 0
+    assert files_with(home, *WORDS) == []
+    assert "zeppelin" in run("sessions", "search", "zeppelin")[1]
 
 
 def _kill_while_it_answers(tiny_model: Path) -> None:

@@ -103,3 +103,30 @@ def _has_hue(parameters: bytes) -> bool:
             red, green, blue = numbers[at + 2 : at + 5]
             return max(red, green, blue) - min(red, green, blue) > 2
     return False
+
+
+CRASHING = """
+import logging, sys
+logging.basicConfig(filename=sys.argv[1])
+from tests.ui import run_scripted
+
+def leave(app):
+    words = "what " + "was said"
+    raise RuntimeError("a bug")
+
+run_scripted.KvchatApp.action_leave = leave
+sys.exit(run_scripted.main())
+"""
+
+
+def test_a_bug_is_logged_without_the_values_of_variables(tmp_path: Path) -> None:
+    """They are what was said, which no log may hold."""
+    log = tmp_path / "log"
+    with open_terminal(["-c", CRASHING, str(log)]) as shown:
+        shown.until_shown("You can type already.")
+        shown.type("\x11")
+        assert shown.exit_status() == 1
+    written = log.read_text()
+    assert "the interface failed" in written
+    assert "RuntimeError: a bug" in written
+    assert "what was said" not in written
