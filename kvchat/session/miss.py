@@ -63,7 +63,7 @@ class Explanation:
     there: str
 
 
-def explain(turns: Sequence[Turn], answer: Turn, num_shown: int = 12) -> Miss:
+def explain(turns: Sequence[Turn], answer: Turn, num_shown: int = 8) -> Miss:
     """Return why an answer computed what it did.
 
     Args:
