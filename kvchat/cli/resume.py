@@ -8,7 +8,7 @@ from kvchat.cli.logs import start_log
 from kvchat.cli.options import ResumeOptions
 from kvchat.errors import NoTerminal, SessionNotFound
 
-_COMMANDS = ("ask", "resume", "export", "import", "sessions", "cache")
+_COMMANDS = ("ask", "resume", "export", "import", "sessions", "cache", "encrypt")
 
 
 def resume(options: ResumeOptions) -> int:

@@ -236,7 +236,7 @@ def test_another_key_opens_nothing_and_changes_nothing(path: Path) -> None:
     assert (sorted(path.parent.iterdir()), path.read_bytes()) == before
 
 
-@pytest.mark.parametrize("num_times", [15, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_times", [15, pytest.param(400, marks=pytest.mark.slow)])
 def test_whatever_is_damaged_nothing_wrong_is_read_and_the_store_works_again(
     path: Path, num_times: int
 ) -> None:
