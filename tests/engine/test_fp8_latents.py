@@ -34,7 +34,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def test_answers_do_not_depend_on_how_a_prompt_was_cut(model_dir: Path, open_engine: OpenEngine) -> None:
-    """Trap 32. Nor on what was reused: what a query attends to is stored before it is read, itself included."""
+    """Trap 32. Nor on what was reused: what a query sees is stored before it is read, itself included."""
     prompt = token_ids(70)
     answers = [
         answer(open_engine(model_dir, cache_format="fp8", max_batch_tokens=size), prompt, 12).token_ids

@@ -58,11 +58,11 @@ def latent_error() -> float:
 
 
 def records_error(*, by_bits: bool = False) -> float:
-    """The same on 8-bit records, over a rank of two tiles of which the second is not full."""
+    """The same on 8-bit records, over ranks of a part of a tile and of one and a half."""
     latent_triton.has_e4m3 = lambda pool: not by_bits
     worst = 0.0
-    for dtype in (torch.float32, torch.float16):
-        problem = packed(make_problem(rank=200, value_scale=3.0), dtype)
+    for rank, dtype in ((200, torch.float32), (200, torch.float16), (16, torch.float32)):
+        problem = packed(make_problem(rank=rank, value_scale=3.0), dtype)
         wanted = latent_reference.latent_attention(*problem)
         for part_len in (256, 32):
             latent_triton.PART_LEN = part_len
@@ -89,7 +89,8 @@ def store_records_error() -> float:
         wanted, slots = pool.clone(), torch.randperm(54, generator=generator)[:40]
         record_reference.store_records(latents, rope_keys, wanted, slots, record)
         padding = record.num_bytes - record.rope_at - 2 * rope_dim
-        record_triton.store_records(latents, rope_keys, pool, slots, record)
+        aside = rope_keys.repeat_interleave(2, dim=1)[:, ::2]  # the same, not in a row
+        record_triton.store_records(latents, aside, pool, slots, record)
         end = record.num_bytes - padding
         gap = slice(record.rank, record.scales_at)
         pool[..., gap], wanted[..., gap] = 0, 0

@@ -13,9 +13,10 @@ from kvchat.engine.kernels.fp8_record import TILE, Fp8Record
 
 
 def store_records(latents: Tensor, rope_keys: Tensor, pool: Tensor, slots: Tensor, record: Fp8Record) -> None:
-    """Do what the reference does; see there for arguments. Rows and pool are contiguous."""
+    """Do what the reference does; see there for arguments. The pool is contiguous."""
     if not slots.numel():
         return
+    latents, rope_keys = latents.contiguous(), rope_keys.contiguous()
     _store[(slots.numel(),)](
         latents,
         rope_keys,
