@@ -29,6 +29,8 @@ def _disk_rows(stored: Shelf) -> list[Row]:
     rows: list[Row] = []
     for name, begin in (("cold", forget), ("warm", _ignore)):
         plain, resumed = [], []
+        stored.read_plain(out)
+        stored.resume()
         for _ in range(BYTE_ROUNDS):
             begin(stored.files)
             plain.append(stored.num_bytes / 1e9 / seconds(lambda: stored.read_plain(out)))
@@ -55,6 +57,7 @@ def _peer_rows(stored: Shelf, python: Path | None) -> list[Row]:
         assert peer.num_bytes == stored.num_bytes
         for name, begin in (("cold", forget), ("warm", _ignore)):
             restored, resumed = [], []
+            peer.restore_s()
             for _ in range(BYTE_ROUNDS):
                 begin([peer.state])
                 restored.append(peer.restore_s())

@@ -19,6 +19,7 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.spec import FullSpec, Group
 from kvchat.engine.memory.block_file import Region
+from kvchat.engine.memory.pages import PAGE
 from kvchat.errors import OutOfMemory
 
 TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
@@ -151,15 +152,23 @@ class DevicePool:
 def _allocate(group: Group, num_blocks: int, block_size: int, device: torch.device) -> GroupPool:
     spec = group.spec
     keys, values = (
-        torch.empty(
+        _empty(
             (len(group.layers), num_blocks, spec.num_kv_heads, block_size, dim),
-            dtype=TORCH_DTYPES[spec.dtype],
-            device=device,
+            TORCH_DTYPES[spec.dtype],
+            device,
         )
         for dim in (spec.head_dim_k, spec.head_dim_v)
     )
     parts = (keys, values)
     return GroupPool(parts, tuple(map(_memory, parts)) if device.type == "cpu" else ())
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor that begins with a page; see `pages`."""
+    num_bytes = prod(shape) * dtype.itemsize
+    whole = torch.empty(num_bytes + PAGE, dtype=torch.uint8, device=device)
+    start = -whole.data_ptr() % PAGE
+    return whole[start : start + num_bytes].view(dtype).view(shape)
 
 
 def _memory(part: Tensor) -> NDArray[np.uint8]:

@@ -12,17 +12,16 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from fcntl import F_GETFL, F_SETFL, fcntl
 from itertools import chain, islice, repeat
-from mmap import mmap
 from pathlib import Path
-from threading import local
 from typing import Protocol
+
+from kvchat.engine.memory.pages import PAGE, Pages
 
 Buffer = bytes | bytearray | memoryview
 FIRST_STEPS = (16 << 10, 48 << 10)
 STEP = 1 << 26
 READ_AHEAD = ((0, 16), (16, 48), (64, 4), (320, 4), (1344, 4), (3392, 4))
 """Where to look, and how far, in KiB, so that Linux reads ahead in steps of at most 4 MiB."""
-PAGE = 4096
 LEAST_DIRECT_BYTES = 1 << 18
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 MAX_PARTS = 1024
@@ -143,7 +142,7 @@ class SystemFiles:
 
 
 SYSTEM = SystemFiles()
-_of_thread = local()
+_pages = Pages()
 
 
 def make_private(files: Files, path: Path) -> None:
@@ -244,11 +243,8 @@ def _write_past_the_cache(descriptor: int, parts: Sequence[memoryview]) -> int:
 
 
 def _gathered(parts: Iterable[memoryview], num_bytes: int) -> memoryview:
-    """Return the first bytes of `parts` in one run from the start of a page. The thread uses it again."""
-    pages: mmap | None = getattr(_of_thread, "pages", None)
-    if pages is None or len(pages) < num_bytes:
-        pages = _of_thread.pages = mmap(-1, num_bytes)
-    run = memoryview(pages)[:num_bytes]
+    """Return the first bytes of `parts` in one run from the start of a page."""
+    run = _pages.take(num_bytes)
     start = 0
     for part in parts:
         piece = part[: num_bytes - start]

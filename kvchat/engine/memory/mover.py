@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Sequence
-from threading import local
 from time import perf_counter
 
 from kvchat.engine.api.ids import BlockKey, GroupId
@@ -13,6 +12,7 @@ from kvchat.engine.cache.tiers import StoredNode
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool
+from kvchat.engine.memory.pages import Pages
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Mover:
         self._store = store
         self._rates = rates or Rates()
         self._unreadable: set[tuple[BlockKey, GroupId]] = set()
-        self._of_thread = local()
+        self._pages = Pages()
 
     @property
     def num_unreadable(self) -> int:
@@ -120,7 +120,7 @@ class Mover:
         change between threads that often.
         """
         assert self._store is not None
-        data = self._buffer(self._pool.block_bytes(load.group))
+        data = self._pages.take(self._pool.block_bytes(load.group))
         header = BlockHeader(key=load.key, parent=load.parent, group=load.group, token_ids=load.token_ids)
         try:
             self._store.read_into(header, data)
@@ -129,9 +129,3 @@ class Mover:
             self._unreadable.add((load.key, load.group))
             return None
         return data
-
-    def _buffer(self, num_bytes: int) -> memoryview:
-        whole: bytearray = getattr(self._of_thread, "buffer", bytearray())
-        if len(whole) < num_bytes:
-            whole = self._of_thread.buffer = bytearray(num_bytes)
-        return memoryview(whole)[:num_bytes]

@@ -15,7 +15,7 @@ from kvchat.engine.cache.plan import Load, Promote
 from kvchat.engine.cache.unit import Unit
 
 NUM_THREADS = 2
-NUM_AHEAD = 4
+NUM_AHEAD = 8
 """Units that are announced to the medium while one before them is read."""
 
 

@@ -137,19 +137,19 @@ def test_what_is_read_soon_is_announced_once_and_before_it_is_read(medium: Mediu
     reader = Reader(
         medium.fetch, max_bytes=2**20, announce=lambda move: announced.append(move.target), num_threads=1
     )
-    job = submit(reader, 0, 20)
+    job = submit(reader, 0, 40)
     for num_read in range(8):
         medium.passes.release()
         take(reader, 1)
         assert set(medium.taken) <= set(announced)
         assert len(announced) <= num_read + 2 + NUM_AHEAD
-    assert reader.claim(job, 6) == 6
-    medium.passes.release(20)
+    assert reader.claim(job, 20) == 20
+    medium.passes.release(40)
     while not job.is_over:
         reader.wait(0.01)
         reader.collect()
     reader.close()
-    assert announced == list(range(19, 5, -1))
+    assert announced == list(range(39, 19, -1))
 
 
 def test_waiting_ends_at_once_where_nothing_is_read(reader: Reader) -> None:
