@@ -10,7 +10,7 @@ from kvchat.cli.options import EncryptOptions, ListOptions, PlaceOptions
 from kvchat.cli.streams import Output, Status
 from kvchat.config import Paths, Settings
 from kvchat.errors import UsageError
-from kvchat.sealing.key_file import KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
+from kvchat.sealing.key_file import LOG_N, KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
 from kvchat.sealing.sealer import KEY_BYTES, Sealer
 from kvchat.session.rewriting import damaged_copies, rewrite
 from kvchat.session.sealed_tables import SealedTables
@@ -102,7 +102,7 @@ def _wrapped(data_key: bytes, options: EncryptOptions, secret: bytes | None) -> 
     """Return a data key behind the keyring if that was asked for, else behind a passphrase."""
     if not options.keyring:
         secret = passphrase.ask_new() if secret is None else passphrase.accepted(secret)
-        return wrap(data_key, secret, Kind.PASSPHRASE, options.cost)
+        return wrap(data_key, secret, Kind.PASSPHRASE, options.cost or LOG_N)
     secret = secrets.token_bytes(KEY_BYTES)
     key = wrap(data_key, secret, Kind.KEYRING)
     unlocking.put_into_keyring(key, secret)

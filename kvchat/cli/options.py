@@ -15,7 +15,6 @@ import typer
 from kvchat.cli.export_format import Format
 from kvchat.config import KEYS, Settings, did_you_mean, read_settings
 from kvchat.errors import UsageError
-from kvchat.sealing.key_file import LOG_N
 
 Options = TypeVar("Options")
 
@@ -363,9 +362,9 @@ class EncryptOptions(PlaceOptions):
         bool, typer.Option("--keyring", help="Keep the key in the system's keyring; no passphrase.")
     ] = False
     cost: Annotated[
-        int,
+        int | None,
         typer.Option(help="Of guessing a passphrase once: 2^N KiB of memory.", metavar="N", min=10, max=20),
-    ] = LOG_N
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

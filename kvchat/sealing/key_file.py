@@ -10,7 +10,6 @@ is written again from the other.
 
 import json
 import os
-import secrets
 import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
@@ -81,14 +80,14 @@ class KeyFile:
 def wrap(data_key: bytes, secret: bytes, kind: Kind, log_n: int = LOG_N) -> KeyFile:
     """Return a file for a data key that is about to be used."""
     name = Sealer(data_key).name
-    salt, nonce = secrets.token_bytes(SALT_BYTES), secrets.token_bytes(NONCE_BYTES)
+    salt, nonce = os.urandom(SALT_BYTES), os.urandom(NONCE_BYTES)
     cipher = cipher_of(_wrapping_key(secret, kind, log_n, salt))
     wrapped = nonce + cipher.encrypt(nonce, data_key, _place(name, kind, log_n))
     return KeyFile(name=name, state=State.TURNING_ON, kind=kind, log_n=log_n, salt=salt, wrapped=wrapped)
 
 
 def new_data_key() -> bytes:
-    return secrets.token_bytes(KEY_BYTES)
+    return os.urandom(KEY_BYTES)
 
 
 def secret_of(passphrase: str) -> bytes:

@@ -6,7 +6,7 @@ for other content; the price is that a record which is written again unchanged l
 longer and have no such price: each is sealed under a key of its own, drawn anew whenever one is written.
 """
 
-import secrets
+import os
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,7 @@ class Sealer:
 
 
 def new_salt() -> bytes:
-    return secrets.token_bytes(SALT_BYTES)
+    return os.urandom(SALT_BYTES)
 
 
 def cipher_of(key: bytes) -> "AESGCM":

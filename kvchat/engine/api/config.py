@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvchat.sealing.sealer import Sealer
+if TYPE_CHECKING:
+    from kvchat.sealing.sealer import Sealer
 
 CACHE_FORMATS = ("exact", "fp8")
 """Names of the formats in which KV can be stored; `engine/cache/formats.py` says what they are."""
@@ -48,7 +50,7 @@ class EngineConfig:
     disk_bytes: int | None = None
     disk_daily_bytes: int | None = None
     cache_dir: Path | None = None
-    sealer: Sealer | None = None
+    sealer: "Sealer | None" = None
     eviction: str = "s3fifo"
     idle_demote_s: float | None = 600.0
     max_batch_tokens: int = 512
