@@ -20,6 +20,7 @@ without the last digest, which names the bundle, and a file that stops early has
 """
 
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +37,10 @@ META, TURN, BLOCK, END = "META", "TURN", "BLOK", "END."
 
 MAX_HEADER_BYTES = {META: 64 << 20, TURN: 64 << 20, BLOCK: 1 << 12, END: 1 << 12}
 MAX_BODY_BYTES = {META: 0, TURN: 64 << 20, BLOCK: 1 << 30, END: 0}
+MAX_STRUCTURE_BYTES = {META: 4 << 20, TURN: 1 << 16, BLOCK: 1 << 12, END: 1 << 12}
+"""Of a header, what is not inside strings: three bytes of JSON can take sixty in memory."""
 
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _PERSON = b"kvchat.bundle1"
 _FRAME = struct.Struct("<4sIQ")
 _VERSION = struct.Struct("<I")
@@ -151,6 +155,8 @@ def _digest(*parts: bytes) -> bytes:
 
 def _parse(header: bytes, kind: str) -> dict[str, Any]:
     """Return a header's JSON object; names that occur twice and numbers that are none are refused."""
+    if _has_more_structure(header, MAX_STRUCTURE_BYTES[kind]):
+        raise BundleError(f"the header of a {kind} record has too many values")
     try:
         value = json.loads(header, object_pairs_hook=_object, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -158,6 +164,18 @@ def _parse(header: bytes, kind: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BundleError(f"the header of a {kind} record is no JSON object")
     return value
+
+
+def _has_more_structure(header: bytes, limit: int) -> bool:
+    if len(header) <= limit:
+        return False
+    num_bytes = end = 0
+    for string in _STRINGS.finditer(header):
+        num_bytes += string.start() - end
+        end = string.end()
+        if num_bytes > limit:
+            return True
+    return num_bytes + len(header) - end > limit
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -282,6 +282,10 @@ def test_the_records_that_are_forged_here_are_a_bundle_when_nothing_is_changed(p
         (b'{"created_at":NaN}', "NaN is no number"),
         (b"\xff\xfe", "no JSON"),
         (b'{"num_turns":' + b"9" * 5000 + b"}", "no JSON|no field"),
+        (b'{"a":' * 100_000 + b"0" + b"}" * 100_000, "no JSON"),
+        (b'{"branches":[' + b"[]," * (2 << 20) + b"[]]}", "too many values"),
+        (b"{" + b'"a":0,' * (2 << 20) + b'"b":0}', "too many values"),
+        (b'["' + b'","' * (5 << 20) + b'"]', "too many values"),
     ],
 )
 def test_a_header_that_is_no_plain_object_is_refused(path: Path, text: bytes, reason: str) -> None:
