@@ -11,7 +11,7 @@ from benchmarks.table import Row
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache.load_choice import meeting
-from kvchat.engine.cache.plan import Load, Promote
+from kvchat.engine.cache.plan import Fetch
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.locate import locate_model
 
@@ -68,8 +68,8 @@ def _resume_s(prompt: list[int], directory: Path, block_s: float) -> float:
     return result.timings.ttft_s
 
 
-def _throttled(fetch: Callable[[Load | Promote], bool], move_s: float) -> Callable[[Load | Promote], bool]:
-    def slowly(move: Load | Promote) -> bool:
+def _throttled(fetch: Callable[[Fetch], bool], move_s: float) -> Callable[[Fetch], bool]:
+    def slowly(move: Fetch) -> bool:
         end_s = perf_counter() + move_s
         is_there = fetch(move)
         sleep(max(0.0, end_s - perf_counter()))

@@ -12,6 +12,7 @@ from kvchat.engine.api.ids import BlockId, BlockKey, chain_keys, root_key
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.rates import Rates
 from kvchat.engine.cache.spec import FullSpec, Group, group_layers
@@ -60,7 +61,12 @@ class Shelf:
         mover = Mover(self.pool, places, self.store)
         manager = CacheManager(tier, fingerprint=FINGERPRINT, slow=mover)
         reader = Reader(mover.fetch, max_bytes=2**40, announce=mover.announce)
-        flights = Flights(tier, reader, Rates(), mover.execute)
+
+        def carry_out(moves: Iterable[Move]) -> None:
+            mover.execute(moves)
+            manager.finish_moves()
+
+        flights = Flights(tier, reader, Rates(), carry_out)
         branch = manager.open("", self.token_ids)
         match = manager.match(branch)
         assert match.length == len(self.token_ids) - 1

@@ -225,7 +225,6 @@ def memory_row(num_sessions: int = NUM_SESSIONS) -> Row:
         branch = manager.open("", token_ids)
         assert manager.admit(branch, manager.match(branch)) is not None
         manager.finish_moves()
-        manager.confirm(branch)
         num_left = len(token_ids) - branch.computed_len
         assert manager.extend(branch, num_left) is not None
         manager.finish_moves()

@@ -30,7 +30,6 @@ from kvchat.engine.models.packed_linear import pack_linears
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
-from kvchat.engine.scheduler import Scheduler
 from kvchat.engine.weight_format import Source, check_weights
 from kvchat.engine.weights import Candidate, Weights, fingerprint_of, load_candidate
 from kvchat.errors import ConfigError, OutOfMemory
@@ -103,7 +102,7 @@ def build_parts(
             info, model=model, fingerprint=digest.hex(), capacity=capacity, disk_enabled=store is not None
         ),
         manager=manager,
-        scheduler=Scheduler(manager, config.max_batch_tokens),
+        max_batch_tokens=config.max_batch_tokens,
         runner=Runner(make_pass(pool), groups, config.block_size),
         sampler=Sampler(config.seed),
         pool=pool,

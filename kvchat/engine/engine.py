@@ -20,18 +20,21 @@ from kvchat.engine.api.snapshot import CacheSnapshot, Tier, TierUsage
 from kvchat.engine.batch import Batch
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.plan import Move
 from kvchat.engine.disk import open_saver
 from kvchat.engine.flights import Flights
 from kvchat.engine.handle import Handle
 from kvchat.engine.idle import IdleWatch
 from kvchat.engine.intake import Intake
 from kvchat.engine.keeper import Keeper
-from kvchat.engine.loading import Loading, Readiness
+from kvchat.engine.loading import Loading
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.promotion import Promotion, Wish
 from kvchat.engine.results import Result, collect
+from kvchat.engine.resumptions import Resumptions
 from kvchat.engine.room import Room
+from kvchat.engine.scheduler import Scheduler
 from kvchat.errors import InvalidRequest
 
 LOAD_WAIT_S = 0.02
@@ -44,16 +47,21 @@ class Engine:
     def __init__(self, parts: EngineParts, clock: Callable[[], float] = time.monotonic) -> None:
         self.info = parts.info
         self._manager = parts.manager
-        self._scheduler = parts.scheduler
         self._runner = parts.runner
         self._mover = parts.mover
         self._keeper = Keeper(parts.manager, parts.saver, clock, parts.disk_problem)
         self._store = parts.store
         self._pool = parts.pool
         self._weights = parts.weights
+        self._rates = parts.rates
+        self._clock = clock
+        self._flights = Flights(parts.manager.device, parts.reader, parts.rates, self._carry_out)
+        self._promotion = Promotion(parts.manager, self._flights)
+        resumptions = Resumptions(self._flights)
+        self._scheduler = Scheduler(parts.manager, parts.max_batch_tokens, resumptions)
         self._answers = Answers(
             manager=parts.manager,
-            scheduler=parts.scheduler,
+            scheduler=self._scheduler,
             sampler=parts.sampler,
             keeper=self._keeper,
             clock=clock,
@@ -61,16 +69,12 @@ class Engine:
             max_context=parts.info.max_context,
         )
         self._handles: dict[RequestId, Handle] = {}
-        self._room = Room(parts.manager, parts.scheduler.max_batch_tokens, parts.info.max_context)
+        self._loading = Loading(
+            self._scheduler, resumptions, self._flights, parts.rates, self._answers.tell, self._carry_out
+        )
+        self._room = Room(parts.manager, parts.max_batch_tokens, parts.info.max_context)
         self._intake = Intake(parts.manager, self._answers, self._room, parts.info)
-        self._idle = IdleWatch(parts.scheduler, clock, parts.idle_demote_s)
-        self._rates = parts.rates
-        self._clock = clock
-        self._flights = Flights(parts.manager.device, parts.reader, parts.rates, parts.mover.execute)
-        self._promotion = Promotion(parts.manager, self._flights)
-        self._loading = Loading(parts.scheduler, self._flights, parts.rates, self._answers.tell)
-        parts.scheduler.loads_apart = True
-        parts.scheduler.let_go = self._loading.let_go
+        self._idle = IdleWatch(self._scheduler, clock, parts.idle_demote_s)
 
     @classmethod
     def load(cls, model: str, config: EngineConfig | None = None) -> Self:
@@ -114,8 +118,7 @@ class Engine:
         self._advance_loads()
         self._admit_waiting()
         batch = self._scheduler.schedule()
-        self._mover.execute(batch.moves)
-        self._manager.finish_moves()
+        self._carry_out(batch.moves)
         if batch.chunks:
             self._compute(batch)
         elif self.is_loading:
@@ -298,6 +301,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise AssertionError on any broken invariant of the bookkeeping."""
         self._manager.check_integrity()
+        self._flights.check_integrity()
 
     def tick(self) -> None:
         """Go on with saving and loading while there is nothing to compute."""
@@ -328,7 +332,10 @@ class Engine:
         if self._keeper.is_behind:
             self._manager.reset(branch)  # what waits to be saved is read from the device
             return
-        self._mover.execute(self._manager.demote(branch, tier))
+        self._carry_out(self._manager.demote(branch, tier))
+
+    def _carry_out(self, moves: Sequence[Move]) -> None:
+        self._mover.execute(moves)
         self._manager.finish_moves()
 
     def _advance_loads(self) -> None:
@@ -337,19 +344,8 @@ class Engine:
         self._promotion.advance()
 
     def _admit_waiting(self) -> None:
-        """Give waiting requests the blocks they can reuse, in order; those that still load are passed by."""
-        for entry in tuple(self._scheduler.waiting):
-            if entry.is_held:
-                continue  # a beam that has nothing to compute until the others have caught up
-            readiness = self._loading.prepare(entry)
-            if readiness is Readiness.WAITS:
-                continue
-            moves = self._scheduler.admit(entry) if readiness is Readiness.READY else None
-            if moves is None:
-                return
-            self._mover.execute(moves)
-            self._manager.finish_moves()
-            self._loading.settle(entry)
+        """Give waiting requests the blocks they can reuse, and tell how far that brings them."""
+        for entry in self._loading.admit_waiting():
             if entry.num_generated == 0:
                 self._answers.events.append(report.progress(entry))
 

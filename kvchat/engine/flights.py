@@ -8,7 +8,7 @@ from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.match import PrefixMatch
-from kvchat.engine.cache.plan import Demote
+from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.transfer import Transfer, Transfers
 from kvchat.engine.cache.unit import Unit
@@ -55,7 +55,7 @@ class Flights:
     """Owned by the engine's thread; only the reader behind it has one of its own.
 
     Args:
-        demote: carries out demotions, at once.
+        carry_out: executes moves, at once.
     """
 
     def __init__(
@@ -63,15 +63,20 @@ class Flights:
         device: DeviceTier,
         reader: BlockReader,
         rates: Rates,
-        demote: Callable[[Sequence[Demote]], object],
+        carry_out: Callable[[Sequence[Move]], None],
     ) -> None:
         self._device = device
         self._transfers = Transfers(device)
         self._reader = reader
         self._rates = rates
-        self._demote = demote
+        self._carry_out = carry_out
         self._flights: dict[Job, Flight] = {}
         self._leaving: list[Flight] = []
+
+    @property
+    def under_way(self) -> tuple[Flight, ...]:
+        """The flights that hold blocks, those that have landed included, in the order in which they began."""
+        return tuple(self._flights.values())
 
     @property
     def is_busy(self) -> bool:
@@ -102,8 +107,7 @@ class Flights:
     ) -> Flight | None:
         """Begin to bring a match to the device; None if there is no room, there or in the reader's queue."""
         transfer = self._transfers.begin(match, root, spared)
-        self._demote(self._device.take_demotions())
-        self._device.finish_moves()
+        self._carry_out(self._device.take_demotions())
         if transfer is None:
             return None
         job = self._reader.submit(transfer.units, is_urgent=is_urgent)
@@ -130,7 +134,7 @@ class Flights:
         for landed in self._reader.collect():
             flight = self._flights[landed.job]
             unit = landed.unit
-            self._transfers.land(unit, landed.arrived)
+            self._transfers.land(flight.transfer, unit, landed.arrived)
             if all(landed.arrived):
                 flight.landed[unit.node.key] = unit.tier
                 self._rates.observe_move(unit.tier, Direction.LOAD, unit.num_bytes, landed.seconds)
@@ -160,6 +164,10 @@ class Flights:
             self.leave(flight)
         self._reader.close()
         self.collect()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if more or less is held than flights hold."""
+        self._transfers.check_integrity(flight.transfer for flight in self._flights.values())
 
     def _end(self, flight: Flight) -> None:
         flight.has_ended = True

@@ -6,113 +6,120 @@ meet. In the end it is matched again and finds everything on the device, as any 
 that turns out to be damaged is one that the next match does not find.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, LoadPlanned
-from kvchat.engine.api.ids import BlockKey, RequestId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.load_choice import meeting, weigh
 from kvchat.engine.cache.match import PrefixMatch
+from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.rates import Rates
 from kvchat.engine.entry import Entry
-from kvchat.engine.flights import Flight, Flights
+from kvchat.engine.flights import Flights
+from kvchat.engine.resumptions import Resumption, Resumptions
 from kvchat.engine.scheduler import Scheduler
 
 
-class Readiness(Enum):
-    READY = auto()
-    """What it waits for is on the device, or it need not wait; it can be admitted."""
-    WAITS = auto()
-    """Others may be admitted before it."""
+class Obstacle(Enum):
+    """Why a waiting request is not admitted now."""
+
+    LOADS = auto()
+    """What it can reuse is on its way. Others may be admitted before it."""
     NO_ROOM = auto()
-    """Neither it nor anybody behind it can be admitted now."""
-
-
-@dataclass(slots=True, eq=False)
-class Resumption:
-    """One request's way to its stored blocks, until it is admitted with them.
-
-    Args:
-        counts: whether the request tells what it finds now as what it has reused.
-    """
-
-    entry: Entry
-    counts: bool
-    flight: Flight | None = None
-    blocked_by: Flight | None = None
-    """Another flight that brings blocks which this one needs."""
-    estimate: LoadEstimate | None = None
-    start_len: int = 0
-    """Tokens that were on the device when it was weighed."""
-    fetched: dict[BlockKey, Tier] = field(default_factory=dict)
-    """Where the blocks came from that were brought for it."""
-    present_len: int | None = None
-    """Tokens that were on the device when computing began beside the flight; None: it did not."""
-    front_len: int = 0
-    """Tokens computed beside the flight."""
-
-    @property
-    def is_landing(self) -> bool:
-        return self.flight is not None and not self.flight.is_over
+    """Neither it nor anybody behind it can be admitted."""
 
 
 class Loading:
-    """Decides for waiting requests what to load, and when they are ready.
+    """Admits waiting requests, with all that they can reuse.
 
     Args:
+        resumptions: the same that the scheduler lets go of.
         tell: takes the estimates that are to be shown.
+        carry_out: executes moves, at once.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
+        resumptions: Resumptions,
         flights: Flights,
         rates: Rates,
         tell: Callable[[LoadPlanned], None],
+        carry_out: Callable[[Sequence[Move]], None],
     ) -> None:
         self._scheduler = scheduler
         self._manager = scheduler.manager
+        self._resumptions = resumptions
         self._flights = flights
         self._rates = rates
         self._tell = tell
-        self._resumptions: dict[RequestId, Resumption] = {}
+        self._carry_out = carry_out
 
     def advance(self) -> None:
         """Follow what has landed: forget requests that are gone, move fronts. Never waits."""
-        if not self._resumptions:
+        resumptions = tuple(self._resumptions)
+        if not resumptions:
             return
         alive = {entry.id for entry in [*self._scheduler.waiting, *self._scheduler.running]}
-        for resumption in list(self._resumptions.values()):
+        for resumption in resumptions:
             if resumption.entry.id not in alive:
-                self._forget(resumption)
+                self._resumptions.forget(resumption)
             elif resumption.present_len is not None and resumption.entry in self._scheduler.running:
                 self._follow_front(resumption)
 
-    def prepare(self, entry: Entry) -> Readiness:
-        """Say whether a waiting request can be admitted, and begin to load what it lacks."""
+    def admit_waiting(self) -> Iterator[Entry]:
+        """Admit requests in order until there is no room for one, and yield each that was admitted; those
+        that still load are passed by.
+        """
+        for entry in tuple(self._scheduler.waiting):
+            if entry.is_held:
+                continue  # a beam that has nothing to compute until the others have caught up
+            obstacle = self.admit(entry)
+            if obstacle is Obstacle.NO_ROOM:
+                return
+            if obstacle is None:
+                yield entry
+
+    def admit(self, entry: Entry) -> Obstacle | None:
+        """Admit one waiting request, or begin to load what it lacks.
+
+        Returns:
+            Why it still waits; None if it was admitted.
+        """
+        obstacle = self._prepare(entry)
+        if obstacle is not None:
+            return obstacle
+        moves = self._scheduler.admit(entry)
+        if moves is None:
+            return Obstacle.NO_ROOM
+        self._carry_out(moves)
+        self._settle(entry)
+        return None
+
+    def _prepare(self, entry: Entry) -> Obstacle | None:
+        """Begin to load what a request lacks; None if nothing stands in its way any more."""
         if self._scheduler.is_refused(entry):
-            return Readiness.NO_ROOM
-        resumption = self._resumptions.get(entry.id)
+            return Obstacle.NO_ROOM
+        resumption = self._resumptions.of(entry)
         if resumption is None:
             resumption = Resumption(entry, counts=entry.loaded is None)
         elif resumption.is_landing:
-            return Readiness.READY if self._pays_to_compute(resumption) else Readiness.WAITS
+            return None if self._pays_to_compute(resumption) else Obstacle.LOADS
         elif resumption.blocked_by and not resumption.blocked_by.is_over:
-            return Readiness.WAITS
+            return Obstacle.LOADS
         elif resumption.flight is not None:
             resumption.fetched |= resumption.flight.landed
             if resumption.flight.is_complete:
-                return Readiness.READY
-        readiness = self._begin(resumption)
+                return None
+        obstacle = self._begin(resumption)
         if resumption.estimate is not None or resumption.blocked_by is not None:
-            self._resumptions[entry.id] = resumption
-        return readiness
+            self._resumptions.keep(resumption)
+        return obstacle
 
-    def settle(self, entry: Entry) -> None:
+    def _settle(self, entry: Entry) -> None:
         """Note that a request was admitted: with all it can reuse, or to compute beside its flight."""
-        resumption = self._resumptions.get(entry.id)
+        resumption = self._resumptions.of(entry)
         if resumption is None:
             return
         if resumption.is_landing:
@@ -121,27 +128,11 @@ class Loading:
             return
         if resumption.counts:
             entry.loaded = self._provenance(resumption)
-        self._forget(resumption)
+        self._resumptions.forget(resumption)
 
-    def let_go(self, entry: Entry) -> bool:
-        """Give up the blocks held for a less important request, for one that runs for any; False if that
-        gives no block back now.
-        """
-        self._flights.leave_promotions()
-        is_running = entry in self._scheduler.running
-        for resumption in sorted(self._resumptions.values(), key=lambda each: each.entry.rank, reverse=True):
-            flight = resumption.flight
-            if flight is None or resumption.entry is entry or flight.has_ended:
-                continue
-            if is_running or resumption.entry.rank > entry.rank:
-                self._forget(resumption)
-                if flight.has_ended:
-                    return True
-        return False
+    # Before it is admitted
 
-    # Waiting
-
-    def _begin(self, resumption: Resumption) -> Readiness:
+    def _begin(self, resumption: Resumption) -> Obstacle | None:
         """Begin the flight that a request needs, making room as for an admission."""
         entry = resumption.entry
         if resumption.flight is not None:
@@ -151,26 +142,26 @@ class Loading:
         while True:
             match = self._manager.match(entry.branch, max_len)
             if not match.host_len + match.disk_len:
-                return Readiness.READY
+                return None
             resumption.blocked_by = self._flights.in_the_way(match)
             if resumption.blocked_by is not None:
                 if not resumption.blocked_by.job.is_urgent:
                     self._flights.leave(resumption.blocked_by)  # what has arrived of it stays
                 if resumption.blocked_by.has_ended:
                     continue
-                return Readiness.WAITS
+                return Obstacle.LOADS
             if self._estimate(resumption, match).choice is LoadChoice.COMPUTE:
-                return Readiness.READY
+                return None
             resumption.flight = self._flights.begin(match, entry.branch.root)
             if resumption.flight is not None:
-                return self._front_readiness(resumption)
+                return self._front_obstacle(resumption)
             if self._scheduler.make_room(entry):
                 continue
             if self._scheduler.running or self._flights.is_busy:
                 self._scheduler.refuse(entry, self._flights.lacking(match, entry.branch.root))
-                return Readiness.NO_ROOM
+                return Obstacle.NO_ROOM
             if not match.partial:
-                return Readiness.READY  # alone and still too much: what is on the device must do
+                return None  # alone and still too much: what is on the device must do
             # The copy's source takes a block of its own; the last request must not fail for that.
             max_len = len(match.keys) * self._manager.block_size
 
@@ -205,9 +196,9 @@ class Loading:
         )
         return estimate.choice is not LoadChoice.LOAD
 
-    def _front_readiness(self, resumption: Resumption) -> Readiness:
+    def _front_obstacle(self, resumption: Resumption) -> Obstacle | None:
         assert resumption.estimate is not None
-        return Readiness.READY if resumption.estimate.choice is LoadChoice.BOTH else Readiness.WAITS
+        return None if resumption.estimate.choice is LoadChoice.BOTH else Obstacle.LOADS
 
     # Computing beside a flight
 
@@ -227,7 +218,7 @@ class Loading:
             resumption.front_len += entry.branch.computed_len - resumption.present_len
             self._scheduler.requeue(entry)
         else:
-            self._forget(resumption)
+            self._resumptions.forget(resumption)
 
     def _move_front(self, resumption: Resumption) -> None:
         """Claim the next blocks to compute: as many as keep computing and loading equally long."""
@@ -266,9 +257,3 @@ class Loading:
             host=counts[Tier.HOST],
             disk=counts[Tier.DISK],
         )
-
-    def _forget(self, resumption: Resumption) -> None:
-        resumption.entry.limit = None
-        self._resumptions.pop(resumption.entry.id, None)
-        if resumption.flight is not None:
-            self._flights.leave(resumption.flight)

@@ -12,7 +12,6 @@ from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.saver import Saver
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
-from kvchat.engine.scheduler import Scheduler
 from kvchat.engine.weights import Weights
 
 
@@ -20,13 +19,14 @@ from kvchat.engine.weights import Weights
 class EngineParts:
     """The parts of one engine; `saver` and `store` are None without a disk tier.
 
-    `disk_problem` says why there is none although one was wanted.
+    `max_batch_tokens`: most tokens computed in one step.
+    `disk_problem` says why there is no disk tier although one was wanted.
     `idle_demote_s`: seconds after which an idle branch leaves the device; None: never.
     """
 
     info: EngineInfo
     manager: CacheManager
-    scheduler: Scheduler
+    max_batch_tokens: int
     runner: Runner
     sampler: Sampler
     pool: DevicePool

@@ -6,8 +6,9 @@ pressure idle branches let go of their blocks first, then the least important, m
 goes back to the queue; what it had computed stays cached as long as there is room.
 """
 
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import BranchId, GroupId, RequestId
@@ -17,26 +18,42 @@ from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.entry import Entry as Entry
+from kvchat.engine.entry import Entry
 from kvchat.engine.refusals import Refusals
+
+
+class Reserve(Protocol):
+    """Blocks that are held for waiting requests, beside those of branches."""
+
+    def let_go(self, entry: Entry) -> bool:
+        """Give up what is held for less important requests than this one; False if that gives no block back
+        now.
+        """
+        ...
+
+
+class NoReserve:
+    """Nothing is held for anybody."""
+
+    def let_go(self, entry: Entry) -> bool:
+        return False
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """Queues over one cache manager. No tensors, no clock.
+    """Queues over one cache manager. No tensors, no clock. It admits with what is on the device; others bring
+    stored blocks there before.
 
     Args:
-        loads_apart: stored blocks are brought to the device before a request is admitted, by others.
-        let_go: gives up blocks that are held for requests less important than this one; False if there are
-            none to be had now.
+        max_batch_tokens: most tokens computed in one step.
+        reserve: gives up its blocks before a running request must.
     """
 
     manager: CacheManager
     max_batch_tokens: int
-    waiting: list[Entry] = field(default_factory=list)
-    running: list[Entry] = field(default_factory=list)
-    loads_apart: bool = False
-    let_go: Callable[[Entry], bool] = lambda _: False
+    reserve: Reserve = field(default_factory=NoReserve)
+    waiting: list[Entry] = field(default_factory=list, init=False)
+    running: list[Entry] = field(default_factory=list, init=False)
     _refusals: Refusals = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,14 +87,11 @@ class Scheduler:
         queue = self.running if entry in self.running else self.waiting
         queue.remove(entry)
 
-    def next_waiting(self) -> Entry | None:
-        return self.waiting[0] if self.waiting else None
-
     def admit(self, entry: Entry) -> tuple[Move, ...] | None:
-        """Move the waiting request to the running ones with the blocks its prompt can reuse.
+        """Move the waiting request to the running ones, with the blocks its prompt can reuse of the device's.
 
         Returns:
-            The moves that fill them, or None if there is no room for them.
+            The moves that are due before anything else happens, or None if there is no room for it.
         """
         if self.is_refused(entry):
             return None
@@ -112,7 +126,7 @@ class Scheduler:
 
     def make_room(self, entry: Entry) -> bool:
         """Take blocks from idle branches or less important requests; False if there are none to take."""
-        return self._reset_idle() or self.let_go(entry) or self._requeue_less_important(entry)
+        return self._reset_idle() or self.reserve.let_go(entry) or self._requeue_less_important(entry)
 
     def requeue(self, entry: Entry) -> None:
         """Put a running request back; it starts again from what is cached."""
@@ -120,7 +134,9 @@ class Scheduler:
             # It has used nothing of what it found, and may find less next time.
             entry.loaded = None
         self.manager.reset(entry.branch)
-        self._wait_again(entry)
+        self.running.remove(entry)
+        self.waiting.append(entry)
+        self.waiting.sort(key=lambda waiting: waiting.rank)
 
     def requeue_held(self) -> bool:
         """Put back the beams that wait for others of their search, and need no blocks until those have caught
@@ -130,11 +146,6 @@ class Scheduler:
         for entry in held:
             self.requeue(entry)
         return bool(held)
-
-    def abandon(self, entry: Entry) -> None:
-        """Put a request back whose blocks could not all be loaded."""
-        self.manager.abandon(entry.branch)
-        self._wait_again(entry)
 
     def schedule(self) -> Batch:
         """Choose the next step's tokens and make their slots writable. Empty if nothing can run."""
@@ -161,12 +172,12 @@ class Scheduler:
         return Batch(tuple(chunks.values()), tuple(moves), changes, dropped)
 
     def _match(self, entry: Entry, max_len: int | None = None) -> PrefixMatch:
-        return self.manager.match(entry.branch, max_len, resident=self.loads_apart)
+        return self.manager.match(entry.branch, max_len, resident=True)
 
     def _provenance(self, match: PrefixMatch) -> Loaded:
         """Return where a match comes from. What was brought ahead of use counts once, for its first user."""
         brought = self.manager.device.brought
-        num_tokens = {Tier.HOST: match.host_len, Tier.DISK: match.disk_len}
+        num_tokens: Counter[Tier] = Counter()
         parts = [(key, self.manager.block_size) for key in match.keys]
         if match.partial and match.partial.key is not None:
             parts.append((match.partial.key, match.partial.num_tokens))
@@ -174,8 +185,9 @@ class Scheduler:
             tier = brought.pop(key, None)
             if tier is not None:
                 num_tokens[tier] += length
-        slow_len = sum(num_tokens.values())
-        return Loaded(device=match.length - slow_len, host=num_tokens[Tier.HOST], disk=num_tokens[Tier.DISK])
+        return Loaded(
+            device=match.length - num_tokens.total(), host=num_tokens[Tier.HOST], disk=num_tokens[Tier.DISK]
+        )
 
     def _take(self, entry: Entry, match: PrefixMatch) -> tuple[Move, ...] | None:
         """Admit a branch. Beside others there must also be room for its next chunk, or it would have to make
@@ -195,7 +207,7 @@ class Scheduler:
         from those in `chunks`.
         """
         while (moves := self.manager.extend(entry.branch, num_tokens)) is None:
-            if self._reset_idle() or self.let_go(entry):
+            if self._reset_idle() or self.reserve.let_go(entry):
                 continue
             if len(self.running) == 1:
                 return None
@@ -205,11 +217,6 @@ class Scheduler:
             if victim is entry:
                 return None
         return moves
-
-    def _wait_again(self, entry: Entry) -> None:
-        self.running.remove(entry)
-        self.waiting.append(entry)
-        self.waiting.sort(key=lambda waiting: waiting.rank)
 
     def _requeue_less_important(self, entry: Entry) -> bool:
         """Take the blocks of the least important running request; False if none is less important."""

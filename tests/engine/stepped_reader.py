@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvchat.engine.cache.plan import Load, Promote
+from kvchat.engine.cache.plan import Fetch
 from kvchat.engine.cache.unit import Unit
 from kvchat.engine.memory.reader import Job, Landed
 
@@ -28,7 +28,7 @@ class SteppedReader:
         block_s: what one is said to take.
     """
 
-    fetch: Callable[[Load | Promote], bool]
+    fetch: Callable[[Fetch], bool]
     per_step: int = 1
     block_s: float = 0.0001
     jobs: list[Job] = field(default_factory=list)

@@ -15,7 +15,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.build import build_parts
-from kvchat.engine.cache.plan import Load, Promote
+from kvchat.engine.cache.plan import Fetch
 from kvchat.engine.engine import Engine
 from kvchat.engine.handle import Handle
 from kvchat.engine.memory.block_file import SUFFIX
@@ -28,19 +28,18 @@ from tests.engine.tiny_models import answer, finish, open_engine, reference, sub
 pytestmark = pytest.mark.cpu
 
 BLOCK_SIZE = 16
-Fetch = Callable[[Load | Promote], bool]
 
 
 class Gate:
     """A medium that gives no block before it is opened: stands before the real directory."""
 
-    def __init__(self, fetch: Fetch) -> None:
+    def __init__(self, fetch: Callable[[Fetch], bool]) -> None:
         self._fetch = fetch
         self._opened = Flag()
         self.is_waited_at = Flag()
         self.num_fetched = 0
 
-    def __call__(self, move: Load | Promote) -> bool:
+    def __call__(self, move: Fetch) -> bool:
         self.is_waited_at.set()
         self._opened.wait()
         self.num_fetched += 1

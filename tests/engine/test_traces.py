@@ -44,13 +44,16 @@ def setting(draw: st.DrawFn) -> Setting:
         num_blocks=(150, 150)[: len(groups)] if is_roomy else (draw(st.integers(10, 16)), 13)[: len(groups)],
         num_places=draw(st.sampled_from((0, 0, 5, 40))),
         max_batch_tokens=draw(st.integers(1, 20)),
+        landing_rate=draw(st.sampled_from((1, 1, 2, 100))),
     )
 
 
 prompts = (pick, st.integers(0, MAX_LEN), tokens, st.integers(1, 9), st.integers(0, 2))
 submit = st.tuples(st.just("submit"), *prompts)
 go_on = st.tuples(st.just("go_on"), *prompts)
-on_one = st.tuples(st.sampled_from(("fork", "cancel", "drop", "release", "retry", "save", "damage")), pick)
+on_one = st.tuples(
+    st.sampled_from(("fork", "cancel", "drop", "release", "retry", "save", "damage", "forget")), pick
+)
 traces = st.lists(
     st.tuples(st.one_of(submit, submit, go_on, on_one), st.integers(0, 7)), min_size=6, max_size=25
 )
@@ -87,6 +90,8 @@ def play(loop: Lockstep, action: tuple[Any, ...]) -> None:
         loop.release(idle[which % len(idle)])
     elif name == "save" and idle:
         loop.save(idle[which % len(idle)])
+    elif name == "forget":
+        loop.forget_device()
     elif name == "damage" and loop.cache.tier.contents:
         stored = list(loop.cache.tier.contents)
         loop.cache.tier.unreadable.add(stored[which % len(stored)])
@@ -98,6 +103,11 @@ def follow(where: Setting, trace: Trace) -> None:
         play(loop, action)
         for _ in range(num_steps):
             loop.step()
+    end(loop)
+
+
+def end(loop: Lockstep) -> None:
+    """Answer what is still open, let go of everything, and see that nothing is held any more."""
     loop.finish()
     assert not loop.refused, "what fits alone is never refused"
     for branch in list(loop.manager.branches.values()):
@@ -105,6 +115,7 @@ def follow(where: Setting, trace: Trace) -> None:
     assert all(pool.num_used == 0 for pool in loop.manager.pools.values())
     event("something may have been evicted" if loop.may_have_evicted else "nothing was evicted")
     event(f"requests: {min(len(loop.ended), 10)}")
+    event(f"requests that waited for stored blocks: {min(loop.num_begun, 5)}")
 
 
 NO_EXPLANATION = [phase for phase in Phase if phase is not Phase.explain]

@@ -68,7 +68,8 @@ class HostTier:
             return None
         known = self._index.block(node.key, group)
         if known is not None:
-            self._hold(group, known)
+            self.pools[group].share(known)
+            self._held.append((group, known))
             return None
         if not pool.num_available or not (self._is_worth(node) or self._has_child(node.key, group)):
             return None
@@ -80,13 +81,6 @@ class HostTier:
     def find(self, key: BlockKey, group: GroupId) -> BlockId | None:
         """Return a block's place, None if it is not here. Pure."""
         return self._index.block(key, group)
-
-    def hold(self, key: BlockKey, group: GroupId) -> None:
-        """Keep a block from being evicted until `finish_moves`, if it is here."""
-        place = self.find(key, group)
-        if place is not None:
-            self._hold(group, place)
-            self.pools[group].touch(place)
 
     def lend(self, group: GroupId, place: BlockId) -> None:
         """Keep a place from being evicted until `take_back`: it is being read."""
@@ -130,10 +124,6 @@ class HostTier:
         if group in self._with_window:
             return False
         return (group, key) in self._awaited or self.pools[group].num_children(key) > 0
-
-    def _hold(self, group: GroupId, place: BlockId) -> None:
-        self.pools[group].share(place)
-        self._held.append((group, place))
 
     def _evicted(self, group: GroupId, key: BlockKey) -> None:
         self._index.remove(key, group)

@@ -1,8 +1,8 @@
 """Blocks of all branches in all groups: matching, allocation, sharing, copy-on-write.
 
-The manager is integer bookkeeping. It returns moves (copy these slots, load that block) and remembers table
+The manager is integer bookkeeping. It returns moves (copy these slots, demote that block) and remembers table
 changes and blocks to save; others move the bytes. Moves must be executed in the order in which they were
-returned, before the next step writes.
+returned, before the next step writes. What comes from slower tiers is brought by transfers, not by moves.
 """
 
 from collections.abc import Iterable
@@ -137,11 +137,6 @@ class CacheManager:
             branch.saved_tail = None
             branch.root = self.root_of(branch.namespace)
 
-    def abandon(self, branch: Branch) -> None:
-        """Let go of the blocks that `admit` took when a load failed: none of them gets a name."""
-        self._unwatch_tail(branch)
-        self._let_go(branch)
-
     # Blocks of a branch
 
     def match(self, branch: Branch, max_len: int | None = None, *, resident: bool = False) -> PrefixMatch:
@@ -159,11 +154,11 @@ class CacheManager:
         """Take the matched blocks into an empty branch's tables.
 
         Args:
+            match: what of the branch's tokens is on the device.
             num_following: tokens behind the matched ones for which there must be room too.
 
         Returns:
-            The copies and loads that fill them, or None if there is no room; then nothing has changed. After
-            loads, `confirm` or `abandon` must follow.
+            The moves that make it complete, or None if there is no room; then nothing has changed.
         """
         assert branch.computed_len == 0
         assert not any(branch.tables)
@@ -175,16 +170,9 @@ class CacheManager:
         branch.keys = list(match.keys)
         branch.computed_len = match.length
         branch.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None
-        self._watch_tail(branch)
+        if branch.computed_len:  # nobody would forget an empty one when it is admitted again
+            self._watch_tail(branch)
         return self.take_demotions() + moves
-
-    def confirm(self, branch: Branch) -> None:
-        """Name the full blocks that `admit` had loaded: their bytes are there and verified."""
-        for number, key in enumerate(branch.keys):
-            for group, table in zip(self.groups, branch.tables, strict=True):
-                block = table[number] if number < len(table) else None
-                if block is not None and self.pools[group.id].key(block) is None:
-                    self._naming.publish(branch, group, number, key)
 
     def touch(self, branch: Branch) -> None:
         """Note that a new request uses what the branch holds: blocks that are used again are kept longer."""
@@ -228,7 +216,7 @@ class CacheManager:
             key = branch.chain.name(number, branch.last_key, ids)
             branch.keys.append(key)
             for group in self.groups:
-                self._naming.publish(branch, group, number, key, save=True)
+                self._naming.publish(branch, group, number, key)
         if last > first:
             branch.saved_tail = None
         self._watch_tail(branch)

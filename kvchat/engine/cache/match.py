@@ -186,8 +186,8 @@ class PrefixMatcher:
         return best
 
     def _candidates(self, parent: BlockKey, rest: Sequence[int]) -> Iterable[_Candidate]:
-        """Yield the blocks and tails behind `parent` that begin most like `rest`; those on the device first,
-        so that they win ties.
+        """Yield the blocks and tails behind `parent` that begin most like `rest`; those that more groups have
+        on the device first, so that they win ties.
         """
         if not rest:
             return
@@ -205,7 +205,7 @@ class PrefixMatcher:
             known = named[stored.key]
             if known.token_ids == stored.token_ids:
                 known.stored = stored.groups
-        yield from sorted(named.values(), key=lambda candidate: not candidate.blocks)
+        yield from sorted(named.values(), key=lambda candidate: -len(candidate.blocks))
 
     def _live_candidate(self, branch: Branch) -> _Candidate:
         number = branch.computed_len // self._block_size

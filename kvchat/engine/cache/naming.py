@@ -17,12 +17,8 @@ class Naming:
         self._log = log
         self._saves: list[Save] = []
 
-    def publish(self, branch: Branch, group: Group, number: int, key: BlockKey, save: bool = False) -> None:
-        """Name a full block, or give it up for the block that already has the name.
-
-        Args:
-            save: whether the store is to be told.
-        """
+    def publish(self, branch: Branch, group: Group, number: int, key: BlockKey) -> None:
+        """Name a full block and note it for the store, or give it up for the one that has its name."""
         table = branch.tables[group.id]
         block = table[number]
         if block is None:
@@ -38,8 +34,7 @@ class Naming:
         start = number * self._device.block_size
         node = IndexNode(key, branch.parent_of(number), self._ids(branch, number), start)
         self._device.name(group.id, block, node)
-        if save:
-            self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, branch.saved_tail))
+        self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, branch.saved_tail))
 
     def name_tail(self, branch: Branch) -> None:
         """Name the tail of a branch that is letting go, where no other branch goes on writing it."""

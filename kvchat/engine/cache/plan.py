@@ -1,4 +1,8 @@
-"""What bookkeeping asks of storage: moves of block bytes, in the order in which they must happen."""
+"""What bookkeeping asks of storage.
+
+Moves are carried out at once, in the order in which they were planned. Fetches bring blocks that nobody uses
+yet, in any order and beside everything else.
+"""
 
 from dataclasses import dataclass
 
@@ -47,7 +51,8 @@ class Promote:
     target: BlockId
 
 
-Move = Copy | Load | Demote | Promote
+Move = Copy | Demote
+Fetch = Load | Promote
 
 
 @dataclass(frozen=True, slots=True)

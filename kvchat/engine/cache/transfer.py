@@ -6,14 +6,16 @@ move, whatever becomes of the request that wanted it. A block gets its name when
 are verified; from then on it is found like any other.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.match import PrefixMatch
-from kvchat.engine.cache.plan import Load, Promote
+from kvchat.engine.cache.plan import Fetch, Load, Promote
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.unit import Unit
 
@@ -107,16 +109,14 @@ class Transfers:
         transfer.lent = [(piece.group, piece.place) for piece in pieces if piece.place is not None]
         for group, place in transfer.lent:
             device.host.lend(group, place)
-        moves: dict[int, list[Load | Promote]] = {}
+        moves: dict[int, list[Fetch]] = {}
         for piece in pieces:
-            if piece.block is None:
-                block = device.pools[piece.group].allocate()
-                moves.setdefault(piece.number, []).append(_move(piece, block))
-            else:
-                block = piece.block
-                device.pools[piece.group].share(block)
-            device.held[piece.group, block] += 1
-            transfer.held.setdefault(piece.number, []).append((piece.group, block))
+            if piece.block is not None:
+                self._hold(transfer, piece.number, piece.group, piece.block)
+                continue
+            block = device.pools[piece.group].allocate()
+            self._note_held(transfer, piece.number, piece.group, block)
+            moves.setdefault(piece.number, []).append(_move(piece, block))
         for group, block in reversed(present):
             device.pools[group].release(block)
         nodes = {piece.number: piece.node for piece in pieces}
@@ -124,13 +124,22 @@ class Transfers:
         self._flying |= {unit.node.key: transfer for unit in transfer.units}
         return transfer
 
-    def land(self, unit: Unit, arrived: Sequence[bool]) -> None:
-        """Name the blocks of a unit whose bytes are there; `arrived` has one entry for each of its moves."""
+    def land(self, transfer: Transfer, unit: Unit, arrived: Sequence[bool]) -> None:
+        """Name the blocks of a unit whose bytes are there. If somebody has computed one meanwhile, that one
+        stays, and the transfer holds it in place of its own.
+
+        Args:
+            arrived: one entry for each of the unit's moves.
+        """
         self._flying.pop(unit.node.key, None)
         self._device.num_transfer_changes += 1
         for move, is_there in zip(unit.moves, arrived, strict=True):
-            # Somebody may have computed the block in the meantime: the first one stays.
-            if is_there and self._device.index.block(unit.node.key, move.group) is None:
+            known = self._device.index.block(unit.node.key, move.group)
+            if known is not None:
+                self._hold(transfer, unit.number, move.group, known)
+                transfer.held[unit.number].remove((move.group, move.target))
+                self._release(move.group, move.target)
+            elif is_there:
                 self._device.name(move.group, move.target, unit.node)
                 self._device.brought[unit.node.key] = unit.tier
 
@@ -153,6 +162,13 @@ class Transfers:
         for unit in transfer.units:
             if self._flying.get(unit.node.key) is transfer:
                 del self._flying[unit.node.key]
+
+    def check_integrity(self, transfers: Iterable[Transfer]) -> None:
+        """Assert that these hold what is held, and that only their blocks are on their way."""
+        transfers = tuple(transfers)
+        blocks = (held for transfer in transfers for held in chain.from_iterable(transfer.held.values()))
+        assert Counter(blocks) == self._device.held
+        assert set(self._flying.values()) <= set(transfers)
 
     def _pieces(self, match: PrefixMatch, root: BlockKey) -> Iterator[_Piece]:
         """Yield what each group needs of a match, block after block."""
@@ -187,7 +203,7 @@ class Transfers:
                 return group
         return None
 
-    def _unit(self, node: IndexNode, number: int, moves: Sequence[Load | Promote]) -> Unit:
+    def _unit(self, node: IndexNode, number: int, moves: Sequence[Fetch]) -> Unit:
         return Unit(
             number=number,
             node=node,
@@ -199,6 +215,14 @@ class Transfers:
     def _block_bytes(self, group: GroupId) -> int:
         device = self._device
         return next(each for each in device.groups if each.id == group).block_bytes(device.block_size)
+
+    def _hold(self, transfer: Transfer, number: int, group: GroupId, block: BlockId) -> None:
+        self._device.pools[group].share(block)
+        self._note_held(transfer, number, group, block)
+
+    def _note_held(self, transfer: Transfer, number: int, group: GroupId, block: BlockId) -> None:
+        self._device.held[group, block] += 1
+        transfer.held.setdefault(number, []).append((group, block))
 
     def _release(self, group: GroupId, block: BlockId) -> None:
         held = self._device.held
@@ -213,7 +237,7 @@ def _present(pieces: Iterable[_Piece]) -> dict[Held, None]:
     return {(piece.group, piece.block): None for piece in pieces if piece.block is not None}
 
 
-def _move(piece: _Piece, target: BlockId) -> Load | Promote:
+def _move(piece: _Piece, target: BlockId) -> Fetch:
     node = piece.node
     if piece.place is not None:
         return Promote(piece.group, piece.place, target)

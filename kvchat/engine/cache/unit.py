@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.plan import Load, Promote
+from kvchat.engine.cache.plan import Fetch
 from kvchat.engine.cache.prefix_index import IndexNode
 
 
@@ -19,6 +19,6 @@ class Unit:
 
     number: int
     node: IndexNode
-    moves: tuple[Load | Promote, ...]
+    moves: tuple[Fetch, ...]
     num_bytes: int
     tier: Tier

@@ -6,7 +6,7 @@ from time import perf_counter
 
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.plan import Copy, Demote, Load, Move, Promote
+from kvchat.engine.cache.plan import Copy, Fetch, Load, Move
 from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.tiers import StoredNode
 from kvchat.engine.memory.device_pool import DevicePool
@@ -47,38 +47,25 @@ class Mover:
         """Load from another store from now on."""
         self._store = store
 
-    def execute(self, moves: Iterable[Move]) -> bool:
-        """Carry out the moves in their order; stop and return False at the first load that fails.
-
-        The loads behind it are read nevertheless, and written nowhere: whatever is damaged is set aside at
-        once, not one block per run, and is stored again when its tokens have been computed.
-        """
-        moves = iter(moves)
+    def execute(self, moves: Iterable[Move]) -> None:
+        """Carry out the moves in their order."""
         for move in moves:
             start_s = perf_counter()
-            if isinstance(move, Load):
-                if not self._load(move):
-                    for later in moves:
-                        if isinstance(later, Load):
-                            self._read(later)
-                    return False
-            elif isinstance(move, Copy):
+            if isinstance(move, Copy):
                 self._pool.copy(move.group, move.source, move.target, move.num_tokens)
-            elif isinstance(move, Demote):
-                self._pool.read_into(move.group, move.source, self._host.view(move.group, move.place))
-            else:
-                self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
-            self._observe(move, perf_counter() - start_s)
-        return True
+                continue
+            self._pool.read_into(move.group, move.source, self._host.view(move.group, move.place))
+            num_bytes = self._pool.block_bytes(move.group)
+            self._rates.observe_move(Tier.HOST, Direction.STORE, num_bytes, perf_counter() - start_s)
 
-    def fetch(self, move: Load | Promote) -> bool:
+    def fetch(self, move: Fetch) -> bool:
         """Carry out one move to the device, in any thread; False if its block is not to be had."""
         if isinstance(move, Load):
             return self._load(move)
         self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
         return True
 
-    def announce(self, move: Load | Promote) -> None:
+    def announce(self, move: Fetch) -> None:
         """Tell the medium what is fetched soon, in any thread, without waiting for it."""
         if isinstance(move, Load) and self._store is not None:
             self._store.announce(move.key, move.group)
@@ -97,12 +84,6 @@ class Mover:
             for block in self._store.nearest(parent, token_ids, most)
             if not any((block.key, group) in self._unreadable for group in block.groups)
         ]
-
-    def _observe(self, move: Move, seconds: float) -> None:
-        if not isinstance(move, Copy):
-            tier = Tier.DISK if isinstance(move, Load) else Tier.HOST
-            direction = Direction.STORE if isinstance(move, Demote) else Direction.LOAD
-            self._rates.observe_move(tier, direction, self._pool.block_bytes(move.group), seconds)
 
     def _load(self, load: Load) -> bool:
         assert self._store is not None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from threading import Condition, Lock, Thread
 from time import perf_counter
 
-from kvchat.engine.cache.plan import Load, Promote
+from kvchat.engine.cache.plan import Fetch
 from kvchat.engine.cache.unit import Unit
 
 NUM_THREADS = 2
@@ -83,7 +83,7 @@ class Landed:
     seconds: float
 
 
-def _ignore(_: Load | Promote) -> None: ...
+def _ignore(_: Fetch) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -96,9 +96,9 @@ class Reader:
         announce: told of each move some time before it is fetched; must not wait.
     """
 
-    fetch: Callable[[Load | Promote], bool]
+    fetch: Callable[[Fetch], bool]
     max_bytes: int
-    announce: Callable[[Load | Promote], None] = _ignore
+    announce: Callable[[Fetch], None] = _ignore
     num_threads: int = NUM_THREADS
     _jobs: deque[Job] = field(default_factory=deque)
     _landed: deque[Landed] = field(default_factory=deque)

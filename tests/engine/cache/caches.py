@@ -10,9 +10,13 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.plan import Copy, Demote, Load, Move, Promote, Save, TableChange
+from kvchat.engine.cache.match import PrefixMatch
+from kvchat.engine.cache.plan import Demote, Fetch, Load, Move, Promote, Save, TableChange
 from kvchat.engine.cache.prefix_index import IndexNode
+from kvchat.engine.cache.rates import Rates
 from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
+from kvchat.engine.flights import Flight, Flights
+from tests.engine.stepped_reader import SteppedReader
 
 FINGERPRINT = b"\x07" * 32
 ROOT = root_key(FINGERPRINT)
@@ -86,9 +90,8 @@ class FakeTier:
         """Return a block's slots, or None if it is gone or damaged; then it is not offered again."""
         assert self.nodes[load.key] == (load.parent, load.token_ids)
         if (load.key, load.group) in self.unreadable:
-            del self.contents[load.key, load.group]
-            return None
-        return self.contents[load.key, load.group]
+            self.contents.pop((load.key, load.group), None)
+        return self.contents.get((load.key, load.group))
 
 
 class FakeDevice:
@@ -107,27 +110,25 @@ class FakeDevice:
             for index in range(pool.num_blocks)
         }
 
-    def execute(self, moves: Iterable[Move]) -> bool:
-        """Carry out moves in order; stop and return False at the first load that fails."""
+    def execute(self, moves: Iterable[Move]) -> None:
+        """Carry out moves in order."""
         for move in moves:
-            contents: Sequence[Content] | None
             if isinstance(move, Demote):
                 self.places[move.group, move.place] = list(self.slots[move.group, move.source])
                 self.planned.discard((move.group, move.source))
                 self.poison(move.group, move.source)
-                continue
-            if isinstance(move, Promote):
-                contents = self.places[move.group, move.place]
-            elif isinstance(move, Copy):
-                assert move.source != move.target
-                contents = self.slots[move.group, move.source][: move.num_tokens]
             else:
-                contents = self.tier.read(move)
-            self.poison(move.group, move.target)
-            if contents is None:
-                return False
-            self.slots[move.group, move.target][: len(contents)] = contents
-        return True
+                assert move.source != move.target
+                self._fill(move.group, move.target, self.slots[move.group, move.source][: move.num_tokens])
+
+    def fetch(self, move: Fetch) -> bool:
+        """Bring a block from a slower tier; False if it is not to be had."""
+        if isinstance(move, Promote):
+            contents: Sequence[Content] | None = self.places[move.group, move.place]
+        else:
+            contents = self.tier.read(move)
+        self._fill(move.group, move.target, contents or ())
+        return contents is not None
 
     def plan(self, moves: Iterable[Move]) -> None:
         """Note the moves of a step that is still being put together."""
@@ -195,6 +196,10 @@ class FakeDevice:
         for (key, _), contents in self.tier.contents.items():
             assert contents == self._right(tokens_of, key)
 
+    def _fill(self, group: GroupId, block: BlockId, contents: Sequence[Content]) -> None:
+        self.poison(group, block)
+        self.slots[group, block][: len(contents)] = contents
+
     def _right(self, tokens_of: dict[BlockKey, tuple[int, ...]], key: BlockKey) -> list[Content]:
         tokens = tokens_of[key]
         start = (len(tokens) - 1) // self.manager.block_size * self.manager.block_size
@@ -211,6 +216,8 @@ class Cache:
     manager: CacheManager
     device: FakeDevice
     tier: FakeTier
+    reader: SteppedReader
+    flights: Flights
 
     def __init__(
         self,
@@ -232,22 +239,42 @@ class Cache:
         )
         self.manager = CacheManager(device, fingerprint=FINGERPRINT, slow=self.tier)
         self.device = FakeDevice(self.manager, self.tier)
+        self.reader = SteppedReader(self.device.fetch)
+        self.flights = Flights(device, self.reader, Rates(), self.carry_out)
 
     def open(self, token_ids: Sequence[int]) -> Branch:
         return self.manager.open("someone", token_ids)
 
+    def carry_out(self, moves: Iterable[Move]) -> None:
+        self.device.execute(moves)
+        self.manager.finish_moves()
+
     def admit(self, branch: Branch) -> bool:
-        """Fill a branch's tables with what is cached; a load that fails makes it match again."""
-        while True:
-            moves = self.manager.admit(branch, self.manager.match(branch))
-            if moves is None:
+        """Fill a branch's tables with what is cached, after bringing all of it to the device; a block that
+        cannot be read makes it match again.
+        """
+        flight: Flight | None = None
+        while (match := self.manager.match(branch)).host_len + match.disk_len:
+            flight = self.bring(match, branch)
+            if flight is None:
                 return False
-            is_complete = self.device.execute(moves)
-            self.manager.finish_moves()
-            if is_complete:
-                self.manager.confirm(branch)
-                return True
-            self.manager.abandon(branch)
+            if flight.is_complete:
+                break
+            self.flights.leave(flight)
+        moves = self.manager.admit(branch, self.manager.match(branch, resident=True))
+        if moves is not None:
+            self.carry_out(moves)
+        if flight is not None:
+            self.flights.leave(flight)
+        return moves is not None
+
+    def bring(self, match: PrefixMatch, branch: Branch) -> Flight | None:
+        """Bring a match to the device, where it is held until somebody leaves the flight; None: no room."""
+        flight = self.flights.begin(match, branch.root)
+        while flight is not None and not flight.is_over:
+            self.flights.wait(0)
+            self.flights.collect()
+        return flight
 
     def compute(self, branch: Branch, num_tokens: int | None = None, chunk_len: int = 9) -> None:
         """Compute the next `num_tokens` tokens, or all, in chunks."""
@@ -260,8 +287,7 @@ class Cache:
 
     def run(self, moves: Iterable[Move], chunks: Sequence[tuple[Branch, int]]) -> None:
         """Carry out a step whose slots are writable: move, write, look, commit."""
-        assert self.device.execute(moves)
-        self.manager.finish_moves()
+        self.carry_out(moves)
         self.device.apply(*self.manager.take_changes())
         for branch, num_tokens in chunks:
             self.device.write(branch, branch.computed_len, branch.computed_len + num_tokens)
@@ -289,8 +315,7 @@ class Cache:
         moves = self.manager.demote(branch, tier)
         self.device.plan(moves)
         self.device.poison_free_blocks()
-        assert self.device.execute(moves)
-        self.manager.finish_moves()
+        self.carry_out(moves)
 
     def store(self, saves: Iterable[Save]) -> None:
         for save in saves:
@@ -315,7 +340,7 @@ class Cache:
         for pool in self.manager.pools.values():
             for block in [pool.allocate() for _ in range(pool.num_available)]:
                 pool.release(block)
-        assert self.device.execute(self.manager.take_demotions())
+        self.device.execute(self.manager.take_demotions())
         self.device.poison_free_blocks()
 
     def num_used(self) -> list[int]:
@@ -325,5 +350,6 @@ class Cache:
         """Assert that the books are in order and that every branch would see the right content."""
         self.device.poison_free_blocks()
         self.manager.check_integrity()
+        self.flights.check_integrity()
         for branch in self.manager.branches.values():
             self.device.check_held(branch)

@@ -67,11 +67,12 @@ def test_a_block_that_comes_back_stays_in_host_memory_too() -> None:
     cache.forget_device()
     for _ in range(2):
         branch = cache.open([*range(16), 99])
-        assert cache.manager.match(branch).host_len in (12, 16)
-        assert cache.manager.admit(branch, cache.manager.match(branch, max_len=12)) is not None
-        cache.manager.abandon(branch)
-        cache.manager.finish_moves()
-        cache.manager.release(branch)
+        assert cache.manager.match(branch).host_len == 16
+        flight = cache.bring(cache.manager.match(branch), branch)
+        assert flight is not None
+        cache.flights.leave(flight)
+        assert cache.matched_len([*range(16), 99]) == 16
+        cache.forget_device()
     cache.check()
 
 

@@ -12,7 +12,7 @@ LONG = list(range(100, 111))
 
 
 def test_a_load_that_fails_names_nothing_it_was_meant_to_fill() -> None:
-    """Trap 22: the copy behind the failed load never ran, so the tail holds nothing."""
+    """Trap 22: a block that did not arrive is free again, and nobody finds it."""
     cache = Cache(full_group(), full_group(1))
     cache.store_branch(stored := cache.computed(LONG))
     cache.manager.release(stored)
@@ -20,14 +20,14 @@ def test_a_load_that_fails_names_nothing_it_was_meant_to_fill() -> None:
     cache.tier.unreadable.add(next(iter(cache.tier.contents)))
 
     branch = cache.open([*LONG, 1])
-    moves = cache.manager.admit(branch, cache.manager.match(branch))
-    assert moves is not None
-    assert not cache.device.execute(moves)
-    cache.manager.finish_moves()
-    cache.manager.abandon(branch)
-
-    assert len(cache.manager.index) == 0
-    assert all(pool.num_free == pool.num_blocks for pool in cache.manager.pools.values())
+    flight = cache.bring(cache.manager.match(branch), branch)
+    assert flight is not None
+    assert not flight.is_complete
+    lost = next(iter(cache.tier.unreadable))
+    assert cache.manager.index.block(lost[0], lost[1]) is None
+    cache.flights.leave(flight)
+    assert cache.num_used() == [0, 0]
+    cache.check()
 
 
 def test_an_admission_without_room_leaves_the_order_of_eviction() -> None:
@@ -66,6 +66,19 @@ def test_a_fork_of_an_empty_branch_is_no_copy_source_for_what_it_computes_later(
     cache.compute(child)
     cache.check()
     stranger = cache.open([*child.token_ids[8:], 1])
+    assert not cache.manager.match(stranger).length
+
+
+def test_a_branch_left_before_its_first_step_is_no_copy_source_for_what_it_finds_later() -> None:
+    """Traps 8 and 28: admitted with nothing, cancelled, and asked again when others have computed it."""
+    cache = Cache(full_group())
+    branch = cache.open(LONG[:10])
+    assert cache.admit(branch)
+    cache.computed(LONG[:10])
+    assert cache.admit(branch)
+    cache.compute(branch)
+    cache.check()
+    stranger = cache.open([*branch.token_ids[8:], 1])
     assert not cache.manager.match(stranger).length
 
 
@@ -352,13 +365,17 @@ def test_what_was_saved_comes_back_bit_for_bit_and_is_named_once_it_is_there() -
     cache.manager.release(branch)
     cache.forget_device()
     again = cache.open([*LONG, 1])
-    moves = cache.manager.admit(again, cache.manager.match(again))
-    assert moves is not None
-    assert all(isinstance(move, Load) for move in moves)
-    assert len(cache.manager.index) == 0
-    assert cache.device.execute(moves)
-    cache.manager.confirm(again)
-    assert {node.key for node in cache.manager.index} == set(again.keys)
+    flight = cache.flights.begin(cache.manager.match(again), again.root)
+    assert flight is not None
+    assert all(isinstance(move, Load) for unit in flight.transfer.units for move in unit.moves)
+    while not flight.is_over:
+        assert {node.key for node in cache.manager.index} == set(flight.landed)
+        cache.check()
+        cache.flights.collect()
+    assert len(flight.landed) == len(flight.transfer.units) == 3
+    cache.flights.leave(flight)
+    assert cache.admit(again)
+    assert again.computed_len == len(LONG)
     cache.compute(again)
     cache.check()
 
@@ -372,10 +389,10 @@ def test_a_matched_block_is_not_evicted_to_load_another() -> None:
     cache.computed([50] * 4)
     assert cache.manager.match(cache.open(range(17))).disk_len == 4
     branch = cache.open(range(17))
-    assert cache.manager.admit(branch, cache.manager.match(branch)) is None
-    cache.check()
-    assert cache.manager.admit(branch, cache.manager.match(branch)) is None
-    cache.check()
+    for _ in range(2):
+        assert cache.bring(cache.manager.match(branch), branch) is None
+        cache.check()
+    assert cache.matched_len(range(17)) == 16
 
 
 def test_branches_that_come_and_go_between_two_batches_leave_nothing_to_tell() -> None:

@@ -146,8 +146,7 @@ class CacheTraces(RuleBasedStateMachine):
         branch = self.admitted[which % len(self.admitted)]
         num_tokens = min(num_tokens, branch.num_uncomputed)
         moves = self.extend(branch, num_tokens, {})
-        assert self.device.execute(moves)
-        self.manager.finish_moves()
+        self.cache.carry_out(moves)
         self.device.apply(*self.manager.take_changes())
         start = branch.computed_len
         self.device.write(branch, start, start + min(num_written, num_tokens))
@@ -286,24 +285,17 @@ class CacheTraces(RuleBasedStateMachine):
     # Parts of the rules
 
     def admit(self, branch: Branch) -> None:
-        """Admit as an engine does: a load that fails makes the branch match again."""
-        while True:
-            match = self.manager.match(branch)
-            assert match == self.manager.match(branch)
-            assert match.length < len(branch.token_ids)
-            assert 0 <= match.disk_len <= match.length
-            moves = self.manager.admit(branch, match)
-            if moves is None:
-                return
-            is_complete = self.device.execute(moves)
-            self.manager.finish_moves()
-            if is_complete:
-                break
-            self.manager.abandon(branch)
-        self.manager.confirm(branch)
-        assert branch.computed_len == match.length
-        self.waiting.remove(branch)
-        self.admitted.append(branch)
+        """Admit as an engine does that has nothing else to do."""
+        match = self.manager.match(branch)
+        assert match == self.manager.match(branch)
+        assert match.length < len(branch.token_ids)
+        assert 0 <= match.disk_len + match.host_len <= match.length
+        num_stored = len(self.tier.contents)
+        if self.cache.admit(branch):
+            was_damaged = len(self.tier.contents) < num_stored
+            assert was_damaged or branch.computed_len == match.length
+            self.waiting.remove(branch)
+            self.admitted.append(branch)
 
     def extend(
         self, branch: Branch, num_tokens: int, chunks: dict[int, tuple[Branch, int]]

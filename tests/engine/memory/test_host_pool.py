@@ -27,13 +27,9 @@ def test_a_demoted_block_comes_back_bit_for_bit(dtype: str) -> None:
             tensor.copy_(torch.randn(tensor.shape))
     before = [pool.read_block(GROUP, BlockId(block), 8) for block in range(4)]
     mover = Mover(pool, host, None)
-    moves = (
-        Demote(GROUP, BlockId(1), BlockId(2)),
-        Demote(GROUP, BlockId(3), BlockId(0)),
-        Promote(GROUP, BlockId(2), BlockId(3)),
-        Promote(GROUP, BlockId(0), BlockId(1)),
-    )
-    assert mover.execute(moves)
+    mover.execute([Demote(GROUP, BlockId(1), BlockId(2)), Demote(GROUP, BlockId(3), BlockId(0))])
+    assert mover.fetch(Promote(GROUP, BlockId(2), BlockId(3)))
+    assert mover.fetch(Promote(GROUP, BlockId(0), BlockId(1)))
     after = [pool.read_block(GROUP, BlockId(block), 8) for block in range(4)]
     assert after == [before[0], before[3], before[2], before[1]]
     assert before[1] != before[3]

@@ -7,7 +7,7 @@ import pytest
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.plan import Load, Promote
+from kvchat.engine.cache.plan import Fetch, Load
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.unit import Unit
 from kvchat.engine.memory.reader import NUM_AHEAD, Job, Landed, Reader
@@ -38,7 +38,7 @@ class Medium:
         self.taken: list[BlockId] = []
         self.missing: set[int] = set()
 
-    def fetch(self, move: Load | Promote) -> bool:
+    def fetch(self, move: Fetch) -> bool:
         self.passes.acquire()
         self.taken.append(move.target)
         return move.target not in self.missing
@@ -158,7 +158,7 @@ def test_waiting_ends_at_once_where_nothing_is_read(reader: Reader) -> None:
 
 
 def test_a_bug_in_a_move_reaches_the_engine() -> None:
-    def fetch(move: Load | Promote) -> bool:
+    def fetch(move: Fetch) -> bool:
         raise ZeroDivisionError
 
     reader = Reader(fetch, max_bytes=BLOCK_BYTES)

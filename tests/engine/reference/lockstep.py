@@ -1,24 +1,28 @@
-"""The real scheduler and cache manager, step by step beside their references.
+"""The real scheduler, loading and cache manager, step by step beside their references.
 
-The device is a fake whose slots say which tokens they were computed from. After every action both sides must
-agree on who runs, what each step computes, which branches hold blocks, and how many blocks are held.
+The device is a fake whose slots say which tokens they were computed from, and stored blocks come to it some
+at a time, while others compute, are cancelled or need the room. After every action both sides must agree on
+who runs, what each step computes, which branches hold blocks, and how many blocks are held.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvchat.engine.api.ids import BranchId, RequestId
-from kvchat.engine.api.request import Request
+from kvchat.engine.api.ids import BranchId
 from kvchat.engine.batch import Batch
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.spec import Group
-from kvchat.engine.scheduler import Entry, Scheduler
+from kvchat.engine.entry import Entry
+from kvchat.engine.loading import Obstacle
+from tests.engine.assembly import Assembly, entry_of
 from tests.engine.cache.caches import Cache
 from tests.engine.reference.prefix_cache import Line, Reach, ReferenceCache
 from tests.engine.reference.schedule import Job, ReferenceScheduler
+from tests.engine.reference.shipments import Shipment, Shipments
 
 BLOCK_SIZE = 4
+MOST_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,7 @@ class Setting:
     Args:
         num_places: blocks of each group in host memory.
         num_tokens: ids there are; with few of them, texts agree often.
+        landing_rate: stored blocks that arrive per step.
     """
 
     groups: tuple[Group, ...]
@@ -36,6 +41,7 @@ class Setting:
     num_places: int
     max_batch_tokens: int
     num_tokens: int = 2
+    landing_rate: int = 1
 
 
 class Lockstep:
@@ -47,10 +53,15 @@ class Lockstep:
             block_size=BLOCK_SIZE,
             num_places=setting.num_places,
         )
-        self.manager = self.cache.manager
-        self.scheduler = Scheduler(self.manager, setting.max_batch_tokens)
+        self.cache.reader.per_step = setting.landing_rate
+        self.manager, self.flights = self.cache.manager, self.cache.flights
+        assembly = Assembly(self.cache, setting.max_batch_tokens)
+        self.scheduler, self.loading = assembly.scheduler, assembly.loading
         self.expected_cache = ReferenceCache(setting.reaches, setting.num_blocks, BLOCK_SIZE)
-        self.expected = ReferenceScheduler(self.expected_cache, setting.max_batch_tokens)
+        self.shipments = Shipments(self.expected_cache)
+        self.expected = ReferenceScheduler(
+            self.expected_cache, setting.max_batch_tokens, self.shipments.let_go
+        )
         self.entries: dict[int, Entry] = {}
         self.ended: list[Job] = []
         self.refused: list[Job] = []
@@ -58,6 +69,8 @@ class Lockstep:
         self.may_have_evicted = False
         self.num_exact = 0
         """Admissions whose reuse the reference knew to the token."""
+        self.num_begun = 0
+        """Requests that have waited for stored blocks."""
 
     # Actions
 
@@ -101,52 +114,65 @@ class Lockstep:
         """Write what a branch holds to the slower tier."""
         self.cache.store_branch(branch)
 
+    def forget_device(self) -> None:
+        """Evict all that nobody holds; what other tiers have of it must come from there."""
+        self.may_have_evicted = True
+        self.cache.forget_device()
+        self._compare()
+
     def step(self) -> None:
         first = min(self.expected.jobs, key=lambda job: job.rank, default=None)
-        num_left = self._num_left(first)
+        num_left, num_begun = self._num_left(first), self.num_begun
+        was_busy = self.flights.is_busy
         self._note_evictions()
+        self._advance_loads()
         self._admit_waiting()
         batch = self.scheduler.schedule()
         chunks = [(int(chunk.request), chunk.start, chunk.end) for chunk in batch.chunks]
         assert chunks == self.expected.schedule()
         self._compare_queues()
-        assert self.cache.device.execute(batch.moves)
-        self.manager.finish_moves()
+        self.cache.carry_out(batch.moves)
         self.expected_cache.finish_moves()
         if chunks:
             self._compute(batch)
+        elif self.flights.is_busy:
+            self.flights.wait(0)
         elif (stuck := self.scheduler.running or self.scheduler.waiting) != []:
             self._refuse(stuck[0])
-        assert first is None or self._num_left(first) < num_left or self._is_full_of_answers(batch)
+        has_loaded = was_busy or self.num_begun > num_begun
+        assert (
+            first is None or self._num_left(first) < num_left or has_loaded or self._is_full_of_answers(batch)
+        )
         self._compare()
 
     def finish(self) -> None:
         """Step until all is done, within a bound that no order of events can break.
 
         Each step brings the most important request on by a token, or is full of answers that grow, or ends a
-        request that cannot go on.
+        request that cannot go on, or brings stored blocks.
         """
         jobs = self.expected.jobs
         num_tokens = sum(len(job.line.token_ids) + 3 * (job.max_tokens - job.num_generated) for job in jobs)
-        for _ in range(num_tokens + len(jobs)):
+        num_left = num_tokens + len(jobs)
+        for _ in range(MOST_STEPS):
             if not self.scheduler.has_work:
                 break
+            num_begun, was_busy = self.num_begun, self.flights.is_busy
             self.step()
+            num_left -= not was_busy and self.num_begun == num_begun
+            assert num_left >= 0
         assert not self.scheduler.has_work
+        self._advance_loads()
+        while self.flights.is_busy:
+            self.flights.wait(0)
+            self._advance_loads()
+        assert not self.flights.under_way
 
     # Parts of the above
 
     def _add(self, branch: Branch, max_tokens: int, priority: int) -> None:
         number = len(self.entries) + 1
-        request = Request(token_ids=tuple(branch.token_ids), priority=priority)
-        entry = Entry(
-            id=RequestId(number),
-            request=request,
-            branch=branch,
-            max_tokens=max_tokens,
-            submitted_s=0.0,
-            prompt_len=len(branch.token_ids),
-        )
+        entry = entry_of(number, branch, branch.token_ids, max_tokens, priority)
         self.entries[number] = entry
         self.scheduler.add(entry)
         line = self.expected_cache.lines[branch.id]
@@ -154,39 +180,63 @@ class Lockstep:
         self.texts.append(list(branch.token_ids))
         self._compare()
 
+    def _advance_loads(self) -> None:
+        """Let go of what was held for requests that are gone, once nothing of it is being read."""
+        self.flights.collect()
+        self.loading.advance()
+        for shipment in self.shipments.known:
+            if shipment.job not in self.expected.waiting:
+                self.shipments.give_up(shipment)
+        self.shipments.settle()
+        self.shipments.compare(self.flights.under_way)
+        for shipment in self.shipments.known:
+            shipment.look()
+
     def _admit_waiting(self) -> None:
-        while (entry := self.scheduler.next_waiting()) is not None:
-            job = self.expected.next_waiting()
-            assert job is not None
-            assert job.number == entry.id
-            if not self._admit(entry, job):
+        waiting = sorted(self.expected.waiting, key=lambda job: job.rank)
+        assert [int(entry.id) for entry in self.scheduler.waiting] == [job.number for job in waiting]
+        for job in waiting:
+            if not self._admit(self.entries[job.number], job):
                 return
 
     def _admit(self, entry: Entry, job: Job) -> bool:
-        """Admit one request; False if there is no room."""
+        """Admit one request; False if there is no room, for it or for those behind it."""
         found = self._check_match(entry.branch)
-        was_alone = not self.expected.running
-        moves = self.scheduler.admit(entry)
-        known = found if moves is None else entry.branch.computed_len
+        own = self.shipments.of(job)
+        least = own.flight.transfer.match.length if own and own.flight.is_complete else found
+        obstacle = self.loading.admit(entry)
+        if own is not None and own.flight.is_over and not own.flight.is_complete:
+            self.shipments.give_up(own)  # something of it is damaged, so it begins anew
         self._follow_those_who_made_way(job, found)
-        if moves is None:
+        if obstacle is Obstacle.LOADS:
+            self._expect_load(job, entry)
+            return True
+        if obstacle is Obstacle.NO_ROOM:
             self._expect_no_room(job, found)
             return False
-        if known != found:
+        if own is not None and own.is_wanted:
+            self.shipments.give_up(own)
+        self.shipments.compare(self.flights.under_way)
+        known = entry.branch.computed_len
+        if known != found and not least <= known < found:
             # Alone, it may do without the block that the copy of a tail reads.
-            assert was_alone
-            assert known <= found // BLOCK_SIZE * BLOCK_SIZE
+            assert not self.expected.running
+            assert known < found
             assert not self._surely_fits(job, found)
         assert self._may_fit(job, known)
         self.expected.admit(job, known)
-        if not self.cache.device.execute(moves):
-            self.manager.finish_moves()
-            self.scheduler.abandon(entry)
-            self.expected.put_back(job)
-            return True
-        self.manager.finish_moves()
-        self.manager.confirm(entry.branch)
         return True
+
+    def _expect_load(self, job: Job, entry: Entry) -> None:
+        """Nobody waits for nothing: bytes move, and what begins to move is not on the device."""
+        known = {shipment.flight for shipment in self.shipments.known}
+        for flight in [flight for flight in self.flights.under_way if flight not in known]:
+            self.num_begun += 1
+            self.shipments.begin(Shipment(job, tuple(job.line.token_ids), flight, self.manager))
+            there = self.manager.match(entry.branch, resident=True)
+            assert there.length < self.manager.match(entry.branch).length
+        self.shipments.compare(self.flights.under_way)
+        assert self.flights.is_busy
 
     def _check_match(self, branch: Branch) -> int:
         """Return how much of a prompt is found, which is all there is if nothing can have been evicted."""
@@ -208,17 +258,25 @@ class Lockstep:
                 assert not self._surely_fits(job, found)
                 assert line is self.expected.idle()[0]
                 self.expected_cache.reset(line)
+        for shipment in self.shipments.behind(job):
+            if shipment.flight.job.is_cancelled:
+                assert not self._surely_fits(job, found)
+                assert not self.expected.idle()
+                assert shipment is self.shipments.behind(job)[0]
+                self.shipments.give_up(shipment)
         still = {int(entry.id) for entry in self.scheduler.running}
         while any(other.number not in still for other in self.expected.running):
             last = max(self.expected.running, key=lambda other: other.rank)
             assert last.rank > job.rank
             assert not self.expected.idle()
+            assert not self.shipments.behind(job)
             assert not self._surely_fits(job, found)
             self.expected.put_back(last)
 
     def _expect_no_room(self, job: Job, found: int) -> None:
         assert not self._surely_fits(job, found)
         assert not self.expected.idle()
+        assert not self.shipments.behind(job)
         assert all(other.rank < job.rank for other in self.expected.running)
 
     def _surely_fits(self, job: Job, known: int) -> bool:
@@ -291,6 +349,7 @@ class Lockstep:
 
     def _compare(self) -> None:
         self._compare_queues()
+        self.shipments.compare(self.flights.under_way)
         self.cache.check()
         lines = self.expected_cache.lines
         assert {branch.id: branch.computed_len for branch in self.manager.branches.values()} == {

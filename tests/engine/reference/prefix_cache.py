@@ -54,6 +54,8 @@ class ReferenceCache:
     """Every prefix whose last token anybody has ever computed."""
     sources: set[object] = field(default_factory=set)
     """Tails that a step in preparation still has to copy."""
+    shipped: Callable[[int], set[Hashable]] = lambda _: set()
+    """Blocks of a group that are held for those who wait until all they reuse is there."""
 
     # What must be reused
 
@@ -83,7 +85,7 @@ class ReferenceCache:
 
     def held(self, group: int) -> set[Hashable]:
         """Return the blocks of a group that are not to be evicted: equal full blocks are one."""
-        blocks: set[Hashable] = set(self.sources)
+        blocks: set[Hashable] = set(self.sources) | self.shipped(group)
         for number, line in self.lines.items():
             blocks |= self._full_blocks(group, line.token_ids, line.num_computed)
             if line.num_computed % self.block_size:
@@ -110,6 +112,10 @@ class ReferenceCache:
         """Whether a branch's next tokens can be written. A tail that others need is copied before."""
         num_new = len(self._new_blocks(line.num_computed, num_tokens)) + self._shares_tail(line)
         return all(num_new <= self.room(group) for group in range(len(self.sizes)))
+
+    def seen_blocks(self, group: int, num_computed: int) -> range:
+        """Return the numbers of the full blocks that the token behind `num_computed` others sees."""
+        return range(self._first(self.reaches[group], num_computed), num_computed // self.block_size)
 
     # What happens
 
@@ -138,7 +144,8 @@ class ReferenceCache:
 
     def fork(self, parent: int, child: int) -> None:
         line = self.lines[parent]
-        self.lines[child] = Line(list(line.token_ids), line.num_computed, 0, line.tail, line.priority)
+        tail = line.tail if line.num_computed % self.block_size else None
+        self.lines[child] = Line(list(line.token_ids), line.num_computed, 0, tail, line.priority)
 
     def reset(self, line: Line) -> None:
         line.num_computed = line.num_writable = 0
@@ -150,8 +157,7 @@ class ReferenceCache:
         return reach(position) // self.block_size
 
     def _full_blocks(self, group: int, token_ids: Sequence[int], num_computed: int) -> set[Hashable]:
-        """Return the full blocks that the token behind `num_computed` others sees."""
-        numbers = range(self._first(self.reaches[group], num_computed), num_computed // self.block_size)
+        numbers = self.seen_blocks(group, num_computed)
         return {tuple(token_ids[: (number + 1) * self.block_size]) for number in numbers}
 
     def _new_blocks(self, num_computed: int, num_tokens: int) -> range:

@@ -2,9 +2,11 @@
 
 Its rules: the more important request goes first, then the older one. Answers that are being written are
 served before prompts. Who needs room takes it from idle branches, beginning with the one that has been idle
-longest; then from the least important of those that run, which waits again.
+longest; then from less important jobs that wait for stored blocks; then from the least important of those
+that run, which waits again. One that runs alone waits for what is held for a more important one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.engine.reference.prefix_cache import Line, ReferenceCache
@@ -38,6 +40,8 @@ class Job:
 class ReferenceScheduler:
     cache: ReferenceCache
     max_batch_tokens: int
+    let_go: Callable[[Job], bool]
+    """Gives up blocks that are held for less important jobs; False if none comes free."""
     waiting: list[Job] = field(default_factory=list)
     running: list[Job] = field(default_factory=list)
 
@@ -53,9 +57,6 @@ class ReferenceScheduler:
         """Take a job out; its branch is the last of the idle ones to lose its blocks."""
         (self.running if job in self.running else self.waiting).remove(job)
         self.cache.lines[job.branch] = self.cache.lines.pop(job.branch)
-
-    def next_waiting(self) -> Job | None:
-        return min(self.waiting, key=lambda job: job.rank, default=None)
 
     def admit(self, job: Job, known: int) -> None:
         self.waiting.remove(job)
@@ -94,6 +95,8 @@ class ReferenceScheduler:
         while not self.cache.can_extend(job.line, num_tokens):
             if idle := self.idle():
                 self.cache.reset(idle[0])
+            elif self.let_go(job):
+                continue
             elif self.running == [job]:
                 return False
             else:

@@ -1,0 +1,53 @@
+"""The engine's bookkeeping over a cache without tensors: who is admitted, with what, and when."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvchat.engine.api.events import LoadPlanned
+from kvchat.engine.api.ids import RequestId
+from kvchat.engine.api.request import Request
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.rates import Rates
+from kvchat.engine.entry import Entry
+from kvchat.engine.loading import Loading
+from kvchat.engine.resumptions import Resumptions
+from kvchat.engine.scheduler import Scheduler
+from tests.engine.cache.caches import Cache
+
+
+@dataclass(slots=True)
+class Assembly:
+    """A scheduler and what loads for it, put together as `Engine` does. Its reader has no thread."""
+
+    cache: Cache
+    max_batch_tokens: int
+    rates: Rates = field(default_factory=Rates)
+    scheduler: Scheduler = field(init=False)
+    loading: Loading = field(init=False)
+    planned: list[LoadPlanned] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        flights = self.cache.flights
+        resumptions = Resumptions(flights)
+        self.scheduler = Scheduler(self.cache.manager, self.max_batch_tokens, resumptions)
+        self.loading = Loading(
+            self.scheduler, resumptions, flights, self.rates, self.planned.append, self.cache.carry_out
+        )
+
+    def advance_loads(self) -> None:
+        self.cache.flights.collect()
+        self.loading.advance()
+
+
+def entry_of(number: int, branch: Branch, prompt: Sequence[int], max_tokens: int, priority: int = 0) -> Entry:
+    """Return request `number`, whose answer begins on `branch`."""
+    branch.token_ids = list(prompt)
+    request = Request(token_ids=tuple(prompt), priority=priority)
+    return Entry(
+        id=RequestId(number),
+        request=request,
+        branch=branch,
+        max_tokens=max_tokens,
+        submitted_s=0.0,
+        prompt_len=len(prompt),
+    )

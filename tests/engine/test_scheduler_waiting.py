@@ -1,0 +1,127 @@
+"""Requests that wait for room, or for stored blocks, and what is done for them meanwhile."""
+
+import pytest
+
+from kvchat.engine.cache.match import PrefixMatcher
+from kvchat.engine.cache.spec import Group
+from kvchat.engine.entry import Entry
+from tests.engine.cache.caches import full_group, sliding_group
+from tests.engine.cache.counting import counted_calls
+from tests.engine.step_loop import StepLoop, numbers
+
+pytestmark = pytest.mark.pure
+
+
+# For stored blocks
+
+
+def test_tokens_from_the_slower_tier_are_counted_as_loaded() -> None:
+    loop = StepLoop()
+    loop.answered_and_stored(numbers(0, 10))
+    again = loop.submit([*numbers(0, 10), 77])
+    loop.finish()
+    assert again.loaded is not None
+    assert (again.loaded.device, again.loaded.disk) == (0, 10)
+    assert loop.computed(again) == [10]
+
+
+def test_a_block_that_cannot_be_loaded_is_computed() -> None:
+    """Trap 22: what was looked up can be gone when it is read."""
+    loop = StepLoop()
+    loop.answered_and_stored(numbers(0, 10))
+    loop.cache.tier.unreadable.add(list(loop.cache.tier.contents)[1])
+    again = loop.submit([*numbers(0, 10), 77])
+    loop.finish()
+    assert loop.computed(again) == list(range(4, 11))
+
+
+def test_a_request_at_work_takes_no_block_that_is_on_its_way_to_a_more_important_one() -> None:
+    """Otherwise both begin again for ever: one to load, the other to compute what it found."""
+    loop = StepLoop(num_blocks=10, max_batch_tokens=16)
+    loop.answered_and_stored(numbers(100, 24))
+    loop.cache.reader.per_step = 0
+    background = loop.submit(numbers(0, 9), max_tokens=12, priority=1)
+    loop.step()
+    on_screen = loop.submit([*numbers(100, 24), 7], max_tokens=2)
+    for _ in range(8):
+        loop.step()
+    (flight,) = loop.cache.flights.under_way
+    assert not flight.job.is_cancelled
+    loop.cache.reader.per_step = 1
+    loop.finish()
+    assert loop.done[1:] == [on_screen, background]
+    assert loop.computed(on_screen) == [24, 25]
+
+
+def test_a_block_that_somebody_has_computed_while_it_was_loaded_is_held_once() -> None:
+    loop = StepLoop(num_blocks=10, max_batch_tokens=16)
+    loop.answered_and_stored(numbers(0, 16))
+    loop.cache.reader.per_step = 0
+    loading = loop.submit([*numbers(0, 16), 7])
+    loop.step()
+    # As if a branch that found nothing stored had computed the same meanwhile.
+    branch = loop.cache.open([*numbers(0, 16), 8])
+    loop.cache.compute(branch)
+    loop.cache.manager.release(branch)
+    loop.cache.reader.per_step = 4
+    loop.step()
+    assert loop.cache.num_used() <= [6]
+    loop.finish()
+    assert loading in loop.done
+    assert loop.computed(loading) == [16]
+
+
+# For room
+
+
+def crowd(*groups: Group, num_running: int = 4, num_spare: int = 24) -> tuple[StepLoop, Entry]:
+    """Return answers at work, and a long prompt for which there is no room beside them."""
+    loop = StepLoop(*(groups or (full_group(),)), num_blocks=40 + num_spare, max_batch_tokens=200)
+    for number in range(num_running):
+        loop.submit([100 * number + token for token in range(40)], max_tokens=20)
+    loop.step()
+    waiting = loop.submit(list(range(1000, 1150)), max_tokens=2)
+    loop.step()
+    assert waiting in loop.scheduler.waiting
+    return loop, waiting
+
+
+@pytest.mark.parametrize("groups", [(full_group(),), (full_group(), sliding_group(6))])
+def test_a_request_that_waits_for_room_is_not_matched_in_every_step(groups: tuple[Group, ...]) -> None:
+    loop, waiting = crowd(*groups)
+    with counted_calls(PrefixMatcher.match) as calls:
+        for _ in range(15):
+            loop.step()
+    assert waiting in loop.scheduler.waiting
+    assert calls["match"] <= 2
+    loop.finish()
+    assert waiting in loop.done
+
+
+def test_a_request_that_waits_is_matched_again_when_its_path_is_being_computed() -> None:
+    loop, waiting = crowd()
+    loop.cancel(loop.entries[0])
+    loop.release(loop.entries[0])
+    loop.step()
+    other = loop.submit([*waiting.branch.token_ids[:20], 7], max_tokens=9, priority=-1)
+    loop.step()
+    assert other in loop.scheduler.running
+    with counted_calls(PrefixMatcher.match) as calls:
+        loop.step()
+        loop.step()
+    assert calls["match"] == 2  # once: on all tiers, then on the device
+
+
+def test_a_request_that_waits_is_matched_again_when_its_rank_changes() -> None:
+    loop, waiting = crowd()
+    loop.scheduler.prioritise(waiting, -1)
+    loop.step()
+    assert waiting in loop.scheduler.running
+
+
+def test_a_request_that_waits_takes_the_room_that_somebody_leaves() -> None:
+    loop, waiting = crowd()
+    for entry in loop.entries[:3]:
+        loop.cancel(entry)
+    loop.step()
+    assert waiting in loop.scheduler.running
