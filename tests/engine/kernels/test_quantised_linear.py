@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.quantised_linear import Coding, QuantisedWeight, dequantise, linear, quantise
+from kvchat.engine.kernels.quantised_linear import Coding, QuantisedWeight, dequantise, quantise
+from kvchat.engine.kernels.quantised_linear.reference import linear
 from kvchat.engine.kernels.quantised_linear.weight import GROUP, pack, unpack
 
 pytestmark = pytest.mark.cpu

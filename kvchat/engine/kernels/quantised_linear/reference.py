@@ -24,15 +24,7 @@ def linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor:
     Returns:
         [..., T, N] in the dtype of `x`.
     """
-    parts = []
-    for start in range(0, weight.shape[0], _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        part = QuantisedWeight(
-            coding=weight.coding,
-            codes=weight.codes[rows],
-            scales=weight.scales[rows],
-            minima=None if weight.minima is None else weight.minima[rows],
-        )
-        parts.append(functional.linear(x, dequantise(part).to(x.dtype)))
-    out = torch.cat(parts, dim=-1)
+    starts = range(0, weight.shape[0], _ROWS_AT_ONCE)
+    parts = (weight.part(start, start + _ROWS_AT_ONCE) for start in starts)
+    out = torch.cat([functional.linear(x, dequantise(part).to(x.dtype)) for part in parts], dim=-1)
     return out if bias is None else out + bias

@@ -63,6 +63,15 @@ class QuantisedWeight:
     def shape(self) -> tuple[int, int]:
         return self.scales.shape[0], self.scales.shape[1] * self.coding.group
 
+    def part(self, start: int, end: int) -> "QuantisedWeight":
+        """Return outputs [start, end) of the weight, as views."""
+        return QuantisedWeight(
+            coding=self.coding,
+            codes=self.codes[start:end],
+            scales=self.scales[start:end],
+            minima=None if self.minima is None else self.minima[start:end],
+        )
+
     @property
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scales.nbytes + (0 if self.minima is None else self.minima.nbytes)
