@@ -53,7 +53,7 @@ def show_session(options: SessionOptions) -> None:
         turns = store.turns_to(store.branch(session.id, session.active_branch).leaf_id)
     if options.json:
         output.json(
-            asdict(session)
+            _all_of_session(session)
             | {
                 "trust": trust_of(session),
                 "branches": [asdict(branch) for branch in branches],
@@ -65,6 +65,8 @@ def show_session(options: SessionOptions) -> None:
     output.line(f"{session.model}, {_branch_words(session, branches)}, {_date(session.created_at)}")
     if words := _trust_words(session):
         output.line(words)
+    if session.lost:
+        output.line(f"damage has cost its {' and '.join(sorted(session.lost))}")
     if session.system:
         output.line(f"\nsystem: {session.system}")
     for turn in turns:
@@ -191,7 +193,11 @@ def _summary_values(summary: SessionSummary) -> dict[str, object]:
         "num_branches": summary.num_branches,
         "exact": summary.is_exact,
     }
-    return asdict(summary.session) | {"trust": trust_of(summary.session)} | values
+    return _all_of_session(summary.session) | {"trust": trust_of(summary.session)} | values
+
+
+def _all_of_session(session: Session) -> dict[str, object]:
+    return asdict(session) | {"lost": sorted(session.lost)}
 
 
 def _all_of(turn: Turn) -> dict[str, object]:
