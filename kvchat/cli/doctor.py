@@ -85,9 +85,13 @@ def _machine() -> Iterator[Finding]:
     has = ", ".join((f"torch uses {machine.instructions}", *machine.features))
     yield Finding(
         name="processor",
-        lines=(f"{machine.processor}, {plural(machine.num_cores, 'core')} for this process", has),
+        lines=(
+            f"{machine.processor}, {plural(machine.num_cores, 'core')} for this process",
+            f"{has}; {machine.kernels}",
+        ),
         values={"processor": machine.processor, "num_cores": machine.num_cores}
-        | {"instructions": machine.instructions, "features": list(machine.features)},
+        | {"instructions": machine.instructions, "features": list(machine.features)}
+        | {"kernels": machine.kernels},
     )
     for device in machine.devices:
         of = "" if device.total_bytes is None else f" of {bytes_text(device.total_bytes)}"
@@ -197,7 +201,7 @@ def _model(settings: Settings) -> Iterator[Finding]:
     from kvchat.engine import Engine
 
     try:
-        location = locate_model(settings.model)
+        location = locate_model(settings.model, cache_dir=settings.paths.cache_dir)
         engine = Engine.load(str(location.path), replace(settings.engine, cache_dir=None))
     except KvchatError as error:
         yield Finding(

@@ -31,6 +31,7 @@ def test_an_empty_home_is_well_and_stays_empty(home: Path, examined: Any) -> Non
     assert {check["state"] for check in checks.values()} == {"ok"}
     assert checks["versions"]["kvchat"]
     assert checks["processor"]["num_cores"] >= 1
+    assert "native kernels" in checks["processor"]["kernels"]
     assert checks["device"]["free_bytes"] > 0
     assert checks["data"]["mode"] is None
     assert checks["blocks"]["num_blocks"] == 0

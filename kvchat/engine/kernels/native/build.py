@@ -21,15 +21,17 @@ NATIVE = Path(__file__).parent
 KERNELS = NATIVE.parent
 ROOT = KERNELS.parents[2]
 """Where `#include "kvchat/..."` is looked up."""
-# Whether products and sums are fused is said in the sources. Compilers warn of their own headers (-w).
+# What matters is unrolled and fused by hand: -O3 takes twice the time and gains nothing. Compilers warn of
+# their own headers (-w).
 FLAGS = (
     "-std=c++17",
-    "-O3",
+    "-O2",
     "-fPIC",
     "-fno-exceptions",
     "-fno-rtti",
     "-fvisibility=hidden",
     "-ffp-contract=off",
+    "-w",
 )
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")

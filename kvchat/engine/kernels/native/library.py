@@ -9,6 +9,7 @@ from functools import cache
 from kvchat.engine.kernels.native.build import LEVELS, library_path, machine
 
 Function = Callable[..., int]
+NOT_BUILT = "they are not built; with a C++ compiler: python -m kvchat.engine.kernels.native.build"
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def why_not() -> str | None:
 def _open() -> tuple[list[Library], str | None]:
     path = library_path()
     if not path.exists():
-        return [], "they were not built when kvchat was installed"
+        return [], NOT_BUILT
     try:
         loaded = ctypes.CDLL(str(path))
         loaded.kvchat_level.restype = ctypes.c_char_p
