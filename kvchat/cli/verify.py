@@ -104,7 +104,7 @@ def _verifier(
     settings: Settings, model: str, status: Status
 ) -> "Iterator[tuple[Verifier, BlockShelf, bytes]]":
     """Load a model without tiers of its own, and open what is stored for it."""
-    location = locate_model(model)
+    location = locate_model(model, cache_dir=settings.paths.cache_dir)
     status.show(f"loading {model} …")
     from kvchat.engine.build import build_parts
     from kvchat.engine.engine import Engine
