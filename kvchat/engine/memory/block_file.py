@@ -231,15 +231,12 @@ def parse_header(path: Path, seal: BlockSeal = PLAIN) -> FoundBlock:
 def _render_blank(identity: FileIdentity) -> bytes:
     """Return the file's bytes before the payload, with a blank checksum."""
     header = identity.header
-    says = {
-        "fingerprint": identity.fingerprint.hex(),
-        "key": header.key.hex(),
-        "parent": header.parent.hex(),
-        "group": str(header.group),
-        "block_size": str(identity.block_size),
-        "token_ids": u32le(header.token_ids).hex(),
-    }
-    text = _OPENING + _NO_CHECKSUM + '",' + _compact(says)[1:] + _render_regions(identity.layout) + "}"
+    # Digits all of it, so nothing needs escaping; it is rendered for every block that is read.
+    text = (
+        f'{_OPENING}{_NO_CHECKSUM}","fingerprint":"{identity.fingerprint.hex()}","key":"{header.key.hex()}",'
+        f'"parent":"{header.parent.hex()}","group":"{header.group}","block_size":"{identity.block_size}",'
+        f'"token_ids":"{u32le(header.token_ids).hex()}"}}{_render_regions(identity.layout)}}}'
+    )
     text += " " * (-len(text) % 8)
     return _LENGTH.pack(len(text)) + text.encode()
 

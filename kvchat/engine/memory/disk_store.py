@@ -134,9 +134,11 @@ class DiskStore:
                 self._index.drop([self._name(key, group)])
             raise
 
-    def announce(self, key: BlockKey, group: GroupId) -> None:
-        """Have a block that is read soon brought nearer, without waiting for the medium. Only a hint."""
-        self._directory.files.announce(self._path(key, group))
+    def announce(self, key: BlockKey, group: GroupId) -> bool:
+        """Have a block that is read soon brought nearer, without waiting for the medium; True if it is near.
+        Only a hint.
+        """
+        return self._directory.files.announce(self._path(key, group))
 
     def write(self, header: BlockHeader, payload: Buffer) -> bool:
         """Write a block durably unless it is there; blocks until it is on the medium. The limit always holds.

@@ -43,8 +43,11 @@ class Files(Protocol):
         """Write `parts`, one after another, behind what was written; return how many bytes were taken."""
         ...
 
-    def announce(self, path: Path) -> None:
-        """Have a file that is read soon brought nearer, without waiting for it. May do nothing."""
+    def announce(self, path: Path) -> bool:
+        """Have a file that is read soon brought nearer, without waiting for it; True if it is near already.
+
+        May do nothing.
+        """
         ...
 
     def read(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
@@ -93,15 +96,16 @@ class SystemFiles:
     def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
         return _write_past_the_cache(descriptor, parts) or os.writev(descriptor, parts)
 
-    def announce(self, path: Path) -> None:
+    def announce(self, path: Path) -> bool:
         if not hasattr(os, "RWF_NOWAIT"):
-            return
+            return True
         with suppress(OSError):
             descriptor = self.open(path)
             try:
-                _begin_to_read(descriptor)
+                return not _begin_to_read(descriptor)
             finally:
                 self.close(descriptor)
+        return True
 
     def read(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
         return os.preadv(descriptor, parts, offset)
@@ -253,8 +257,10 @@ def _gathered(parts: Iterable[memoryview], num_bytes: int) -> memoryview:
     return run
 
 
-def _begin_to_read(descriptor: int) -> None:
-    """Make Linux read ahead as if a long read had begun, each step where the one before makes it look.
+def _begin_to_read(descriptor: int) -> bool:
+    """Make Linux read ahead; False if the file is in its cache.
+
+    It does so as if a long read had begun, each step where the one before makes it look.
 
     A read that may not wait fails at what is not there yet, and has it fetched. Unlike `posix_fadvise` this
     keeps files in large pages.
@@ -262,7 +268,8 @@ def _begin_to_read(descriptor: int) -> None:
     for offset, length in READ_AHEAD:
         with suppress(BlockingIOError):
             os.preadv(descriptor, [bytearray(length << 10)], offset << 10, os.RWF_NOWAIT)
-            return  # it is there already, or ends here
+            return offset > 0  # it is there already, or ends here
+    return True
 
 
 def unlink_if_there(files: Files, path: Path) -> None:

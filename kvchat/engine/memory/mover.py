@@ -65,10 +65,11 @@ class Mover:
         self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
         return True
 
-    def announce(self, move: Fetch) -> None:
-        """Tell the medium what is fetched soon, in any thread, without waiting for it."""
+    def announce(self, move: Fetch) -> bool:
+        """Tell the medium what is fetched soon, in any thread, without waiting for it; True if it is near."""
         if isinstance(move, Load) and self._store is not None:
-            self._store.announce(move.key, move.group)
+            return self._store.announce(move.key, move.group)
+        return True
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         if self._store is None:

@@ -83,7 +83,8 @@ class Landed:
     seconds: float
 
 
-def _ignore(_: Fetch) -> None: ...
+def _is_near(_: Fetch) -> bool:
+    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -93,12 +94,13 @@ class Reader:
     Args:
         fetch: carries out one move; False if there is nothing to be had. Called in the reader's threads.
         max_bytes: most bytes that wait in the queue; a single larger job is taken when nothing else waits.
-        announce: told of each move some time before it is fetched; must not wait.
+        announce: told of moves some time before they are fetched. True if one is near already; then it is not
+            told of some behind it. Must not wait.
     """
 
     fetch: Callable[[Fetch], bool]
     max_bytes: int
-    announce: Callable[[Fetch], None] = _ignore
+    announce: Callable[[Fetch], bool] = _is_near
     num_threads: int = NUM_THREADS
     _jobs: deque[Job] = field(default_factory=deque)
     _landed: deque[Landed] = field(default_factory=deque)
@@ -193,9 +195,7 @@ class Reader:
             job, unit, soon = taken
             begun_s = perf_counter()
             try:
-                for each in soon:
-                    for move in each.moves:
-                        self.announce(move)
+                near = [self.announce(move) for each in soon for move in each.moves]
                 arrived = tuple([self.fetch(move) for move in unit.moves])
             except BaseException as error:
                 with self._lock:
@@ -208,6 +208,8 @@ class Reader:
                 self._landed_s = now_s
                 self._landed.append(Landed(job=job, unit=unit, arrived=arrived, seconds=seconds))
                 job.num_read += 1
+                if near and all(near):
+                    job.num_announced = job.num_taken + 2 * NUM_AHEAD
                 if job.is_at_rest:
                     self._rested.notify_all()
 
@@ -223,7 +225,7 @@ class Reader:
             job.num_taken += 1
             end = job.num_taken + NUM_AHEAD
             soon = [unit for unit in job.units[job.num_announced : end] if unit.number >= job.front]
-            job.num_announced = end
+            job.num_announced = max(job.num_announced, end)
             return job, unit, soon
 
     def _first(self) -> Job | None:

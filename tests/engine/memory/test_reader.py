@@ -134,9 +134,12 @@ def test_what_a_request_waits_for_comes_before_what_nobody_waits_for(reader: Rea
 def test_what_is_read_soon_is_announced_once_and_before_it_is_read(medium: Medium) -> None:
     """Never far ahead: what is announced is fetched from the medium, needed or not."""
     announced: list[BlockId] = []
-    reader = Reader(
-        medium.fetch, max_bytes=2**20, announce=lambda move: announced.append(move.target), num_threads=1
-    )
+
+    def announce(move: Fetch) -> bool:
+        announced.append(move.target)
+        return False
+
+    reader = Reader(medium.fetch, max_bytes=2**20, announce=announce, num_threads=1)
     job = submit(reader, 0, 40)
     for num_read in range(8):
         medium.passes.release()
@@ -150,6 +153,21 @@ def test_what_is_read_soon_is_announced_once_and_before_it_is_read(medium: Mediu
         reader.collect()
     reader.close()
     assert announced == list(range(39, 19, -1))
+
+
+def test_where_blocks_are_near_only_some_are_announced(medium: Medium) -> None:
+    announced: list[BlockId] = []
+
+    def announce(move: Fetch) -> bool:
+        announced.append(move.target)
+        return True
+
+    reader = Reader(medium.fetch, max_bytes=2**20, announce=announce, num_threads=1)
+    submit(reader, 0, 100)
+    medium.passes.release(100)
+    assert len(take(reader, 100)) == 100
+    reader.close()
+    assert NUM_AHEAD < len(announced) < 50
 
 
 def test_waiting_ends_at_once_where_nothing_is_read(reader: Reader) -> None:
