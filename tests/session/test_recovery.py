@@ -259,6 +259,16 @@ SessionStore(Path(sys.argv[1])).close()
     assert number > 3
 
 
+def test_a_file_that_is_cut_under_an_open_store_is_told_and_comes_back(path: Path) -> None:
+    """A read that ends early, as from a bad sector: an error with advice, never words that were not said."""
+    before = words(path)
+    with closing(SessionStore(path)) as store:
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(StorageError, match=r"start kvchat again|check the disk"):
+            turns(store)
+    assert _words_after_trouble(path) == before
+
+
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 

@@ -96,6 +96,16 @@ def test_the_file_is_its_owners_alone_and_nothing_else_is_left(path: Path) -> No
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_link_in_the_place_of_a_bundle_is_replaced_and_not_followed(path: Path) -> None:
+    victim = path.with_name("victim")
+    victim.write_text("mine")
+    path.symlink_to(victim)
+    write_small(path)
+    assert victim.read_text() == "mine"
+    assert path.is_file()
+    assert not path.is_symlink()
+
+
 def test_blocks_get_names_that_no_native_block_has(path: Path) -> None:
     write_small(path)
     bundle = read_bundle(path)
