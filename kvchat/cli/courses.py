@@ -11,7 +11,7 @@ from dataclasses import asdict
 import typer
 
 from kvchat.chat import Chat, EditCost, Revision
-from kvchat.cli.compose import EngineFactory, opened, start_worker
+from kvchat.cli.compose import LateStart, opened
 from kvchat.cli.options import ForkOptions, ReviseOptions
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
@@ -52,23 +52,24 @@ def fork_session(options: ForkOptions) -> None:
 
 def undo_messages(options: ReviseOptions) -> int | None:
     """Take back the last messages with their answers; they stay on their branch."""
-    return revise_session(options, Chat.plan_undo, undo_words, start_worker)
+    return _revise(options, Chat.plan_undo, undo_words)
 
 
 def drop_message(options: ReviseOptions) -> int | None:
     """Leave one message out with its answer; what followed it follows on a branch of its own."""
-    return revise_session(options, _plan_drop, drop_words, start_worker)
+    return _revise(options, _plan_drop, drop_words)
 
 
-def revise_session(
-    options: ReviseOptions, plan: Plan, words: Words, engine_factory: EngineFactory
-) -> int | None:
+def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
     """Say what another course costs, ask, and go on along it."""
     settings, status = options.settings(), Status(quiet=options.quiet)
-    with opened(settings, engine_factory) as kvchat:
+    engine = LateStart()
+    with opened(settings, engine) as kvchat:
         chat = kvchat.load(options.session, options.model)
         conversation = chat.open(options.session)
+        # What cannot be done is told before a model is loaded.
         revision = plan(chat, conversation, options.number)
+        engine.start()
         wait_until_loaded(kvchat.engine, status)
         cost = chat.revision_cost(conversation, revision)
         if not options.json:
