@@ -47,11 +47,12 @@ def test_answers_are_those_of_peft_beside_the_weights(
     assert answer(engine, PROMPT, LEN).token_ids == wanted
 
 
-@pytest.mark.parametrize("cache_format", ["exact", "fp8"])
+@pytest.mark.parametrize(("cache_format", "targets"), [("exact", "the up-projection"), ("fp8", "everything")])
 def test_absorbed_projections_follow_an_exchange_of_weights(
-    base: Path, adapter: Path, cache_format: str, open_engine: OpenEngine
+    base: Path, cache_format: str, targets: str, tmp_path: Path, open_engine: OpenEngine
 ) -> None:
     """Against engines that were loaded with those weights; in the exact format these are peft's answers."""
+    adapter = save_adapter(base, tmp_path / "adapter", target_modules=TARGETS[targets])
     engine = open_engine(base, cache_format=cache_format)
     before, plain = engine.info, answer(engine, PROMPT, LEN).token_ids
     with_adapter = open_engine(base, adapter=adapter, cache_format=cache_format)

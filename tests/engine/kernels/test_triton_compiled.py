@@ -112,7 +112,7 @@ def test_latent_attention_of_deepseek_fits(capability: int, num_heads: int) -> N
     assert_fits(compile_latents(capability, num_heads, record=None, dtype="bf16"), capability)
 
 
-@pytest.mark.parametrize("num_heads", [16, 128])
+@pytest.mark.parametrize("num_heads", [16, pytest.param(128, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
 )
