@@ -1,0 +1,257 @@
+"""kvchat beside its peers on the processor: `python -m benchmarks.cpu [--quick] [--save]`.
+
+Every engine runs the same random model in a process of its own, in turn, several rounds. Peers are measured
+where their packages are: those of this interpreter, or of the one that `--peers` names.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.circumstances import circumstances
+from benchmarks.cpu import bounds, files
+from benchmarks.cpu.plot import svg
+from benchmarks.cpu.process import EngineProcess
+from benchmarks.cpu.shapes import BITS_PER_WEIGHT, SHAPES, Shape
+
+RESULTS = Path(__file__).parents[1] / "results"
+KVCHAT_WEIGHTS = {"16": "bf16", "8": "int8", "4": "int4"}
+Cell = tuple[str, str, str, int, int]
+"""Shape, bits, what is done, context, batch."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """Tokens a second, by cell and engine, one for each round; and what could not be measured."""
+
+    rates: dict[Cell, dict[str, list[float]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+    peaks: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    engines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    shapes: tuple[Shape, ...]
+    bits: tuple[str, ...]
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+    rounds: int
+    decode_tokens: int
+    threads: int
+    directory: Path
+    peers: str
+
+
+def main() -> int:
+    arguments = _arguments()
+    plan = _plan(arguments)
+    figures = Figures()
+    limits = {"read": bounds.read_bytes_per_s(plan.threads), "flops": bounds.flops(plan.threads)}
+    for shape in plan.shapes:
+        for bits in plan.bits:
+            _measure(plan, shape, bits, figures)
+    limits["read"] = max(limits["read"], bounds.read_bytes_per_s(plan.threads))
+    report = _report(plan, figures, limits)
+    text = _table(plan, figures, limits)
+    print(text)
+    if arguments.save:
+        note = circumstances("cpu", quick=arguments.quick)
+        (RESULTS / "cpu.txt").write_text(
+            f"cpu: kvchat beside its peers on the processor.\n\n{note}\n\n{text}"
+        )
+        (RESULTS / "cpu.json").write_text(json.dumps(report, indent=1) + "\n")
+        (RESULTS / "cpu.svg").write_text(svg(report))
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one shape, short contexts, two rounds")
+    parser.add_argument("--save", action="store_true", help="write table, JSON and plot to results/")
+    parser.add_argument(
+        "--peers", default=sys.executable, metavar="PYTHON", help="interpreter with the peers"
+    )
+    parser.add_argument("--shape", action="append", choices=tuple(SHAPES), help="instead of 360m and 1b")
+    parser.add_argument("--bits", action="append", choices=tuple(BITS_PER_WEIGHT), help="instead of all")
+    parser.add_argument("--directory", type=Path, default=Path.home() / ".cache/kvchat-benchmarks")
+    return parser.parse_args()
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    names = arguments.shape or (["360m"] if arguments.quick else ["360m", "1b"])
+    return Plan(
+        shapes=tuple(SHAPES[name] for name in names),
+        bits=tuple(arguments.bits or BITS_PER_WEIGHT),
+        contexts=(512,) if arguments.quick else (512, 4000, 16000),
+        batches=(1, 8),
+        rounds=2 if arguments.quick else 3,
+        decode_tokens=16 if arguments.quick else 32,
+        threads=len(os.sched_getaffinity(0)),
+        directory=arguments.directory,
+        peers=arguments.peers,
+    )
+
+
+def _measure(plan: Plan, shape: Shape, bits: str, figures: Figures) -> None:
+    """Measure every engine on one model: prompts once each, then decoding in turn, round by round."""
+    processes = _start(plan, shape, bits, figures)
+    try:
+        for context in plan.contexts:
+            if context == 16000 and shape.name == "1b":
+                continue
+            ready = [
+                name
+                for name, process in processes.items()
+                if _prefill(process, name, shape, bits, context, figures)
+            ]
+            for _ in range(plan.rounds):
+                for name in ready:
+                    for batch in plan.batches:
+                        _decode(
+                            plan, processes[name], name, (shape.name, bits, "decode", context, batch), figures
+                        )
+    finally:
+        for process in processes.values():
+            process.close()
+
+
+def _start(plan: Plan, shape: Shape, bits: str, figures: Figures) -> dict[str, EngineProcess]:
+    plan.directory.mkdir(parents=True, exist_ok=True)
+    source = files.write_safetensors(shape, plan.directory / shape.name)
+    gguf = files.write_gguf(shape, source, bits, plan.directory / f"{shape.name}-{bits}.gguf")
+    common = {
+        "threads": plan.threads,
+        "vocab_size": shape.vocab_size,
+        "max_context": max(plan.contexts) + 256,
+        "bits": bits,
+    }
+    kv_bytes = shape.kv_bytes(2 * max(plan.contexts) + 8 * 512, 2)
+    wanted: dict[str, tuple[str, Path, dict[str, Any], str]] = {
+        "kvchat": (
+            "kvchat_engine",
+            source,
+            {
+                "weights": KVCHAT_WEIGHTS[bits],
+                "kv_bytes": kv_bytes,
+                "cache_dir": str(plan.directory / "cache"),
+            },
+            sys.executable,
+        ),
+        "llama.cpp": ("llama_cpp_engine", gguf, {}, plan.peers),
+        "openvino": ("openvino_engine", source, {}, plan.peers),
+    }
+    if bits == "16":
+        wanted["transformers"] = ("transformers_engine", source, {"dtype": "bfloat16"}, sys.executable)
+    processes = {}
+    for name, (engine, model, settings, python) in wanted.items():
+        try:
+            processes[name] = EngineProcess(engine, model, common | settings, python)
+            figures.engines[name] = processes[name].description
+        except OSError as error:
+            figures.missing[name] = str(error)
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    return processes
+
+
+def _prefill(
+    process: EngineProcess, name: str, shape: Shape, bits: str, context: int, figures: Figures
+) -> bool:
+    print(f"{shape.name} {bits} bits, {name}: prefill {context} …", file=sys.stderr)
+    answer = process.ask(do="prefill", length=context)
+    if "seconds" not in answer:
+        return False
+    figures.rates[shape.name, bits, "prefill", context, 1][name].append(context / answer["seconds"])
+    figures.peaks[shape.name, bits, name] = answer["peak_bytes"]
+    return True
+
+
+def _decode(plan: Plan, process: EngineProcess, name: str, cell: Cell, figures: Figures) -> None:
+    _, _, _, context, batch = cell
+    answer = process.ask(do="decode", length=context, tokens=plan.decode_tokens, batch=batch)
+    if "seconds" in answer:
+        figures.rates[cell][name].append(batch * plan.decode_tokens / answer["seconds"])
+        figures.peaks[cell[0], cell[1], name] = answer["peak_bytes"]
+
+
+def _bound(cell: Cell, limits: dict[str, float]) -> float:
+    """Return the tokens a second at which memory, or the matrix products of a prompt, are the limit."""
+    shape = SHAPES[cell[0]]
+    _, bits, what, context, batch = cell
+    if what == "prefill":
+        return limits["flops"] / (2 * shape.linear_weights)
+    read = shape.linear_weights * BITS_PER_WEIGHT[bits] / 8 + batch * shape.kv_bytes(context, 2)
+    return batch * limits["read"] / read
+
+
+def _table(plan: Plan, figures: Figures, limits: dict[str, float]) -> str:
+    names = ["kvchat", *(name for name in figures.engines if name != "kvchat")]
+    head = (
+        f"{'':34}"
+        + "".join(f"{name:>22}" for name in names)
+        + f"{'bound':>10}{'of bound':>10}{'best peer':>11}"
+    )
+    lines = [
+        f"tokens a second, median of rounds [least .. most]; read {limits['read'] / 1e9:.1f} GB/s",
+        "",
+        head,
+    ]
+    for cell, by_engine in figures.rates.items():
+        shape, bits, what, context, batch = cell
+        label = f"{shape} {bits} bits {what} @{context:,}" + (f" x{batch}" if batch > 1 else "")
+        columns = "".join(f"{_spread(by_engine.get(name, [])):>22}" for name in names)
+        bound = _bound(cell, limits)
+        own = _median(by_engine.get("kvchat", []))
+        best = max((_median(rates) for name, rates in by_engine.items() if name != "kvchat"), default=0.0)
+        ratio = f"{own / best:10.2f}x" if best else f"{'':>11}"
+        lines.append(f"{label:34}{columns}{bound:10.1f}{own / bound:10.0%}{ratio}")
+    lines += ["", "peak resident memory, MiB"]
+    for (shape, bits, name), peak in figures.peaks.items():
+        lines.append(f"  {shape} {bits} bits {name:14}{peak / 2**20:10.0f}")
+    lines += [f"left out: {name}: {reason}" for name, reason in figures.missing.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _report(plan: Plan, figures: Figures, limits: dict[str, float]) -> dict[str, Any]:
+    rows = [
+        {
+            "shape": cell[0],
+            "bits": cell[1],
+            "what": cell[2],
+            "context": cell[3],
+            "batch": cell[4],
+            "bound": _bound(cell, limits),
+            "tokens_per_s": dict(by_engine),
+        }
+        for cell, by_engine in figures.rates.items()
+    ]
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "threads": plan.threads,
+        "limits": limits,
+        "engines": figures.engines,
+        "left_out": figures.missing,
+        "rows": rows,
+        "peak_bytes": {" ".join(key): peak for key, peak in figures.peaks.items()},
+    }
+
+
+def _median(rates: list[float]) -> float:
+    return statistics.median(rates) if rates else 0.0
+
+
+def _spread(rates: list[float]) -> str:
+    return f"{_median(rates):.1f} [{min(rates):.1f} .. {max(rates):.1f}]" if rates else "-"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
