@@ -11,7 +11,7 @@ from kvchat.cli.streams import Output, Status
 from kvchat.config import Paths, Settings
 from kvchat.errors import UsageError
 from kvchat.sealing.key_file import LOG_N, KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
-from kvchat.sealing.sealer import KEY_BYTES, Sealer
+from kvchat.sealing.sealer import KEY_BYTES, Sealer, require_packages
 from kvchat.session.rewriting import damaged_copies, rewrite
 from kvchat.session.sealed_tables import SealedTables
 from kvchat.session.store import SessionStore
@@ -26,10 +26,16 @@ def turn_on(options: EncryptOptions) -> None:
     paths, status = settings.paths, Status(quiet=options.quiet)
     if unlocking.key_in_use(paths) is not None:
         raise UsageError("the conversations are encrypted already; `kvchat encrypt change` changes the key")
+    require_packages()
     data_key = new_data_key()
-    sealer = Sealer(data_key)  # before anybody is asked for a passphrase that could not be used
+    sealer = Sealer(data_key)
     key = _wrapped(data_key, options, passphrase.given(os.environ))
-    switch(paths, key, PLAIN, SealedTables(sealer))
+    try:
+        switch(paths, key, PLAIN, SealedTables(sealer))
+    except BaseException:
+        if unlocking.key_in_use(paths) is None:
+            unlocking.forget_in_keyring(key)
+        raise
     status.note(f"{_num_sessions(settings, sealer)} encrypted; {_OPENERS[key.kind]} opens them")
     status.note("KV that lay in the clear was removed and is computed again when it is needed")
     if key.kind is Kind.PASSPHRASE:

@@ -14,7 +14,7 @@ from kvchat.config import Paths, Settings
 from kvchat.directories import make_private
 from kvchat.errors import EncryptionError, StorageError
 from kvchat.sealing.key_file import KeyFile, Kind, State, forget_key, key_path, read_key, write_key
-from kvchat.sealing.sealer import Sealer
+from kvchat.sealing.sealer import Sealer, require_packages
 
 _SERVICE = "kvchat"
 _MOST_TRIES = 3
@@ -116,6 +116,7 @@ def data_key_of(key: KeyFile, environ: Mapping[str, str], *, may_ask: bool = Tru
 
     Raises: EncryptionError: there is none, or it is another one; the message says what to do.
     """
+    require_packages()
     if key.kind is Kind.KEYRING:
         return _unwrapped(key, from_keyring(key), "the key in the system's keyring is another one")
     secret = passphrase.given(environ)
@@ -173,8 +174,6 @@ def _unwrapped(key: KeyFile, secret: bytes, refusal: str) -> bytes:
     try:
         return key.unwrapped(secret)
     except EncryptionError as error:
-        if "pip install" in str(error):
-            raise
         raise EncryptionError(
             f"{refusal}: nothing was opened or changed; give the one that was set with `kvchat encrypt`"
         ) from error

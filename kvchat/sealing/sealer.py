@@ -66,6 +66,14 @@ class Sealer:
         return cipher_of(_digest(self._file_key, b"kvchat.file", salt + place))
 
 
+def require_packages() -> None:
+    """Make sure that something can be encrypted, before anybody is asked for a passphrase.
+
+    Raises: EncryptionError: the package that encrypts is not installed.
+    """
+    cipher_of(bytes(KEY_BYTES))
+
+
 def new_salt() -> bytes:
     return os.urandom(SALT_BYTES)
 

@@ -31,6 +31,7 @@ CHEAP = ("--cost", "10")
 WORDS = (b"marmalade", b"zeppelin", b"orchestra")
 
 Run = Callable[..., tuple[int, str, str]]
+Give = Callable[[str], None]
 
 pure = pytest.mark.pure
 
@@ -48,7 +49,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
-def passphrase(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def passphrase(monkeypatch: pytest.MonkeyPatch) -> Give:
     def give(passphrase: str) -> None:
         monkeypatch.setenv("KVCHAT_PASSPHRASE", passphrase)
 
@@ -106,9 +107,7 @@ def files_with(home: Path, *words: bytes) -> list[Path]:
 
 
 @pure
-def test_it_is_turned_on_and_off_again_without_losing_a_word(
-    home: Path, run: Run, passphrase: Callable[[str], None]
-) -> None:
+def test_it_is_turned_on_and_off_again_without_losing_a_word(home: Path, run: Run, passphrase: Give) -> None:
     make_talk(home)
     before = run("sessions", "show", "about", "--json")
     plain_block = paths_of(home).cache_dir / "blocks" / "left"
@@ -133,7 +132,7 @@ def test_it_is_turned_on_and_off_again_without_losing_a_word(
 
 @pure
 def test_without_the_passphrase_nothing_opens_and_it_is_said_what_to_do(
-    home: Path, run: Run, passphrase: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    home: Path, run: Run, passphrase: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_talk(home)
     passphrase("open sesame")
@@ -160,7 +159,7 @@ def test_without_the_passphrase_nothing_opens_and_it_is_said_what_to_do(
 
 @pure
 def test_another_passphrase_is_set_without_writing_a_conversation_again(
-    home: Path, run: Run, passphrase: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    home: Path, run: Run, passphrase: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_talk(home)
     passphrase("first")
@@ -201,7 +200,7 @@ def test_the_systems_keyring_opens_them_without_a_question(
     home: Path,
     run: Run,
     system_keyring: MemoryKeyring,
-    passphrase: Callable[[str], None],
+    passphrase: Give,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_talk(home)
@@ -226,7 +225,7 @@ def test_the_systems_keyring_opens_them_without_a_question(
 
 @pure
 def test_search_finds_what_is_encrypted_and_an_export_says_that_it_is_not(
-    home: Path, run: Run, passphrase: Callable[[str], None], tmp_path: Path
+    home: Path, run: Run, passphrase: Give, tmp_path: Path
 ) -> None:
     make_talk(home)
     assert "NOT encrypted" not in run("export", "about", "-o", str(tmp_path / "plain.kvchat"))[2]
@@ -246,11 +245,13 @@ def test_search_finds_what_is_encrypted_and_an_export_says_that_it_is_not(
 
 @pure
 def test_it_is_not_turned_on_while_another_kvchat_is_open(
-    home: Path, run: Run, passphrase: Callable[[str], None]
+    home: Path, run: Run, passphrase: Give, system_keyring: MemoryKeyring
 ) -> None:
     make_talk(home)
     passphrase("open sesame")
     with closing(SessionStore(paths_of(home).sessions_db)) as store:
+        assert run("encrypt", "on", "--keyring")[0] == 1
+        assert system_keyring.kept == {}
         code, _, err = run("encrypt", "on", *CHEAP)
         assert code == 1
         assert "close it and try again" in err
@@ -263,7 +264,7 @@ def test_it_is_not_turned_on_while_another_kvchat_is_open(
 
 @pure
 def test_the_doctor_says_what_is_encrypted_and_asks_for_nothing(
-    home: Path, run: Run, passphrase: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    home: Path, run: Run, passphrase: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_talk(home)
 
@@ -281,37 +282,45 @@ def test_the_doctor_says_what_is_encrypted_and_asks_for_nothing(
     assert said()["state"] == "broken"
 
 
-@pure
-@pytest.mark.parametrize(
-    ("absent", "words"),
-    [(("cryptography",), ["encrypt", "on"]), (("keyring",), ["encrypt", "on", "--keyring"])],
-)
-def test_a_missing_extra_says_how_it_is_installed(
-    home: Path, absent: tuple[str, ...], words: list[str]
-) -> None:
-    make_talk(home)
-    program = (
-        "import sys\n"
-        "class Absent:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name.partition('.')[0] in {absent!r}:\n"
-        "            raise ImportError(name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "from kvchat.cli.main import run\n"
-        f"sys.exit(run({words!r}))\n"
-    )
+WITHOUT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {absent!r}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Absent())
+from kvchat.cli.main import run
+sys.exit(run({words!r}))
+"""
+
+
+def run_without(absent: str, *words: str) -> tuple[int, str]:
+    """Run a command line where a package is not installed; return exit code and standard error."""
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", WITHOUT.format(absent=absent, words=list(words))],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        env={**os.environ, "KVCHAT_PASSPHRASE": "x"},
+        env={**os.environ, "KVCHAT_PASSPHRASE": "open sesame"},
         check=False,
     )
-    assert done.returncode == 3
-    assert "pip install 'kvchat[encryption]'" in done.stderr
+    return done.returncode, done.stderr
+
+
+@pure
+def test_a_missing_extra_says_how_it_is_installed(home: Path, run: Run, passphrase: Give) -> None:
+    make_talk(home)
+    for absent, words in (("cryptography", ()), ("keyring", ("--keyring",))):
+        code, err = run_without(absent, "encrypt", "on", *words)
+        assert code == 3
+        assert "pip install 'kvchat[encryption]'" in err
     with closing(SessionStore(paths_of(home).sessions_db)) as store:
         assert store.search("zeppelin")
+    passphrase("open sesame")
+    assert run("encrypt", "on", *CHEAP)[0] == 0
+    code, err = run_without("cryptography", "sessions", "list")
+    assert code == 3
+    assert "pip install 'kvchat[encryption]'" in err
 
 
 @pure
@@ -374,7 +383,7 @@ def test_killed_while_it_is_turned_on_or_off_a_store_stays_whole(home: Path, num
 
 @pytest.mark.cpu
 def test_nothing_of_what_is_said_lies_on_disk_in_the_clear(
-    home: Path, run: Run, passphrase: Callable[[str], None], tiny_model: Path
+    home: Path, run: Run, passphrase: Give, tiny_model: Path
 ) -> None:
     """Chat, title, system prompt, search, blocks on disk, a killed answer: every byte is looked at."""
     passphrase("open sesame")
@@ -403,7 +412,7 @@ def test_nothing_of_what_is_said_lies_on_disk_in_the_clear(
 @pytest.mark.slow
 @pytest.mark.tui
 def test_the_interface_leaves_nothing_in_the_clear_when_it_is_killed(
-    home: Path, run: Run, passphrase: Callable[[str], None], tiny_model: Path
+    home: Path, run: Run, passphrase: Give, tiny_model: Path
 ) -> None:
     """Neither messages, nor the prompt's history, nor a draft, nor the log."""
     passphrase("open sesame")
