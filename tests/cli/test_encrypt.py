@@ -110,6 +110,7 @@ def files_with(home: Path, *words: bytes) -> list[Path]:
 def test_it_is_turned_on_and_off_again_without_losing_a_word(home: Path, run: Run, passphrase: Give) -> None:
     make_talk(home)
     before = run("sessions", "show", "about", "--json")
+    assert before[0] == 0
     plain_block = paths_of(home).cache_dir / "blocks" / "left"
     plain_block.parent.mkdir(parents=True)
     plain_block.write_bytes(SECRET.encode())
