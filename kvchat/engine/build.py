@@ -1,13 +1,14 @@
 """Config → engine: load the model, see what its layers keep, size the pools, put the parts together."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.api.ids import GroupId
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.formats import cache_format
@@ -63,21 +64,14 @@ def build_parts(
     candidate = load_candidate(
         Source(model_dir=model_dir, adapter_dir=config.adapter), config, device, report
     )
+    _pack(candidate)
     make_pass, groups = candidate.served.make_pass, candidate.served.groups
-    num_packed = pack_linears(candidate.loaded.module, projections(candidate.loaded.module))
-    log.info("%d linear layers are packed for this processor", num_packed)
     info = _info(candidate, config, device)
     lengths = Lengths(
         context_len=info.max_context, chunk_len=config.max_batch_tokens, block_size=config.block_size
     )
     activation = activation_bytes(make_pass, groups, device, lengths)
-    num_blocks = pool_blocks(
-        groups,
-        _device_bytes(config, groups, info.max_context, _free_bytes(device) - activation),
-        context_len=info.max_context,
-        chunk_len=config.max_batch_tokens,
-        block_size=config.block_size,
-    )
+    num_blocks = _num_blocks(config, groups, lengths, _free_bytes(device) - activation)
     pool = DevicePool(groups, num_blocks, config.block_size, device)
     digest = fingerprint_of(candidate, config, pool)
     store, disk_problem = open_store(config, pool, digest)
@@ -87,15 +81,7 @@ def build_parts(
     log.info("capacity: %s", capacity)
     rates = Rates()
     mover = Mover(pool, host, store, rates)
-    eviction = Eviction(config.eviction)
-    worth = Worth(rates, groups, config.block_size)
-    tier = DeviceTier(
-        groups,
-        num_blocks,
-        block_size=config.block_size,
-        host=HostTier(groups, places, eviction, worth.in_host),
-        eviction=eviction,
-    )
+    tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
     return EngineParts(
         info=replace(
@@ -153,6 +139,44 @@ def _info(candidate: Candidate, config: EngineConfig, device: torch.device) -> E
         route=candidate.served.route,
         cache_format=config.cache_format,
         is_exact=cache_format(config.cache_format).is_exact,
+    )
+
+
+def _pack(candidate: Candidate) -> None:
+    """Lay the weights out as this processor multiplies them fastest."""
+    module = candidate.loaded.module
+    num_packed = pack_linears(module, projections(module))
+    log.info("%d linear layers are packed for this processor", num_packed)
+
+
+def _device_tier(
+    groups: tuple[Group, ...],
+    num_blocks: Mapping[GroupId, int],
+    places: Mapping[GroupId, int],
+    rates: Rates,
+    config: EngineConfig,
+) -> DeviceTier:
+    """Return the accounts of the device pool, and of host memory with `places` blocks of each group."""
+    eviction = Eviction(config.eviction)
+    worth = Worth(rates, groups, config.block_size)
+    host = HostTier(groups, places, eviction, worth.in_host)
+    return DeviceTier(groups, num_blocks, block_size=config.block_size, host=host, eviction=eviction)
+
+
+def _num_blocks(
+    config: EngineConfig, groups: tuple[Group, ...], lengths: Lengths, free_bytes: int
+) -> dict[GroupId, int]:
+    """Return the blocks of each group's pool in the device's memory; `free_bytes`: beside weights and steps.
+
+    Raises:
+        CapacityError: more is asked for than there is, or the smallest cache does not fit.
+    """
+    return pool_blocks(
+        groups,
+        _device_bytes(config, groups, lengths.context_len, free_bytes),
+        context_len=lengths.context_len,
+        chunk_len=lengths.chunk_len,
+        block_size=lengths.block_size,
     )
 
 

@@ -186,12 +186,12 @@ class Loading:
         """Whether loading has turned out so slow that the request should begin to compute beside it."""
         flight = resumption.flight
         assert flight is not None
-        lowest = flight.job.lowest_taken
+        lowest, num_taken = flight.job.lowest_taken, flight.job.num_taken
         estimate = weigh(
             self._rates,
             present_len=resumption.start_len,
             prefix_len=max(resumption.start_len, lowest * self._manager.block_size),
-            num_bytes=flight.transfer.bytes_before(lowest),
+            num_bytes=flight.transfer.bytes_left(num_taken),
             block_size=self._manager.block_size,
         )
         return estimate.choice is not LoadChoice.LOAD
@@ -228,8 +228,8 @@ class Loading:
         start = branch.computed_len // size
         num_blocks = max(0, flight.job.lowest_taken - start)
         load_s = sum(
-            self._rates.seconds_to_load(tier, flight.transfer.bytes_from(tier))
-            for tier in (Tier.HOST, Tier.DISK)
+            self._rates.seconds_to_load(tier, num_bytes)
+            for tier, num_bytes in flight.transfer.bytes_left(0).items()
         )
         num_due = meeting(
             num_blocks,

@@ -1,4 +1,4 @@
-"""The cache's state as a snapshot, read from the pools' own counters."""
+"""The cache's state as a snapshot, read from counters: nothing here walks blocks."""
 
 from collections.abc import Collection
 
@@ -35,7 +35,7 @@ def device_usage(manager: CacheManager) -> TierUsage:
 
 def host_usage(manager: CacheManager) -> TierUsage:
     """Return what host memory holds; all of it may be evicted."""
-    sizes = {group.id: group.block_bytes(manager.block_size) for group in manager.groups}
+    sizes = manager.device.block_bytes
     pools = manager.host.pools
     return TierUsage(
         tier=Tier.HOST,
@@ -63,7 +63,7 @@ def _group_usage(manager: CacheManager, group: Group) -> GroupUsage:
         kind=group.spec.kind,
         window=group.spec.max_visible,
         layers=group.layers,
-        block_bytes=group.block_bytes(manager.block_size),
+        block_bytes=manager.device.block_bytes[group.id],
         total_blocks=pool.num_blocks,
         free_blocks=pool.num_free,
         cached_blocks=pool.num_cached,
@@ -103,22 +103,15 @@ def _borrower_usage(group: Group, layer: int, lender: int) -> LayerUsage:
 
 
 def _branch_usage(manager: CacheManager, branch: Branch, is_running: bool) -> BranchUsage:
-    own_bytes = shared_bytes = 0
-    blocks_per_group = []
-    for group in manager.groups:
-        pool = manager.pools[group.id]
-        counts = [pool.count(block) for block in branch.tables[group.id] if block is not None]
-        num_shared = sum(count > 1 for count in counts)
-        block_bytes = group.block_bytes(manager.block_size)
-        shared_bytes += num_shared * block_bytes
-        own_bytes += (len(counts) - num_shared) * block_bytes
-        blocks_per_group.append(len(counts))
+    holdings, sizes = manager.device.holdings, manager.device.block_bytes
+    num_held = {group: holdings.num_held(branch.id, group) for group in sizes}
+    num_shared = {group: holdings.num_shared(branch.id, group) for group in sizes}
     return BranchUsage(
         branch=branch.id,
         owner=branch.owner,
         num_tokens=branch.computed_len,
         running=is_running,
-        own_bytes=own_bytes,
-        shared_bytes=shared_bytes,
-        blocks_per_group=tuple(blocks_per_group),
+        own_bytes=sum((num_held[group] - num_shared[group]) * size for group, size in sizes.items()),
+        shared_bytes=sum(num_shared[group] * size for group, size in sizes.items()),
+        blocks_per_group=tuple(num_held.values()),
     )

@@ -66,7 +66,7 @@ class Admission:
     def _hold(self, branch: Branch, group: Group, match: PrefixMatch) -> None:
         pool, table, found = self._device.pools[group.id], branch.tables[group.id], self._found(group, match)
         for block in found:
-            pool.share(block)
+            self._device.holdings.share(branch, group.id, block)
         table += [None] * (len(match.keys) - len(found))
         table += found
         if match.partial:
@@ -75,6 +75,6 @@ class Admission:
             self._device.keep_source(group.id, source)
 
     def _copy(self, branch: Branch, group: Group, partial: PartialBlock) -> Copy:
-        target = self._device.pools[group.id].allocate()
+        target = self._device.holdings.allocate(branch, group.id)
         branch.tables[group.id].append(target)
         return Copy(group.id, partial.blocks[group.id], target, partial.num_tokens)

@@ -16,16 +16,22 @@ class BlockPool:
     """
 
     def __init__(
-        self, num_blocks: int, on_evict: Callable[[BlockKey], None], order: EvictionOrder | None = None
+        self,
+        num_blocks: int,
+        on_evict: Callable[[BlockKey], None],
+        order: EvictionOrder | None = None,
+        on_share: Callable[[BlockId, bool], None] = lambda *_: None,
     ) -> None:
         """Args:
         num_blocks: size of the pool, > 0.
         on_evict: told the key of each block that is evicted.
         order: which cached block gives way first; None: S3-FIFO.
+        on_share: told of each block that gets a second holder (True), or loses all but one (False).
         """
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self._on_evict = on_evict
+        self._on_share = on_share
         self._free = [BlockId(index) for index in reversed(range(num_blocks))]
         self._cached = S3Fifo(num_blocks) if order is None else order
         self._lineage = Lineage()
@@ -95,6 +101,7 @@ class BlockPool:
         self._counts[block] += 1
         if self._counts[block] == 2:
             self.num_shared += 1
+            self._on_share(block, True)
 
     def release(self, block: BlockId) -> None:
         """Take a holder away; without holders a named block is cached and another one free."""
@@ -102,6 +109,7 @@ class BlockPool:
         self._counts[block] -= 1
         if self._counts[block] == 1:
             self.num_shared -= 1
+            self._on_share(block, False)
         self._settle(block)
 
     def pin(self, block: BlockId) -> None:

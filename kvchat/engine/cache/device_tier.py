@@ -12,6 +12,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.eviction import Eviction, make_order
+from kvchat.engine.cache.holdings import Holdings
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.integrity import check_branch, check_holders, check_index
 from kvchat.engine.cache.plan import Demote
@@ -43,10 +44,18 @@ class DeviceTier:
         self.num_transfer_changes = 0
         """Grows whenever a transfer begins, lets go of a block or has one landed."""
         self._with_window = {group.id for group in groups if group.spec.max_visible is not None}
+        self.block_bytes = {group.id: group.block_bytes(block_size) for group in groups}
+        self.holdings = Holdings()
         self.pools = {
-            group: BlockPool(count, partial(self._evicted, group), make_order(eviction, count))
+            group: BlockPool(
+                count,
+                partial(self._evicted, group),
+                make_order(eviction, count),
+                partial(self.holdings.note_shared, group),
+            )
             for group, count in num_blocks.items()
         }
+        self.holdings.watch(self.pools)
         self.held: Counter[tuple[GroupId, BlockId]] = Counter()
         """Blocks held by transfers, beside tables and copies."""
         self.brought: dict[BlockKey, Tier] = {}
@@ -111,6 +120,7 @@ class DeviceTier:
         for group in self.groups:
             check_holders(group, self.pools[group.id], branches, held, pins.get(group.id))
         check_index(self.index, self.pools)
+        self.holdings.check_integrity(branches)
         for branch in branches:
             check_branch(branch, self.groups, self.pools, self.block_size)
         self.host.check_integrity()

@@ -38,7 +38,7 @@ class CacheManager:
         self.pools = device.pools
         self.index = device.index
         self.host = device.host
-        self.held = device.held
+        self._holdings = device.holdings
         self.root = root_key(fingerprint)
         self._fingerprint = fingerprint
         self.branches: dict[BranchId, Branch] = {}
@@ -86,7 +86,7 @@ class CacheManager:
         for group, table in zip(self.groups, child.tables, strict=True):
             for block in table:
                 if block is not None:
-                    self.pools[group.id].share(block)
+                    self._holdings.share(child, group.id, block)
             self._log.note_from(child, group.id, 0)
         if child.computed_len:  # nobody would forget an empty one when it is admitted
             self._watch_tail(child)
@@ -96,6 +96,7 @@ class CacheManager:
         """Let go of a branch. Its blocks stay cached, its tail as a copy source."""
         self.reset(branch)
         del self.branches[branch.id]
+        self._holdings.forget(branch.id)
         self._log.drop(branch.id)
 
     def reset(self, branch: Branch) -> None:
@@ -198,7 +199,7 @@ class CacheManager:
             moves += self._own_tail(branch, group)
             start = len(table)
             end = self._num_blocks(branch.computed_len + num_tokens)
-            table += [self.pools[group.id].allocate() for _ in range(start, end)]
+            table += [self._holdings.allocate(branch, group.id) for _ in range(start, end)]
             if end > start:
                 self._log.note_from(branch, group.id, start)
         return self.take_demotions() + tuple(moves)
@@ -221,7 +222,7 @@ class CacheManager:
             branch.saved_tail = None
         self._watch_tail(branch)
         for group, table in zip(self.groups, branch.tables, strict=True):
-            self._leave_window(group, table, branch.computed_len)
+            self._leave_window(branch, group, table)
 
     # What others carry out
 
@@ -279,7 +280,8 @@ class CacheManager:
         assert shared is not None
         if pool.count(shared) == 1:
             return
-        own = table[number] = pool.allocate()
+        own = table[number] = self._holdings.allocate(branch, group.id)
+        self._holdings.hand_over(branch, group.id, shared)
         self.device.keep_source(group.id, shared)
         self._log.note_one(branch, group.id, number, own)
         yield Copy(group.id, shared, own, num_tokens)
@@ -297,20 +299,20 @@ class CacheManager:
         for group, table in zip(self.groups, branch.tables, strict=True):
             for block in reversed(table):
                 if block is not None:
-                    self.pools[group.id].release(block)
+                    self._holdings.release(branch, group.id, block)
             table.clear()
         branch.computed_len = 0
         branch.keys.clear()
 
-    def _leave_window(self, group: Group, table: BlockTable, position: int) -> None:
-        end = min(group.spec.first_visible(position) // self.block_size, len(table))
+    def _leave_window(self, branch: Branch, group: Group, table: BlockTable) -> None:
+        end = min(group.spec.first_visible(branch.computed_len) // self.block_size, len(table))
         start = end
         while start and table[start - 1] is not None:
             start -= 1
         for number in range(start, end):
             block = table[number]
             assert block is not None
-            self.pools[group.id].release(block)
+            self._holdings.release(branch, group.id, block)
             table[number] = None
 
     def _watch_tail(self, branch: Branch) -> None:

@@ -23,11 +23,10 @@ class Naming:
         block = table[number]
         if block is None:
             return
-        pool = self._device.pools[group.id]
         known = self._device.index.block(key, group.id)
         if known is not None:
-            pool.share(known)
-            pool.release(block)
+            self._device.holdings.share(branch, group.id, known)
+            self._device.holdings.release(branch, group.id, block)
             table[number] = known
             self._log.note_one(branch, group.id, number, known)
             return

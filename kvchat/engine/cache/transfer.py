@@ -7,7 +7,7 @@ are verified; from then on it is found like any other.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -38,15 +38,21 @@ class Transfer:
     lent: list[Held] = field(default_factory=list)
     """Places in host memory."""
 
-    def bytes_from(self, tier: Tier) -> int:
-        return sum(unit.num_bytes for unit in self.units if unit.tier is tier)
+    _bytes_left: list[dict[Tier, int]] = field(default_factory=list)
 
-    def bytes_before(self, number: int) -> dict[Tier, int]:
-        """Return what the units before a block number have to move, by the tier they come from. Pure."""
-        num_bytes = {Tier.HOST: 0, Tier.DISK: 0}
-        for unit in self.units:
-            num_bytes[unit.tier] += unit.num_bytes * (unit.number < number)
-        return num_bytes
+    def take(self, units: tuple[Unit, ...]) -> None:
+        """Set what is to be moved."""
+        self.units = units
+        left = [{Tier.HOST: 0, Tier.DISK: 0}]
+        for unit in reversed(units):
+            left.append(left[-1] | {unit.tier: left[-1][unit.tier] + unit.num_bytes})
+        self._bytes_left = left[::-1]
+
+    def bytes_left(self, num_taken: int) -> Mapping[Tier, int]:
+        """Return what is left to move behind the first `num_taken` units, by the tier it comes from. O(1),
+        since every step asks. Pure.
+        """
+        return self._bytes_left[num_taken]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class Transfers:
         for piece in self._pieces(match, root):
             if piece.block is None:
                 tier = Tier.DISK if piece.place is None else Tier.HOST
-                num_bytes[tier] += self._block_bytes(piece.group)
+                num_bytes[tier] += self._device.block_bytes[piece.group]
         return num_bytes
 
     def lacking(self, match: PrefixMatch, root: BlockKey) -> GroupId | None:
@@ -120,7 +126,7 @@ class Transfers:
         for group, block in reversed(present):
             device.pools[group].release(block)
         nodes = {piece.number: piece.node for piece in pieces}
-        transfer.units = tuple(self._unit(nodes[number], number, moves[number]) for number in reversed(moves))
+        transfer.take(tuple(self._unit(nodes[number], number, moves[number]) for number in reversed(moves)))
         self._flying |= {unit.node.key: transfer for unit in transfer.units}
         return transfer
 
@@ -208,13 +214,9 @@ class Transfers:
             number=number,
             node=node,
             moves=tuple(moves),
-            num_bytes=sum(self._block_bytes(move.group) for move in moves),
+            num_bytes=sum(self._device.block_bytes[move.group] for move in moves),
             tier=Tier.DISK if any(isinstance(move, Load) for move in moves) else Tier.HOST,
         )
-
-    def _block_bytes(self, group: GroupId) -> int:
-        device = self._device
-        return next(each for each in device.groups if each.id == group).block_bytes(device.block_size)
 
     def _hold(self, transfer: Transfer, number: int, group: GroupId, block: BlockId) -> None:
         self._device.pools[group].share(block)
