@@ -127,6 +127,12 @@ class Chat:
         found = self.store.branch(session.id, branch or session.active_branch)
         self._prefetch(Conversation(session, found, self.store.turns_to(found.leaf_id)), beside)
 
+    def _rank(self, conversation: Conversation, priority: int) -> None:
+        """Tell the engine how important a conversation is, at work or idle."""
+        conversation.priority = priority
+        if conversation.engine_branch is not None:
+            self.engine.prioritise_branch(conversation.engine_branch, priority)
+
     def _prefetch(self, conversation: Conversation, beside: Conversation | None) -> None:
         spared = beside.token_ids if beside is not None else None
         self.engine.prefetch(
@@ -164,11 +170,11 @@ class Chat:
 
     def put_behind(self, conversation: Conversation) -> None:
         """Note that a conversation has left the screen: what it computes makes way for the one that is on."""
-        conversation.priority = BEHIND
+        self._rank(conversation, BEHIND)
 
     def bring_forward(self, conversation: Conversation) -> None:
         """Note that a conversation is on screen: what it computes goes first."""
-        conversation.priority = ON_SCREEN
+        self._rank(conversation, ON_SCREEN)
 
     def close(self, conversation: Conversation) -> None:
         """Stop the answer in progress and let go of the live branch; its blocks stay cached."""

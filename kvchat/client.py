@@ -62,6 +62,12 @@ class EngineClient(Protocol):
         """
         ...
 
+    def prioritise_branch(self, branch: BranchId, priority: int) -> None:
+        """Change how important a live branch is while nothing runs on it: of idle branches the least important
+        makes room first. Unknown ones are ignored. Returns at once.
+        """
+        ...
+
     def fork(self, branch: BranchId) -> BranchId: ...
 
     def release(self, branch: BranchId) -> None:

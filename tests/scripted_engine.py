@@ -115,6 +115,7 @@ class ScriptedEngine:
         self.live: dict[BranchId, list[int]] = {}
         """Live branches and their tokens, sampled ones included."""
         self.prefetched: list[list[int]] = []
+        self.branch_priorities: dict[BranchId, int] = {}
         self.fails: KvchatError | None = None
         self.dies_after: int | None = None
         self.step_tokens = 1
@@ -166,6 +167,9 @@ class ScriptedEngine:
     def feed(self, branch: BranchId, token_id: int) -> None:
         """Note a token that the branch holds."""
         self.live[branch].append(token_id)
+
+    def prioritise_branch(self, branch: BranchId, priority: int) -> None:
+        self.branch_priorities[branch] = priority
 
     def fork(self, branch: BranchId) -> BranchId:
         return self._new_branch(self.live[branch])

@@ -137,6 +137,14 @@ class Engine:
         """Change a request's priority, smaller runs first; unknown or finished ones are ignored."""
         self._answers.prioritise(request_id, priority)
 
+    def prioritise_branch(self, branch: BranchId, priority: int) -> None:
+        """Change how important a live branch is while nothing runs on it: of idle branches the least
+        important makes room first. Unknown ones are ignored.
+        """
+        live = self._manager.branches.get(branch)
+        if live is not None:
+            live.priority = priority
+
     def fork(self, branch: BranchId) -> BranchId:
         """Return a new live branch on the same blocks. No byte moves until one of them writes.
 
@@ -241,7 +249,8 @@ class Engine:
 
     def update_weights(self, source: str | Path) -> EngineInfo:
         """Run on other weights of the same model from now on: those of a model directory, or of the one in
-        use with an adapter's. Branches stay live, and their tokens are computed anew when they are used.
+        use with an adapter's. Branches stay live, and their tokens are computed anew when they are used. Pins
+        are undone: what they keep is of no use to the new weights.
 
         Returns: what the engine is now, with its new fingerprint.
 

@@ -139,6 +139,9 @@ class Worker:
     def prioritise(self, request_id: RequestId, priority: int) -> None:
         self._post(lambda engine: engine.prioritise(request_id, priority))
 
+    def prioritise_branch(self, branch: BranchId, priority: int) -> None:
+        self._post(lambda engine: engine.prioritise_branch(branch, priority))
+
     def fork(self, branch: BranchId) -> BranchId:
         return self._call(lambda engine: engine.fork(branch))
 

@@ -156,5 +156,7 @@ def test_a_conversation_that_leaves_the_screen_makes_way_also_while_it_is_answer
     assert desk.engine.handles[-1].priorities[-1] == 0
     list(events)
     desk.chat.put_behind(conversation)
+    assert conversation.engine_branch is not None
+    assert desk.engine.branch_priorities[conversation.engine_branch] > 0, "what it holds is in others' way"
     list(desk.chat.send(conversation, "And again"))
     assert desk.engine.requests[-1].priority > 0

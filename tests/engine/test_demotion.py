@@ -120,6 +120,20 @@ def test_a_branch_left_alone_for_long_leaves_the_device_by_itself(
     go_on(engine, handle.branch, [*token_ids(100, seed=1), *first, 7], model_dir)
 
 
+def test_a_branch_that_left_the_screen_while_it_was_idle_makes_room_before_others(model_dir: Path) -> None:
+    engine = engine_of(model_dir, num_tokens=360)
+    shown, left = (submit(engine, token_ids(120, seed), 2) for seed in (1, 2))
+    finish(engine, shown)
+    finish(engine, left)
+    engine.prioritise_branch(left.branch, 1)  # else the one that has been idle longest would go first
+    engine.prioritise_branch(BranchId(99), 1)
+    answer(engine, token_ids(120, 3), 2)
+    lengths = {usage.branch: usage.num_tokens for usage in engine.snapshot().branches}
+    assert lengths[left.branch] == 0
+    assert lengths[shown.branch] > 0
+    engine.close()
+
+
 def test_pinned_blocks_are_on_the_device_whatever_else_is_computed(model_dir: Path) -> None:
     engine, prompt = engine_of(model_dir, host_tokens=0), token_ids(100, seed=1)
     handle = submit(engine, prompt, 8)

@@ -121,6 +121,19 @@ def test_a_live_branch_keeps_its_tokens_and_is_computed_anew(
     assert answer(again, [*text, 7], 12).loaded == Loaded(disk=len(text) - 1), "a tail was not saved in time"
 
 
+def test_what_was_pinned_for_the_old_weights_keeps_no_room_from_the_new_ones(
+    first: Path, second: Path, open_engine: OpenEngine
+) -> None:
+    engine = open_engine(first)
+    handle = submit(engine, PROMPT, 12)
+    finish(engine, handle)
+    assert engine.pin(handle.branch)
+    engine.update_weights(second)
+    assert {group.pinned_blocks for group in engine.snapshot().groups} == {0}
+    engine.check_integrity()
+    engine.unpin(handle.branch)
+
+
 def test_weights_do_not_change_under_a_request(first: Path, second: Path, open_engine: OpenEngine) -> None:
     engine = open_engine(first)
     handle = submit(engine, PROMPT, 12)

@@ -128,9 +128,11 @@ class CacheManager:
 
     def rename(self, fingerprint: bytes) -> None:
         """Name what is computed from now on by other weights. Every branch lets go of its blocks; those keep
-        their names, which none of the new ones equals, and are found again under the old fingerprint.
+        their names, which none of the new ones equals, and are found again under the old fingerprint. Pins
+        are undone, since they would keep blocks that the new weights cannot use.
         """
         self.take_saves()
+        self.pins.clear()
         self.root = root_key(fingerprint)
         self._fingerprint = fingerprint
         for branch in self.branches.values():

@@ -60,6 +60,13 @@ class Pins:
                 self._device.pools[group].unpin(block)
         return bool(pinned)
 
+    def clear(self) -> int:
+        """Undo all pins and return how many there were."""
+        names = tuple(self._blocks)
+        for name in names:
+            self.unpin(name)
+        return len(names)
+
     def num_others(self, group: GroupId, keys: Sequence[BlockKey]) -> int:
         """Return how many pinned blocks of a group are not among `keys`. Pure."""
         pool, index = self._device.pools[group], self._device.index
