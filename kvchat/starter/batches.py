@@ -8,13 +8,14 @@ from torch import Tensor
 
 from kvchat.starter import corpus
 from kvchat.starter.conversation import Message, Mix
-from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces
+from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces, word_openings
 from kvchat.starter.words import Lexicon
 
 # The first tokens of an answer choose which answer it is, and what was sought in the context is hardest to
 # find; an error there costs all of it.
 NUM_ROUTING_TOKENS = 3
 ROUTING_WEIGHT = 3.0
+SIGN_SHARE = 0.25
 
 
 class Batches:
@@ -22,7 +23,9 @@ class Batches:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._lexicon = Lexicon(pieces=letter_pieces(tokenizer))
+        self._lexicon = Lexicon(
+            pieces=letter_pieces(tokenizer), openings=word_openings(tokenizer), sign_share=SIGN_SHARE
+        )
 
     def draw(self, seed: int, num_sequences: int, length: int, mix: Mix) -> tuple[Tensor, Tensor]:
         """Return ids [B, L + 1] int64 and weights [B, L + 1] float32, determined by the arguments; pure."""

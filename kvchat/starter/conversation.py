@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvchat.starter import documents, facts, faq, outside, phrasing, skills, smalltalk, words
 from kvchat.starter.fact_kinds import KIND_BY_NAME
@@ -51,6 +52,8 @@ class Mix:
         unknown_share: Share of questions for something that was not told.
         said_once_share: Share of questions restricted to facts that no answer has repeated: the hard ones.
         longest_document: Most filler sentences of a document.
+        round_share: Share of conversations that tell for a long time, ask for all that was told, and so on:
+            far questions for facts that no answer has repeated.
         exercises: Frequencies of the skills.
     """
 
@@ -65,6 +68,7 @@ class Mix:
     unknown_share: float = 0.16
     said_once_share: float = 0.0
     longest_document: int = 20
+    round_share: float = 0.0
     exercises: skills.Exercises = field(default_factory=skills.Exercises)
 
     @property
@@ -73,6 +77,7 @@ class Mix:
         return (self.fact, self.query, self.faq, self.small, self.outside, self.skill, self.document)
 
 
+TURNS_BEFORE_QUESTIONS = (6, 120)
 TURNS = ("fact", "query", "faq", "small", "outside", "skill", "document")
 
 
@@ -94,11 +99,19 @@ class Conversation:
     told: dict[tuple[str, str], Fact] = field(default_factory=dict)
     updated: list[tuple[str, str]] = field(default_factory=list)
     said_once: dict[tuple[str, str], None] = field(default_factory=dict)
+    unasked: dict[tuple[str, str], None] = field(default_factory=dict)
 
     def messages(self) -> Iterator[Message]:
         """Yield messages without end."""
         if self.rng.random() < 0.35:
             yield Message("system", self.rng.choice(SYSTEM_PROMPTS))
+        if self.mix.round_share and self.rng.random() < self.mix.round_share:
+            while True:
+                yield from self._round()
+        while True:
+            yield from self._turn(self.mix.turn_weights)
+
+    def _turn(self, weights: tuple[float, ...]) -> list[Message]:
         writers = {
             "fact": self.fact_turn,
             "query": self.query_turn,
@@ -108,9 +121,23 @@ class Conversation:
             "skill": self.skill_turn,
             "document": self.document_turn,
         }
-        while True:
-            kind = self.rng.choices(TURNS, self.mix.turn_weights)[0]
-            yield from writers[kind]()
+        return writers[self.rng.choices(TURNS, weights)[0]]()
+
+    def _round(self) -> Iterator[Message]:
+        """Tell among other turns, a few or very many; then ask for all of it in any order."""
+        low, high = (math.log(number) for number in TURNS_BEFORE_QUESTIONS)
+        telling = replace(self.mix, query=0.0, fact=self.mix.fact + self.mix.query).turn_weights
+        for _ in range(round(math.exp(self.rng.uniform(low, high)))):
+            yield from self._turn(telling)
+        chatting = replace(self.mix, query=0.0, fact=0.0, document=0.0).turn_weights
+        keys = list(self.unasked)
+        self.rng.shuffle(keys)
+        for key in keys:
+            if self.rng.random() < 0.1:
+                yield from self._turn(chatting)
+            if self.rng.random() < self.mix.unknown_share:
+                yield from self.unknown_turn()
+            yield from self._question(self.told[key])
 
     def _new_fact(self) -> Fact:
         kind = facts.pick_kind(self.rng)
@@ -126,7 +153,7 @@ class Conversation:
         key = (fact.kind.name, fact.key)
         replaced = key in self.told
         self.said_once.pop(key, None)  # so that the oldest stay first
-        self.said_once[key] = None
+        self.said_once[key] = self.unasked[key] = None
         if replaced:
             self.updated.append(key)
         self.told[key] = fact
@@ -173,10 +200,14 @@ class Conversation:
             fact = self.told[self.rng.choice(self.updated)]
         else:
             fact = self.rng.choice(list(self.told.values()))
+        return self._question(fact)
+
+    def _question(self, fact: Fact) -> list[Message]:
         return [_user(facts.ask(self.rng, Split.TRAIN, fact)), self._found(fact)]
 
     def _found(self, fact: Fact) -> Message:
         self.said_once.pop((fact.kind.name, fact.key), None)
+        self.unasked.pop((fact.kind.name, fact.key), None)
         return Message("assistant", fact.answer, 2.0, routed=True, sought=fact.value)
 
     def _said_once_key(self) -> tuple[str, str]:
@@ -222,11 +253,12 @@ class Conversation:
     def skill_turn(self) -> list[Message]:
         """Ask for a small exercise."""
         exercise = skills.exercise(self.rng, self.lexicon, self.mix.exercises)
-        weight = {"add": 1.5, "first": 1.5, "last": 1.5, "times": 1.5}.get(exercise.name, 1.0)
+        weight = 1.0 if exercise.name.startswith("count") else 1.5
         if exercise.name.startswith("count") and len(exercise.answer) > 60:
             weight = 0.5
         request = phrasing.noisy(self.rng, exercise.request, typos=0.0)
-        return [_user(request), _answer(exercise.answer, weight)]
+        answer = Message("assistant", exercise.answer, weight, routed=True, sought=exercise.sought)
+        return [_user(request), answer]
 
     def document_turn(self) -> list[Message]:
         """Give a document to read, with up to three facts hidden in it; or ask for one of them below it."""

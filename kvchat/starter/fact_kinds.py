@@ -14,7 +14,9 @@ KINDS = (
             "my name is {v} | I am called {v} | people call me {v} | you can call me {v} | I am {v} | I go "
             "by {v} | my friends call me {v} | my first name is {v} | everybody calls me {v} | I was named "
             "{v} | the name is {v} | call me {v} | my parents named me {v} | this is {v} speaking | they "
-            "call me {v} | {v} is my name | I am known as {v} | my name has always been {v}"
+            "call me {v} | {v} is my name | I am known as {v} | my name has always been {v} | everyone knows "
+            "me as {v} | my colleagues call me {v} | {v} is what they call me | {v} is the name I go by | at "
+            "work they call me {v} | my name was and is {v}"
         ),
         questions=ask(
             "my name",
@@ -36,11 +38,13 @@ KINDS = (
         made_up_keys=0.1,
         value=pooled((*words.COLOURS, *words.ITEMS), 0.5),
         clauses=phrases(
-            "my favourite {k} is {v} | the {k} I like best is {v} | I like {v} best of every {k} | {v} is "
-            "my favourite {k} | the best {k} for me is {v} | of every {k}, I prefer {v} | {v} is the {k} I "
-            "like best | the {k} I prefer is {v} | I prefer {v} to any other {k} | as for the {k}, I like "
-            "{v} best | if I have to choose a {k}, I take {v} | my best {k} is {v} | I always choose {v} as "
-            "my {k}"
+            "my favourite {k} is {v} | the {k} I like best is {v} | I like {v} best of every {k} | {v} is my "
+            "favourite {k} | the best {k} for me is {v} | of every {k}, I prefer {v} | {v} is the {k} I like "
+            "best | the {k} I prefer is {v} | I prefer {v} to any other {k} | as for the {k}, I like {v} "
+            "best | if I have to choose a {k}, I take {v} | my best {k} is {v} | I always choose {v} as my "
+            "{k} | I love {v} more than any other {k} | {v} beats any other {k} | I would choose {v} over "
+            "any other {k} | {v} is the best {k} | I rank {v} above any other {k} | I always take {v} if I "
+            "need a {k} | {v} is the {k} for me"
         ),
         questions=ask(
             "my favourite {k}",
@@ -62,7 +66,9 @@ KINDS = (
             "my {k} is called {v} | the name of my {k} is {v} | I have a {k} called {v} | my {k} is named "
             "{v} | {v} is the name of my {k} | I call my {k} {v} | the {k} I have is called {v} | my {k} "
             "goes by {v} | everybody calls my {k} {v} | we named my {k} {v} | my {k}, who is called {v}, is "
-            "here | my own {k} is called {v}"
+            "here | my own {k} is called {v} | {v} is what I call my {k} | {v} is how my {k} is called | "
+            "{v}, my {k}, is here | my {k} answers to {v} | I gave my {k} the name {v} | {v} was chosen as a "
+            "name for my {k} | the one called {v} is my {k}"
         ),
         questions=ask(
             "the name of my {k}",
@@ -85,7 +91,8 @@ KINDS = (
             "the {k} is called {v} | call the {k} {v} | the name of the {k} is {v} | we call the {k} {v} | "
             "the {k} has the name {v} | the {k} is named {v} | {v} is the name of the {k} | they call the "
             "{k} {v} | we named the {k} {v} | the {k} goes by {v} | everybody calls the {k} {v} | the {k} "
-            "got the name {v} | the {k} will be called {v} | the {k} bears the name {v}"
+            "got the name {v} | the {k} will be called {v} | the {k} bears the name {v} | name the {k} {v} | "
+            "I gave the {k} the name {v} | {v} is how the {k} is called | let us call the {k} {v}"
         ),
         questions=ask(
             "the name of the {k}",
@@ -130,7 +137,8 @@ KINDS = (
             "the code for the {k} is {v} | the {k} opens with {v} | use {v} to open the {k} | {v} opens the "
             "{k} | the {k} has the code {v} | to open the {k}, type {v} | {v} is the code for the {k} | the "
             "{k} can be opened with {v} | type {v} and the {k} opens | the code of the {k} is {v} | for the "
-            "{k} the code is {v} | the {k} needs the code {v} | the {k} is locked with {v}"
+            "{k} the code is {v} | the {k} needs the code {v} | the {k} is locked with {v} | {v} is what "
+            "opens the {k} | the {k} lets you in with {v} | {v} unlocks the {k} | the {k} wants the code {v}"
         ),
         questions=ask(
             "the code for the {k}",
@@ -151,11 +159,12 @@ KINDS = (
         made_up_keys=0.15,
         value=pooled(words.PLACES, 0.7),
         clauses=phrases(
-            "the {k} is in the {v} | I put the {k} in the {v} | I left the {k} in the {v} | you can find "
-            "the {k} in the {v} | the {k} lies in the {v} | the {v} is where I keep the {k} | I keep the "
-            "{k} in the {v} | the {k} stays in the {v} | the {k} was left in the {v} | you will find the "
-            "{k} in the {v} | in the {v} you find the {k} | the place of the {k} is the {v} | in the {v} "
-            "there is the {k} | the {k} stands in the {v}"
+            "the {k} is in the {v} | I put the {k} in the {v} | I left the {k} in the {v} | you can find the "
+            "{k} in the {v} | the {k} lies in the {v} | the {v} is where I keep the {k} | I keep the {k} in "
+            "the {v} | the {k} stays in the {v} | the {k} was left in the {v} | you will find the {k} in the "
+            "{v} | in the {v} you find the {k} | the place of the {k} is the {v} | in the {v} there is the "
+            "{k} | the {k} stands in the {v} | the {k} has its place in the {v} | somebody left the {k} in "
+            "the {v} | the {v} is where the {k} is"
         ),
         questions=ask(
             "the place of the {k}",
@@ -177,10 +186,11 @@ KINDS = (
         made_up_keys=0.1,
         value=pooled(words.ADJECTIVES, 0.8),
         clauses=phrases(
-            "the {k} looks {v} | today the {k} looks {v} | the {k} looks {v} at the moment | as far as I "
-            "can see the {k} looks {v} | I noticed that the {k} looks {v} | the {k} looks {v} to me | the "
-            "{k} looks rather {v} | I think the {k} looks {v} | the {k} looked {v} | the {k} appears {v} | "
-            "the {k} seems {v}"
+            "the {k} looks {v} | today the {k} looks {v} | the {k} looks {v} at the moment | as far as I can "
+            "see the {k} looks {v} | I noticed that the {k} looks {v} | the {k} looks {v} to me | the {k} "
+            "looks rather {v} | I think the {k} looks {v} | the {k} looked {v} | the {k} appears {v} | the "
+            "{k} seems {v} | the {k} looks {v}, I think | these days the {k} looks {v} | I saw that the {k} "
+            "looks {v} | the {k} looks {v} again | the {k} is looking {v} lately"
         ),
         questions=ask(
             "the state of the {k}",
@@ -200,10 +210,11 @@ KINDS = (
         made_up_keys=0.1,
         value=day,
         clauses=phrases(
-            "the {k} is on {v} | the {k} takes place on {v} | we have a {k} on {v} | on {v} there is a {k} "
-            "| the {k} was set for {v} | the date of the {k} is {v} | the {k} happens on {v} | the {k} is "
-            "planned for {v} | there is a {k} on {v} | they moved the {k} to {v} | {v} is the day of the "
-            "{k} | the {k} falls on {v} | we agreed on {v} for the {k}"
+            "the {k} is on {v} | the {k} takes place on {v} | we have a {k} on {v} | on {v} there is a {k} | "
+            "the {k} was set for {v} | the date of the {k} is {v} | the {k} happens on {v} | the {k} is "
+            "planned for {v} | there is a {k} on {v} | they moved the {k} to {v} | {v} is the day of the {k} "
+            "| the {k} falls on {v} | we agreed on {v} for the {k} | the {k} is held on {v} | {v} is when "
+            "the {k} is | the {k} was moved to {v} | the {k} is going to be on {v}"
         ),
         questions=ask(
             "the date of the {k}",
@@ -221,10 +232,11 @@ KINDS = (
         made_up_keys=0.0,
         value=number(2, 60),
         clauses=phrases(
-            "I have {v} {k} | I own {v} {k} | there are {v} {k} in my home | the number of my {k} is {v} | "
-            "I counted my {k} and there are {v} | {v} {k} are mine | {v} {k} belong to me | in total I have "
+            "I have {v} {k} | I own {v} {k} | there are {v} {k} in my home | the number of my {k} is {v} | I "
+            "counted my {k} and there are {v} | {v} {k} are mine | {v} {k} belong to me | in total I have "
             "{v} {k} | I have got {v} {k} | at home I have {v} {k} | as for {k}, I have {v} | all in all "
-            "there are {v} {k} in my home"
+            "there are {v} {k} in my home | the {k} I own are {v} in number | my {k} are {v} in all | when I "
+            "count my {k}, I get {v}"
         ),
         questions=ask(
             "the number of my {k}",
@@ -243,7 +255,9 @@ KINDS = (
         clauses=phrases(
             "I live in {v} | my home is in {v} | I am from {v} | I moved to {v} | my home town is {v} | my "
             "house is in {v} | I am living in {v} | my flat is in {v} | I have a home in {v} | {v} is where "
-            "I live | {v} is my home | I settled in {v} | the city I live in is {v} | I stay in {v}"
+            "I live | {v} is my home | I settled in {v} | the city I live in is {v} | I stay in {v} | the "
+            "place where I live is {v} | I come from {v} | home for me is {v} | the town I live in is {v} | "
+            "{v} is the place I come from"
         ),
         questions=ask(
             "my home town",
@@ -263,7 +277,7 @@ KINDS = (
             "I work as {v} | I am {v} by profession | I earn my money as {v} | my job is to be {v} | I have "
             "a job as {v} | I am employed as {v} | I am {v} | I have been working as {v} | my profession is "
             "that of {v} | they hired me as {v} | I make a living as {v} | I became {v} | I found work as "
-            "{v}"
+            "{v} | I earn my living as {v} | I was trained to be {v} | the job I have is that of {v}"
         ),
         questions=ask(
             "my job",
@@ -302,8 +316,9 @@ KINDS = (
         name="dislike",
         value=pooled(words.PLURAL_DISLIKES, 0.6),
         clauses=phrases(
-            "I do not like {v} | I hate {v} | I cannot stand {v} | I dislike {v} | I try to avoid {v} | "
-            "what I do not like is {v} | I do not enjoy {v} | I am no friend of {v} | I do not care for {v}"
+            "I do not like {v} | I hate {v} | I cannot stand {v} | I dislike {v} | I try to avoid {v} | what "
+            "I do not like is {v} | I do not enjoy {v} | I am no friend of {v} | I do not care for {v} | {v} "
+            "is what I hate | I keep away from {v}"
         ),
         questions=ask(
             "the thing I do not like",
@@ -347,7 +362,7 @@ KINDS = (
         clauses=phrases(
             "the value of {k} is {v} | {k} = {v} | {k} is equal to {v} | set {k} to {v} | {k} has the value "
             "{v} | let {k} be {v} | {k} equals {v} | {k} is set to {v} | {v} is the value of {k} | the {k} "
-            "value is {v}"
+            "value is {v} | I gave {k} the value {v} | {v} is what {k} holds | {k} comes to {v}"
         ),
         questions=ask(
             "the value of {k}",
@@ -364,8 +379,9 @@ KINDS = (
         name="age",
         value=number(5, 99),
         clauses=phrases(
-            "I am {v} years old | my age is {v} | I turned {v} this year | I have been alive for {v} years "
-            "| I am {v} | at the moment I am {v} years old | {v} is my age | I reached the age of {v}"
+            "I am {v} years old | my age is {v} | I turned {v} this year | I have been alive for {v} years | "
+            "I am {v} | at the moment I am {v} years old | {v} is my age | I reached the age of {v} | I "
+            "became {v} last month | I was {v} on my last birthday"
         ),
         questions=ask(
             "my age",
@@ -384,7 +400,9 @@ KINDS = (
         clauses=phrases(
             "I play the {v} | I can play the {v} | I am learning to play the {v} | my instrument is the {v} "
             "| I play the {v} in a band | I have played the {v} for years | I know how to play the {v} | at "
-            "home I play the {v}"
+            "home I play the {v} | the {v} is the instrument I play | the {v} is what I play | I have learnt "
+            "to play the {v} | I was taught to play the {v} | I want to get better at the {v} | I started to "
+            "play the {v}"
         ),
         questions=ask(
             "my instrument",
@@ -403,7 +421,8 @@ KINDS = (
         clauses=phrases(
             "I speak {v} | I can speak {v} | the language I speak is {v} | I grew up speaking {v} | I talk "
             "in {v} | at home I speak {v} | my language is {v} | I know how to speak {v} | we speak {v} at "
-            "home | I was raised speaking {v} | I have learnt to speak {v}"
+            "home | I was raised speaking {v} | I have learnt to speak {v} | my mother tongue is {v} | the "
+            "language of my family is {v} | {v} is what I speak | I speak {v} at work"
         ),
         questions=ask(
             "the language I speak",

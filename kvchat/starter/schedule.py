@@ -56,13 +56,61 @@ SKILL_MIX = replace(
     skill=18,
     exercises=Exercises(repeat=38, count_up=12, count_down=7, add=40, times=20, first=12, last=12),
 )
-LAST_MIX = replace(
-    SKILL_MIX,
-    faq=8,
+COPY_MIX = Mix(
+    fact=27,
+    query=42,
+    faq=7,
+    small=4,
     outside=10,
-    exercises=Exercises(repeat=42, count_up=12, count_down=7, add=30, times=28, first=12, last=12),
+    skill=18,
+    document=2,
+    said_once_share=0.6,
+    longest_document=24,
+    exercises=Exercises(repeat=48, count_up=12, count_down=7, add=24, times=22, first=16, last=12),
 )
+# Long stretches of telling, then questions for all of it; longer lists; fewer questions for the unknown.
+ROUND_MIX = replace(
+    COPY_MIX,
+    fact=32,
+    faq=6,
+    outside=12,
+    skill=22,
+    update_share=0.15,
+    unknown_share=0.08,
+    said_once_share=0.5,
+    round_share=0.6,
+    exercises=Exercises(
+        repeat=50,
+        count_up=8,
+        count_down=5,
+        add=26,
+        times=20,
+        first=16,
+        last=12,
+        repeated=(1, 2, 3, 4, 5, 6, 7, 8, 8, 10),
+    ),
+)
+LIST_MIX = replace(
+    ROUND_MIX,
+    fact=34,
+    faq=7,
+    small=5,
+    outside=9,
+    skill=20,
+    exercises=replace(ROUND_MIX.exercises, repeat=46, add=28, first=22),
+)
+FINE_MIX = replace(
+    LIST_MIX,
+    faq=9,
+    outside=8,
+    exercises=replace(
+        LIST_MIX.exercises, repeat=40, count_up=9, count_down=7, add=30, times=22, first=32, last=16
+    ),
+)
+OPENING_MIX = replace(FINE_MIX, faq=11, exercises=replace(FINE_MIX.exercises, first=40))
+CLOSING_MIX = replace(FINE_MIX, faq=16, small=6, exercises=replace(FINE_MIX.exercises, add=36, first=30))
 SHORTER, LONGER = (1024, 2048, 1024, 2048, 4096), (2048, 4096, 1024, 4096, 2048, 4096)
+MIXED = (2048, 1024, 4096, 512, 2048, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +150,15 @@ STAGES = (
     Stage(num_tokens=1_430_000, lengths=LONGER, mix=DENSE_MIX, start_rate=4e-3, end_rate=3.4e-3, muon=True),
     Stage(num_tokens=3_600_000, lengths=LONGER, mix=SKILL_MIX, start_rate=3.4e-3, end_rate=2.5e-3, muon=True),
     Stage(num_tokens=1_880_000, lengths=LONGER, mix=SKILL_MIX, start_rate=2.5e-3, end_rate=2e-3, muon=True),
-    Stage(num_tokens=7_410_000, lengths=LONGER, mix=LAST_MIX, start_rate=2e-3, end_rate=3e-5, muon=True),
+    Stage(num_tokens=2_340_000, lengths=MIXED, mix=COPY_MIX, start_rate=4e-3, end_rate=4e-3, muon=True),
+    Stage(num_tokens=8_330_000, lengths=MIXED, mix=ROUND_MIX, start_rate=4e-3, end_rate=4e-3, muon=True),
+    Stage(num_tokens=2_810_000, lengths=MIXED, mix=LIST_MIX, start_rate=4e-3, end_rate=4e-3, muon=True),
+    Stage(num_tokens=3_150_000, lengths=MIXED, mix=FINE_MIX, start_rate=4e-3, end_rate=4e-3, muon=True),
+    Stage(num_tokens=1_520_000, lengths=MIXED, mix=FINE_MIX, start_rate=4e-3, end_rate=3.4e-3, muon=True),
+    Stage(
+        num_tokens=4_240_000, lengths=MIXED, mix=OPENING_MIX, start_rate=3.4e-3, end_rate=1.8e-3, muon=True
+    ),
+    Stage(num_tokens=4_400_000, lengths=MIXED, mix=CLOSING_MIX, start_rate=1.8e-3, end_rate=3e-5, muon=True),
 )
 TOTAL_TOKENS = sum(stage.num_tokens for stage in STAGES)
 

@@ -12,6 +12,9 @@ from kvchat.starter.split import Split, forms_of, is_held_out_value
 from kvchat.starter.words import Lexicon
 
 NUM_HELD_OUT_FORMS = 2
+# A word that opens a message has no space before it and so other tokens than in the answer: more practice.
+LIST_OPENS_SHARE = 0.4
+REPEATED = (1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8)
 
 NUMBER_WORDS = phrases(
     "zero | one | two | three | four | five | six | seven | eight | nine | ten | eleven | twelve | "
@@ -101,11 +104,12 @@ LAST = phrases(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exercise:
-    """A request and its only right answer."""
+    """A request and its only right answer; `sought` is the part of it that must be copied."""
 
     name: str
     request: str
     answer: str
+    sought: str = ""
 
 
 def _form(rng: random.Random, forms: tuple[str, ...], split: Split) -> str:
@@ -116,12 +120,11 @@ def repeat(
     rng: random.Random, forms: Split, values: Split, lexicon: Lexicon, length: int | None = None
 ) -> Exercise:
     """Repeat a list of words; the answer opens with "OK:", since a copy cannot start a message well."""
-    num_items = length if length is not None else rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8))
+    num_items = length if length is not None else rng.choice(REPEATED)
     separator = ", " if rng.random() < 0.7 else " "
     items = separator.join(words.word_list(rng, values, lexicon, num_items))
-    return Exercise(
-        name="repeat", request=_form(rng, REPEAT, forms).replace("{l}", items), answer=f"OK: {items}."
-    )
+    request = _form(rng, REPEAT, forms).replace("{l}", items)
+    return Exercise(name="repeat", request=request, answer=f"OK: {items}.", sought=items)
 
 
 def _is_held_out_pair(a: int, b: int, name: str) -> bool:
@@ -182,17 +185,27 @@ def times(rng: random.Random, forms: Split, values: Split, lexicon: Lexicon) -> 
     return Exercise(name="times", request=request, answer="OK: " + ", ".join([word] * num_times) + ".")
 
 
-def pick_item(rng: random.Random, forms: Split, values: Split, lexicon: Lexicon, last: bool) -> Exercise:
-    """Name the first or the last word of a list."""
+def pick_item(
+    rng: random.Random, forms: Split, values: Split, lexicon: Lexicon, last: bool, list_opens: bool = False
+) -> Exercise:
+    """Name the first or the last word of a list; `list_opens` wants the list at the start of the request."""
     items = words.word_list(rng, values, lexicon, rng.randint(2, 6))
-    request = _form(rng, LAST if last else FIRST, forms).replace("{l}", ", ".join(items))
+    wordings = forms_of(LAST if last else FIRST, forms, NUM_HELD_OUT_FORMS)
+    if list_opens:
+        wordings = tuple(wording for wording in wordings if wording.startswith("{l}"))
+    request = rng.choice(wordings).replace("{l}", ", ".join(items))
     which = "last" if last else "first"
-    return Exercise(name=which, request=request, answer=f"The {which} one is {items[-1 if last else 0]}.")
+    item = items[-1 if last else 0]
+    return Exercise(name=which, request=request, answer=f"The {which} one is {item}.", sought=item)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exercises:
-    """Relative frequencies of the skills in training."""
+    """Relative frequencies of the skills in training.
+
+    Args:
+        repeated: Numbers of words to repeat, all as likely as each other.
+    """
 
     repeat: float = 34
     count_up: float = 16
@@ -201,18 +214,21 @@ class Exercises:
     times: float = 8
     first: float = 8
     last: float = 9
+    repeated: tuple[int, ...] = REPEATED
 
 
 def exercise(rng: random.Random, lexicon: Lexicon, exercises: Exercises) -> Exercise:
     """Return a training exercise of any kind."""
     train = Split.TRAIN
     makers: dict[Callable[[], Exercise], float] = {
-        lambda: repeat(rng, train, train, lexicon): exercises.repeat,
+        lambda: repeat(rng, train, train, lexicon, rng.choice(exercises.repeated)): exercises.repeat,
         lambda: count_up(rng, train): exercises.count_up,
         lambda: count_down(rng, train): exercises.count_down,
         lambda: add(rng, train, train): exercises.add,
         lambda: times(rng, train, train, lexicon): exercises.times,
-        lambda: pick_item(rng, train, train, lexicon, last=False): exercises.first,
+        lambda: pick_item(
+            rng, train, train, lexicon, False, rng.random() < LIST_OPENS_SHARE
+        ): exercises.first,
         lambda: pick_item(rng, train, train, lexicon, last=True): exercises.last,
     }
     return rng.choices(list(makers), list(makers.values()))[0]()

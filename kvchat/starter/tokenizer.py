@@ -43,3 +43,10 @@ def letter_pieces(tokenizer: Tokenizer) -> tuple[str, ...]:
     """Return the entries that are lower-case letters only, for gluing random words."""
     pieces = {token.removeprefix("Ġ") for token in tokenizer.get_vocab()}
     return tuple(sorted(piece for piece in pieces if piece.isascii() and piece.isalpha() and piece.islower()))
+
+
+def word_openings(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the entries that begin a capitalised word, in lower case."""
+    openings = {token[1:] for token in tokenizer.get_vocab() if token.startswith("Ġ")}
+    words = (text for text in openings if text.isascii() and text.isalpha() and text.istitle())
+    return tuple(sorted(word.lower() for word in words))

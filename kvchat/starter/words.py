@@ -102,6 +102,7 @@ PLURAL_DISLIKES = _pool(
 
 _ONSETS = _pool("b c d f g h k l m n p r s t v w z br cl dr fl gr kr pl st tr sh th")
 _VOWELS = _pool("a e i o u a e i o ai ou ea")
+SIGNS = ("-", "_", "/", "'", "+")
 _CODAS = ("", "", "", "", "n", "r", "l", "s", "m", "x", "t")
 
 
@@ -112,13 +113,21 @@ class Lexicon:
     Args:
         pieces: Lower-case letter strings of the tokenizer's vocabulary; empty before a tokenizer exists.
             Words glued from them can only be copied: two equal ones are unlikely.
+        openings: Those that begin a capitalised word, in lower case; half of these words take one if any.
+        sign_share: Share of the glued words with a sign between their parts. Without such words some
+            pieces only ever stand before letters, and the model would learn to put letters there.
     """
 
     pieces: tuple[str, ...] = ()
+    openings: tuple[str, ...] = ()
+    sign_share: float = 0.0
 
     def _raw_word(self, rng: random.Random) -> str:
         if self.pieces and rng.random() < 0.75:
-            return "".join(rng.choices(self.pieces, k=rng.choice((1, 2, 2, 2, 3))))
+            parts = rng.choices(self.pieces, k=rng.choice((1, 2, 2, 2, 3)))
+            if self.sign_share and rng.random() < self.sign_share:
+                parts = [parts[0], rng.choice(SIGNS), *(parts[1:] or rng.choices(self.pieces))]
+            return "".join(parts)
         return "".join(
             rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.randint(1, 3))
         )
@@ -136,8 +145,18 @@ class Lexicon:
             values = values_of(pool, split)
             if values:
                 return rng.choice(values)
-        word = self.word(rng, split)
-        return word.capitalize() if pool[0][0].isupper() else word
+        if not pool[0][0].isupper():
+            return self.word(rng, split)
+        if self.openings and rng.random() < 0.5:
+            return self._opened(rng, split).capitalize()
+        return self.word(rng, split).capitalize()
+
+    def _opened(self, rng: random.Random, split: Split) -> str:
+        while True:
+            rest = rng.choice(("", rng.choice(self.pieces), rng.choice(self.pieces)))
+            word = rng.choice(self.openings) + rest
+            if len(word) >= 3 and is_held_out_value(word) == (split is Split.HELD_OUT):
+                return word
 
 
 def code(rng: random.Random, split: Split, lexicon: Lexicon) -> str:

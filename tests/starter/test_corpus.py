@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -17,13 +18,15 @@ from kvchat.starter import corpus, documents, facts, faq, outside, phrasing, ski
 from kvchat.starter.conversation import Conversation, Message
 from kvchat.starter.fact_kind import FactKind
 from kvchat.starter.fact_kinds import KINDS
-from kvchat.starter.schedule import LONG_MIX, SHORT_MIX
+from kvchat.starter.schedule import LONG_MIX, SHORT_MIX, STAGES
 from kvchat.starter.split import Split, forms_of, is_held_out_value
 from kvchat.starter.words import Lexicon
 
 pytestmark = pytest.mark.pure
 
-LEXICON = Lexicon(pieces=("ab", "cat", "dor", "el", "fin", "gus", "hol", "im", "jun"))
+PIECES = ("ab", "cat", "dor", "el", "fin", "gus", "hol", "im", "jun")
+LEXICON = Lexicon(pieces=PIECES)
+TRAINING_LEXICON = Lexicon(pieces=PIECES, openings=("wed", "satur", "kar"), sign_share=0.25)
 SKILL_FORMS = (
     skills.REPEAT,
     skills.COUNT_TO,
@@ -38,8 +41,8 @@ SKILL_FORMS = (
 
 def _messages(num_conversations: int = 150, num_messages: int = 80) -> Iterator[Message]:
     for seed in range(num_conversations):
-        mix = SHORT_MIX if seed % 2 else LONG_MIX
-        yield from itertools.islice(corpus.conversation(seed, mix, LEXICON), num_messages)
+        mix = (SHORT_MIX, LONG_MIX, STAGES[-1].mix)[seed % 3]
+        yield from itertools.islice(corpus.conversation(seed, mix, TRAINING_LEXICON), num_messages)
 
 
 def _held_out_texts() -> set[str]:
@@ -116,7 +119,8 @@ def test_a_question_is_never_wrapped_in_a_held_out_way_in_training() -> None:
 
 def test_held_out_values_are_never_told_in_training() -> None:
     for seed in range(100):
-        conversation = Conversation(random.Random(seed), LEXICON, SHORT_MIX)
+        mix = STAGES[-1].mix if seed % 2 else SHORT_MIX
+        conversation = Conversation(random.Random(seed), TRAINING_LEXICON, mix)
         list(itertools.islice(conversation.messages(), 80))
         for fact in conversation.told.values():
             for value in re.split(r", | and ", fact.value) if fact.kind.name == "list" else [fact.value]:
@@ -136,6 +140,29 @@ def test_words_lie_on_the_side_they_were_asked_from(seed: int) -> None:
         items = words.word_list(rng, split, LEXICON, 4)
         assert all(is_held_out_value(item) == held_out for item in items)
         assert len(set(items)) == 4
+
+
+def test_some_made_up_words_hold_a_sign_and_some_open_as_no_other_does() -> None:
+    rng = random.Random(0)
+    made_up = [TRAINING_LEXICON.word(rng, Split.TRAIN) for _ in range(400)]
+    assert 0.1 < sum(not word.isalpha() for word in made_up) / len(made_up) < 0.3
+    assert all(word[0].isalpha() and word[-1].isalpha() for word in made_up)
+    names = [TRAINING_LEXICON.pooled(rng, Split.TRAIN, words.NAMES, 0.0) for _ in range(400)]
+    assert 0.3 < sum(name.startswith(("Wed", "Satur", "Kar")) for name in names) / len(names) < 0.7
+    assert not any(is_held_out_value(word) for word in (*made_up, *names))
+
+
+def test_a_round_asks_for_all_that_was_told_before_it_tells_on() -> None:
+    mix = replace(SHORT_MIX, round_share=1.0, document=0, small=0, unknown_share=0.0)
+    conversation = Conversation(random.Random(3), LEXICON, mix)
+    left = [
+        len(conversation.unasked)
+        for message in itertools.islice(conversation.messages(), 600)
+        if message.weight == 2.0
+    ]
+    assert len(left) > 50
+    assert max(left) > 20
+    assert all(after == before - 1 for before, after in itertools.pairwise(left) if before > 0)
 
 
 @pytest.mark.parametrize("num_held_out", [0, 1, 3])
@@ -171,6 +198,18 @@ def test_answers_to_exercises_are_right() -> None:
         count = skills.count_up(rng, Split.TRAIN)
         numbers = [int(number) for number in re.findall(r"\d+", count.answer)]
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
+
+
+def test_a_list_can_be_made_to_open_the_request() -> None:
+    rng = random.Random(0)
+    for last in (False, True):
+        for _ in range(30):
+            exercise = skills.pick_item(rng, Split.TRAIN, Split.TRAIN, LEXICON, last, list_opens=True)
+            items = exercise.request.split(", ")
+            assert exercise.sought == (exercise.answer.split()[-1].removesuffix("."))
+            if not last:
+                assert exercise.request.startswith(exercise.sought)
+            assert len(items) > 1
 
 
 def test_the_newest_value_is_the_one_remembered() -> None:
