@@ -19,6 +19,10 @@ from kvchat.session.tables import Tables
 _BUSY_S = 2.0
 _TABLES = ("sessions", "branches", "turns", "pieces")
 _ROWS_AT_ONCE = 256
+_NEVER_EMPTY = {
+    "sessions": frozenset({"title", "system", "model", "namespace", "active_branch"}),
+    "branches": frozenset({"name"}),
+}
 
 
 def rewrite(path: Path, source: Tables, target: Tables) -> None:
@@ -84,14 +88,16 @@ def _fill(new: Path, tables: Tables, old: sqlite3.Connection) -> None:
             rows = old.execute(f"SELECT {', '.join(names)} FROM {table}")
             statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
             while part := rows.fetchmany(_ROWS_AT_ONCE):
-                _refuse_lost(table, part)
+                _refuse_lost(table, names, part)
                 connection.executemany(statement, part)
         connection.execute("COMMIT")
 
 
-def _refuse_lost(table: str, rows: Sequence[Sequence[object]]) -> None:
+def _refuse_lost(table: str, names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Refuse sessions and branches with a value that does not open; what is damaged of a turn says so."""
-    if table == "sessions" and any(None in row for row in rows):
-        raise DamageFound("a session is damaged; open it once, start kvchat again, and try again")
-    if table == "branches" and any(row[1] is None for row in rows):
-        raise DamageFound("a branch is damaged; open its session once, start kvchat again, and try again")
+    for row in rows:
+        lost = [name for name, value in zip(names, row, strict=True) if value is None]
+        if set(lost) & _NEVER_EMPTY.get(table, frozenset()):
+            raise DamageFound(
+                f"{lost[0]} of one of the {table} is damaged; start kvchat, open that session, and try again"
+            )
