@@ -1,6 +1,6 @@
 // A linear layer over quantised weights, for the few rows of a decoding step.
 //
-// Each weight is read once, and every row and output is summed by itself, over groups in order: how many rows
+// Each weight is read once, and every row and output is summed by itself, over inputs in order: how many rows
 // share a step, and how many threads compute it, changes no bit of any.
 //
 // Dimensions: T rows, K inputs, N outputs, G inputs of one group.
@@ -10,19 +10,19 @@
 
 namespace {
 
-constexpr int64_t OUTPUTS = 32;  // of one task
-constexpr int OUTS = 4;          // whose sums are kept in registers
-constexpr int AT_ONCE = W == 8 ? 1 : 4;  // rows of `x`, likewise
+constexpr int64_t OUTPUTS = 32;        // of one task
+constexpr int OUTS = 8;                // read at one time
+constexpr int SUMS = W < 16 ? 8 : 16;  // that stay in registers beside weights
 
 // The fields of native.py's `_Call`, in order.
 struct Call {
-  const void* x;        // [T, K]
-  const uint8_t* codes; // [N, K] bytes, or [N, K / 2]
-  const fp16* scales;   // [N, K / G]
-  const fp16* minima;   // [N, K / G], or null
-  const void* bias;     // [N] of the type of `x`, or null
-  void* out;            // [T, N] of the type of `x`
-  Parallel parallel;    // null: compute alone
+  const void* x;         // [T, K]
+  const uint8_t* codes;  // [N, K] bytes, or [N, K / 2]
+  const fp16* scales;    // [N, K / G]
+  const fp16* minima;    // [N, K / G], or null
+  const void* bias;      // [N] of the type of `x`, or null
+  void* out;             // [T, N] of the type of `x`
+  Parallel parallel;     // null: compute alone
   int64_t num_threads, type, bits, group;
   int64_t num_rows, num_inputs, num_outputs, x_t;
 };
@@ -93,11 +93,67 @@ INLINE void widen_all(const fp16* from, float* to, int64_t count) {
   for (; i < count; i++) to[i] = to_float(from[i]);
 }
 
+// Products of ROWS rows [ROWS, num_inputs] and NUM outputs, without minima: found [ROWS, NUM].
+template <int NUM, int ROWS, int BITS>
+void multiply(float* found, const float* x, const uint8_t* codes, const float* scales, const Halves& table,
+              int64_t num_inputs, int64_t group) {
+  constexpr int PADDED = (NUM * ROWS + W - 1) / W * W;
+  const int64_t num_groups = num_inputs / group, row_bytes = num_inputs * BITS / 8, half = group / 2;
+  const Halves halves = table;
+  Vec total[PADDED];
+  UNROLL
+  for (int i = 0; i < PADDED; i++) total[i] = zero();
+  for (int64_t g = 0; g < num_groups; g++) {
+    const float* at = x + g * group;
+    const uint8_t* code = codes + g * group * BITS / 8;
+    Vec scale[NUM];
+    UNROLL
+    for (int i = 0; i < NUM; i++) {
+      scale[i] = fill(scales[i * num_groups + g]);
+      // Rows are too short for the processor to see where it will read next.
+      __builtin_prefetch(code + (OUTS + i) * row_bytes);
+    }
+    if (BITS == 8) {
+      for (int64_t k = 0; k < group; k += W) {
+        Vec weight[NUM];
+        UNROLL
+        for (int i = 0; i < NUM; i++)
+          weight[i] = mul(load_codes((const int8_t*)code + i * row_bytes + k), scale[i]);
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
+          const Vec number = load(at + r * num_inputs + k);
+          UNROLL
+          for (int i = 0; i < NUM; i++) total[r * NUM + i] = fma(number, weight[i], total[r * NUM + i]);
+        }
+      }
+    } else {
+      for (int64_t k = 0; k < half; k += W) {
+        Vec low[NUM], high[NUM];
+        UNROLL
+        for (int i = 0; i < NUM; i++) {
+          load_halves(halves, code + i * row_bytes + k, &low[i], &high[i]);
+          low[i] = mul(low[i], scale[i]);
+          high[i] = mul(high[i], scale[i]);
+        }
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
+          const Vec first = load(at + r * num_inputs + k), second = load(at + r * num_inputs + half + k);
+          UNROLL
+          for (int i = 0; i < NUM; i++)
+            total[r * NUM + i] = fma(second, high[i], fma(first, low[i], total[r * NUM + i]));
+        }
+      }
+    }
+  }
+  UNROLL
+  for (int i = 0; i < PADDED; i += W) store(found + i, sums(total + i));
+}
+
 template <typename X>
 struct Linear {
   const Call& call;
-  float* x;     // [T, K]
-  float* input_sums; // [T, K / G]: of the inputs of each group
+  float* x;           // [T, K]
+  float* input_sums;  // [T, K / G]: of the inputs of each group
   Halves halves;
   bool failed = false;  // for lack of memory
 
@@ -135,92 +191,57 @@ struct Linear {
       return;
     }
     const int64_t end = least((task + 1) * OUTPUTS, call.num_outputs);
-    int64_t n = task * OUTPUTS;
-    for (; n + OUTS <= end; n += OUTS) add_outputs<OUTS>(n, scales);
-    for (; n < end; n++) add_outputs<1>(n, scales);
+    for (int64_t n = task * OUTPUTS; n < end; n += OUTS) add_outputs(n, least(OUTS, end - n), scales);
     free(scales);
   }
 
-  template <int NUM>
-  void add_outputs(int64_t n, float* scales) const {
+  // Outputs [n, n + num): read once, and again from the cache where there are many rows.
+  void add_outputs(int64_t n, int64_t num, float* scales) const {
     const int64_t count = num_groups();
     float* minima = scales + OUTS * count;
-    widen_all(call.scales + n * count, scales, NUM * count);
-    if (call.minima) widen_all(call.minima + n * count, minima, NUM * count);
-    int64_t t = 0;
-    for (; t + AT_ONCE <= call.num_rows; t += AT_ONCE) {
-      // Fewer outputs at one time, so that all sums stay in registers.
-      for (int i = 0; i < NUM; i += NUM / 2 + NUM % 2)
-        add_rows<NUM / 2 + NUM % 2, AT_ONCE>(n + i, t, scales + i * count, minima + i * count);
+    widen_all(call.scales + n * count, scales, num * count);
+    if (call.minima) widen_all(call.minima + n * count, minima, num * count);
+    for (int64_t t = 0; t < call.num_rows;) {
+      const int64_t left = call.num_rows - t, rows = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      if (rows == 8)
+        add_rows<8>(n, num, t, scales, minima);
+      else if (rows == 4)
+        add_rows<4>(n, num, t, scales, minima);
+      else if (rows == 2)
+        add_rows<2>(n, num, t, scales, minima);
+      else
+        add_rows<1>(n, num, t, scales, minima);
+      t += rows;
     }
-    for (; t < call.num_rows; t++) add_rows<NUM, 1>(n, t, scales, minima);
+  }
+
+  // As many outputs at one time as leave all sums in registers.
+  template <int ROWS>
+  void add_rows(int64_t n, int64_t num, int64_t t, const float* scales, const float* minima) const {
+    constexpr int NUM = SUMS / ROWS < OUTS ? SUMS / ROWS : OUTS;
+    int64_t i = 0;
+    for (; i + NUM <= num; i += NUM)
+      add_tile<NUM, ROWS>(n + i, t, scales + i * num_groups(), minima + i * num_groups());
+    for (; i < num; i++) add_tile<1, ROWS>(n + i, t, scales + i * num_groups(), minima + i * num_groups());
   }
 
   template <int NUM, int ROWS>
-  void add_rows(int64_t n, int64_t t, const float* scales, const float* minima) const {
-    float found[NUM * ROWS];
+  void add_tile(int64_t n, int64_t t, const float* scales, const float* minima) const {
+    float found[(NUM * ROWS + W - 1) / W * W];
     const float* from = x + t * call.num_inputs;
     const uint8_t* codes = call.codes + n * call.num_inputs * call.bits / 8;
-    if (call.bits == 8 && call.group == 32)
-      add_groups<NUM, ROWS, 8, 32>(found, from, codes, scales, 32);
-    else if (call.bits == 8)
-      add_groups<NUM, ROWS, 8, 0>(found, from, codes, scales, call.group);
-    else if (call.group == 32)
-      add_groups<NUM, ROWS, 4, 32>(found, from, codes, scales, 32);
+    if (call.bits == 8)
+      multiply<NUM, ROWS, 8>(found, from, codes, scales, halves, call.num_inputs, call.group);
     else
-      add_groups<NUM, ROWS, 4, 0>(found, from, codes, scales, call.group);
+      multiply<NUM, ROWS, 4>(found, from, codes, scales, halves, call.num_inputs, call.group);
     for (int i = 0; i < NUM; i++)
       for (int r = 0; r < ROWS; r++) {
-        float y = found[i * ROWS + r];
-        if (call.minima) y += dot(minima + i * num_groups(), input_sums + (t + r) * num_groups(), num_groups());
+        float y = found[r * NUM + i];
+        if (call.minima)
+          y += dot(minima + i * num_groups(), input_sums + (t + r) * num_groups(), num_groups());
         if (call.bias) y += to_float(((const X*)call.bias)[n + i]);
         round_to((X*)call.out + (t + r) * call.num_outputs + n + i, y);
       }
-  }
-
-  // Sums of NUM outputs and ROWS rows. GROUP 0: as long as `length` says.
-  template <int NUM, int ROWS, int BITS, int GROUP>
-  void add_groups(float* found, const float* from, const uint8_t* codes, const float* scales,
-                  int64_t length) const {
-    const int64_t group = GROUP ? GROUP : length, count = num_groups(), num_inputs = call.num_inputs;
-    const int64_t row_bytes = num_inputs * BITS / 8;
-    const Halves table = halves;
-    Vec total[NUM * ROWS];
-    UNROLL
-    for (int i = 0; i < NUM * ROWS; i++) total[i] = zero();
-    for (int64_t g = 0; g < count; g++) {
-      Vec here[NUM * ROWS];
-      UNROLL
-      for (int i = 0; i < NUM * ROWS; i++) here[i] = zero();
-      const float* at = from + g * group;
-      const uint8_t* code = codes + g * group * BITS / 8;
-      for (int64_t k = 0; k < (BITS == 8 ? group : group / 2); k += W) {
-        UNROLL
-        for (int i = 0; i < NUM; i++) {
-          Vec low, high;
-          // Rows are too short for the processor to see where it will read next.
-          __builtin_prefetch(code + (i + 3 * NUM) * row_bytes + k);
-          if (BITS == 8)
-            low = load_codes((const int8_t*)code + i * row_bytes + k);
-          else
-            load_halves(table, code + i * row_bytes + k, &low, &high);
-          UNROLL
-          for (int r = 0; r < ROWS; r++) {
-            Vec& sum_here = here[i * ROWS + r];
-            sum_here = fma(low, load(at + r * num_inputs + k), sum_here);
-            if (BITS == 4) sum_here = fma(high, load(at + r * num_inputs + group / 2 + k), sum_here);
-          }
-        }
-      }
-      UNROLL
-      for (int i = 0; i < NUM; i++) {
-        const Vec scale = fill(scales[i * count + g]);
-        UNROLL
-        for (int r = 0; r < ROWS; r++) total[i * ROWS + r] = fma(here[i * ROWS + r], scale, total[i * ROWS + r]);
-      }
-    }
-    UNROLL
-    for (int i = 0; i < NUM * ROWS; i++) found[i] = sum(total[i]);
   }
 
   static float dot(const float* a, const float* b, int64_t count) {
