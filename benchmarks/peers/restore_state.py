@@ -3,7 +3,8 @@
 Needs the packages `llama-cpp-python` and `gguf`, and nothing of kvchat, so that any interpreter that has them
 can run it. It writes a model with random weights whose cache has 40 KiB per token, fills it, saves the state
 to `DIRECTORY/state`, and prints how many bytes are keys and values. Then each line of its input makes it
-restore the state once and print the seconds.
+restore the state once and print the seconds: `file` by llama.cpp's own function for files, `bytes` as
+`llama_cpp.Llama.load_state` does, from bytes that were read from `DIRECTORY/bytes`.
 """
 
 import ctypes
@@ -38,8 +39,13 @@ def main(directory: Path, num_tokens: int) -> None:
     os.fsync(descriptor)
     os.close(descriptor)
     print(num_tokens * KV_BYTES_PER_TOKEN, flush=True)
-    for _ in sys.stdin:
-        print(_restore_s(context, state, num_tokens), flush=True)
+    (directory / "bytes").write_bytes(_state_bytes(context))
+    for line in sys.stdin:
+        from_file = line.strip() == "file"
+        seconds = (
+            _restore_s(context, state, num_tokens) if from_file else _set_s(context, directory / "bytes")
+        )
+        print(seconds, flush=True)
 
 
 def _restore_s(context: object, state: bytes, num_tokens: int) -> float:
@@ -51,6 +57,21 @@ def _restore_s(context: object, state: bytes, num_tokens: int) -> float:
     assert is_loaded
     assert count.value == num_tokens
     return seconds
+
+
+def _state_bytes(context: object) -> bytes:
+    place = (ctypes.c_uint8 * llama_cpp.llama_state_get_size(context))()
+    num_bytes = llama_cpp.llama_state_get_data(context, place, len(place))
+    return bytes(place)[:num_bytes]
+
+
+def _set_s(context: object, path: Path) -> float:
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), False)
+    begun_s = perf_counter()
+    data = path.read_bytes()
+    place = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+    assert llama_cpp.llama_state_set_data(context, place, len(data)) == len(data)
+    return perf_counter() - begun_s
 
 
 def _open(path: Path, num_tokens: int) -> object:
