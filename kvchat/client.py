@@ -63,8 +63,8 @@ class EngineClient(Protocol):
         ...
 
     def prioritise_branch(self, branch: BranchId, priority: int) -> None:
-        """Change how important a live branch is while nothing runs on it: of idle branches the least important
-        makes room first. Unknown ones are ignored. Returns at once.
+        """Change how important a live branch is while nothing runs on it: of idle branches the least
+        important makes room first. Unknown ones are ignored. Returns at once.
         """
         ...
 

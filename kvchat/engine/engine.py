@@ -16,7 +16,7 @@ from kvchat.engine.api.events import Event, FinishReason, RequestFinished
 from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.api.snapshot import CacheSnapshot, Tier, TierUsage
+from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 from kvchat.engine.batch import Batch
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache.branch import Branch
@@ -291,7 +291,7 @@ class Engine:
             tiers=(
                 occupancy.device_usage(self._manager),
                 occupancy.host_usage(self._manager),
-                self._disk_usage(),
+                occupancy.disk_usage(self._store),
             ),
             groups=occupancy.group_usages(self._manager),
             layers=occupancy.layer_usages(self._manager),
@@ -378,18 +378,6 @@ class Engine:
                 FinishReason.ERROR,
                 "the cache is full; give it more with --kv-device-bytes, or unpin something",
             )
-
-    def _disk_usage(self) -> TierUsage:
-        if self._store is None:
-            return TierUsage(tier=Tier.DISK, used_bytes=0, cached_bytes=0, total_bytes=0, num_blocks=0)
-        usage = self._store.total_usage()
-        return TierUsage(
-            tier=Tier.DISK,
-            used_bytes=0,
-            cached_bytes=usage.num_bytes,
-            total_bytes=self._store.limit_bytes,
-            num_blocks=usage.num_blocks,
-        )
 
     def _deliver(self) -> tuple[Event, ...]:
         events, self._answers.events = tuple(self._answers.events), []

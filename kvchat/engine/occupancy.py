@@ -7,6 +7,7 @@ from kvchat.engine.api.snapshot import BranchUsage, GroupUsage, LayerUsage, Tier
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.spec import Group
+from kvchat.engine.memory.disk_store import DiskStore
 
 
 def group_usages(manager: CacheManager) -> tuple[GroupUsage, ...]:
@@ -43,6 +44,20 @@ def host_usage(manager: CacheManager) -> TierUsage:
         cached_bytes=sum(pool.num_cached * sizes[group] for group, pool in pools.items()),
         total_bytes=sum(pool.num_blocks * sizes[group] for group, pool in pools.items()),
         num_blocks=sum(pool.num_cached for pool in pools.values()),
+    )
+
+
+def disk_usage(store: DiskStore | None) -> TierUsage:
+    """Return what all fingerprints have on disk, nothing without a store; all of it may be evicted."""
+    if store is None:
+        return TierUsage(tier=Tier.DISK, used_bytes=0, cached_bytes=0, total_bytes=0, num_blocks=0)
+    usage = store.total_usage()
+    return TierUsage(
+        tier=Tier.DISK,
+        used_bytes=0,
+        cached_bytes=usage.num_bytes,
+        total_bytes=store.limit_bytes,
+        num_blocks=usage.num_blocks,
     )
 
 

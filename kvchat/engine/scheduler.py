@@ -96,7 +96,7 @@ class Scheduler:
         if self.is_refused(entry):
             return None
         match = self._match(entry)
-        while (moves := self._take(entry, match)) is None:
+        while (moves := self.manager.admit(entry.branch, match, self._num_following(entry, match))) is None:
             if self.make_room(entry):
                 match = self._match(entry)
             elif match.partial and not self.running:
@@ -189,13 +189,10 @@ class Scheduler:
             device=match.length - num_tokens.total(), host=num_tokens[Tier.HOST], disk=num_tokens[Tier.DISK]
         )
 
-    def _take(self, entry: Entry, match: PrefixMatch) -> tuple[Move, ...] | None:
-        """Admit a branch. Beside others there must also be room for its next chunk, or it would have to make
-        way in the same step.
-        """
-        return self.manager.admit(entry.branch, match, self._num_following(entry, match))
-
     def _num_following(self, entry: Entry, match: PrefixMatch) -> int:
+        """Return the tokens for which there must be room behind a match: beside others also for the next
+        chunk, or the request would have to make way in the same step.
+        """
         if not self.running:
             return 0
         return min(len(entry.branch.token_ids) - match.length, self.max_batch_tokens)
