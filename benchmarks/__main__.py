@@ -31,6 +31,7 @@ SCENARIOS = (
     "interleave",
     "latent",
     "meet",
+    "native",
     "resume",
     "saving",
     "slots",
