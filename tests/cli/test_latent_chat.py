@@ -58,7 +58,10 @@ async def test_the_latent_group_is_seen_in_the_cache_panel(
             await until(pilot, lambda: bool(turns.conversation and len(turns.conversation.turns) == 2))
             await until(pilot, lambda: not turns.is_running)
             panel = app.chat_screen.query_one(CachePanel)
-            await until(pilot, lambda: any(f" {kind} " in row_text(row) for row in panel.rows))
+            await until(
+                pilot,
+                lambda: any(f" {kind} " in row_text(row) and "▓" in row_text(row) for row in panel.rows),
+            )
             (row,) = (row_text(row) for row in panel.rows if row_text(row).startswith("L0"))
             assert row.startswith("L0-L2 ×3 ▓")
             assert turns.conversation is not None
