@@ -197,7 +197,7 @@ def _table(plan: Plan, figures: Figures, limits: dict[str, float]) -> str:
     names = ["kvchat", *(name for name in figures.engines if name != "kvchat")]
     head = (
         f"{'':34}"
-        + "".join(f"{name:>22}" for name in names)
+        + "".join(f"{name:>26}" for name in names)
         + f"{'bound':>10}{'of bound':>10}{'best peer':>11}"
     )
     lines = [
@@ -208,7 +208,7 @@ def _table(plan: Plan, figures: Figures, limits: dict[str, float]) -> str:
     for cell, by_engine in figures.rates.items():
         shape, bits, what, context, batch = cell
         label = f"{shape} {bits} bits {what} @{context:,}" + (f" x{batch}" if batch > 1 else "")
-        columns = "".join(f"{_spread(by_engine.get(name, [])):>22}" for name in names)
+        columns = "".join(f"{_spread(by_engine.get(name, [])):>26}" for name in names)
         bound = _bound(cell, limits)
         own = _median(by_engine.get("kvchat", []))
         best = max((_median(rates) for name, rates in by_engine.items() if name != "kvchat"), default=0.0)
