@@ -6,7 +6,14 @@ from typing import Any
 
 from kvchat.cli.options import PlanOptions
 from kvchat.cli.streams import Output, Status
-from kvchat.engine.cache.arithmetic import AttentionShape, CacheSize, cache_sizes, read_shape
+from kvchat.engine.cache.arithmetic import (
+    ASSUMED_DTYPE,
+    AttentionShape,
+    CacheSize,
+    cache_sizes,
+    names_dtype,
+    read_shape,
+)
 from kvchat.engine.models.config_file import normalised, read_config
 from kvchat.errors import UsageError
 from kvchat.quantities import tokens
@@ -37,7 +44,10 @@ def plan(options: PlanOptions) -> None:
     except ValueError as error:
         raise UsageError(f"--context {error}") from None
     config = read_config(options.model)
-    is_completed, config = _completed(config, Status(quiet=options.quiet))
+    status = Status(quiet=options.quiet)
+    is_completed, config = _completed(config, status)
+    if not names_dtype(config):
+        status.note(f"the config names no type of numbers; counted as {ASSUMED_DTYPE}")
     shape = read_shape(config)
     sizes = cache_sizes(shape, context_len)
     output = Output()
@@ -57,7 +67,9 @@ def plan(options: PlanOptions) -> None:
 def _completed(config: Mapping[str, Any], status: Status) -> tuple[bool, Mapping[str, Any]]:
     """Return whether transformers completed the config, and the config to read."""
     model_type = config.get("model_type")
-    if model_type in KNOWN_TYPES:
+    # Which layers have a window follows from a rule of the model's own where the config does not list them.
+    has_open_windows = config.get("use_sliding_window") and not config.get("layer_types")
+    if model_type in KNOWN_TYPES and not has_open_windows:
         return False, config
     completed = normalised(config)
     if completed is None:

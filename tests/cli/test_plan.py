@@ -102,6 +102,38 @@ def test_what_a_config_leaves_open_is_completed_by_transformers(
     assert value["visible"].count(None) == 2
 
 
+def test_windows_of_some_layers_only_are_as_transformers_has_them(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    windows = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 70}
+    config.write_text(json.dumps(QWEN_72B | windows))
+    assert run(["plan", str(config), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "as transformers has it" in err
+    assert json.loads(out)["visible"] == [None] * 70 + [4096] * 10
+
+
+def test_a_type_of_numbers_that_the_config_does_not_name_is_said_to_be_assumed(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", str(config)]) == 0
+    assert "counted as" not in capsys.readouterr().err
+    config.write_text(json.dumps({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12}))
+    assert run(["plan", str(config)]) == 0
+    assert "names no type of numbers; counted as bfloat16" in capsys.readouterr().err
+
+
+def test_a_type_that_stands_beside_the_parts_of_a_model_counts_for_its_text(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = {"model_type": "gemma3_text", "num_hidden_layers": 12}
+    config.write_text(json.dumps({"model_type": "gemma3", "torch_dtype": "float32", "text_config": text}))
+    assert run(["plan", str(config), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["dtype"] == "float32"
+    assert "counted as" not in err
+
+
 def test_a_model_type_that_nobody_knows_is_read_as_it_stands(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,8 @@ from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.errors import ModelUnreadable
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ASSUMED_DTYPE = "bfloat16"
+"""Of a model whose config names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +101,7 @@ def read_shape(config: Mapping[str, Any]) -> AttentionShape:
     Raises:
         ModelUnreadable: a number is missing, or the numbers contradict each other.
     """
-    text = config.get("text_config")
-    fields = _Fields({**config, **text} if isinstance(text, Mapping) else config)
+    fields = _fields(config)
     num_layers = fields.count("num_hidden_layers", "n_layer", "num_layers", "n_layers")
     hidden = fields.count("hidden_size", "n_embd", "d_model", "dim")
     heads = fields.count("num_attention_heads", "n_head", "num_heads", "n_heads")
@@ -115,7 +116,7 @@ def read_shape(config: Mapping[str, Any]) -> AttentionShape:
         num_kv_heads=_num_kv_heads(fields, heads),
         dim_k=dim if latent is None else fields.count("qk_nope_head_dim") + latent.rope_dim,
         dim_v=dim if latent is None else fields.count("v_head_dim"),
-        dtype=str(fields.get("dtype", "torch_dtype", default="bfloat16")).removeprefix("torch."),
+        dtype=str(fields.get("dtype", "torch_dtype", default=ASSUMED_DTYPE)).removeprefix("torch."),
         latent=latent,
     )
     if shape.dtype not in DTYPE_BYTES:
@@ -125,6 +126,11 @@ def read_shape(config: Mapping[str, Any]) -> AttentionShape:
             f"the config has {shape.num_kv_heads} key-value heads for {heads} query heads, which do not share"
         )
     return shape
+
+
+def names_dtype(config: Mapping[str, Any]) -> bool:
+    """Return whether a `config.json` says in which type the model keeps its numbers."""
+    return _fields(config).get("dtype", "torch_dtype", default=None) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,7 @@ class _Way:
 
 def _grouped_ways(shape: AttentionShape) -> list[_Way]:
     own = shape.num_kv_heads
-    return [_heads_way(shape, heads, shape.dim_k) for heads in (own, *{shape.num_heads, 1} - {own})]
+    return [_heads_way(shape, heads, shape.dim_k) for heads in dict.fromkeys((own, shape.num_heads, 1))]
 
 
 def _latent_ways(shape: AttentionShape, latent: Latent) -> list[_Way]:
@@ -157,7 +163,7 @@ def _latent_ways(shape: AttentionShape, latent: Latent) -> list[_Way]:
             latent.fp8_bytes,
             "8-bit latent, a scale per 128 numbers, the rope key in 16 bits",
         ),
-        _heads_way(shape, 8, nope_dim),
+        *(_heads_way(shape, heads, nope_dim) for heads in _shared_heads(shape.num_heads)),
         _heads_way(shape, shape.num_heads, nope_dim),
         _heads_way(shape, shape.num_heads, shape.dim_k, "with the rope part of the keys"),
         _heads_way(shape, 1, nope_dim),
@@ -169,6 +175,11 @@ def _latent_ways(shape: AttentionShape, latent: Latent) -> list[_Way]:
             "often quoted as multi-head, though no head of this model is so wide",
         ),
     ]
+
+
+def _shared_heads(num_heads: int) -> list[int]:
+    """Return how many key-value heads this model could share: 8, or the next fewer that divide evenly."""
+    return [heads for heads in range(min(8, num_heads - 1), 1, -1) if num_heads % heads == 0][:1]
 
 
 def _heads_way(shape: AttentionShape, num_heads: int, dim_k: int, remark: str = "") -> _Way:
@@ -228,6 +239,11 @@ def _layer_kinds(fields: "_Fields", num_layers: int) -> Sequence[str]:
             for layer in range(num_layers)
         ]
     return ["sliding_attention"] * num_layers
+
+
+def _fields(config: Mapping[str, Any]) -> "_Fields":
+    text = config.get("text_config")
+    return _Fields({**config, **text} if isinstance(text, Mapping) else config)
 
 
 class _Fields:

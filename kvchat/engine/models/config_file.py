@@ -40,8 +40,10 @@ def normalised(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
         return None
-    text = CONFIG_MAPPING[model_type].from_dict(dict(config)).get_text_config()
-    completed: Mapping[str, Any] = text.to_dict()
+    whole = CONFIG_MAPPING[model_type].from_dict(dict(config))
+    completed: dict[str, Any] = whole.get_text_config().to_dict()
+    if completed.get("dtype") is None:  # models of several parts name it once, beside the parts
+        completed["dtype"] = whole.to_dict().get("dtype")
     return completed
 
 

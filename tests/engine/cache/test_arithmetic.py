@@ -74,6 +74,23 @@ def test_the_fp8_record_of_a_latent_has_656_bytes() -> None:
     assert sizes(DEEPSEEK_V3)["latent in FP8 (approximate)"].token_bytes == 61 * 656
 
 
+@pytest.mark.parametrize(("num_heads", "shared"), [(128, 8), (20, 5), (8, 4), (4, 2), (2, None), (1, None)])
+def test_latents_are_beside_as_many_shared_heads_as_the_model_could_have(
+    num_heads: int, shared: int | None
+) -> None:
+    changes = {"num_attention_heads": num_heads, "num_key_value_heads": num_heads}
+    names = [size.name for size in cache_sizes(read_shape(DEEPSEEK_V3 | changes), K128)]
+    assert [name for name in names if "GQA" in name] == (
+        [] if shared is None else [f"{shared} key-value heads (GQA)"]
+    )
+
+
+def test_ways_stand_in_the_same_order_for_every_number_of_heads() -> None:
+    changes = {"num_attention_heads": 28, "num_key_value_heads": 4}
+    names = [size.name.split("(")[-1] for size in cache_sizes(read_shape(QWEN_72B | changes), K128)]
+    assert names == ["GQA)", "MHA)", "MQA)"]
+
+
 def test_layers_with_a_window_keep_the_window() -> None:
     kinds = ["sliding_attention", "full_attention"] * 63
     own = cache_sizes(shape(layer_types=kinds, sliding_window=1024), K128)[0]
