@@ -218,7 +218,7 @@ def _attend(
             scales = tl.load(
                 pool_f32 + (n_at // 4)[:, None] + SCALES_AT // 4 + t[None, :], mask=scale_there, other=0.0
             )
-            # Scales are powers of two: nothing is rounded, whatever the type of the queries.
+            # Scales are powers of two: nothing is rounded but what is too small or too large for float16.
             latents = codes.to(q_c.dtype) * scales.to(q_c.dtype)[:, :, None]
             latents = tl.reshape(latents, [BLOCK_N, BLOCK_C])
             ropes_at = pool_bf16 + (n_at // 2)[:, None] + ROPE_AT // 2 + r[None, :]

@@ -15,7 +15,10 @@ _BIAS = 256.0
 
 
 def unpack(records: Tensor, record: Fp8Record) -> Tensor:
-    """Return what the reference returns, but for the two codes of NaN, which are never stored."""
+    """Return what the reference returns.
+
+    The two codes of NaN are read as numbers: they stand only where the scale is NaN too.
+    """
     num_tokens = records.shape[0]
     out = torch.empty(num_tokens, record.rank + record.rope_dim, device=records.device)
     scales = records[:, record.scales_at : record.rope_at].view(torch.float32)

@@ -1,7 +1,8 @@
 """Store new latents as 8-bit records: one program per token.
 
 Numbers are rounded to E4M3 by integer arithmetic: older GPUs have no such type, and the result is the same to
-the bit everywhere. Dimensions: T tokens, R latent rank, d_r size of the rope key, C tiles, P block size.
+the bit everywhere but in a tile that is not finite, where the scale is NaN and the codes mean nothing.
+Dimensions: T tokens, R latent rank, d_r size of the rope key, C tiles, P block size.
 """
 
 import torch
