@@ -123,6 +123,16 @@ def test_a_type_of_numbers_that_the_config_does_not_name_is_said_to_be_assumed(
     assert "names no type of numbers; counted as bfloat16" in capsys.readouterr().err
 
 
+def test_a_layer_that_attends_twice_keeps_two_latents(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"model_type": "longcat_flash", "num_layers": 28}
+    written = {name: value for name, value in DEEPSEEK_V3.items() if name != "num_hidden_layers"}
+    config.write_text(json.dumps(written | changes))
+    assert run(["plan", str(config), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sizes"][0]["token_bytes"] == 56 * 576 * 2
+
+
 def test_a_type_that_stands_beside_the_parts_of_a_model_counts_for_its_text(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

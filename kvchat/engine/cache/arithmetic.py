@@ -13,6 +13,9 @@ from kvchat.errors import ModelUnreadable
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ASSUMED_DTYPE = "bfloat16"
 """Of a model whose config names none."""
+SEES_ALL = {"full_attention", "attention"}
+NOT_COUNTED = {"linear_attention", "mamba", "conv", "mlp", "moe"}
+"""Layers that keep nothing, or a state whose size is the same for every context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,11 +219,17 @@ def _visible(fields: "_Fields", num_layers: int) -> tuple[int | None, ...]:
     num_shared = int(fields.get("num_kv_shared_layers", default=0) or 0)
     kinds = _layer_kinds(fields, num_layers)[: num_layers - num_shared]
     bounds = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-    return tuple(
-        fields.count(bounds[kind]) if kind in bounds else None
-        for kind in kinds
-        if kind in bounds or kind == "full_attention"
+    unknown = sorted(set(kinds) - bounds.keys() - SEES_ALL - NOT_COUNTED)
+    if unknown:
+        raise ModelUnreadable(
+            f"what layers of type {', '.join(unknown)} keep is not known, so it is not planned"
+        )
+    visible = tuple(
+        fields.count(bounds[kind]) if kind in bounds else None for kind in kinds if kind not in NOT_COUNTED
     )
+    if not visible:
+        raise ModelUnreadable("by the config no layer keeps keys and values, so there is no cache to plan")
+    return visible
 
 
 def _layer_kinds(fields: "_Fields", num_layers: int) -> Sequence[str]:

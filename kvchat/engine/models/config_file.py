@@ -41,7 +41,10 @@ def normalised(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if model_type not in CONFIG_MAPPING:
         return None
     whole = CONFIG_MAPPING[model_type].from_dict(dict(config))
-    completed: dict[str, Any] = whole.get_text_config().to_dict()
+    text = whole.get_text_config()
+    completed: dict[str, Any] = text.to_dict()
+    if hasattr(text, "num_hidden_layers"):  # some models derive it and do not write it down
+        completed["num_hidden_layers"] = text.num_hidden_layers
     if completed.get("dtype") is None:  # models of several parts name it once, beside the parts
         completed["dtype"] = whole.to_dict().get("dtype")
     return completed

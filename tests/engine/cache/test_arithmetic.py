@@ -112,6 +112,18 @@ def test_layers_of_another_kind_than_attention_keep_nothing() -> None:
     assert shape(layer_types=kinds).visible == (None,) * 42
 
 
+@pytest.mark.parametrize(
+    ("kinds", "part"),
+    [
+        (["full_attention", "indexed_attention"], "layers of type indexed_attention keep is not known"),
+        (["linear_attention", "linear_attention"], "no layer keeps keys and values"),
+    ],
+)
+def test_layers_that_cannot_be_counted_are_refused_rather_than_left_out(kinds: list[str], part: str) -> None:
+    with pytest.raises(ModelUnreadable, match=part):
+        shape(layer_types=kinds * 63)
+
+
 def test_names_that_older_configs_use_are_understood() -> None:
     old = read_shape({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "dtype": "float32"})
     assert (old.num_layers, old.num_heads, old.num_kv_heads, old.dim_k) == (12, 12, 12, 64)
