@@ -114,7 +114,7 @@ def test_an_answer_goes_on_in_every_step_while_another_session_is_loaded(
     engine.step()
     resumed = submit(engine, text + token_ids(9, seed=2), 12)
     assert num_tokens(engine, decoding, 40) == 40
-    assert gate.is_waited_at.is_set()
+    assert gate.is_waited_at.wait(10)
     assert gate.num_fetched == 0
     engine.check_integrity()
     gate.open()
