@@ -11,6 +11,8 @@ from pathlib import Path
 from threading import Lock, RLock
 
 from kvchat.engine.api.ids import GroupId
+from kvchat.engine.kernels.native.library import library
+from kvchat.engine.kernels.read_block.native import Places
 from kvchat.engine.memory.block_file import (
     SUFFIX,
     TEMPORARY_SUFFIX,
@@ -20,6 +22,7 @@ from kvchat.engine.memory.block_file import (
     parse_header,
     read_file,
     render_head,
+    scatter_file,
     temporary_path,
     write_file,
 )
@@ -87,6 +90,15 @@ class BlockDirectory:
     def read(self, path: Path, identity: FileIdentity, payload: memoryview) -> None:
         """Fill `payload` with verified bytes; see `read_file`. Threads take turns at the medium."""
         read_file(self.files, path, identity, payload, self._reading, self.seal)
+
+    @property
+    def can_scatter(self) -> bool:
+        """Whether `scatter` works: blocks are in the clear, and there are native kernels to read them."""
+        return self.seal is PLAIN and self.files.gives_descriptors and library() is not None
+
+    def scatter(self, path: Path, identity: FileIdentity, places: Places) -> None:
+        """Fill a block's places in a pool with verified bytes; see `scatter_file`."""
+        scatter_file(self.files, path, identity, places)
 
     def write(
         self,

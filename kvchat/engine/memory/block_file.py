@@ -17,8 +17,8 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -27,6 +27,7 @@ from threading import Lock
 import xxhash
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, from_u32le, u32le
+from kvchat.engine.kernels.read_block.native import BytesDiffer, Head, HeadDiffers, Places, read_block
 from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
 from kvchat.engine.memory.files import Buffer, Files, read_all, write_all
 from kvchat.errors import BlockDamaged, BlockMissing
@@ -41,6 +42,10 @@ _NO_CHECKSUM = "0" * 32
 _OPENING = f'{{"__metadata__":{{"format":"{FORMAT}","xxh3":"'
 _CHECKSUM_START = _LENGTH.size + len(_OPENING)
 _CHECKSUM_END = _CHECKSUM_START + len(_NO_CHECKSUM)
+_OTHER_BYTES = "its checksum disagrees with its bytes"
+_OTHER_BLOCK = (
+    "it is not the block that its name says, or was written for another model, format or block size"
+)
 _DTYPE_BYTES = {
     "F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
     "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
@@ -171,8 +176,8 @@ def read_file(
     head = bytearray(len(blank))
     due = [memoryview(head), payload]
     landing = seal.landing(due)
-    with turn:
-        _read_parts(files, path, landing)
+    with turn, _opened(files, path, sum(map(len, landing))) as descriptor:
+        read_all(files, descriptor, landing)
     try:
         seal.open(path, landing, due)
     except ValueError as error:
@@ -183,7 +188,25 @@ def read_file(
         raise BlockDamaged(f"The block file {path} is damaged: {_what_differs(bytes(head), blank)}.")
 
 
-def _read_parts(files: Files, path: Path, parts: Sequence[memoryview]) -> None:
+def scatter_file(files: Files, path: Path, identity: FileIdentity, places: Places) -> None:
+    """Fill a block's places in a pool from a file in the clear, and verify all of it; otherwise as
+    `read_file`. One call outside the interpreter's lock.
+
+    Effect: after an error what the places hold is worthless.
+    """
+    blank = _render_blank(identity)
+    with _opened(files, path, len(blank) + places.num_bytes) as descriptor:
+        try:
+            read_block(descriptor, Head(blank=blank, checksum_start=_CHECKSUM_START), places)
+        except HeadDiffers:
+            raise BlockDamaged(f"The block file {path} is damaged: {_OTHER_BLOCK}.") from None
+        except BytesDiffer:
+            raise BlockDamaged(f"The block file {path} is damaged: {_OTHER_BYTES}.") from None
+
+
+@contextmanager
+def _opened(files: Files, path: Path, num_bytes: int) -> Iterator[int]:
+    """Give a regular file of exactly this length to read."""
     try:
         descriptor = files.open(path)
     except FileNotFoundError as error:
@@ -191,8 +214,8 @@ def _read_parts(files: Files, path: Path, parts: Sequence[memoryview]) -> None:
     except OSError as error:
         raise BlockDamaged(f"The block file {path} cannot be opened: {error.strerror}.") from error
     try:
-        _check_size(descriptor, sum(map(len, parts)), path)
-        read_all(files, descriptor, parts)
+        _check_size(descriptor, num_bytes, path)
+        yield descriptor
     except OSError as error:
         raise BlockDamaged(f"The block file {path} cannot be read: {error.strerror}.") from error
     finally:
@@ -281,8 +304,8 @@ def _signed(blank: bytes, checksum: str) -> bytes:
 
 def _what_differs(head: bytes, blank: bytes) -> str:
     if head[:_CHECKSUM_START] == blank[:_CHECKSUM_START] and head[_CHECKSUM_END:] == blank[_CHECKSUM_END:]:
-        return "its checksum disagrees with its bytes"
-    return "it is not the block that its name says, or was written for another model, format or block size"
+        return _OTHER_BYTES
+    return _OTHER_BLOCK
 
 
 def _check_size(descriptor: int, num_bytes: int, path: Path) -> None:

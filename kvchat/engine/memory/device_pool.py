@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.spec import FullSpec, Group
+from kvchat.engine.kernels.read_block.native import Places
 from kvchat.engine.memory.block_file import Region
 from kvchat.engine.memory.pages import PAGE
 from kvchat.errors import OutOfMemory
@@ -134,6 +135,19 @@ class DevicePool:
                 of_block = torch.from_numpy(np.ascontiguousarray(columns)).to(part.device)
                 target = part[:, block]
                 target.copy_(of_block.view(-1).view(part.dtype).view(target.shape))
+
+    def places(self, group: GroupId, block: BlockId) -> Places | None:
+        """Return where a block's bytes are, in the order of its run; None where they are no plain memory."""
+        memory = self._pools[group].memory
+        if not memory:
+            return None
+        keys, values = memory
+        return Places(
+            starts=(keys[0, block].ctypes.data, values[0, block].ctypes.data),
+            strides=(keys.strides[0], values.strides[0]),
+            sizes=(keys.shape[2], values.shape[2]),
+            num_layers=len(keys),
+        )
 
     def _columns(
         self, group: GroupId, data: bytearray | memoryview

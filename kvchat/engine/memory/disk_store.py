@@ -1,13 +1,14 @@
 """The disk tier of one model: blocks and tails by key, written once, verified whenever they are read."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
+from kvchat.engine.kernels.read_block.native import Places
 from kvchat.engine.memory.block_directory import BlockDirectory
 from kvchat.engine.memory.block_file import BlockHeader, FileIdentity, Layout, Region
 from kvchat.engine.memory.block_index import BlockName, DiskUsage, IndexedBlock, WrittenBytes
@@ -122,17 +123,21 @@ class DiskStore:
 
     def read_into(self, header: BlockHeader, out: memoryview) -> None:
         """Fill `out` with the verified payload of a block; otherwise as `read`."""
-        key, group = header.key, header.group
-        assert len(out) == self._payload_bytes[group]
-        path = self._path(key, group)
-        try:
+        assert len(out) == self._payload_bytes[header.group]
+        with self._lost_if_unusable(header) as path:
             self._directory.read(path, self._identity(header), out)
-        except (BlockMissing, BlockDamaged) as error:
-            if isinstance(error, BlockDamaged):
-                self._directory.set_aside(path)
-            with suppress(StorageError):  # the row stays and misses again
-                self._index.drop([self._name(key, group)])
-            raise
+
+    def scatter(self, header: BlockHeader, places: Places) -> bool:
+        """Fill a block's places in a pool, which are worthless after an error; otherwise as `read_into`.
+
+        Returns: False if it can only be read in one run; nothing was read then.
+        """
+        assert places.num_bytes == self._payload_bytes[header.group]
+        if not self._directory.can_scatter:
+            return False
+        with self._lost_if_unusable(header) as path:
+            self._directory.scatter(path, self._identity(header), places)
+        return True
 
     def announce(self, key: BlockKey, group: GroupId) -> bool:
         """Have a block that is read soon brought nearer, without waiting for the medium; True if it is near.
@@ -194,6 +199,19 @@ class DiskStore:
         with suppress(StorageError):  # only the order of eviction suffers
             self._flush_touched()
         self._directory.close()
+
+    @contextmanager
+    def _lost_if_unusable(self, header: BlockHeader) -> Iterator[Path]:
+        """Give a block's path; set its file aside and forget it where reading finds it damaged or gone."""
+        path = self._path(header.key, header.group)
+        try:
+            yield path
+        except (BlockMissing, BlockDamaged) as error:
+            if isinstance(error, BlockDamaged):
+                self._directory.set_aside(path)
+            with suppress(StorageError):  # the row stays and misses again
+                self._index.drop([self._name(header.key, header.group)])
+            raise
 
     def _behind(self, parent: BlockKey, look: Callable[[], list[IndexedBlock]]) -> tuple[StoredBlock, ...]:
         found = look()

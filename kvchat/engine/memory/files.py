@@ -29,7 +29,14 @@ MAX_PARTS = 1024
 
 
 class Files(Protocol):
-    """The operating system as the disk tier sees it. Every method may raise OSError."""
+    """The operating system as the disk tier sees it. Every method may raise OSError.
+
+    Args:
+        gives_descriptors: whether what `open` returns may be read without `read`.
+    """
+
+    @property
+    def gives_descriptors(self) -> bool: ...
 
     def create(self, path: Path) -> int:
         """Open an empty file for its owner alone to write to, in place of one that is there."""
@@ -85,6 +92,8 @@ class Files(Protocol):
 
 class SystemFiles:
     """The real operating system."""
+
+    gives_descriptors = True
 
     def create(self, path: Path) -> int:
         return os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

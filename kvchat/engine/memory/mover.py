@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from time import perf_counter
 
-from kvchat.engine.api.ids import BlockKey, GroupId
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Fetch, Load, Move
 from kvchat.engine.cache.rates import Direction, Rates
@@ -88,26 +88,25 @@ class Mover:
 
     def _load(self, load: Load) -> bool:
         assert self._store is not None
-        data = self._read(load)
-        if data is None:
-            return False
-        self._pool.write_block(load.group, load.target, data)
-        self._store.touch([load.key])
-        return True
-
-    def _read(self, load: Load) -> memoryview | None:
-        """Return a block's verified bytes, in memory that this thread uses again; None if there are none.
-
-        Not read into the pool itself, where a block has a piece per layer: verifying it piece by piece would
-        change between threads that often.
-        """
-        assert self._store is not None
-        data = self._pages.take(self._pool.block_bytes(load.group))
         header = BlockHeader(key=load.key, parent=load.parent, group=load.group, token_ids=load.token_ids)
         try:
-            self._store.read_into(header, data)
+            self._read(self._store, header, load.target)
         except (BlockMissing, BlockDamaged, StorageError, OSError) as error:
             log.warning("a stored block is not used and will be computed again: %s", error)
             self._unreadable.add((load.key, load.group))
-            return None
-        return data
+            return False
+        self._store.touch([load.key])
+        return True
+
+    def _read(self, store: DiskStore, header: BlockHeader, target: BlockId) -> None:
+        """Fill a block with verified bytes. Nothing names it yet, so that it may hold others meanwhile.
+
+        Where one call cannot do it all, not into the pool itself, where a block has a piece per layer:
+        verifying it piece by piece would change between threads that often.
+        """
+        places = self._pool.places(header.group, target)
+        if places is not None and store.scatter(header, places):
+            return
+        data = self._pages.take(self._pool.block_bytes(header.group))
+        store.read_into(header, data)
+        self._pool.write_block(header.group, target, data)

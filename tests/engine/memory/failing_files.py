@@ -15,6 +15,8 @@ class FailingFiles(SystemFiles):
     Closing and removing always work, as on a full disk; with EROFS removing is refused too.
     """
 
+    gives_descriptors = False
+
     def __init__(self, code: int = errno.ENOSPC) -> None:
         self.at: int | None = None
         self.is_passing = False

@@ -17,6 +17,8 @@ DATA = bytes(index * 7 % 251 for index in range(200_000))
 class HaltingFiles(SystemFiles):
     """Reads at most `most` bytes at a time, and fails at read number `fails_at`."""
 
+    gives_descriptors = False
+
     def __init__(self, most: int, fails_at: int | None = None) -> None:
         self.most = most
         self.fails_at = fails_at

@@ -14,6 +14,7 @@ from kvchat.engine.cache.spec import FullSpec, Group, SlidingSpec
 from kvchat.engine.memory.block_file import BlockHeader, block_path
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.files import SYSTEM, SystemFiles
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 
@@ -42,14 +43,21 @@ def pool() -> DevicePool:
     return pool
 
 
-@pytest.fixture
-def store(pool: DevicePool, tmp_path: Path) -> Iterator[DiskStore]:
+class WatchedFiles(SystemFiles):
+    """Files whose blocks are read in one run."""
+
+    gives_descriptors = False
+
+
+@pytest.fixture(params=[SYSTEM, WatchedFiles()], ids=["into the pool", "in one run"])
+def store(pool: DevicePool, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[DiskStore]:
     store = DiskStore(
         tmp_path,
         fingerprint=FINGERPRINT,
         layouts=pool.layouts(),
         block_size=BLOCK_SIZE,
         limit_bytes=None,
+        files=request.param,
     )
     yield store
     store.close()
