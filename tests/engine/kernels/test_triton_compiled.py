@@ -59,8 +59,8 @@ def compile_attention(
     )
 
 
-def assert_fits(made: Compiled, capability: int, most_stack_bytes: int = 0) -> None:
-    assert made.stack_bytes <= most_stack_bytes
+def assert_fits(made: Compiled, capability: int) -> None:
+    assert made.stack_bytes == 0
     assert made.shared_bytes <= SHARED_LIMITS[capability]
 
 
@@ -109,9 +109,7 @@ def compile_latents(capability: int, num_heads: int, *, record: Fp8Record | None
 @pytest.mark.parametrize("num_heads", [16, 128])
 @pytest.mark.parametrize("capability", [90, pytest.param(100, marks=pytest.mark.slow)])
 def test_latent_attention_of_deepseek_fits(capability: int, num_heads: int) -> None:
-    made = compile_latents(capability, num_heads, record=None, dtype="bf16")
-    # 64 heads to a tile leave no register free on sm_100: a few bytes go out of them and come back.
-    assert_fits(made, capability, most_stack_bytes=24 if (capability, num_heads) == (100, 128) else 0)
+    assert_fits(compile_latents(capability, num_heads, record=None, dtype="bf16"), capability)
 
 
 @pytest.mark.parametrize("num_heads", [16, pytest.param(128, marks=pytest.mark.slow)])

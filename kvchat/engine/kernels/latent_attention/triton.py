@@ -241,12 +241,13 @@ def _attend(
         acc = acc * decay[:, None] + tl.dot(weights.to(latents.dtype), latents, input_precision="ieee")
         top = new_top
 
-    # A query that stands before this part of the context sees none of it.
+    # A query that stands before this part of the context sees none of it. What is small is stored before the
+    # division: behind it sm_100 has no register left for it, and 24 bytes spill.
     is_empty = total == 0.0
-    acc = acc / tl.where(is_empty, 1.0, total)[:, None]
+    divisor = tl.where(is_empty, 1.0, total)
     place = row * most_parts + part
-    out_mask = row_there[:, None] & (c[None, :] < RANK)
-    tl.store(parts + place[:, None] * RANK + c[None, :], acc, mask=out_mask)
-    tl.store(lse + place, top / LOG2E + tl.log(tl.where(is_empty, 1.0, total)), mask=row_there)
+    tl.store(lse + place, top / LOG2E + tl.log(divisor), mask=row_there)
     if part == 0:
         tl.store(counts + row, num_parts + tl.zeros([BLOCK_M], tl.int32), mask=row_there)
+    out_mask = row_there[:, None] & (c[None, :] < RANK)
+    tl.store(parts + place[:, None] * RANK + c[None, :], acc / divisor[:, None], mask=out_mask)
