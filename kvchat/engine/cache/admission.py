@@ -34,7 +34,7 @@ class Admission:
             self._hold(branch, group, match)
         if match.partial is None:
             return ()
-        return tuple(self._copy(branch, group, match.partial) for group in self._device.groups)
+        return tuple(self._copy(branch, group, match.partial) for group in self._device.groups_with_tail)
 
     def lacking(self, match: PrefixMatch, num_following: int) -> GroupId | None:
         """Return a group with too few blocks for `take`; None if there is room. Pure."""
@@ -47,17 +47,19 @@ class Admission:
         """Whether what `group` needs can be allocated without evicting a block that is matched."""
         pool, size = self._device.pools[group.id], self._device.block_size
         found = self._found(group, match)
-        num_missing = -(-(match.length + num_following) // size) - -(-match.length // size)
-        if match.partial:
+        num_missing = group.num_blocks(match.length + num_following, size)
+        num_missing -= group.num_blocks(match.length, size)
+        if match.partial and group.spec.has_tail:
             num_missing += 1
             found.append(match.partial.blocks[group.id])
         return num_missing <= pool.num_available - sum(pool.is_cached(block) for block in found)
 
     def _found(self, group: Group, match: PrefixMatch) -> list[BlockId]:
         """Return the device blocks that the group's window covers behind the matched tokens."""
-        first = group.spec.first_visible(match.length) // self._device.block_size
+        size = self._device.block_size
+        first = group.spec.first_visible(match.length) // size
         found = []
-        for key in match.keys[first:]:
+        for key in match.keys[first : group.num_blocks(match.length, size)]:
             block = self._device.index.block(key, group.id)
             assert block is not None, "a match is admitted that is not on the device"
             found.append(block)
@@ -67,9 +69,9 @@ class Admission:
         pool, table, found = self._device.pools[group.id], branch.tables[group.id], self._found(group, match)
         for block in found:
             self._device.holdings.share(branch, group.id, block)
-        table += [None] * (len(match.keys) - len(found))
+        table += [None] * (group.spec.first_visible(match.length) // self._device.block_size)
         table += found
-        if match.partial:
+        if match.partial and group.spec.has_tail:
             source = match.partial.blocks[group.id]
             pool.share(source)
             self._device.keep_source(group.id, source)

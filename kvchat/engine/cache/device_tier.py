@@ -37,6 +37,7 @@ class DeviceTier:
         host: takes what is evicted; None: it is lost.
         """
         self.groups = tuple(groups)
+        self.groups_with_tail = tuple(group for group in groups if group.spec.has_tail)
         self.block_size = block_size
         self.host = host or HostTier((), {})
         self.index = PrefixIndex()

@@ -44,12 +44,15 @@ def check_index(index: PrefixIndex, pools: Pools) -> None:
 
 
 def check_branch(branch: Branch, groups: Sequence[Group], pools: Pools, block_size: int) -> None:
-    """Assert that a branch holds all that its next query sees, full blocks named, the tail not."""
+    """Assert that a branch holds all that its next query sees and nothing behind it, full blocks named, the
+    tail not.
+    """
     assert 0 <= branch.computed_len <= len(branch.token_ids)
     assert len(branch.keys) == branch.computed_len // block_size
     for group in groups:
+        assert len(branch.tables[group.id]) == -(-branch.computed_len // block_size)
         first = group.spec.first_visible(branch.computed_len) // block_size
-        for number in range(first, -(-branch.computed_len // block_size)):
+        for number in range(first, group.num_blocks(branch.computed_len, block_size)):
             block = branch.tables[group.id][number]
             assert block is not None, f"block {number} of group {group.id} is a hole"
             key = pools[group.id].key(block)

@@ -81,9 +81,8 @@ class CacheManager:
         child.keys = list(branch.keys)
         child.chain = branch.chain.copy()
         # Blocks behind the tail belong to a step that never ended; both would write them.
-        num_blocks = self._num_blocks(branch.computed_len)
-        child.tables = [table[:num_blocks] for table in branch.tables]
         for group, table in zip(self.groups, child.tables, strict=True):
+            table += branch.tables[group.id][: self._num_blocks(group, branch.computed_len)]
             for block in table:
                 if block is not None:
                     self._holdings.share(child, group.id, block)
@@ -200,7 +199,7 @@ class CacheManager:
         for group, table in zip(self.groups, branch.tables, strict=True):
             moves += self._own_tail(branch, group)
             start = len(table)
-            end = self._num_blocks(branch.computed_len + num_tokens)
+            end = self._num_blocks(group, branch.computed_len + num_tokens)
             table += [self._holdings.allocate(branch, group.id) for _ in range(start, end)]
             if end > start:
                 self._log.note_from(branch, group.id, start)
@@ -219,12 +218,20 @@ class CacheManager:
             key = branch.chain.name(number, branch.last_key, ids)
             branch.keys.append(key)
             for group in self.groups:
-                self._naming.publish(branch, group, number, key)
+                self._publish(branch, group, number)
         if last > first:
             branch.saved_tail = None
         self._watch_tail(branch)
         for group, table in zip(self.groups, branch.tables, strict=True):
             self._leave_window(branch, group, table)
+
+    def retract(self, branch: Branch) -> None:
+        """Let go of blocks behind the last computed token: what was written there is not to be kept."""
+        for group, table in zip(self.groups, branch.tables, strict=True):
+            while len(table) > self._num_blocks(group, branch.computed_len):
+                block = table.pop()
+                assert block is not None
+                self._holdings.release(branch, group.id, block)
 
     # What others carry out
 
@@ -276,7 +283,7 @@ class CacheManager:
         """Copy the tail before the first write if another table holds it too."""
         number, num_tokens = divmod(branch.computed_len, self.block_size)
         table, pool = branch.tables[group.id], self.pools[group.id]
-        if not num_tokens:
+        if not num_tokens or not group.spec.has_tail:
             return
         shared = table[number]
         assert shared is not None
@@ -290,12 +297,18 @@ class CacheManager:
 
     def _num_missing(self, branch: Branch, group: Group, num_tokens: int) -> int:
         table = branch.tables[group.id]
-        missing = self._num_blocks(branch.computed_len + num_tokens) - len(table)
-        if branch.computed_len % self.block_size:
+        missing = self._num_blocks(group, branch.computed_len + num_tokens) - len(table)
+        if branch.computed_len % self.block_size and group.spec.has_tail:
             tail = table[branch.computed_len // self.block_size]
             assert tail is not None
             missing += self.pools[group.id].count(tail) > 1
         return missing
+
+    def _publish(self, branch: Branch, group: Group, number: int) -> None:
+        """Name what a group has as a whole now that block `number` is full."""
+        start, end = (self._num_blocks(group, count * self.block_size) for count in (number, number + 1))
+        for whole in range(start, end):
+            self._naming.publish(branch, group, whole, branch.keys[whole])
 
     def _let_go(self, branch: Branch) -> None:
         for group, table in zip(self.groups, branch.tables, strict=True):
@@ -323,5 +336,5 @@ class CacheManager:
     def _unwatch_tail(self, branch: Branch) -> None:
         self._tails.unwatch(branch, branch.last_key)
 
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+    def _num_blocks(self, group: Group, num_tokens: int) -> int:
+        return group.num_blocks(num_tokens, self.block_size)

@@ -93,6 +93,7 @@ class PrefixMatcher:
         live_tails: Callable[[BlockKey], Iterable[Branch]],
     ) -> None:
         self._groups = groups
+        self._with_tail = [group for group in groups if group.spec.has_tail]
         self._block_size = block_size
         self._index = index
         self._slow = slow
@@ -150,12 +151,14 @@ class PrefixMatcher:
         return _Chain(keys=keys, block_ids=ids, device=device, present=present, runs=runs)
 
     def _num_leading(self, chain: _Chain) -> int:
-        """Return how many blocks from the start every group without a window has."""
+        """Return how many blocks from the start every group without a window has, as far as it needs them."""
         leading = len(chain.keys)
         for group in self._groups:
             if group.spec.max_visible is None:
                 flags = chain.present[group.id]
-                leading = min(leading, flags.index(False) if False in flags else len(flags))
+                there = flags.index(False) if False in flags else len(flags)
+                while group.num_blocks(leading * self._block_size, self._block_size) > there:
+                    leading -= 1
         return leading
 
     def _windows_present(self, chain: _Chain, num_blocks: int, num_tokens: int) -> bool:
@@ -163,11 +166,11 @@ class PrefixMatcher:
         them.
         """
         position = num_blocks * self._block_size + num_tokens
-        return all(
-            num_blocks - group.spec.first_visible(position) // self._block_size
-            <= chain.runs[group.id][num_blocks]
-            for group in self._groups
-        )
+        return all(self._window_present(chain, group, num_blocks, position) for group in self._groups)
+
+    def _window_present(self, chain: _Chain, group: Group, num_blocks: int, position: int) -> bool:
+        end = min(num_blocks, group.num_blocks(position, self._block_size))
+        return end - group.spec.first_visible(position) // self._block_size <= chain.runs[group.id][end]
 
     def _best_partial(
         self, chain: _Chain, num_blocks: int, root: BlockKey, rest: Sequence[int]
@@ -179,7 +182,7 @@ class PrefixMatcher:
         best: PartialBlock | None = None
         for candidate in self._candidates(parent, rest):
             common = common_run(candidate.token_ids, rest)
-            if common <= (best.num_tokens if best else 0) or not candidate.covers(self._groups):
+            if common <= (best.num_tokens if best else 0) or not candidate.covers(self._with_tail):
                 continue
             if self._windows_present(chain, num_blocks, common):
                 best = PartialBlock(candidate.key, candidate.token_ids, common, candidate.blocks)
@@ -211,8 +214,8 @@ class PrefixMatcher:
         number = branch.computed_len // self._block_size
         blocks = {
             group.id: block
-            for group, table in zip(self._groups, branch.tables, strict=True)
-            if (block := table[number]) is not None
+            for group in self._with_tail
+            if (block := branch.tables[group.id][number]) is not None
         }
         tail_ids = tuple(branch.token_ids[number * self._block_size : branch.computed_len])
         return _Candidate(None, tail_ids, blocks)
@@ -234,7 +237,8 @@ class PrefixMatcher:
         fetched: set[int] = set()
         for group in self._groups:
             first = group.spec.first_visible(length) // size
-            absent = [n for n in range(first, num_blocks) if chain.device[group.id][n] is None]
+            end = min(num_blocks, group.num_blocks(length, size))
+            absent = [n for n in range(first, end) if chain.device[group.id][n] is None]
             if beyond_host and absent:
                 in_host = self._slow.host.has_all([chain.keys[n] for n in absent], group.id)
                 absent = [n for n, flag in zip(absent, in_host, strict=True) if not flag]
@@ -245,7 +249,7 @@ class PrefixMatcher:
         return num_tokens
 
     def _is_fetched(self, partial: PartialBlock, *, beyond_host: bool) -> bool:
-        absent = [group.id for group in self._groups if group.id not in partial.blocks]
+        absent = [group.id for group in self._with_tail if group.id not in partial.blocks]
         if beyond_host and partial.key is not None:
             absent = [group for group in absent if not self._slow.host.has_all([partial.key], group)[0]]
         return bool(absent)

@@ -33,7 +33,9 @@ class Naming:
         start = number * self._device.block_size
         node = IndexNode(key, branch.parent_of(number), self._ids(branch, number), start)
         self._device.name(group.id, block, node)
-        self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, branch.saved_tail))
+        if not group.spec.is_passing:
+            replaced = branch.saved_tail if group.spec.has_tail else None
+            self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, replaced))
 
     def name_tail(self, branch: Branch) -> None:
         """Name the tail of a branch that is letting go, where no other branch goes on writing it."""
@@ -43,8 +45,8 @@ class Naming:
         ids = self._ids(branch, number)
         start = number * self._device.block_size
         node = IndexNode(block_key(branch.last_key, ids), branch.last_key, ids, start)
-        for group, table in zip(self._device.groups, branch.tables, strict=True):
-            block = table[number]
+        for group in self._device.groups_with_tail:
+            block = branch.tables[group.id][number]
             if block is None or self._device.pools[group.id].count(block) > 1:
                 continue
             if self._device.index.block(node.key, group.id) is None:
@@ -67,7 +69,7 @@ class Naming:
             return ()
         return tuple(
             Save(group.id, key, branch.last_key, ids, block, branch.saved_tail)
-            for group in self._device.groups
+            for group in self._device.groups_with_tail
             if (block := branch.tables[group.id][number]) is not None
         )
 
@@ -76,8 +78,8 @@ class Naming:
         return tuple(
             Save(group.id, key, branch.parent_of(number), self._ids(branch, number), block)
             for group in self._device.groups
-            for number, key in enumerate(branch.keys)
-            if (block := branch.tables[group.id][number]) is not None
+            for number, (key, block) in enumerate(zip(branch.keys, branch.tables[group.id], strict=False))
+            if block is not None
         )
 
     def _ids(self, branch: Branch, number: int) -> tuple[int, ...]:

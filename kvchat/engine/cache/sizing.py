@@ -9,6 +9,8 @@ from kvchat.errors import PoolExhausted
 
 SLIDING_SHARE = 4
 """A sliding group gets at least one block for this many blocks of a full group."""
+RECENT_SHARE = 16
+"""The same for the exact blocks of quantised layers. Each conversation needs two or three to go on."""
 LEAST_BLOCKS = 2
 """Smaller pools of a full group are refused."""
 
@@ -20,7 +22,7 @@ def window_blocks(max_visible: int, block_size: int) -> int:
 
 def least_blocks(group: Group, context_len: int, chunk_len: int, block_size: int) -> int:
     """Return how many blocks one sequence of `context_len` tokens needs in `group`, computed in chunks."""
-    whole = ceil(context_len / block_size)
+    whole = max(1, group.num_blocks(context_len, block_size))
     if group.spec.max_visible is None:
         return whole
     return min(whole, window_blocks(group.spec.max_visible, block_size) + ceil(chunk_len / block_size))
@@ -73,7 +75,9 @@ def pool_blocks(
 
 def _divisor(group: Group, groups: Sequence[Group]) -> int:
     has_full = any(other.spec.max_visible is None for other in groups)
-    return SLIDING_SHARE if has_full and group.spec.max_visible is not None else 1
+    if not has_full or group.spec.max_visible is None:
+        return 1
+    return RECENT_SHARE if group.spec.is_passing else SLIDING_SHARE
 
 
 def host_places(groups: Sequence[Group], limit_bytes: int, block_size: int) -> dict[GroupId, int]:

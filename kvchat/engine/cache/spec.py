@@ -6,6 +6,9 @@ blocks a position still needs (`first_visible`), how many bytes a block has, how
 Layout of one block of a group: for each layer of the group, in order, its K region `[H_kv, P, D_k]` and then
 its V region `[H_kv, P, D_v]`, without padding. The same run of bytes is used in host memory, on disk and in
 bundles.
+
+A quantised layer is in two groups: its recent blocks are exact, and a block gets quantised, once, when its
+successor is full. Each of the two has pools, tables and names of its own, as any group.
 """
 
 from collections.abc import Mapping
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.fp8_record import Fp8Record
+from kvchat.engine.kernels.sealed_record import Code, SealedRecord, num_sealed
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
 
@@ -47,9 +51,105 @@ class FullSpec:
         """Bytes of one token in one layer."""
         return self.num_kv_heads * (self.head_dim_k + self.head_dim_v) * ITEM_BYTES[self.dtype]
 
+    @property
+    def has_tail(self) -> bool:
+        """Whether tokens have a place here as soon as they are computed, and not only block by block."""
+        return True
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether full blocks are of use only until others replace them, and are stored where a turn ends."""
+        return False
+
     def first_visible(self, position: int) -> int:
         """Return the first position that a query at `position` sees."""
         return 0
+
+    def num_blocks(self, num_tokens: int, block_size: int) -> int:
+        """Return how many blocks hold something of the first `num_tokens` tokens, windows aside."""
+        return -(-num_tokens // block_size)
+
+    def layer_bytes(self, block_size: int) -> int:
+        """Return the bytes of one block in one layer."""
+        return self.token_bytes * block_size
+
+    def shapes(self, block_size: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Return the shapes of a block's keys and values: heads, slots, numbers of a slot."""
+        heads = self.num_kv_heads
+        return (heads, block_size, self.head_dim_k), (heads, block_size, self.head_dim_v)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentSpec(FullSpec):
+    """The exact part of a quantised layer: a query sees its own block here and the one before.
+
+    Args:
+        block_size: tokens of a block.
+    """
+
+    block_size: int
+
+    @property
+    def kind(self) -> str:
+        return "recent"
+
+    @property
+    def max_visible(self) -> int | None:
+        return 2 * self.block_size
+
+    @property
+    def is_passing(self) -> bool:
+        return True
+
+    def first_visible(self, position: int) -> int:
+        return num_sealed(position, self.block_size) * self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedSpec(FullSpec):
+    """The quantised part of a layer: all blocks before the recent ones, each written once, as a whole.
+
+    A slot of a block is one head's record of the whole block, so there is one for each head.
+
+    Args:
+        key_code: what a number of a key becomes.
+        value_code: what a number of a value becomes.
+        block_size: tokens of a block.
+    """
+
+    key_code: Code
+    value_code: Code
+    block_size: int
+
+    @property
+    def kind(self) -> str:
+        if self.key_code is self.value_code:
+            return self.key_code.value
+        return f"k={self.key_code.value},v={self.value_code.value}"
+
+    @property
+    def has_tail(self) -> bool:
+        return False
+
+    @property
+    def key_record(self) -> SealedRecord:
+        return SealedRecord(self.key_code, self.block_size, self.head_dim_k, is_by_channel=True)
+
+    @property
+    def value_record(self) -> SealedRecord:
+        return SealedRecord(self.value_code, self.block_size, self.head_dim_v, is_by_channel=False)
+
+    def num_blocks(self, num_tokens: int, block_size: int) -> int:
+        return num_sealed(num_tokens, block_size)
+
+    def layer_bytes(self, block_size: int) -> int:
+        assert block_size == self.block_size
+        return self.num_kv_heads * (self.key_record.num_bytes + self.value_record.num_bytes)
+
+    def shapes(self, block_size: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        assert block_size == self.block_size
+        heads = self.num_kv_heads
+        return (heads, 1, self.key_record.num_bytes), (heads, 1, self.value_record.num_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,15 +234,21 @@ class Group:
         layers: the layers that store keys and values.
         borrowers: layers that attend to what another layer has stored, as (layer, that layer); they keep
             nothing themselves.
+        sealed_from: of quantised layers: the group whose blocks are quantised into those of this one.
     """
 
     id: GroupId
     spec: FullSpec
     layers: tuple[int, ...]
     borrowers: tuple[tuple[int, int], ...] = ()
+    sealed_from: GroupId | None = None
 
     def block_bytes(self, block_size: int) -> int:
-        return self.spec.token_bytes * len(self.layers) * block_size
+        return self.spec.layer_bytes(block_size) * len(self.layers)
+
+    def num_blocks(self, num_tokens: int, block_size: int) -> int:
+        """Return how many entries a table has here once `num_tokens` tokens are computed."""
+        return self.spec.num_blocks(num_tokens, block_size)
 
 
 def group_layers(

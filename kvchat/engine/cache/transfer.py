@@ -189,6 +189,8 @@ class Transfers:
             for group in device.groups:
                 if number < num_full and number < group.spec.first_visible(match.length) // device.block_size:
                     continue
+                if number >= group.num_blocks(match.length, device.block_size):
+                    continue
                 block = device.index.block(key, group.id)
                 place = device.host.find(key, group.id) if block is None else None
                 yield _Piece(number, node, group.id, block, place)
