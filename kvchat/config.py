@@ -10,18 +10,19 @@ talk to it, and nothing that costs disk space, opens a path or reaches further.
 
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvchat.engine.api.config import CACHE_FORMATS, EngineConfig
+from kvchat.engine.api.config import CACHE_FORMATS, SPECULATE, EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, UsageError
 from kvchat.quantities import integer, number, one_of, or_none, parse_size, path, positive, text, yes_or_no
 
 PROJECT_FILE = ".kvchat.toml"
 STARTER = "starter"
+FLAG = "flag"
 DEFAULT_MAX_TOKENS = 1024
 DEFAULT_DISK_BYTES = 20 * 2**30
 """A cache that grows without a bound fills a disk in days; what goes first is what was used longest ago."""
@@ -78,6 +79,14 @@ class Key:
     in_project: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """What one origin sets, by the names of `KEYS`. `origin`: a file, a variable, or FLAG."""
+
+    origin: str
+    values: Mapping[str, object]
+
+
 def read_settings(
     flags: Mapping[str, object] | None = None,
     *,
@@ -98,18 +107,44 @@ def read_settings(
         UsageError: a flag's value is out of its range.
     """
     environ = os.environ if environ is None else environ
-    chosen = config_file or (Path(environ["KVCHAT_CONFIG"]) if environ.get("KVCHAT_CONFIG") else None)
+    layers = read_layers(flags, environ=environ, cwd=cwd, config_file=config_file)
+    values = {name: value for layer in layers for name, value in layer.values.items()}
+    return _assemble(values, _places(environ)[0], _chosen_file(environ, config_file))
+
+
+def read_layers(
+    flags: Mapping[str, object] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    config_file: Path | None = None,
+) -> tuple[Layer, ...]:
+    """Return every layer of settings, each overruled by those after it; see `read_settings`."""
+    environ = os.environ if environ is None else environ
+    chosen = _chosen_file(environ, config_file)
     paths, system_file = _places(environ)
     if chosen is not None and not chosen.is_file():
         raise ConfigError(f"there is no configuration file {chosen}")
-    values: dict[str, object] = {}
-    if system_file is not None:
-        values |= _from_file(system_file)
-    values |= _from_file(chosen or paths.config_file)
-    values |= _from_file((cwd or Path.cwd()) / PROJECT_FILE, is_project=True)
-    values |= _from_environment(environ)
-    values |= _checked("", flags or {}, UsageError)
-    return _assemble(values, paths, chosen)
+    files = [] if system_file is None else [system_file]
+    files.append(chosen or paths.config_file)
+    project_file = (cwd or Path.cwd()) / PROJECT_FILE
+    return (
+        *(Layer(origin=str(file), values=_from_file(file)) for file in files),
+        Layer(origin=str(project_file), values=_from_file(project_file, is_project=True)),
+        *_from_environment(environ),
+        Layer(origin=FLAG, values=_checked("", flags or {}, UsageError)),
+    )
+
+
+def own_file(config_file: Path | None = None, *, environ: Mapping[str, str] | None = None) -> Path:
+    """Return where the person's configuration file is, or would be."""
+    environ = os.environ if environ is None else environ
+    return _chosen_file(environ, config_file) or _places(environ)[0].config_file
+
+
+def _chosen_file(environ: Mapping[str, str], config_file: Path | None) -> Path | None:
+    named = environ.get("KVCHAT_CONFIG")
+    return config_file or (Path(named) if named else None)
 
 
 KEYS: Mapping[str, Key] = {
@@ -140,6 +175,7 @@ KEYS: Mapping[str, Key] = {
     "engine.idle_demote_s": Key(read=or_none(number), variable="KVCHAT_IDLE_DEMOTE_S"),
     "engine.max_batch_tokens": Key(read=positive, variable="KVCHAT_MAX_BATCH_TOKENS"),
     "engine.max_context": Key(read=or_none(positive), variable="KVCHAT_MAX_CONTEXT"),
+    "engine.speculate": Key(read=one_of(*SPECULATE), variable="KVCHAT_SPECULATE"),
     "engine.threads": Key(read=or_none(positive), variable="KVCHAT_THREADS"),
     "paths.data_dir": Key(read=path, variable="KVCHAT_DATA_DIR"),
     "paths.cache_dir": Key(read=path, variable="KVCHAT_CACHE_DIR"),
@@ -183,15 +219,35 @@ def _places(environ: Mapping[str, str]) -> tuple[Paths, Path | None]:
 
 def _from_file(file: Path, *, is_project: bool = False) -> dict[str, object]:
     """Return the settings of one file, {} where there is none."""
+    return settings_in(file_text(file), file, is_project=is_project)
+
+
+def file_text(file: Path) -> str:
+    """Return what a configuration file holds, nothing where there is none.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        return file.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return ""
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from error
-    values = _flatten(document)
+
+
+def settings_in(document: str, file: Path, *, is_project: bool = False) -> dict[str, object]:
+    """Return the settings that the text of a file holds.
+
+    Raises:
+        ConfigError: it is no TOML, or sets what is not there, or what this file may not.
+    """
+    try:
+        values = _flatten(tomllib.loads(document))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
     for name in values:
         if name not in KEYS:
             raise ConfigError(f"{file}: there is no setting '{name}'{did_you_mean(name, KEYS)}")
@@ -214,19 +270,19 @@ def _flatten(document: Mapping[str, object]) -> dict[str, object]:
     return flat
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+def _from_environment(environ: Mapping[str, str]) -> Iterator[Layer]:
+    """Yield a layer for each variable."""
     names = {key.variable: name for name, key in KEYS.items()}
-    values: dict[str, object] = {}
     if environ.get("NO_COLOR"):
-        values["display.color"] = False
+        yield Layer(origin="NO_COLOR", values={"display.color": False})
     for variable, value in environ.items():
         if not variable.startswith("KVCHAT_") or variable in _NO_SETTINGS:
             continue
         if variable not in names:
             hint = did_you_mean(variable, [*names, *_NO_SETTINGS])
             raise ConfigError(f"there is no setting {variable} to read from the environment{hint}")
-        values |= _checked(f"{variable}: ", {names[variable]: value}, ConfigError)
-    return values
+        values = _checked(f"{variable}: ", {names[variable]: value}, ConfigError)
+        yield Layer(origin=variable, values=values)
 
 
 def _checked(origin: str, values: Mapping[str, object], refusal: type[KvchatError]) -> dict[str, object]:

@@ -5,6 +5,7 @@ Every reader returns the value or raises ValueError with what it must be.
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
@@ -100,15 +101,31 @@ def path(value: object) -> Path:
     return Path(text(os.fspath(value) if isinstance(value, Path) else value)).expanduser().absolute()
 
 
-def or_none(read: Callable[[Any], object]) -> Callable[[Any], object]:
-    """Let the word `none` lift a limit."""
-    return lambda value: None if value == "none" else read(value)
+@dataclass(frozen=True, slots=True)
+class OrNone:
+    """Reads what `read` does, and lets the word `none` lift a limit."""
+
+    read: Callable[[Any], object]
+
+    def __call__(self, value: object) -> object:
+        return None if value == "none" else self.read(value)
 
 
-def one_of(*words: str) -> Callable[[Any], object]:
-    def read(value: object) -> object:
-        if value not in words:
-            raise ValueError(f"must be one of {', '.join(words)}, not {value!r}")
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Reads one of a few words."""
+
+    words: tuple[str, ...]
+
+    def __call__(self, value: object) -> object:
+        if value not in self.words:
+            raise ValueError(f"must be one of {', '.join(self.words)}, not {value!r}")
         return value
 
-    return read
+
+def or_none(read: Callable[[Any], object]) -> OrNone:
+    return OrNone(read)
+
+
+def one_of(*words: str) -> OneOf:
+    return OneOf(words)

@@ -12,7 +12,7 @@ import typer
 
 from kvchat.chat import Chat, EditCost, Revision
 from kvchat.cli.compose import LateStart, opened
-from kvchat.cli.options import ForkOptions, ReviseOptions
+from kvchat.cli.session_options import ForkOptions, ReviseOptions
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
 from kvchat.cli.waiting import wait_until_loaded

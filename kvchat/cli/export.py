@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.cli.export_format import Format, format_of
-from kvchat.cli.options import ExportOptions
 from kvchat.cli.readable import portable_name, readable_text
+from kvchat.cli.session_options import ExportOptions
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
 from kvchat.config import Settings

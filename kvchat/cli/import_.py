@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.cli.agreement import Agreement, agree
-from kvchat.cli.options import ImportOptions
+from kvchat.cli.session_options import ImportOptions
 from kvchat.cli.shelf import open_store, short_id
 from kvchat.cli.streams import Output, Status
 from kvchat.config import Settings

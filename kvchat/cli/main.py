@@ -10,29 +10,48 @@ from threading import main_thread
 from typing import Annotated, Any
 
 import typer
+from typer._click.shell_completion import CompletionItem
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from kvchat.cli import options
+from kvchat.cli.commands import COMMANDS, DEFAULT_VERBS, FAMILIES, examples_text, help_text
+from kvchat.cli.completion import complete_session
 from kvchat.cli.options import takes
 from kvchat.errors import KvchatError, OutOfMemory
 
-_HELP = """Chat in the terminal with a local model whose memory, the KV cache, you keep.
+_EXAMPLES = (
+    "kvchat    # open the terminal interface",
+    "kvchat demo    # ... on a session",
+    "kvchat ask 'What is a KV cache?'",
+    "cat notes.txt | kvchat ask 'What is the gate code?'",
+)
+_HELP = f"""Chat in the terminal with a local model whose memory, the KV cache, you keep.
 
 `kvchat [SESSION]` opens the terminal interface: it is `kvchat resume [SESSION]` and takes its options.
-`kvchat ask` answers one question. `kvchat COMMAND --help` says more.
+`kvchat ask` answers one question. `kvchat COMMAND --help` says more.{examples_text(_EXAMPLES)}
 """
+
+
+class _Root(TyperGroup):
+    """The command itself; a first word may also be a session's."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        offered = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            return offered
+        sessions = complete_session(ctx, incomplete)
+        return offered + [CompletionItem(word, help=meaning) for word, meaning in sessions]
+
 
 app = typer.Typer(
     name="kvchat",
+    cls=_Root,
     help=_HELP,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     subcommand_metavar="[SESSION] | COMMAND [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-# What a family does when nothing is said.
-_DEFAULT_VERBS = {"sessions": "list", "cache": "status", "encrypt": "status"}
 
 
 def _command(home: str, options_type: type, help_text: str) -> Callable[..., int | None]:
@@ -65,58 +84,13 @@ def _root(
 
 
 def _add_commands() -> None:
-    sessions = typer.Typer(rich_markup_mode=None, help="List, show, search, rename and remove sessions.")
-    cache = typer.Typer(rich_markup_mode=None, help="What is kept on disk.")
-    encrypt = typer.Typer(rich_markup_mode=None, help="Encrypt conversations and KV on disk.")
-    for parent, name, home, options_type, help_text in (
-        (app, "ask", "ask.ask", options.AskOptions, "Answer one question and exit."),
-        (app, "resume", "resume.resume", options.ResumeOptions, "Open the terminal interface."),
-        (app, "doctor", "doctor.doctor", options.DoctorOptions, "Say what is here, and what is wrong."),
-        (app, "plan", "plan.plan", options.PlanOptions, "Say how many bytes a model's cache takes."),
-        (app, "export", "export.export_session", options.ExportOptions, "Write a session to one file."),
-        (app, "import", "import_.import_sessions", options.ImportOptions, "Read sessions from files."),
-        (
-            sessions,
-            "list",
-            "sessions.list_sessions",
-            options.ListOptions,
-            "List all sessions, last used first.",
-        ),
-        (sessions, "show", "sessions.show_session", options.SessionOptions, "Print a conversation."),
-        (sessions, "tree", "sessions.show_tree", options.SessionOptions, "Print the tree of its turns."),
-        (sessions, "fork", "courses.fork_session", options.ForkOptions, "Begin a branch, also further up."),
-        (sessions, "undo", "courses.undo_messages", options.ReviseOptions, "Take back your last messages."),
-        (sessions, "drop", "courses.drop_message", options.ReviseOptions, "Leave one out, keep the rest."),
-        (sessions, "search", "sessions.search_sessions", options.SearchOptions, "Find messages by words."),
-        (sessions, "rename", "sessions.rename_session", options.RenameOptions, "Give it another title."),
-        (
-            sessions,
-            "rm",
-            "sessions.remove_sessions",
-            options.RemoveOptions,
-            "Remove text, and KV of its own.",
-        ),
-        (
-            sessions,
-            "verify",
-            "verify.verify_session",
-            options.VerifySessionOptions,
-            "Compute its KV again and compare.",
-        ),
-        (cache, "verify", "verify.verify_cache", options.VerifyCacheOptions, "Hold all KV to the model."),
-        (cache, "status", "cache.cache_status", options.ListOptions, "Say what is kept on disk, by model."),
-        (cache, "why", "why.explain_answer", options.WhyOptions, "Say why an answer was not all reused."),
-        (cache, "gc", "cache.cache_gc", options.ListOptions, "Remove blocks that no session refers to."),
-        (cache, "path", "cache.cache_path", options.PlaceOptions, "Print the directory of the blocks."),
-        (encrypt, "on", "encrypt.turn_on", options.EncryptOptions, "Encrypt all conversations, and all KV."),
-        (encrypt, "off", "encrypt.turn_off", options.PlaceOptions, "Keep everything in the clear again."),
-        (encrypt, "change", "encrypt.change", options.EncryptOptions, "Change the passphrase."),
-        (encrypt, "status", "encrypt.show_status", options.ListOptions, "Say what is encrypted."),
-    ):
-        parent.command(name, help=help_text)(_command(f"kvchat.cli.{home}", options_type, help_text))
-    app.add_typer(sessions, name="sessions")
-    app.add_typer(cache, name="cache")
-    app.add_typer(encrypt, name="encrypt")
+    families = {name: typer.Typer(rich_markup_mode=None, help=words) for name, words in FAMILIES.items()}
+    for command in COMMANDS:
+        words = help_text(command)
+        parent = families[command.family] if command.family else app
+        parent.command(command.name, help=words)(_command(f"kvchat.cli.{command.home}", command.takes, words))
+    for name, family in families.items():
+        app.add_typer(family, name=name)
 
 
 _add_commands()
@@ -167,7 +141,7 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
     verb = _first_word(words, takes_value)
     if verb is None:
         wants_help = "-h" in words or "--help" in words
-        return [name, *words] if wants_help else [name, _DEFAULT_VERBS[name], *words]
+        return [name, *words] if wants_help else [name, DEFAULT_VERBS[name], *words]
     return [name, words.pop(verb), *words]
 
 

@@ -12,11 +12,13 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from kvchat.cli.export_format import Format
+from kvchat.cli.completion import complete_session
 from kvchat.config import KEYS, Settings, did_you_mean, read_settings
 from kvchat.errors import UsageError
 
 Options = TypeVar("Options")
+
+SESSION_HELP = "Id, unique start of an id, or title."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,13 @@ class ListOptions(PlaceOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowsOptions(ListOptions):
+    """Options of commands that print many things of one kind."""
+
+    ndjson: Annotated[bool, typer.Option("--ndjson", help="Print JSON, one object per line.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions(PlaceOptions):
     """Options of commands that run a model."""
 
@@ -105,6 +114,12 @@ class EngineOptions(PlaceOptions):
         str | None,
         typer.Option(help="How KV is stored: exact, or fp8 (approximate; latents alone).", metavar="FORMAT"),
     ] = None
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            help="auto computes several tokens in a step where text repeats; off never.", metavar="HOW"
+        ),
+    ] = None
     kv_device_bytes: Annotated[
         str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
     ] = None
@@ -140,6 +155,7 @@ class EngineOptions(PlaceOptions):
             "engine.weights": self.weights,
             "engine.adapter": self.adapter,
             "engine.cache_format": self.cache_format,
+            "engine.speculate": self.speculate,
             "engine.device_bytes": self.kv_device_bytes,
             "engine.host_bytes": self.kv_host_bytes,
             "engine.disk_bytes": self.kv_disk_bytes,
@@ -163,7 +179,9 @@ class ResumeOptions(EngineOptions):
 
     session: Annotated[
         list[str] | None,
-        typer.Argument(help="Id, unique start of an id, or title.", metavar="[SESSION]", show_default=False),
+        typer.Argument(
+            help=SESSION_HELP, metavar="[SESSION]", show_default=False, autocompletion=complete_session
+        ),
     ] = None
 
     @property
@@ -180,7 +198,10 @@ class AskOptions(EngineOptions):
         list[str] | None, typer.Argument(help="The question.", metavar="[QUESTION]...", show_default=False)
     ] = None
     session: Annotated[
-        str | None, typer.Option("--session", "-s", help="Ask in this session.", metavar="SESSION")
+        str | None,
+        typer.Option(
+            "--session", "-s", help="Ask in this session.", metavar="SESSION", autocompletion=complete_session
+        ),
     ] = None
     continue_last: Annotated[
         bool, typer.Option("--continue", "-c", help="Ask in the session that was used last.")
@@ -210,151 +231,6 @@ class AskOptions(EngineOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions(ListOptions):
-    """Options of commands about one session."""
-
-    session: Annotated[str, typer.Argument(help="Id, unique start of an id, or title.", metavar="SESSION")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkOptions(SessionOptions):
-    """Options of beginning a branch."""
-
-    name: Annotated[
-        str, typer.Argument(help="Its name; else a free one.", metavar="[NAME]", show_default=False)
-    ] = ""
-    branch: Annotated[
-        str | None, typer.Option(help="Fork this branch; else the one used last.", metavar="NAME")
-    ] = None
-    at: Annotated[
-        str | None, typer.Option(help="End with this message (`sessions tree --json` has ids).", metavar="ID")
-    ] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhyOptions(SessionOptions):
-    """Options of explaining an answer."""
-
-    number: Annotated[int, typer.Argument(help="Answers from the end.", metavar="[N]", min=1)] = 1
-    branch: Annotated[
-        str | None, typer.Option(help="Of this branch; else of the one used last.", metavar="NAME")
-    ] = None
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Whose tokenizer to read; else the answer's.", metavar="MODEL"),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReviseOptions(EngineOptions):
-    """Options of taking messages back and of leaving them out."""
-
-    session: Annotated[str, typer.Argument(help="Id, unique start of an id, or title.", metavar="SESSION")]
-    number: Annotated[int, typer.Argument(help="Messages from the end.", metavar="[N]", min=1)] = 1
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportOptions(SessionOptions):
-    """Options of writing a session to a file."""
-
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="The file; `-` is standard output.", metavar="FILE")
-    ] = None
-    format: Annotated[
-        Format | None,
-        typer.Option(help="bundle (with KV), md, html or json; else what FILE's name says, or bundle."),
-    ] = None
-    no_kv: Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")] = False
-    branch: Annotated[
-        str | None,
-        typer.Option(help="Take this branch; else all, or in md and html the active one.", metavar="NAME"),
-    ] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportOptions(ListOptions):
-    """Options of reading bundles."""
-
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Bundles, ChatGPT's conversations.json, or `llm logs --json`.", metavar="FILE..."
-        ),
-    ]
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Go on with this model, not the one it names.", metavar="MODEL"),
-    ] = None
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
-    ] = None
-    cache_format: Annotated[
-        str | None,
-        typer.Option(help="How KV is stored: exact, or fp8 (approximate; latents alone).", metavar="FORMAT"),
-    ] = None
-    no_kv: Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")] = False
-
-    def flags(self) -> dict[str, object]:
-        given = {"engine.dtype": self.dtype, "engine.cache_format": self.cache_format}
-        return PlaceOptions.flags(self) | {name: value for name, value in given.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyOptions(ListOptions):
-    """How much KV is computed again, and with which model."""
-
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL"),
-    ] = None
-    all: Annotated[bool, typer.Option("--all", help="Compute everything again.")] = False
-    sample: Annotated[
-        int | None, typer.Option(help="Compute N blocks again (8 if nothing is said).", metavar="N", min=1)
-    ] = None
-    seed: Annotated[str | None, typer.Option(help="Choose the same blocks again.", metavar="TEXT")] = None
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")] = None
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
-    ] = None
-    cache_format: Annotated[
-        str | None,
-        typer.Option(help="How KV is stored: exact, or fp8 (approximate; latents alone).", metavar="FORMAT"),
-    ] = None
-    kv_device_bytes: Annotated[
-        str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
-    ] = None
-
-    def flags(self) -> dict[str, object]:
-        given = PlaceOptions.flags(self) | {
-            "engine.device": self.device,
-            "engine.dtype": self.dtype,
-            "engine.cache_format": self.cache_format,
-            "engine.device_bytes": self.kv_device_bytes,
-        }
-        return {name: value for name, value in given.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifySessionOptions(VerifyOptions):
-    session: Annotated[str, typer.Argument(help="Id, unique start of an id, or title.", metavar="SESSION")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyCacheOptions(VerifyOptions):
-    pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveOptions(ListOptions):
-    sessions: Annotated[list[str], typer.Argument(help="Sessions to remove.", metavar="SESSION...")]
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EncryptOptions(PlaceOptions):
     """Options of choosing what opens the conversations."""
 
@@ -376,18 +252,6 @@ class PlanOptions(ListOptions):
     context: Annotated[
         str, typer.Option(help="Length of the context in tokens, such as 8192 or 128k.", metavar="N")
     ] = "128k"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenameOptions(PlaceOptions):
-    session: Annotated[str, typer.Argument(help="Id, unique start of an id, or title.", metavar="SESSION")]
-    title: Annotated[str, typer.Argument(help="Its new title.", metavar="TITLE")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions(ListOptions):
-    words: Annotated[list[str], typer.Argument(help="Words that a message must hold.", metavar="WORD...")]
-    limit: Annotated[int, typer.Option(help="Most messages to show.", metavar="N", min=1)] = 20
 
 
 def takes(options: type[Options], command: Callable[[Options], int | None]) -> Callable[..., int | None]:

@@ -9,16 +9,18 @@ from time import localtime, strftime, time
 import typer
 
 from kvchat.cli.deletion_words import deletion_words
-from kvchat.cli.options import (
-    ListOptions,
+from kvchat.cli.options import ListOptions, RowsOptions
+from kvchat.cli.removal import Removed, TidyStore
+from kvchat.cli.session_options import (
     RemoveOptions,
     RenameOptions,
     SearchOptions,
     SessionOptions,
+    SessionRowsOptions,
 )
-from kvchat.cli.removal import Removed, TidyStore
 from kvchat.cli.shelf import open_store, short_id
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.streams import Output, Status, written_as_json
+from kvchat.errors import SessionNotFound
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn, Verdict
 from kvchat.session.trust import trust_of
@@ -29,13 +31,12 @@ from kvchat.ui.trust_words import trust_words
 _EXCERPT_LEN = 60
 
 
-def list_sessions(options: ListOptions) -> None:
+def list_sessions(options: RowsOptions) -> None:
     """List all sessions, last used first."""
     output = Output()
     with closing(open_store(options.settings())) as store:
         summaries = store.list_sessions()
-    if options.json:
-        output.json([_summary_values(summary) for summary in summaries])
+    if written_as_json(options, output, map(_summary_values, summaries)):
         return
     if not summaries:
         Status(quiet=options.quiet).note("there is no session yet; `kvchat ask` or `kvchat` begins one")
@@ -79,15 +80,35 @@ def show_session(options: SessionOptions) -> None:
         )
 
 
-def show_tree(options: SessionOptions) -> None:
+def show_last(options: ListOptions) -> None:
+    """Print the last answer of the session that was used last, and its id on standard error."""
+    output = Output()
+    with closing(open_store(options.settings())) as store:
+        summaries = store.list_sessions()
+        if not summaries:
+            raise SessionNotFound("there is no session yet; `kvchat ask` or `kvchat` begins one")
+        session = summaries[0].session
+        turns = store.turns_to(store.branch(session.id, session.active_branch).leaf_id)
+    answers = [turn for turn in turns if turn.role is Role.ASSISTANT]
+    if options.json:
+        output.json(
+            {"session": session.id, "title": session.title} | _all_of(answers[-1]) if answers else None
+        )
+        return
+    if not answers:
+        raise SessionNotFound(f"session {session.id} has no answer yet; `kvchat sessions show {session.id}`")
+    output.line(answers[-1].text)
+    Status(quiet=options.quiet).note(f"{session.id}  {one_line(session.title)}".rstrip())
+
+
+def show_tree(options: SessionRowsOptions) -> None:
     """Print the tree of a session's turns with its branches."""
     output = Output()
     with closing(open_store(options.settings())) as store:
         session = store.find(options.session)
         branches = store.branches(session.id)
         turns = store.all_turns(session.id)
-    if options.json:
-        output.json([_turn_values(turn, branches) for turn in turns])
+    if written_as_json(options, output, (_turn_values(turn, branches) for turn in turns)):
         return
     output.line(f"{one_line(session.title) or '(untitled)'}  {session.id}")
     for line in tree_lines(turns, branches, session):
@@ -99,8 +120,7 @@ def search_sessions(options: SearchOptions) -> None:
     output = Output()
     with closing(open_store(options.settings())) as store:
         hits = store.search(" ".join(options.words), options.limit)
-    if options.json:
-        output.json([asdict(hit) for hit in hits])
+    if written_as_json(options, output, map(asdict, hits)):
         return
     if not hits:
         Status(quiet=options.quiet).note("no message holds these words")

@@ -4,7 +4,8 @@ import json
 import os
 import select
 import sys
-from typing import TextIO
+from collections.abc import Iterable
+from typing import Protocol, TextIO
 
 from kvchat.ui.plain_text import clean_text
 
@@ -36,6 +37,26 @@ class Output:
         """Find out that nobody reads any more, without writing."""
         if is_abandoned(self._stream):
             raise BrokenPipeError
+
+
+class RowsWanted(Protocol):
+    """How things of one kind are to be printed."""
+
+    @property
+    def json(self) -> bool: ...
+
+    @property
+    def ndjson(self) -> bool: ...
+
+
+def written_as_json(wanted: RowsWanted, output: Output, rows: Iterable[object]) -> bool:
+    """Write rows as one list or as a line each, if that was asked for; return whether it was."""
+    if wanted.ndjson:
+        for row in rows:
+            output.json(row)
+    elif wanted.json:
+        output.json(list(rows))
+    return wanted.json or wanted.ndjson
 
 
 class Status:

@@ -11,7 +11,7 @@ from random import Random
 from time import time
 from typing import TYPE_CHECKING
 
-from kvchat.cli.options import VerifyCacheOptions, VerifyOptions, VerifySessionOptions
+from kvchat.cli.session_options import VerifyCacheOptions, VerifyOptions, VerifySessionOptions
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
 from kvchat.config import Settings

@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import asdict
 
-from kvchat.cli.options import WhyOptions
+from kvchat.cli.session_options import WhyOptions
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output
 from kvchat.engine.models.locate import locate_model

@@ -1,0 +1,58 @@
+"""What the shell offers behind TAB: sessions by id and title, settings by name. Loads no model."""
+
+import os
+import re
+from contextlib import closing, suppress
+from pathlib import Path
+
+from kvchat.errors import KvchatError
+
+Offer = tuple[str, str]
+"""A word, and what it stands for; shells that show no help show the word alone."""
+
+
+def complete_session(ctx: object, incomplete: str) -> list[Offer]:
+    """Return the sessions whose id or title begins with what is typed, last used first.
+
+    Nothing is offered, and nobody asked for a passphrase, where the sessions cannot be read.
+    """
+    from kvchat.cli.unlocking import unlocked
+    from kvchat.config import read_settings
+    from kvchat.session.store import SessionStore
+
+    typed = getattr(ctx, "params", {})
+    flags = {"paths.data_dir": typed["data_dir"]} if typed.get("data_dir") else {}
+    config_file = typed.get("config")
+    with suppress(KvchatError, OSError):
+        settings = read_settings(flags, config_file=Path(config_file) if config_file else None)
+        settings = unlocked(settings, may_ask=False)
+        if not settings.paths.sessions_db.is_file():
+            return []
+        with closing(SessionStore(settings.paths.sessions_db, settings.engine.sealer)) as store:
+            named = [(one.session.id, one.session.title) for one in store.list_sessions()]
+        return [offer for id_, title in named if (offer := _offer(id_, title, incomplete))]
+    return []
+
+
+def complete_setting(incomplete: str) -> list[Offer]:
+    """Return the settings that begin with what is typed."""
+    from kvchat.config import KEYS
+
+    return [(name, key.variable) for name, key in KEYS.items() if name.startswith(incomplete)]
+
+
+def _offer(id_: str, title: str, incomplete: str) -> Offer | None:
+    from kvchat.ui.plain_text import one_line
+
+    word = _as_typed(title)
+    if word and incomplete and word.startswith(incomplete):
+        return word, id_
+    return (id_, one_line(title)) if id_.startswith(incomplete) else None
+
+
+def _as_typed(title: str) -> str:
+    """Return a title as it is typed; bash alone inserts what it is offered without quoting it."""
+    if not title.isprintable():
+        return ""
+    is_bash = os.environ.get("_KVCHAT_COMPLETE", "").endswith("bash")
+    return re.sub(r"([^\w./+:-])", r"\\\1", title) if is_bash else title

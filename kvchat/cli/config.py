@@ -1,0 +1,164 @@
+"""`kvchat config`: what is set and by whom, and your own configuration file."""
+
+import json
+import os
+import shlex
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+from kvchat.cli.config_file import literal, with_setting, write_private
+from kvchat.cli.config_options import SetOptions, ShowOptions
+from kvchat.cli.options import PlaceOptions
+from kvchat.cli.streams import Output, Status
+from kvchat.config import (
+    KEYS,
+    Layer,
+    Settings,
+    did_you_mean,
+    file_text,
+    own_file,
+    read_layers,
+    read_settings,
+    settings_in,
+)
+from kvchat.errors import UsageError
+from kvchat.quantities import OneOf, OrNone, integer, number, parse_size, positive, yes_or_no
+
+_DEFAULT = "default"
+_KINDS = {integer: "integer", positive: "integer", number: "number", yes_or_no: "boolean"}
+_DRAFT = "# Settings of kvchat; `kvchat config schema` lists them all.\n"
+
+
+def show_config(options: ShowOptions) -> None:
+    """Say what is set, and where each value came from."""
+    flags = options.flags()
+    layers = read_layers(flags, config_file=options.config)
+    settings = read_settings(flags, config_file=options.config)
+    origins = {name: layer.origin for layer in layers for name in layer.values}
+    output = Output()
+    if options.json:
+        values = {
+            name: {"value": _plain(value_of(settings, name)), "from": origins.get(name, _DEFAULT)}
+            for name in KEYS
+        }
+        output.json({"settings": values, "paths": {n: str(p) for n, p in asdict(settings.paths).items()}})
+        return
+    for name in KEYS:
+        written = json.dumps(_plain(value_of(settings, name)), ensure_ascii=False)
+        shown = f"{name} = {'none' if written == 'null' else written}"
+        output.line(f"{shown:44}  # {origins.get(name, _DEFAULT)}")
+    for layer in layers:
+        _note_ignored(layer, origins, Status(quiet=options.quiet))
+
+
+def set_value(options: SetOptions) -> None:
+    """Write one setting into the person's configuration file."""
+    name = _known(options.name)
+    if (options.value is None) is not options.unset:
+        raise UsageError(f"give a value, or --unset: kvchat config set {name} VALUE")
+    file = own_file(options.config)
+    before = file_text(file)
+    settings_in(before, file)  # what is wrong already is told before anything is changed
+    try:
+        value = None if options.value is None else literal(name, options.value)
+    except ValueError as error:
+        raise UsageError(f"{name} {error}") from error
+    after = with_setting(before, name, value)
+    settings_in(after, file)
+    write_private(file, after)
+    done = f"{name} is no longer set" if value is None else f"{name} = {value}"
+    status = Status(quiet=options.quiet)
+    status.note(f"{done} in {file}")
+    overruling = [one.origin for one in read_layers(config_file=options.config) if name in one.values]
+    if value is not None and overruling and overruling[-1] != str(file):
+        status.note(f"{overruling[-1]} overrules it here")
+
+
+def edit_config(options: PlaceOptions) -> None:
+    """Open the person's configuration file in an editor, and say what is wrong with it afterwards."""
+    file = own_file(options.config)
+    if not file.exists():
+        write_private(file, _DRAFT)
+    editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    try:
+        code = subprocess.run([*editor, str(file)], check=False).returncode
+    except OSError as error:
+        raise UsageError(f"cannot start the editor {editor[0]!r} ({error.strerror}); set EDITOR") from error
+    if code:
+        raise UsageError(f"the editor ended with {code}; {file} is as it left it")
+    read_layers(config_file=file)
+
+
+def show_path(options: PlaceOptions) -> None:
+    """Print where the person's configuration file is, or would be."""
+    Output().line(str(own_file(options.config)))
+
+
+def show_schema(options: PlaceOptions) -> None:
+    """Print what can be set as a JSON schema of the configuration file."""
+    settings = Settings(paths=read_settings(config_file=options.config).paths)
+    properties: dict[str, dict[str, object]] = {}
+    for name, key in KEYS.items():
+        described = _described(key.read) | {
+            "description": f"{key.variable} in the environment; a project file may"
+            + ("" if key.in_project else " not")
+            + " set it."
+        }
+        if not name.startswith("paths."):
+            described["default"] = _plain(value_of(settings, name))
+        section, _, last = name.rpartition(".")
+        if not section:
+            properties[name] = described
+            continue
+        table = properties.setdefault(
+            section, {"type": "object", "additionalProperties": False, "properties": {}}
+        )
+        inner = table["properties"]
+        assert isinstance(inner, dict)
+        inner[last] = described
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Settings of kvchat",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+    }
+    Output().line(json.dumps(schema, indent=2))
+
+
+def value_of(settings: Settings, name: str) -> object:
+    """Return the value of a setting by its name in `KEYS`."""
+    value: object = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _described(read: object) -> dict[str, object]:
+    if isinstance(read, OrNone):
+        inner = _described(read.read)
+        kinds = inner.get("type", "string")
+        both = kinds if isinstance(kinds, list) else [kinds]
+        return inner | {"type": sorted({*map(str, both), "string"})}
+    if isinstance(read, OneOf):
+        return {"enum": list(read.words)}
+    if read in _KINDS:
+        return {"type": _KINDS[read]}
+    return {"type": ["integer", "string"] if read is parse_size else "string"}
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _note_ignored(layer: Layer, origins: dict[str, str], status: Status) -> None:
+    names = [name for name in layer.values if origins[name] != layer.origin]
+    for name in names:
+        status.note(f"{layer.origin} sets {name} too; {origins[name]} overrules it")
+
+
+def _known(name: str) -> str:
+    if name not in KEYS:
+        raise UsageError(f"there is no setting '{name}'{did_you_mean(name, KEYS)}")
+    return name

@@ -1,0 +1,182 @@
+"""The options of commands about sessions, and of what is written, read and computed again of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvchat.cli.completion import complete_session
+from kvchat.cli.export_format import Format
+from kvchat.cli.options import SESSION_HELP, EngineOptions, ListOptions, PlaceOptions, RowsOptions
+
+SessionWord = Annotated[
+    str, typer.Argument(help=SESSION_HELP, metavar="SESSION", autocompletion=complete_session)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions(ListOptions):
+    """Options of commands about one session."""
+
+    session: SessionWord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRowsOptions(RowsOptions):
+    """Options of commands that print the parts of one session."""
+
+    session: SessionWord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOptions(SessionOptions):
+    """Options of beginning a branch."""
+
+    name: Annotated[
+        str, typer.Argument(help="Its name; else a free one.", metavar="[NAME]", show_default=False)
+    ] = ""
+    branch: Annotated[
+        str | None, typer.Option(help="Fork this branch; else the one used last.", metavar="NAME")
+    ] = None
+    at: Annotated[
+        str | None, typer.Option(help="End with this message (`sessions tree --json` has ids).", metavar="ID")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyOptions(SessionOptions):
+    """Options of explaining an answer."""
+
+    number: Annotated[int, typer.Argument(help="Answers from the end.", metavar="[N]", min=1)] = 1
+    branch: Annotated[
+        str | None, typer.Option(help="Of this branch; else of the one used last.", metavar="NAME")
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Whose tokenizer to read; else the answer's.", metavar="MODEL"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReviseOptions(EngineOptions):
+    """Options of taking messages back and of leaving them out."""
+
+    session: SessionWord
+    number: Annotated[int, typer.Argument(help="Messages from the end.", metavar="[N]", min=1)] = 1
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions(SessionOptions):
+    """Options of writing a session to a file."""
+
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="The file; `-` is standard output.", metavar="FILE")
+    ] = None
+    format: Annotated[
+        Format | None,
+        typer.Option(help="bundle (with KV), md, html or json; else what FILE's name says, or bundle."),
+    ] = None
+    no_kv: Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")] = False
+    branch: Annotated[
+        str | None,
+        typer.Option(help="Take this branch; else all, or in md and html the active one.", metavar="NAME"),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions(ListOptions):
+    """Options of reading bundles."""
+
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Bundles, ChatGPT's conversations.json, or `llm logs --json`.", metavar="FILE..."
+        ),
+    ]
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Go on with this model, not the one it names.", metavar="MODEL"),
+    ] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
+    ] = None
+    cache_format: Annotated[
+        str | None,
+        typer.Option(help="How KV is stored: exact, or fp8 (approximate; latents alone).", metavar="FORMAT"),
+    ] = None
+    no_kv: Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")] = False
+
+    def flags(self) -> dict[str, object]:
+        given = {"engine.dtype": self.dtype, "engine.cache_format": self.cache_format}
+        return PlaceOptions.flags(self) | {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions(ListOptions):
+    """How much KV is computed again, and with which model."""
+
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL"),
+    ] = None
+    all: Annotated[bool, typer.Option("--all", help="Compute everything again.")] = False
+    sample: Annotated[
+        int | None, typer.Option(help="Compute N blocks again (8 if nothing is said).", metavar="N", min=1)
+    ] = None
+    seed: Annotated[str | None, typer.Option(help="Choose the same blocks again.", metavar="TEXT")] = None
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
+    ] = None
+    cache_format: Annotated[
+        str | None,
+        typer.Option(help="How KV is stored: exact, or fp8 (approximate; latents alone).", metavar="FORMAT"),
+    ] = None
+    kv_device_bytes: Annotated[
+        str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
+    ] = None
+
+    def flags(self) -> dict[str, object]:
+        given = PlaceOptions.flags(self) | {
+            "engine.device": self.device,
+            "engine.dtype": self.dtype,
+            "engine.cache_format": self.cache_format,
+            "engine.device_bytes": self.kv_device_bytes,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySessionOptions(VerifyOptions):
+    session: SessionWord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyCacheOptions(VerifyOptions):
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveOptions(ListOptions):
+    sessions: Annotated[
+        list[str],
+        typer.Argument(help="Sessions to remove.", metavar="SESSION...", autocompletion=complete_session),
+    ]
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenameOptions(PlaceOptions):
+    session: SessionWord
+    title: Annotated[str, typer.Argument(help="Its new title.", metavar="TITLE")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions(RowsOptions):
+    words: Annotated[list[str], typer.Argument(help="Words that a message must hold.", metavar="WORD...")]
+    limit: Annotated[int, typer.Option(help="Most messages to show.", metavar="N", min=1)] = 20

@@ -1,0 +1,156 @@
+"""`kvchat config`: where each value came from, and one setting changed in a file that a person wrote."""
+
+import json
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kvchat.cli.config_file import with_setting
+from kvchat.cli.main import run
+from kvchat.config import KEYS
+from kvchat.errors import ConfigError
+
+pytestmark = pytest.mark.pure
+
+Capture = pytest.CaptureFixture[str]
+
+
+def shown(capsys: Capture, *words: str) -> dict[str, dict[str, object]]:
+    capsys.readouterr()
+    assert run(["config", "show", *words, "--json"]) == 0
+    settings: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)["settings"]
+    return settings
+
+
+def test_show_says_where_each_value_came_from(
+    home: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text('model = "a"\nsystem = "a"\n[sampling]\nseed = 1\ntop_k = 1\n')
+    (tmp_path / "work" / ".kvchat.toml").write_text('system = "b"\n[sampling]\nseed = 2\n')
+    monkeypatch.setenv("KVCHAT_SEED", "3")
+    found = shown(capsys, "--temperature", "0.5")
+    assert found["model"] == {"value": "a", "from": str(home / "config.toml")}
+    assert found["system"] == {"value": "b", "from": str(tmp_path / "work" / ".kvchat.toml")}
+    assert found["sampling.seed"] == {"value": 3, "from": "KVCHAT_SEED"}
+    assert found["sampling.temperature"] == {"value": 0.5, "from": "flag"}
+    assert found["sampling.top_k"] == {"value": 1, "from": str(home / "config.toml")}
+    assert found["sampling.top_p"] == {"value": 1.0, "from": "default"}
+    assert set(found) == set(KEYS)
+
+
+def test_show_says_what_is_overruled_on_standard_error(
+    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text('model = "a"\n')
+    monkeypatch.setenv("KVCHAT_MODEL", "b")
+    assert run(["config"]) == 0
+    told = capsys.readouterr()
+    assert 'model = "b"' in told.out
+    assert told.err == f"{home / 'config.toml'} sets model too; KVCHAT_MODEL overrules it\n"
+
+
+def test_set_makes_a_private_file_that_is_read_back(home: Path, capsys: Capture) -> None:
+    for name, value in (("model", "here/it is"), ("sampling.top_k", "40"), ("engine.device_bytes", "2GiB")):
+        assert run(["config", "set", name, value]) == 0
+    assert run(["config", "set", "display.stats", "no"]) == 0
+    file = home / "config.toml"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert tomllib.loads(file.read_text()) == {
+        "model": "here/it is",
+        "sampling": {"top_k": 40},
+        "engine": {"device_bytes": "2GiB"},
+        "display": {"stats": False},
+    }
+    found = shown(capsys)
+    assert (found["sampling.top_k"]["value"], found["engine.device_bytes"]["value"]) == (40, 2**31)
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "told"),
+    [
+        (["sampling.temprature", "1"], 2, "did you mean 'sampling.temperature'"),
+        (["sampling.temperature", "warm"], 2, "must be a number"),
+        (["sampling.top_p", "7"], 3, "top_p"),
+        (["model"], 2, "give a value"),
+        (["model", "a", "--unset"], 2, "give a value"),
+    ],
+)
+def test_set_refuses_what_could_not_be_read_and_leaves_the_file(
+    words: list[str], exit_code: int, told: str, home: Path, capsys: Capture
+) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text('model = "a"  # mine\n')
+    assert run(["config", "set", *words]) == exit_code
+    assert told in capsys.readouterr().err
+    assert (home / "config.toml").read_text() == 'model = "a"  # mine\n'
+
+
+def test_set_says_what_overrules_it(home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCHAT_MODEL", "b")
+    assert run(["config", "set", "model", "a"]) == 0
+    assert "KVCHAT_MODEL overrules it here" in capsys.readouterr().err
+
+
+WRITTEN = """\
+# mine
+model = "a"
+
+[sampling]   # greedy
+seed = 1     # always
+# top_k = 3
+
+[engine]
+device = "cpu"
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "after"),
+    [
+        ("model", '"b"', WRITTEN.replace('"a"', '"b"')),
+        ("sampling.top_k", "5", WRITTEN.replace("# top_k = 3\n", "# top_k = 3\ntop_k = 5\n")),
+        ("sampling.seed", None, WRITTEN.replace("seed = 1     # always\n", "")),
+        ("display.stats", "false", WRITTEN + "\n[display]\nstats = false\n"),
+        ("system", '"x"', WRITTEN.replace('"a"\n', '"a"\nsystem = "x"\n')),
+        ("sampling.top_p", None, WRITTEN),
+    ],
+)
+def test_a_change_leaves_order_and_comments_as_they_were(name: str, value: str | None, after: str) -> None:
+    assert with_setting(WRITTEN, name, value) == after
+
+
+@pytest.mark.parametrize(
+    "text", ['system = """\nlong\ntext"""\n', "sampling = {seed = 1}\n", '"system" = """\nmodel = 1\n"""\n']
+)
+def test_what_cannot_be_changed_safely_is_refused(text: str) -> None:
+    name = "sampling.seed" if "sampling" in text else "system"
+    with pytest.raises(ConfigError, match="config edit"):
+        with_setting(text, name, "3" if "sampling" in text else '"x"')
+
+
+def test_edit_opens_the_editor_and_says_what_is_wrong_afterwards(
+    home: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\necho \'modle = "a"\' >> "$1"\n')
+    editor.chmod(0o700)
+    monkeypatch.setenv("EDITOR", str(editor))
+    assert run(["config", "edit"]) == 3
+    assert "did you mean 'model'" in capsys.readouterr().err
+    monkeypatch.setenv("EDITOR", "/no/such/editor")
+    assert run(["config", "edit"]) == 2
+
+
+def test_the_schema_names_every_setting_and_its_kind(capsys: Capture) -> None:
+    assert run(["config", "schema"]) == 0
+    properties = json.loads(capsys.readouterr().out)["properties"]
+    for name in KEYS:
+        section, _, key = name.rpartition(".")
+        assert key in (properties[section]["properties"] if section else properties)
+    assert properties["sampling"]["properties"]["top_k"]["type"] == ["integer", "string"]
+    assert "cuda" in properties["engine"]["properties"]["device"]["enum"]
+    assert properties["sampling"]["additionalProperties"] is False
