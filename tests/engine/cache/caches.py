@@ -14,8 +14,9 @@ from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Demote, Fetch, Load, Move, Promote, Save, TableChange
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.rates import Rates
-from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
+from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, RecentSpec, SealedSpec, SlidingSpec
 from kvchat.engine.flights import Flight, Flights
+from kvchat.engine.kernels.sealed_record import Code
 from tests.engine.stepped_reader import SteppedReader
 
 FINGERPRINT = b"\x07" * 32
@@ -39,6 +40,25 @@ def sliding_group(window_len: int, group_id: int = 1) -> Group:
 def chunked_group(chunk_len: int, group_id: int = 1) -> Group:
     spec = ChunkedSpec(num_kv_heads=1, head_dim_k=2, head_dim_v=2, dtype="F32", chunk_len=chunk_len)
     return Group(id=GroupId(group_id), spec=spec, layers=(group_id,))
+
+
+def sealed_group(block_size: int) -> Group:
+    """The quantised blocks of a layer whose recent ones are in `recent_group`."""
+    spec = SealedSpec(
+        num_kv_heads=1,
+        head_dim_k=2,
+        head_dim_v=2,
+        dtype="U8",
+        key_code=Code.INT8,
+        value_code=Code.INT8,
+        block_size=block_size,
+    )
+    return Group(id=GroupId(0), spec=spec, layers=(0,), sealed_from=GroupId(1))
+
+
+def recent_group(block_size: int) -> Group:
+    spec = RecentSpec(num_kv_heads=1, head_dim_k=2, head_dim_v=2, dtype="F32", block_size=block_size)
+    return Group(id=GroupId(1), spec=spec, layers=(0,))
 
 
 def name_of(token_ids: Sequence[int], block_size: int) -> BlockKey:
@@ -153,29 +173,46 @@ class FakeDevice:
             for group in self.manager.pools:
                 self.tables.pop((branch, group), None)
 
-    def write(self, branch: Branch, start: int, end: int) -> None:
-        """Write the KV of tokens `[start, end)` of a branch through the reported tables."""
-        for group, pool in self.manager.pools.items():
+    def write(self, branch: Branch, start: int, end: int, draft: Sequence[int] = ()) -> None:
+        """Write the KV of tokens `[start, end)` of a branch and its draft through the reported tables."""
+        text = [*branch.token_ids, *draft]
+        for group in [group.id for group in self.manager.groups if group.spec.has_tail]:
+            pool = self.manager.pools[group]
             for position in range(start, end):
                 number, offset = divmod(position, self.manager.block_size)
                 block = self.tables[branch.id, group][number]
                 assert pool.key(block) is None, "a named block is written"
                 assert self._num_tables(group, block) == 1, "a block of several branches is written"
-                self.slots[group, block][offset] = tuple(branch.token_ids[: position + 1])
+                self.slots[group, block][offset] = tuple(text[: position + 1])
 
-    def check_seen(self, branch: Branch, start: int, end: int) -> None:
+        for sealed in self.manager.groups:
+            if sealed.sealed_from is not None:
+                self._seal(branch, sealed, sealed.sealed_from, (start, end))
+
+    def _seal(self, branch: Branch, sealed: Group, recent: GroupId, written: tuple[int, int]) -> None:
+        """Bring the blocks that become old with the tokens `[start, end)` to their place among the others."""
+        first, last = (sealed.num_blocks(length, self.manager.block_size) for length in written)
+        for number in range(first, last):
+            source, target = (self.tables[branch.id, group][number] for group in (recent, sealed.id))
+            assert self.manager.pools[sealed.id].key(target) is None, "a named block is sealed"
+            assert self._num_tables(sealed.id, target) == 1, "a block of several branches is sealed"
+            self.slots[sealed.id, target] = list(self.slots[recent, source])
+
+    def check_seen(self, branch: Branch, start: int, end: int, draft: Sequence[int] = ()) -> None:
         """Assert that queries `[start, end)` see the right content through the reported tables."""
+        text = [*branch.token_ids, *draft]
         for group in self.manager.groups:
-            for position in range(group.spec.first_visible(start), end):
+            for position in range(group.spec.first_visible(start), self._end_in(group, end)):
                 number, offset = divmod(position, self.manager.block_size)
                 block = self.tables[branch.id, group.id][number]
-                right = tuple(branch.token_ids[: position + 1])
+                right = tuple(text[: position + 1])
                 assert self.slots[group.id, block][offset] == right, f"wrong content at {position}"
 
     def check_held(self, branch: Branch) -> None:
         """Assert that all a branch's next query sees is in its own tables."""
         for group in self.manager.groups:
-            for position in range(group.spec.first_visible(branch.computed_len), branch.computed_len):
+            end = self._end_in(group, branch.computed_len)
+            for position in range(group.spec.first_visible(branch.computed_len), end):
                 number, offset = divmod(position, self.manager.block_size)
                 block = branch.tables[group.id][number]
                 assert block is not None, f"a hole at {position}"
@@ -195,6 +232,11 @@ class FakeDevice:
                 assert self.slots[group, block][: len(node.token_ids)] == self._right(tokens_of, node.key)
         for (key, _), contents in self.tier.contents.items():
             assert contents == self._right(tokens_of, key)
+
+    def _end_in(self, group: Group, num_tokens: int) -> int:
+        """Return how many of the first tokens a group has once they are computed."""
+        size = self.manager.block_size
+        return min(num_tokens, size * group.num_blocks(num_tokens, size))
 
     def _fill(self, group: GroupId, block: BlockId, contents: Sequence[Content]) -> None:
         self.poison(group, block)

@@ -45,7 +45,7 @@ class CacheTraces(RuleBasedStateMachine):
         self, limited: Group, num_full: int, num_sliding: int, num_places: int, policy: tuple[Eviction, bool]
     ) -> None:
         eviction, is_choosy = policy
-        self.cache = Cache(
+        cache = Cache(
             full_group(),
             limited,
             num_blocks=[num_full, num_sliding],
@@ -54,6 +54,10 @@ class CacheTraces(RuleBasedStateMachine):
             eviction=eviction,
             is_worth=lambda node: not is_choosy or node.key[0] % 2 == 0,
         )
+        self.begin(cache)
+
+    def begin(self, cache: Cache) -> None:
+        self.cache = cache
         self.manager, self.device, self.tier = self.cache.manager, self.cache.device, self.cache.tier
         self.admitted: list[Branch] = []
         self.waiting: list[Branch] = []

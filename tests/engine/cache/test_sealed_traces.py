@@ -1,0 +1,71 @@
+"""The random traces of the cache manager once more, over layers whose older blocks are quantised.
+
+What a query sees is exact in its own block and the one before, and quantised in all others; every block is
+quantised once, from exact bytes that are right, by the one branch that holds the place it goes to.
+"""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant
+
+from kvchat.engine.api.ids import BlockId, GroupId
+from kvchat.engine.cache.eviction import Eviction
+from tests.engine.cache.caches import Cache, recent_group, sealed_group
+from tests.engine.cache.test_manager_traces import BLOCK_SIZE, CacheTraces
+
+pytestmark = pytest.mark.pure
+
+
+class SealedTraces(CacheTraces):
+    @initialize(
+        num_sealed=st.integers(5, 10),
+        num_recent=st.integers(7, 9),
+        num_places=st.integers(0, 8),
+        policy=st.tuples(st.sampled_from(list(Eviction)), st.booleans()),
+    )
+    def build(  # type: ignore[override]
+        self, num_sealed: int, num_recent: int, num_places: int, policy: tuple[Eviction, bool]
+    ) -> None:
+        eviction, is_choosy = policy
+        cache = Cache(
+            sealed_group(BLOCK_SIZE),
+            recent_group(BLOCK_SIZE),
+            num_blocks=[num_sealed, num_recent],
+            block_size=BLOCK_SIZE,
+            num_places=num_places,
+            eviction=eviction,
+            is_worth=lambda node: not is_choosy or node.key[0] % 2 == 0,
+        )
+        self.begin(cache)
+
+    @invariant()
+    def pinned_blocks_are_there(self) -> None:
+        """The last of them is quantised only later."""
+        for keys in self.pinned.values():
+            assert all(self.manager.index.block(key, GroupId(0)) is not None for key in keys[:-1])
+
+    @invariant()
+    def tables_hold_what_is_old_enough(self) -> None:
+        for branch in self.admitted:
+            sealed: list[BlockId | None] = branch.tables[0]
+            assert None not in sealed
+            assert len(sealed) == max(0, branch.computed_len // BLOCK_SIZE - 1)
+
+
+class TestTraces(SealedTraces.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(
+        max_examples=60,
+        stateful_step_count=30,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+@pytest.mark.slow
+class TestManyTraces(SealedTraces.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(
+        max_examples=3000,
+        derandomize=False,
+        stateful_step_count=80,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
