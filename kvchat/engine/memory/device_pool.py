@@ -18,6 +18,8 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.spec import FullSpec, Group
+from kvchat.engine.kernels.move_blocks import BlockMoves
+from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.read_block.native import Places
 from kvchat.engine.memory.block_file import Region
 from kvchat.engine.memory.pages import PAGE
@@ -45,10 +47,12 @@ class GroupPool:
     Args:
         parts: keys [L, N, H_kv, P, D_k], values [L, N, H_kv, P, D_v].
         memory: for each of the parts bytes [L, N, b], b of one layer and block; empty off the processor.
+        moves: moves its blocks where they are no plain memory.
     """
 
     parts: tuple[Tensor, Tensor]
     memory: tuple[NDArray[np.uint8], ...]
+    moves: BlockMoves
 
 
 class DevicePool:
@@ -93,6 +97,14 @@ class DevicePool:
             for group in self._groups.values()
         }
 
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.layers.values())).keys.device
+
+    def moves(self, group: GroupId) -> BlockMoves:
+        """Return what moves many blocks of a group at once, in the order of the device's work."""
+        return self._pools[group].moves
+
     def copy(self, group: GroupId, source: BlockId, target: BlockId, num_tokens: int) -> None:
         """Copy the first `num_tokens` slots of one block to another in every layer of the group."""
         assert source != target
@@ -118,23 +130,20 @@ class DevicePool:
         Effect: on a processor in the calling thread alone, and other threads go on meanwhile.
         """
         pool = self._pools[group]
-        for number, (part, columns) in enumerate(self._columns(group, out)):
-            if pool.memory:
-                np.copyto(columns, pool.memory[number][:, block])
-            else:
-                of_block = part[:, block].contiguous().view(torch.uint8)
-                torch.from_numpy(columns).copy_(of_block.view(columns.shape))
+        if not pool.memory:
+            torch.frombuffer(out, dtype=torch.uint8).copy_(pool.moves.gather([block])[0])
+            return
+        for number, (_, columns) in enumerate(self._columns(group, out)):
+            np.copyto(columns, pool.memory[number][:, block])
 
     def write_block(self, group: GroupId, block: BlockId, data: bytearray | memoryview) -> None:
         """Fill a block from one run of bytes of exactly its size; otherwise as `read_into`."""
         pool = self._pools[group]
-        for number, (part, columns) in enumerate(self._columns(group, data)):
-            if pool.memory:
-                np.copyto(pool.memory[number][:, block], columns)
-            else:
-                of_block = torch.from_numpy(np.ascontiguousarray(columns)).to(part.device)
-                target = part[:, block]
-                target.copy_(of_block.view(-1).view(part.dtype).view(target.shape))
+        if not pool.memory:
+            pool.moves.scatter([block], torch.frombuffer(data, dtype=torch.uint8).to(self.device)[None])
+            return
+        for number, (_, columns) in enumerate(self._columns(group, data)):
+            np.copyto(pool.memory[number][:, block], columns)
 
     def places(self, group: GroupId, block: BlockId) -> Places | None:
         """Return where a block's bytes are, in the order of its run; None where they are no plain memory."""
@@ -164,25 +173,37 @@ class DevicePool:
 
 
 def _allocate(group: Group, num_blocks: int, block_size: int, device: torch.device) -> GroupPool:
+    """Return a group's keys and values, one behind the other; both begin with a page, see `pages`."""
     spec = group.spec
-    keys, values = (
-        _empty(
-            (len(group.layers), num_blocks, spec.num_kv_heads, block_size, dim),
-            TORCH_DTYPES[spec.dtype],
-            device,
-        )
+    dtype = TORCH_DTYPES[spec.dtype]
+    shapes = [
+        (len(group.layers), num_blocks, spec.num_kv_heads, block_size, dim)
         for dim in (spec.head_dim_k, spec.head_dim_v)
+    ]
+    values_at = -(-prod(shapes[0]) * dtype.itemsize // PAGE) * PAGE
+    num_bytes = values_at + prod(shapes[1]) * dtype.itemsize
+    whole = torch.empty(num_bytes + PAGE, dtype=torch.uint8, device=device)
+    buffer = whole[-whole.data_ptr() % PAGE :][:num_bytes]
+    keys, values = (
+        buffer[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        for start, shape in zip((0, values_at), shapes, strict=True)
     )
     parts = (keys, values)
-    return GroupPool(parts, tuple(map(_memory, parts)) if device.type == "cpu" else ())
+    memory = tuple(map(_memory, parts)) if device.type == "cpu" else ()
+    return GroupPool(parts, memory, BlockMoves(_regions(buffer, parts, values_at)))
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor that begins with a page; see `pages`."""
-    num_bytes = prod(shape) * dtype.itemsize
-    whole = torch.empty(num_bytes + PAGE, dtype=torch.uint8, device=device)
-    start = -whole.data_ptr() % PAGE
-    return whole[start : start + num_bytes].view(dtype).view(shape)
+def _regions(buffer: Tensor, parts: tuple[Tensor, Tensor], values_at: int) -> BlockRegions:
+    """Return where the regions of blocks lie, in the order of their run of bytes; none is empty."""
+    num_layers, num_blocks = parts[0].shape[:2]
+    regions = [
+        (start + layer * num_blocks * _block_bytes(part), _block_bytes(part))
+        for layer in range(num_layers)
+        for start, part in zip((0, values_at), parts, strict=True)
+        if _block_bytes(part)
+    ]
+    starts, sizes = zip(*regions, strict=True)
+    return BlockRegions(buffer, starts, sizes)
 
 
 def _memory(part: Tensor) -> NDArray[np.uint8]:

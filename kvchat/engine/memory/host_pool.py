@@ -1,11 +1,12 @@
 """The bytes of blocks in host memory: one arena per group, a block is one run of bytes in it.
 
 Arenas are anonymous maps, taken from the system page by page as they are first written, with huge pages where
-the system offers them.
+the system offers them. For devices that copy by themselves others are to be had: see `pinned`.
 """
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.errors import OutOfMemory
@@ -14,18 +15,28 @@ from kvchat.errors import OutOfMemory
 class HostPool:
     """Fixed places for blocks of each group."""
 
-    def __init__(self, num_blocks: Mapping[GroupId, int], block_bytes: Mapping[GroupId, int]) -> None:
+    def __init__(
+        self,
+        num_blocks: Mapping[GroupId, int],
+        block_bytes: Mapping[GroupId, int],
+        make_arena: "Callable[[int, int], Arena] | None" = None,
+    ) -> None:
         """Args:
         num_blocks: places of each group; groups with none have no arena.
         block_bytes: bytes of one block of each group.
+        make_arena: number and size of places → where they are; None: an anonymous map.
 
         Raises:
             OutOfMemory: the system refuses the memory.
         """
-        self._block_bytes = dict(block_bytes)
+        make_arena = make_arena or MappedArena
         try:
-            self._arenas = {
-                group: _arena(count * block_bytes[group]) for group, count in num_blocks.items() if count > 0
+            self._arenas: dict[GroupId, Arena] = {
+                group: make_arena(count, block_bytes[group])
+                for group, count in num_blocks.items()
+                if count > 0
+                for group, count in num_blocks.items()
+                if count > 0
             }
         except (OSError, ValueError, OverflowError) as error:
             total = sum(count * block_bytes[group] for group, count in num_blocks.items())
@@ -35,12 +46,11 @@ class HostPool:
 
     @property
     def num_bytes(self) -> int:
-        return sum(len(arena) for arena in self._arenas.values())
+        return sum(arena.num_bytes for arena in self._arenas.values())
 
     def view(self, group: GroupId, place: BlockId) -> memoryview:
         """Return the writable bytes of one place."""
-        size = self._block_bytes[group]
-        return memoryview(self._arenas[group])[place * size : (place + 1) * size]
+        return self._arenas[group].view(place)
 
     def close(self) -> None:
         """Give the memory back; views must be gone."""
@@ -49,11 +59,36 @@ class HostPool:
         self._arenas.clear()
 
 
-def _arena(num_bytes: int) -> mmap.mmap:
-    arena = mmap.mmap(-1, num_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            arena.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without transparent huge pages: the arena works all the same
-    return arena
+class Arena(Protocol):
+    """Places of one size."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def view(self, place: int) -> memoryview: ...
+
+    def close(self) -> None: ...
+
+
+class MappedArena:
+    """An anonymous map."""
+
+    def __init__(self, num_places: int, place_bytes: int) -> None:
+        self._place_bytes = place_bytes
+        self._map = mmap.mmap(-1, num_places * place_bytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:
+                pass  # a kernel without transparent huge pages: the arena works all the same
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._map)
+
+    def view(self, place: int) -> memoryview:
+        start = place * self._place_bytes
+        return memoryview(self._map)[start : start + self._place_bytes]
+
+    def close(self) -> None:
+        self._map.close()

@@ -2,17 +2,16 @@
 
 import logging
 from collections.abc import Iterable, Sequence
-from time import perf_counter
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
-from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.plan import Copy, Fetch, Load, Move
-from kvchat.engine.cache.rates import Direction, Rates
+from kvchat.engine.cache.plan import Fetch, Load, Move
+from kvchat.engine.cache.rates import Rates
 from kvchat.engine.cache.tiers import StoredNode
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pages import Pages
+from kvchat.engine.memory.transport import DirectTransport, Transport
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
 log = logging.getLogger(__name__)
@@ -26,15 +25,20 @@ class Mover:
     """
 
     def __init__(
-        self, pool: DevicePool, host: HostPool, store: DiskStore | None, rates: Rates | None = None
+        self,
+        pool: DevicePool,
+        host: HostPool,
+        store: DiskStore | None,
+        rates: Rates | None = None,
+        transport: Transport | None = None,
     ) -> None:
         """Args:
         rates: told how long moves between tiers take.
+        transport: carries out what stays in memory; None: the calling thread does.
         """
         self._pool = pool
-        self._host = host
         self._store = store
-        self._rates = rates or Rates()
+        self._transport = transport or DirectTransport(pool, host, rates or Rates())
         self._unreadable: set[tuple[BlockKey, GroupId]] = set()
         self._pages = Pages()
 
@@ -49,20 +53,13 @@ class Mover:
 
     def execute(self, moves: Iterable[Move]) -> None:
         """Carry out the moves in their order."""
-        for move in moves:
-            start_s = perf_counter()
-            if isinstance(move, Copy):
-                self._pool.copy(move.group, move.source, move.target, move.num_tokens)
-                continue
-            self._pool.read_into(move.group, move.source, self._host.view(move.group, move.place))
-            num_bytes = self._pool.block_bytes(move.group)
-            self._rates.observe_move(Tier.HOST, Direction.STORE, num_bytes, perf_counter() - start_s)
+        self._transport.execute(moves)
 
     def fetch(self, move: Fetch) -> bool:
         """Carry out one move to the device, in any thread; False if its block is not to be had."""
         if isinstance(move, Load):
             return self._load(move)
-        self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
+        self._transport.promote(move)
         return True
 
     def announce(self, move: Fetch) -> bool:

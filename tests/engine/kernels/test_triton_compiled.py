@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from itertools import product
 
 import pytest
+import torch
 
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
@@ -13,6 +14,7 @@ from kvchat.engine.kernels.latent_attention import triton as latent
 from kvchat.engine.kernels.latent_record import triton as record_triton
 from kvchat.engine.kernels.merge_lse import triton as merge_triton
 from kvchat.engine.kernels.move_blocks import triton as move_triton
+from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.paged_attention import triton as attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.store_kv import triton as store_triton
@@ -156,5 +158,7 @@ def test_the_small_kernels_fit(capability: int) -> None:
 
     types = dict.fromkeys(("source", "target"), "*i32")
     types |= dict.fromkeys(("source_blocks", "target_blocks", "starts", "sizes", "places"), "*i64")
-    for mode in move_triton._MODES.values():
-        assert_fits(compile_kernel(move_triton._move, types, mode, capability=capability), capability)
+    for mode, size in product(("copy", "gather", "scatter"), (64 * 128 * 2, 20)):
+        regions = BlockRegions(torch.empty(0, dtype=torch.uint8), (0,), (size,))
+        constants = move_triton.constants(mode, regions)
+        assert_fits(compile_kernel(move_triton._move, types, constants, capability=capability), capability)

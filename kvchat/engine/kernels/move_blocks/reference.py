@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BlockRegions:
     """Where the regions of blocks lie: region r of block b begins at `starts[r] + b * sizes[r]`.
 

@@ -14,52 +14,69 @@ from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 
 WORD_BYTES = 4
 PIECE_WORDS = 2048
+VECTOR_WORDS = 4
+"""A thread reads so many words at once where every region is a multiple of them."""
+
+Table = tuple[Tensor, Tensor, Tensor]
+"""Each region's pool start, size, and place in a run, in words [R], int64, on the device."""
 
 
-def copy_blocks(regions: BlockRegions, sources: Tensor, targets: Tensor) -> None:
-    """Do what the reference does; see there for arguments."""
+def copy_blocks(regions: BlockRegions, sources: Tensor, targets: Tensor, known: Table | None = None) -> None:
+    """Do what the reference does; see there for arguments.
+
+    Args:
+        known: what `table` returns for the regions, if it was asked before.
+    """
     if len(sources):
         words = regions.buffer.view(torch.int32)
         _move[_grid(regions, len(sources))](
-            words, words, sources, targets, *_table(regions), 0, **_MODES["copy"]
+            words, words, sources, targets, *(known or table(regions)), 0, **constants("copy", regions)
         )
 
 
-def gather_blocks(regions: BlockRegions, blocks: Tensor) -> Tensor:
-    """Return what the reference returns; see there for arguments."""
+def gather_blocks(regions: BlockRegions, blocks: Tensor, known: Table | None = None) -> Tensor:
+    """Return what the reference returns; see there for arguments, and `copy_blocks`."""
     runs = regions.buffer.new_empty(len(blocks), regions.block_bytes)
     if len(blocks):
         arguments = regions.buffer.view(torch.int32), runs.view(torch.int32), blocks, blocks
         row_words = regions.block_bytes // WORD_BYTES
-        _move[_grid(regions, len(blocks))](*arguments, *_table(regions), row_words, **_MODES["gather"])
+        _move[_grid(regions, len(blocks))](
+            *arguments, *(known or table(regions)), row_words, **constants("gather", regions)
+        )
     return runs
 
 
-def scatter_blocks(regions: BlockRegions, blocks: Tensor, runs: Tensor) -> None:
-    """Do what the reference does; see there for arguments."""
+def scatter_blocks(regions: BlockRegions, blocks: Tensor, runs: Tensor, known: Table | None = None) -> None:
+    """Do what the reference does; see there for arguments, and `copy_blocks`."""
     if len(blocks):
         arguments = runs.view(torch.int32), regions.buffer.view(torch.int32), blocks, blocks
         row_words = regions.block_bytes // WORD_BYTES
-        _move[_grid(regions, len(blocks))](*arguments, *_table(regions), row_words, **_MODES["scatter"])
+        _move[_grid(regions, len(blocks))](
+            *arguments, *(known or table(regions)), row_words, **constants("scatter", regions)
+        )
 
 
-_MODES = {
-    "copy": {"FROM_RUNS": False, "TO_RUNS": False, "PIECE": PIECE_WORDS},
-    "gather": {"FROM_RUNS": False, "TO_RUNS": True, "PIECE": PIECE_WORDS},
-    "scatter": {"FROM_RUNS": True, "TO_RUNS": False, "PIECE": PIECE_WORDS},
-}
+def constants(mode: str, regions: BlockRegions) -> dict[str, int | bool]:
+    """Return what the kernel is compiled for, to `copy`, `gather` or `scatter`."""
+    is_even = all(size % (VECTOR_WORDS * WORD_BYTES) == 0 for size in (*regions.sizes, *regions.starts))
+    return {
+        "FROM_RUNS": mode == "scatter",
+        "TO_RUNS": mode == "gather",
+        "PIECE": PIECE_WORDS,
+        "VECTOR": VECTOR_WORDS if is_even else 1,
+    }
 
 
 def _grid(regions: BlockRegions, num_blocks: int) -> tuple[int, int, int]:
     return num_blocks, len(regions.sizes), triton.cdiv(max(regions.sizes), PIECE_WORDS * WORD_BYTES)
 
 
-def _table(regions: BlockRegions) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each region's pool start, size, and place in a run, in words [R]."""
+def table(regions: BlockRegions) -> Table:
+    """Return where regions lie, for all moves of their blocks."""
     places = [0, *accumulate(regions.sizes)][:-1]
     rows = [regions.starts, regions.sizes, places]
-    table = torch.tensor(rows, device=regions.buffer.device) // WORD_BYTES
-    return table[0], table[1], table[2]
+    words = torch.tensor(rows, device=regions.buffer.device) // WORD_BYTES
+    return words[0], words[1], words[2]
 
 
 @triton.jit
@@ -75,13 +92,15 @@ def _move(
     FROM_RUNS: tl.constexpr,
     TO_RUNS: tl.constexpr,
     PIECE: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     number = tl.program_id(0).to(tl.int64)
     region = tl.program_id(1)
-    size = tl.load(sizes + region)
-    start = tl.load(starts + region)
+    size = tl.multiple_of(tl.load(sizes + region), VECTOR)
+    start = tl.multiple_of(tl.load(starts + region), VECTOR)
+    place = tl.multiple_of(tl.load(places + region), VECTOR)
     word = tl.program_id(2) * PIECE + tl.arange(0, PIECE)
-    run = number * row_words + tl.load(places + region)
+    run = number * row_words + place
     if FROM_RUNS:
         read = source + run
     else:

@@ -1,0 +1,51 @@
+"""Work beside the engine's computation: lanes that carry out their work in order, bound to it by events.
+
+Handing work in never waits for it. On a processor there is nothing beside the calling thread, and no lane is
+made; a GPU has streams.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Protocol
+
+Work = Callable[[], None]
+
+
+class Lane(Enum):
+    """What is carried out in order, beside the other lane and beside computation."""
+
+    OUT = auto()
+    """From the device to host memory."""
+    IN = auto()
+    """From host memory to the device."""
+
+
+class Event(Protocol):
+    """Stands for work that was handed in."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Wait in the calling thread until the work is done."""
+        ...
+
+    def seconds(self) -> float:
+        """Return how long the work took; it is done."""
+        ...
+
+
+class Streams(Protocol):
+    """Where work goes."""
+
+    def compute(self, work: Work) -> Event:
+        """Hand in work of the engine's thread, in order with everything that it computes."""
+        ...
+
+    def mark(self) -> Event:
+        """Return what is done when all computation handed in so far is. In any thread."""
+        ...
+
+    def beside(self, lane: Lane, work: Work, after: Sequence[Event]) -> Event:
+        """Hand in work for a lane that begins when all of `after` is done. In any thread."""
+        ...

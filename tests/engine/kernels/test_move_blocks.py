@@ -1,0 +1,38 @@
+"""Blocks moved in torch operations end up as the definition has them."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from kvchat.engine.kernels.move_blocks import BlockMoves, reference
+from kvchat.engine.kernels.move_blocks.reference import BlockRegions
+
+pytestmark = pytest.mark.cpu
+
+SIZES, NUM_BLOCKS = (64, 6, 4, 1000), 7
+
+
+def make_regions() -> BlockRegions:
+    starts, start = [], 0
+    for size in SIZES:
+        starts.append(start)
+        start += (NUM_BLOCKS * size + 15) // 16 * 16
+    generator = torch.Generator().manual_seed(0)
+    buffer = torch.randint(0, 256, (start,), dtype=torch.uint8, generator=generator)
+    return BlockRegions(buffer, tuple(starts), SIZES)
+
+
+@pytest.mark.parametrize("ids", [[5, 0, 3], [2], []])
+def test_moves_are_those_of_the_reference(ids: Sequence[int]) -> None:
+    mine, wanted = make_regions(), make_regions()
+    moves, blocks = BlockMoves(mine), torch.tensor(ids, dtype=torch.int64)
+    targets = [1, 6, 4][: len(ids)]
+    moves.copy(ids, targets)
+    reference.copy_blocks(wanted, blocks, torch.tensor(targets, dtype=torch.int64))
+    assert torch.equal(mine.buffer, wanted.buffer)
+    runs = moves.gather(ids)
+    assert torch.equal(runs, reference.gather_blocks(wanted, blocks))
+    moves.scatter(targets[::-1], runs)
+    reference.scatter_blocks(wanted, torch.tensor(targets[::-1], dtype=torch.int64), runs)
+    assert torch.equal(mine.buffer, wanted.buffer)
