@@ -1,6 +1,6 @@
 """The answers in progress: what the logits of a step mean for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -22,6 +22,15 @@ from kvchat.engine.keeper import Keeper
 from kvchat.engine.sampler import Choice, Row, Sampler
 from kvchat.engine.scheduler import Scheduler
 from kvchat.engine.stop_guard import StopGuard
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A sequence whose next token is due: the logits [1 + D, V] behind its last token and D of a draft."""
+
+    entry: Entry
+    logits: Tensor
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -58,6 +67,7 @@ class Answers:
             submitted_s=self.clock(),
             prompt_len=len(request.token_ids),
             stop=StopGuard(request.stop) if request.stop is not None else None,
+            may_draft=request.sampling.beam_width is None,
         )
         self.entries[entry.id] = entry
         self.families[entry.id] = Family(entry, [entry], search=self._new_search(request))
@@ -95,16 +105,16 @@ class Answers:
 
     def record(self, batch: Batch, logits: Tensor) -> None:
         """Note what a batch has computed and append the tokens that follow from its logits [R, V]."""
-        sampled: list[tuple[Tensor, Entry]] = []
-        searched: list[tuple[Tensor, Entry]] = []
-        rows = iter(logits)
-        for chunk in batch.chunks:
+        sampled: list[_Due] = []
+        searched: list[_Due] = []
+        rows = logits.split([chunk.num_rows for chunk in batch.chunks])
+        for chunk, own in zip(batch.chunks, rows, strict=True):
             entry = self.entries[chunk.request]
-            self.manager.commit(entry.branch, chunk.end - chunk.start)
+            self.manager.commit(entry.branch, chunk.num_certain)
             if chunk.samples:
                 due = sampled if self._family(entry).search is None else searched
-                row = next(rows)
-                due += [(row, entry), *((row, sibling) for sibling in self._fork_siblings(entry))]
+                due.append(_Due(entry, own, chunk.draft))
+                due += [_Due(sibling, own) for sibling in self._fork_siblings(entry)]
             elif entry.num_generated == 0:
                 self.events.append(report.progress(entry))
         self._sample(sampled)
@@ -128,13 +138,14 @@ class Answers:
 
     # Sampling
 
-    def _sample(self, due: list[tuple[Tensor, Entry]]) -> None:
+    def _sample(self, due: list["_Due"]) -> None:
         if not due:
             return
-        rows = [Row(entry.id, entry.sampling, entry.branch.token_ids) for _, entry in due]
-        choices = self.sampler.sample(torch.stack([row for row, _ in due]), rows)
-        for (_, entry), choice in zip(due, choices, strict=True):
-            self._take_token(entry, choice)
+        rows = [Row(one.entry.id, one.entry.sampling, one.entry.branch.token_ids, one.draft) for one in due]
+        chosen = self.sampler.sample(torch.cat([one.logits for one in due]), rows)
+        for one, choices in zip(due, chosen, strict=True):
+            one.entry.num_drafted += len(one.draft)
+            self._take_tokens(one.entry, choices)
 
     def _fork_siblings(self, entry: Entry) -> list[Entry]:
         """Return the further answers that begin where the first one's prompt has just been computed."""
@@ -147,19 +158,34 @@ class Answers:
         self.scheduler.add(sibling)
         return sibling
 
-    def _take_token(self, entry: Entry, choice: Choice | None) -> None:
+    def _take_tokens(self, entry: Entry, choices: Sequence[Choice | None]) -> None:
+        """Append what was chosen, up to where the answer ends. Each token but the last is one of a draft that
+        was right, and has been computed; one that ends an answer counts as not computed, as it always does.
+        """
+        end: tuple[FinishReason, str | None] | None = None
+        for number, choice in enumerate(choices):
+            if number:
+                self.manager.commit(entry.branch, 1)
+                entry.num_accepted += 1
+            end = self._take_token(entry, choice)
+            if end is not None:
+                break
+        self.manager.retract(entry.branch)
+        if end is not None:
+            self.finish(entry, *end)
+
+    def _take_token(self, entry: Entry, choice: Choice | None) -> tuple[FinishReason, str | None] | None:
+        """Append one token; returns why the answer ends with it, if it does."""
         if choice is None:
-            self.finish(entry, FinishReason.ERROR, "the model's output is not a number (NaN or infinite)")
-            return
+            return FinishReason.ERROR, "the model's output is not a number (NaN or infinite)"
         self._note_first_token(entry)
         entry.append(choice.token_id, choice.logprobs.logprob if choice.logprobs else 0.0)
         self.events.append(report.token(entry, choice))
         reason = self._finish_reason(entry, choice.token_id)
         error = entry.stop.error if entry.stop is not None else None
         if error is not None:
-            self.finish(entry, FinishReason.ERROR, error)
-        elif reason is not None:
-            self.finish(entry, reason)
+            return FinishReason.ERROR, error
+        return None if reason is None else (reason, None)
 
     def _note_first_token(self, entry: Entry) -> None:
         if entry.first_token_s is not None:
@@ -180,15 +206,15 @@ class Answers:
 
     # Beam search
 
-    def _search(self, due: list[tuple[Tensor, Entry]]) -> None:
+    def _search(self, due: list["_Due"]) -> None:
         """Keep the beams' logits; where a search has those of all its beams, let it choose."""
         ready: dict[RequestId, Family] = {}
-        for row, entry in due:
-            family = self._family(entry)
+        for one in due:
+            entry, family = one.entry, self._family(one.entry)
             assert family.search is not None
             self._note_first_token(entry)
             entry.is_held = True
-            family.search.offer(entry, row)
+            family.search.offer(entry, one.logits[0])
             if family.search.is_ready(family.running):
                 ready[family.first.id] = family
         for family in ready.values():

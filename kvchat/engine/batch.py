@@ -8,12 +8,14 @@ from kvchat.engine.cache.plan import Move, TableChange
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive tokens of one branch: a piece of a prompt, or the last sampled token.
+    """Consecutive tokens of one branch: a piece of a prompt, or the last sampled token and a draft behind it.
 
     Args:
         start: position of the first token.
-        token_ids: the tokens to compute.
-        samples: whether the logits behind the last token choose the next one.
+        token_ids: the tokens to compute, the draft's last.
+        samples: whether the logits behind the last token that is no draft choose the next one.
+        num_drafted: tokens of the draft: a guess at what will be chosen, computed with the rest. Each is
+            kept if the logits before it choose it.
     """
 
     request: RequestId
@@ -21,10 +23,25 @@ class Chunk:
     start: int
     token_ids: tuple[int, ...]
     samples: bool
+    num_drafted: int = 0
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def num_certain(self) -> int:
+        """Tokens that belong to the branch already."""
+        return len(self.token_ids) - self.num_drafted
+
+    @property
+    def draft(self) -> tuple[int, ...]:
+        return self.token_ids[self.num_certain :]
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens whose logits are needed, the last ones."""
+        return 1 + self.num_drafted if self.samples else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +56,7 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(chunk.num_drafted for chunk in self.chunks)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.api.config import SPECULATE, EngineConfig, EngineInfo
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
@@ -20,6 +20,7 @@ from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.worth import Worth
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import open_saver, open_store
+from kvchat.engine.drafts import Drafts
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.host_pool import HostPool
@@ -31,6 +32,7 @@ from kvchat.engine.models.packed_linear import pack_linears
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
+from kvchat.engine.scheduler import NoDrafter
 from kvchat.engine.weight_format import Source, check_weights
 from kvchat.engine.weights import Candidate, Weights, fingerprint_of, load_candidate
 from kvchat.errors import ConfigError, OutOfMemory
@@ -91,6 +93,7 @@ def build_parts(
         max_batch_tokens=config.max_batch_tokens,
         runner=Runner(make_pass(pool), groups, config.block_size),
         sampler=Sampler(config.seed),
+        drafter=Drafts() if config.speculate == "auto" else NoDrafter(),
         pool=pool,
         mover=mover,
         rates=rates,
@@ -116,6 +119,8 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError(
             f"idle_demote_s must be positive, not {config.idle_demote_s}; leave it out for never"
         )
+    if config.speculate not in SPECULATE:
+        raise ConfigError(f"speculate '{config.speculate}' is unknown; use {' or '.join(SPECULATE)}")
     if config.max_batch_tokens < 1:
         raise ConfigError(f"max_batch_tokens must be at least 1, not {config.max_batch_tokens}")
 

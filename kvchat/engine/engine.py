@@ -58,7 +58,8 @@ class Engine:
         self._flights = Flights(parts.manager.device, parts.reader, parts.rates, self._carry_out)
         self._promotion = Promotion(parts.manager, self._flights)
         resumptions = Resumptions(self._flights)
-        self._scheduler = Scheduler(parts.manager, parts.max_batch_tokens, resumptions)
+        self._drafter = parts.drafter
+        self._scheduler = Scheduler(parts.manager, parts.max_batch_tokens, resumptions, parts.drafter)
         self._answers = Answers(
             manager=parts.manager,
             scheduler=self._scheduler,
@@ -359,15 +360,18 @@ class Engine:
                 self._answers.events.append(report.progress(entry))
 
     def _compute(self, batch: Batch) -> None:
-        """Compute a batch and choose tokens, and note how long it took where it was prefill.
+        """Compute a batch and choose tokens, and note how long it took.
 
         An accelerator is done when its logits have been read, not when the pass returns.
         """
         start_s = self._clock()
         self._answers.record(batch, self._runner.run(batch))
-        longest = max(batch.chunks, key=lambda chunk: len(chunk.token_ids))
-        if len(longest.token_ids) > 1:
-            self._rates.observe_prefill(batch.num_tokens, longest.start, self._clock() - start_s)
+        seconds = self._clock() - start_s
+        longest = max(batch.chunks, key=lambda chunk: chunk.num_certain)
+        if longest.num_certain > 1:
+            self._rates.observe_prefill(batch.num_tokens, longest.start, seconds)
+        else:
+            self._drafter.observe(batch, seconds)
 
     def _refuse_stuck(self) -> None:
         """End the request that cannot get a block though nobody else holds one."""

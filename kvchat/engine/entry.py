@@ -36,6 +36,11 @@ class Entry:
     stop: StopGuard | None = None
     sum_logprob: float = 0.0
     num_generated: int = 0
+    may_draft: bool = False
+    """Whether its next tokens may be guessed; those of a beam are chosen by its search."""
+    num_drafted: int = 0
+    num_accepted: int = 0
+    """Of the drafted tokens, those that were chosen."""
     first_token_s: float | None = None
     is_cancelled: bool = False
     is_held: bool = False
@@ -49,6 +54,11 @@ class Entry:
         """Tokens that it may compute now."""
         end = len(self.branch.token_ids) if self.limit is None else self.limit
         return max(0, min(end, len(self.branch.token_ids)) - self.branch.computed_len)
+
+    @property
+    def most_drafted(self) -> int:
+        """Tokens of a draft that it could keep: one more is chosen behind them."""
+        return self.max_tokens - self.num_generated - 1
 
     @property
     def rank(self) -> tuple[int, int]:

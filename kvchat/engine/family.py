@@ -35,6 +35,8 @@ class Family:
     search: BeamSearch | None = None
     ended: list[SampleEnd] = field(default_factory=list)
     num_generated: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     hypotheses: list[Hypothesis] = field(default_factory=list)
 
     @property
@@ -64,6 +66,8 @@ class Family:
         """Record that an answer has ended."""
         self.running.remove(entry)
         self.num_generated += entry.num_generated
+        self.num_drafted += entry.num_drafted
+        self.num_accepted += entry.num_accepted
         self.ended.append(
             SampleEnd(
                 sample=entry.sample,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kvchat.engine.attention.gather import GatherCache
 from kvchat.engine.attention.latent import LatentAttention
 from kvchat.engine.attention.paged import PagedAttention
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.models.hook import accepted_arguments, attach
 from kvchat.engine.models.past import PackedPast
 from kvchat.engine.runner import Row
@@ -61,21 +62,23 @@ class SequencePass:
 
     def logits(self, row: Row) -> Tensor:
         spans = next(iter(row.groups.values())).spans
-        wanted = set(row.sampling.tolist())
+        wanted = row.sampling.tolist()
         rows: list[Tensor] = []
         for number, span in enumerate(spans):
             self._cache.begin(row.groups, number)
-            logits = self._sequence(row, span.q_start, span.q_end, span.position)
-            rows += [logits[-1]] if span.q_end - 1 in wanted else []
+            num_rows = sum(span.q_start <= wish < span.q_end for wish in wanted)
+            logits = self._sequence(row, span, max(1, num_rows))
+            rows += logits[len(logits) - num_rows :]
         return torch.stack(rows) if rows else logits[:0]
 
-    def _sequence(self, row: Row, start: int, end: int, position: int) -> Tensor:
-        """Compute the row's tokens [start, end), one sequence, and return the logits behind its last ones."""
+    def _sequence(self, row: Row, span: SequenceSpan, num_rows: int) -> Tensor:
+        """Compute one sequence's tokens and return the logits behind its last `num_rows` ones, or more."""
+        start, end, position = span.q_start, span.q_end, span.position
         tokens = slice(start, end)
         offered = {
             "position_ids": row.positions[None, tokens],
             "attention_mask": torch.ones(1, position + end - start, dtype=torch.long, device=self.device),
-            "logits_to_keep": 1,
+            "logits_to_keep": num_rows,
         }
         arguments = {name: value for name, value in offered.items() if name in self._accepted}
         out = self._module(

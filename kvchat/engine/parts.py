@@ -12,6 +12,7 @@ from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.saver import Saver
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
+from kvchat.engine.scheduler import Drafter
 from kvchat.engine.weights import Weights
 
 
@@ -29,6 +30,7 @@ class EngineParts:
     max_batch_tokens: int
     runner: Runner
     sampler: Sampler
+    drafter: Drafter
     pool: DevicePool
     mover: Mover
     rates: Rates

@@ -66,6 +66,8 @@ def finished(family: Family, now_s: float) -> RequestFinished:
             cached_tokens=entry.cached_len,
             computed_tokens=_computed_len(entry),
             completion_tokens=family.num_generated,
+            drafted_tokens=family.num_drafted,
+            accepted_tokens=family.num_accepted,
         ),
         loaded=entry.loaded or Loaded(),
         timings=_timings(family, now_s),

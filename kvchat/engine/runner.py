@@ -67,7 +67,7 @@ class Runner:
         """Compute the batch's tokens and return the logits of the chunks that sample.
 
         Returns:
-            [R, V] float32, in the order of the sampling chunks.
+            [R, V] float32, in the order of the sampling chunks; a draft's rows follow that of its chunk.
 
         Effect:
             Writes keys and values of every token of the batch into the pools.
@@ -139,9 +139,8 @@ def _spans(
 
 def _sampling_rows(chunks: Sequence[Chunk]) -> list[int]:
     rows: list[int] = []
-    row = -1
+    end = 0
     for chunk in chunks:
-        row += chunk.end - chunk.start
-        if chunk.samples:
-            rows.append(row)
+        end += chunk.end - chunk.start
+        rows += range(end - chunk.num_rows, end)
     return rows

@@ -19,11 +19,17 @@ LEAST_TEMPERATURE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence whose next token is due. `token_ids`: all it has so far."""
+    """One sequence whose next token is due.
+
+    Args:
+        token_ids: all it has so far.
+        draft: a guess at the next tokens; there are logits behind each.
+    """
 
     request: RequestId
     params: SamplingParams
     token_ids: Sequence[int]
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class _State:
 
 
 class Sampler:
-    """Chooses one token per row."""
+    """Chooses the next token of each sequence, and those behind it as long as its draft has them right."""
 
     def __init__(self, seed: int | None) -> None:
         """Args:
@@ -57,16 +63,30 @@ class Sampler:
             self._seeds.manual_seed(seed)
         self._states: dict[RequestId, _State] = {}
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Choice | None]:
-        """Return the next token for each row of `logits` [R, V]; None where a row has no usable number."""
+    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[list[Choice | None]]:
+        """Return the next tokens of each sequence; None where a row of logits has no usable number.
+
+        Each token is chosen from the logits behind the one before, as it would be without a draft, so a
+        sequence has one more than the tokens of its draft that were right.
+
+        Args:
+            logits: [R, V]: for each sequence a row, and as many behind it as its draft has tokens.
+        """
         if not rows:
             return []
         greedy = logits.argmax(dim=-1).tolist()
         finite = torch.isfinite(logits.amax(dim=-1)).tolist()
-        return [
-            self._choose(logits[number], greedy[number], row) if finite[number] else None
-            for number, row in enumerate(rows)
-        ]
+        chosen: list[list[Choice | None]] = []
+        start = 0
+        for row in rows:
+            own = range(start, start := start + 1 + len(row.draft))
+            chosen.append([])
+            for number, drafted in zip(own, (*row.draft, None), strict=True):
+                choice = self._choose(logits[number], greedy[number], row) if finite[number] else None
+                chosen[-1].append(choice)
+                if choice is None or choice.token_id != drafted:
+                    break
+        return chosen
 
     def forget(self, request: RequestId) -> None:
         """Drop what is kept of a finished request."""

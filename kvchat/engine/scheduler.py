@@ -7,6 +7,7 @@ goes back to the queue; what it had computed stays cached as long as there is ro
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -39,6 +40,43 @@ class NoReserve:
         return False
 
 
+class Drafter(Protocol):
+    """Guesses what will be chosen next, so that a step can compute more than one token of an answer."""
+
+    def propose(
+        self, due: Sequence[Entry], num_beside: int, most: int
+    ) -> Mapping[RequestId, tuple[int, ...]]:
+        """Return tokens that may follow, for each sequence at most as many as it can keep.
+
+        Args:
+            due: the sequences whose next token a step is going to choose.
+            num_beside: tokens that the step computes for others.
+            most: most tokens to return in all.
+        """
+        ...
+
+    def observe(self, batch: Batch, seconds: float) -> None:
+        """Note how long a step took that computed one token of each sequence, and drafts."""
+        ...
+
+    def forget(self, request: RequestId) -> None:
+        """Drop what is kept of a sequence that has ended."""
+        ...
+
+
+class NoDrafter:
+    """Guesses nothing."""
+
+    def propose(
+        self, due: Sequence[Entry], num_beside: int, most: int
+    ) -> Mapping[RequestId, tuple[int, ...]]:
+        return {}
+
+    def observe(self, batch: Batch, seconds: float) -> None: ...
+
+    def forget(self, request: RequestId) -> None: ...
+
+
 @dataclass(slots=True)
 class Scheduler:
     """Queues over one cache manager. No tensors, no clock. It admits with what is on the device; others bring
@@ -47,11 +85,13 @@ class Scheduler:
     Args:
         max_batch_tokens: most tokens computed in one step.
         reserve: gives up its blocks before a running request must.
+        drafter: guesses tokens to compute with the room that a step has left.
     """
 
     manager: CacheManager
     max_batch_tokens: int
     reserve: Reserve = field(default_factory=NoReserve)
+    drafter: Drafter = field(default_factory=NoDrafter)
     waiting: list[Entry] = field(default_factory=list, init=False)
     running: list[Entry] = field(default_factory=list, init=False)
     _refusals: Refusals = field(init=False)
@@ -86,6 +126,7 @@ class Scheduler:
         """Take a finished or cancelled request out; its branch stays live."""
         queue = self.running if entry in self.running else self.waiting
         queue.remove(entry)
+        self.drafter.forget(entry.id)
 
     def admit(self, entry: Entry) -> tuple[Move, ...] | None:
         """Move the waiting request to the running ones, with the blocks its prompt can reuse of the device's.
@@ -167,6 +208,7 @@ class Scheduler:
             budget -= num_tokens
             moves += added
             chunks[entry.id] = _chunk(entry, num_tokens)
+        moves += self._add_drafts(chunks, budget)
         # An empty batch reaches no runner, so what changed must wait for the next one.
         changes, dropped = self.manager.take_changes() if chunks else ((), ())
         return Batch(tuple(chunks.values()), tuple(moves), changes, dropped)
@@ -213,6 +255,25 @@ class Scheduler:
             self.requeue(victim)
             if victim is entry:
                 return None
+        return moves
+
+    def _add_drafts(self, chunks: dict[RequestId, Chunk], budget: int) -> list[Move]:
+        """Put drafts behind the last tokens of answers, as far as budget and blocks are left over: nobody
+        makes way for a guess.
+        """
+        running = {entry.id: entry for entry in self.running}
+        served = {number: running[number] for number in chunks}
+        due = {number: entry for number, entry in served.items() if entry.may_draft and entry.is_decoding}
+        if not due:
+            return []
+        num_beside = sum(len(chunk.token_ids) for chunk in chunks.values()) - len(due)
+        moves: list[Move] = []
+        for number, draft in self.drafter.propose(tuple(due.values()), num_beside, budget).items():
+            added = self.manager.extend(due[number].branch, 1 + len(draft)) if draft else None
+            if added is not None:
+                moves += added
+                chunk = chunks[number]
+                chunks[number] = replace(chunk, token_ids=chunk.token_ids + draft, num_drafted=len(draft))
         return moves
 
     def _requeue_less_important(self, entry: Entry) -> bool:

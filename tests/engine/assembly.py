@@ -11,7 +11,7 @@ from kvchat.engine.cache.rates import Rates
 from kvchat.engine.entry import Entry
 from kvchat.engine.loading import Loading
 from kvchat.engine.resumptions import Resumptions
-from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.scheduler import Drafter, NoDrafter, Scheduler
 from tests.engine.cache.caches import Cache
 
 
@@ -22,6 +22,7 @@ class Assembly:
     cache: Cache
     max_batch_tokens: int
     rates: Rates = field(default_factory=Rates)
+    drafter: Drafter = field(default_factory=NoDrafter)
     scheduler: Scheduler = field(init=False)
     loading: Loading = field(init=False)
     planned: list[LoadPlanned] = field(default_factory=list)
@@ -29,7 +30,7 @@ class Assembly:
     def __post_init__(self) -> None:
         flights = self.cache.flights
         resumptions = Resumptions(flights)
-        self.scheduler = Scheduler(self.cache.manager, self.max_batch_tokens, resumptions)
+        self.scheduler = Scheduler(self.cache.manager, self.max_batch_tokens, resumptions, self.drafter)
         self.loading = Loading(
             self.scheduler, resumptions, flights, self.rates, self.planned.append, self.cache.carry_out
         )
@@ -50,4 +51,5 @@ def entry_of(number: int, branch: Branch, prompt: Sequence[int], max_tokens: int
         max_tokens=max_tokens,
         submitted_s=0.0,
         prompt_len=len(prompt),
+        may_draft=True,
     )

@@ -18,6 +18,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.handle import Handle
+from kvchat.engine.scheduler import Drafter
 from tests.engine.tiny_models import VOCAB_SIZE, RecordingRunner, open_recorded
 
 MAX_TEXT = 120
@@ -85,9 +86,19 @@ class Life:
     """One engine after another on one cache directory, and all that is asked of them."""
 
     def __init__(
-        self, model_dir: Path, cache_dir: Path, seed: int, *samplings: SamplingParams, dtype: str = "float32"
+        self,
+        model_dir: Path,
+        cache_dir: Path,
+        seed: int,
+        *samplings: SamplingParams,
+        dtype: str = "float32",
+        drafter: Drafter | None = None,
     ) -> None:
-        """`samplings`: how answers may be chosen, greedily unless told otherwise."""
+        """Args:
+        samplings: how answers may be chosen, greedily unless told otherwise.
+        drafter: guesses their tokens.
+        """
+        self.drafter = drafter
         self.model_dir, self.cache_dir, self.dtype = model_dir, cache_dir, dtype
         self.samplings = samplings or (GREEDY,)
         self.random = random.Random(seed)
@@ -185,6 +196,7 @@ class Life:
         token_bytes = TOKEN_BYTES[self.dtype]
         return open_recorded(
             self.model_dir,
+            self.drafter,
             dtype=self.dtype,
             cache_dir=self.cache_dir,
             device_bytes=self.random.randrange(230, 320) * token_bytes,

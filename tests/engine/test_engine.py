@@ -317,10 +317,10 @@ class BrokenFor:
 
     def run(self, batch: Batch) -> Tensor:
         logits = self._inner.run(batch).clone()
-        sampling = [chunk for chunk in batch.chunks if chunk.samples]
-        for row, chunk in enumerate(sampling):
+        parts = logits.split([chunk.num_rows for chunk in batch.chunks])
+        for rows, chunk in zip(parts, batch.chunks, strict=True):
             if chunk.branch == self.branch:
-                logits[row, 3] = float("nan")
+                rows[:, 3] = float("nan")
         return logits
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.sampler import Row, Sampler, distribution
+from kvchat.engine.sampler import Choice, Row, Sampler, distribution
 from kvchat.errors import InvalidRequest
 
 pytestmark = pytest.mark.cpu
@@ -21,11 +21,16 @@ def row(params: SamplingParams, number: int = 1, token_ids: tuple[int, ...] = (0
     return Row(RequestId(number), params, token_ids)
 
 
+def sample(sampler: Sampler, logits: Tensor, rows: list[Row]) -> list[Choice | None]:
+    """Return the next token of each sequence; none has a draft."""
+    return [choice for (choice,) in sampler.sample(logits, rows)]
+
+
 def draw(sampler: Sampler, logits: Tensor, params: SamplingParams, num_tokens: int) -> list[int]:
     """Return the tokens that one request draws from the same logits again and again."""
     tokens = []
     for _ in range(num_tokens):
-        (choice,) = sampler.sample(logits[None], [row(params)])
+        (choice,) = sample(sampler, logits[None], [row(params)])
         assert choice is not None
         tokens.append(choice.token_id)
     return tokens
@@ -41,7 +46,7 @@ def kept(**settings: float | int) -> set[int]:
 def test_temperature_zero_takes_the_most_probable_token() -> None:
     logits = torch.randn(5, 100, generator=torch.Generator().manual_seed(0))
     rows = [row(SamplingParams(), number) for number in range(5)]
-    tokens = [choice.token_id for choice in Sampler(0).sample(logits, rows) if choice]
+    tokens = [choice.token_id for choice in sample(Sampler(0), logits, rows) if choice]
     assert tokens == logits.argmax(dim=1).tolist()
 
 
@@ -90,7 +95,7 @@ def test_a_seed_gives_the_same_text_whatever_else_is_in_the_batch() -> None:
     texts = []
     for step in range(30):
         lines = logits[[step, 29 - step, step]]
-        choices = crowded.sample(lines, [row(other, 5), row(other, 6), row(params, 7)])
+        choices = sample(crowded, lines, [row(other, 5), row(other, 6), row(params, 7)])
         assert choices[2] is not None
         texts.append(choices[2].token_id)
     assert alone == [texts]
@@ -98,7 +103,7 @@ def test_a_seed_gives_the_same_text_whatever_else_is_in_the_batch() -> None:
 
 
 def draw_one(sampler: Sampler, logits: Tensor, rows: list[Row]) -> list[int]:
-    choices = [sampler.sample(line[None], rows)[0] for line in logits]
+    choices = [sample(sampler, line[None], rows)[0] for line in logits]
     return [choice.token_id for choice in choices if choice is not None]
 
 
@@ -126,7 +131,7 @@ def test_a_row_without_usable_numbers_has_no_token_and_its_neighbours_have_their
     else:
         logits[1, 4] = poison
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
-        choices = Sampler(0).sample(logits, [row(params, number) for number in range(3)])
+        choices = sample(Sampler(0), logits, [row(params, number) for number in range(3)])
         assert choices[1] is None
         assert choices[0] is not None
         assert choices[2] is not None
@@ -141,14 +146,14 @@ def test_tokens_that_are_ruled_out_by_the_model_are_never_drawn() -> None:
 def test_a_repetition_penalty_weakens_what_the_text_already_has() -> None:
     logits = torch.tensor([2.0, 1.5, -1.0])
     params = SamplingParams(repetition_penalty=2.0)
-    choices = Sampler(0).sample(logits[None], [row(params, token_ids=(0,))])
+    choices = sample(Sampler(0), logits[None], [row(params, token_ids=(0,))])
     assert choices[0] is not None
     assert choices[0].token_id == 1
 
 
 def test_logprobs_are_those_of_the_model_before_temperature() -> None:
     params = SamplingParams(temperature=3.0, top_k=1, seed=0, logprobs=2)
-    (choice,) = Sampler(0).sample(LOGITS[None], [row(params)])
+    (choice,) = sample(Sampler(0), LOGITS[None], [row(params)])
     assert choice is not None
     assert choice.logprobs is not None
     assert choice.logprobs.logprob == pytest.approx(log(0.4))

@@ -45,6 +45,7 @@ def setting(draw: st.DrawFn) -> Setting:
         num_places=draw(st.sampled_from((0, 0, 5, 40))),
         max_batch_tokens=draw(st.integers(1, 20)),
         landing_rate=draw(st.sampled_from((1, 1, 2, 100))),
+        guess_rate=draw(st.sampled_from((0.0, 0.5, 0.8, 0.95))),
     )
 
 
@@ -115,6 +116,7 @@ def end(loop: Lockstep) -> None:
     assert all(pool.num_used == 0 for pool in loop.manager.pools.values())
     event("something may have been evicted" if loop.may_have_evicted else "nothing was evicted")
     event(f"requests: {min(len(loop.ended), 10)}")
+    event(f"right guesses: {min(loop.num_accepted // 5 * 5, 20)}")
     event(f"requests that waited for stored blocks: {min(loop.num_begun, 5)}")
 
 
@@ -128,7 +130,7 @@ SETTINGS = settings(
 @settings(SETTINGS, max_examples=150)
 @given(where=setting(), trace=traces)
 def test_cache_and_scheduler_do_what_their_references_say(where: Setting, trace: Trace) -> None:
-    """Traps 7, 8, 9, 10, 11, 12, 13, 15, 16, 18, 22 and 28."""
+    """Traps 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 22 and 28."""
     follow(where, trace)
 
 

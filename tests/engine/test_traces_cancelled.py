@@ -14,7 +14,7 @@ NUM_REQUESTS = 6
 SCRIPT_STEPS = 14
 
 
-def small_loop(num_places: int) -> Lockstep:
+def small_loop(num_places: int, guess_rate: float) -> Lockstep:
     return Lockstep(
         Setting(
             groups=(full_group(), sliding_group(5)),
@@ -22,6 +22,7 @@ def small_loop(num_places: int) -> Lockstep:
             num_blocks=(13, 11),
             num_places=num_places,
             max_batch_tokens=6,
+            guess_rate=guess_rate,
         )
     )
 
@@ -46,14 +47,16 @@ def scripted_step(loop: Lockstep, number: int) -> None:
         loop.submit([0, *text[:17]], max_tokens=3, priority=0)
 
 
-@pytest.mark.parametrize(("num_places", "leaves"), [(6, False), (0, True)])
+@pytest.mark.parametrize(("num_places", "leaves", "guess_rate"), [(6, False, 0.0), (0, True, 0.8)])
 @pytest.mark.parametrize("which", range(1, NUM_REQUESTS + 1))
-def test_a_request_can_be_cancelled_after_every_step(which: int, leaves: bool, num_places: int) -> None:
-    """Traps 7, 8, 12 and 13: the others run as their reference says, and no block stays behind."""
-    num_steps = run_script(small_loop(num_places))
+def test_a_request_can_be_cancelled_after_every_step(
+    which: int, leaves: bool, num_places: int, guess_rate: float
+) -> None:
+    """Traps 7, 8, 12, 13 and 14: the others run as their reference says, and no block stays behind."""
+    num_steps = run_script(small_loop(num_places, guess_rate))
     assert num_steps > SCRIPT_STEPS
     for cancelled_at in range(num_steps + 1):
-        run_script(small_loop(num_places), which, cancelled_at, leaves=leaves)
+        run_script(small_loop(num_places, guess_rate), which, cancelled_at, leaves=leaves)
 
 
 def run_script(

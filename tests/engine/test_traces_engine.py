@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kvchat.engine.api.events import FinishReason
+from kvchat.engine.scheduler import Drafter
 from tests.engine.conftest import TinyModels
 from tests.engine.conversations import BEAMS, GREEDY, SEVERAL, Asked, Life, cold
 
@@ -22,8 +23,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def live(model_dir: Path, cache_dir: Path, seed: int, num_actions: int) -> None:
-    life = Life(model_dir, cache_dir, seed, GREEDY, GREEDY, GREEDY, SEVERAL, BEAMS)
+def live(
+    model_dir: Path, cache_dir: Path, seed: int, num_actions: int, drafter: Drafter | None = None
+) -> None:
+    life = Life(model_dir, cache_dir, seed, GREEDY, GREEDY, GREEDY, SEVERAL, BEAMS, drafter=drafter)
     life.run(num_actions)
     assert life.requests
     for number, asked in enumerate(life.requests):

@@ -25,6 +25,7 @@ from kvchat.engine.handle import Handle
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.runner import Runner
+from kvchat.engine.scheduler import Drafter
 
 VOCAB_SIZE = 512
 KINDS = ("llama", "qwen3", "gemma3", "gpt2")
@@ -147,9 +148,13 @@ class RecordingRunner:
     def run(self, batch: Batch) -> Tensor:
         logits = self._inner.run(batch)
         self.batches.append(batch)
-        sampling = [chunk for chunk in batch.chunks if chunk.samples]
-        for chunk, row in zip(sampling, logits, strict=True):
-            self.rows[chunk.branch, chunk.end - 1] = row
+        positions = [
+            (chunk.branch, position)
+            for chunk in batch.chunks
+            for position in range(chunk.end - chunk.num_rows, chunk.end)
+        ]
+        for place, row in zip(positions, logits, strict=True):
+            self.rows[place] = row  # that of a draft which was wrong, until its position is computed again
         return logits
 
     def row(self, branch: BranchId, position: int) -> Tensor:
@@ -160,13 +165,17 @@ def open_engine(model_dir: Path, **settings: Any) -> Engine:
     return open_recorded(model_dir, **settings)[0]
 
 
-def open_recorded(model_dir: Path, **settings: Any) -> tuple[Engine, RecordingRunner]:
-    """Return an engine on the processor with blocks of 16 tokens, and its runner's record."""
-    config = EngineConfig(**{"device": "cpu", "block_size": 16, "seed": 0} | settings)
+def open_recorded(
+    model_dir: Path, drafter: Drafter | None = None, **settings: Any
+) -> tuple[Engine, RecordingRunner]:
+    """Return an engine on the processor with blocks of 16 tokens, and its runner's record. A step brings one
+    token of each answer, unless drafts or a drafter are asked for.
+    """
+    config = EngineConfig(**{"device": "cpu", "block_size": 16, "seed": 0, "speculate": "off"} | settings)
     location = locate_model(str(model_dir))
     parts = build_parts(location.name, location.path, config)
     recorder = RecordingRunner(parts.runner, parts.pool)
-    return Engine(replace(parts, runner=recorder)), recorder
+    return Engine(replace(parts, runner=recorder, drafter=drafter or parts.drafter)), recorder
 
 
 def submit(engine: Engine, ids: Sequence[int], num_tokens: int, branch: BranchId | None = None) -> Handle:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 CACHE_FORMATS = ("exact", "fp8")
 """Names of the formats in which KV can be stored; `engine/cache/formats.py` says what they are."""
 
+SPECULATE = ("auto", "off")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -34,6 +36,8 @@ class EngineConfig:
         idle_demote_s: a conversation left alone for so many seconds leaves the device for host memory; None:
             only when its room is needed.
         max_batch_tokens: most tokens computed in one step, prefill chunks and decode together.
+        speculate: auto guesses tokens that repeat earlier ones and computes several in a step where that is
+            faster, which changes no answer; off computes one at a time.
         max_context: shorter context than the model's own; None: the model's.
         threads: threads of one operation on the processor; None: one for small models, else all usable cores.
         seed: seed of the sampling of requests that bring none.
@@ -54,6 +58,7 @@ class EngineConfig:
     eviction: str = "s3fifo"
     idle_demote_s: float | None = 600.0
     max_batch_tokens: int = 512
+    speculate: str = "auto"
     max_context: int | None = None
     threads: int | None = None
     seed: int | None = None

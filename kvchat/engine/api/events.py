@@ -17,12 +17,18 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of one request; cached + computed = prompt."""
+    """Token counts of one request; cached + computed = prompt.
+
+    Of the completion's tokens, `accepted_tokens` were guessed and computed in the step of the one before;
+    `drafted_tokens` counts all guesses.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
     completion_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

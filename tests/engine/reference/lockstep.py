@@ -17,6 +17,7 @@ from kvchat.engine.entry import Entry
 from kvchat.engine.loading import Obstacle
 from tests.engine.assembly import Assembly, entry_of
 from tests.engine.cache.caches import Cache
+from tests.engine.drafters import MOST_GUESSES, Guesses
 from tests.engine.reference.prefix_cache import Line, Reach, ReferenceCache
 from tests.engine.reference.schedule import Job, ReferenceScheduler
 from tests.engine.reference.shipments import Shipment, Shipments
@@ -33,6 +34,7 @@ class Setting:
         num_places: blocks of each group in host memory.
         num_tokens: ids there are; with few of them, texts agree often.
         landing_rate: stored blocks that arrive per step.
+        guess_rate: how often a guess at the next token is made, and how often it is right; 0: never.
     """
 
     groups: tuple[Group, ...]
@@ -42,6 +44,7 @@ class Setting:
     max_batch_tokens: int
     num_tokens: int = 2
     landing_rate: int = 1
+    guess_rate: float = 0.0
 
 
 class Lockstep:
@@ -55,12 +58,13 @@ class Lockstep:
         )
         self.cache.reader.per_step = setting.landing_rate
         self.manager, self.flights = self.cache.manager, self.cache.flights
-        assembly = Assembly(self.cache, setting.max_batch_tokens)
+        guesses = Guesses(self._chosen, setting.guess_rate)
+        assembly = Assembly(self.cache, setting.max_batch_tokens, drafter=guesses)
         self.scheduler, self.loading = assembly.scheduler, assembly.loading
         self.expected_cache = ReferenceCache(setting.reaches, setting.num_blocks, BLOCK_SIZE)
         self.shipments = Shipments(self.expected_cache)
         self.expected = ReferenceScheduler(
-            self.expected_cache, setting.max_batch_tokens, self.shipments.let_go
+            self.expected_cache, setting.max_batch_tokens, self.shipments.let_go, guesses.draft
         )
         self.entries: dict[int, Entry] = {}
         self.ended: list[Job] = []
@@ -71,6 +75,8 @@ class Lockstep:
         """Admissions whose reuse the reference knew to the token."""
         self.num_begun = 0
         """Requests that have waited for stored blocks."""
+        self.num_accepted = 0
+        """Guesses that were right."""
 
     # Actions
 
@@ -293,27 +299,44 @@ class Lockstep:
         device.apply(batch.changes, batch.dropped)
         for chunk in batch.chunks:
             branch = branches[chunk.branch]
-            assert chunk.token_ids == tuple(branch.token_ids[chunk.start : chunk.end])
-            device.write(branch, chunk.start, chunk.end)
+            end = chunk.start + chunk.num_certain
+            assert chunk.token_ids == (*branch.token_ids[chunk.start : end], *chunk.draft)
+            device.write(branch, chunk.start, chunk.end, chunk.draft)
         for chunk in batch.chunks:
-            device.check_seen(branches[chunk.branch], chunk.start, chunk.end)
+            device.check_seen(branches[chunk.branch], chunk.start, chunk.end, chunk.draft)
         for chunk in batch.chunks:
-            self.manager.commit(branches[chunk.branch], chunk.end - chunk.start)
-            self.expected_cache.compute(self.expected_cache.lines[chunk.branch])
-            assert chunk.samples == (chunk.end == len(branches[chunk.branch].token_ids))
+            self.manager.commit(branches[chunk.branch], chunk.num_certain)
+            self.expected_cache.compute(self.expected_cache.lines[chunk.branch], chunk.num_certain)
+            end = chunk.start + chunk.num_certain
+            assert chunk.samples == (end == len(branches[chunk.branch].token_ids))
         for chunk in batch.chunks:
             if chunk.samples:
-                self._sample(next(job for job in self.expected.running if job.number == chunk.request))
+                job = next(job for job in self.expected.running if job.number == chunk.request)
+                self._sample(job, chunk.draft)
 
-    def _sample(self, job: Job) -> None:
-        token = random.Random(repr(job.line.token_ids)).randrange(self.setting.num_tokens)
-        entry = self.entries[job.number]
-        entry.append(token, 0.0)
-        job.line.token_ids.append(token)
-        job.num_generated += 1
+    def _sample(self, job: Job, draft: Sequence[int]) -> None:
+        """Choose the next token, and those behind it as long as the draft has them right."""
+        branch, line = self.manager.branches[BranchId(job.branch)], job.line
+        for number, drafted in enumerate((*draft, None)):
+            if number:
+                self.manager.commit(branch, 1)
+                self.expected_cache.compute(line, 1)
+                self.num_accepted += 1
+            token = self._chosen(line.token_ids)
+            self.entries[job.number].append(token, 0.0)
+            line.token_ids.append(token)
+            job.num_generated += 1
+            if token != drafted or job.num_generated == job.max_tokens:
+                break
+        self.manager.retract(branch)
+        line.num_writable = 0
         if job.num_generated == job.max_tokens:
-            self.texts.append(list(job.line.token_ids))
+            self.texts.append(list(line.token_ids))
             self._take_out(job)
+
+    def _chosen(self, token_ids: Sequence[int]) -> int:
+        """Return the token that is chosen behind others."""
+        return random.Random(repr(list(token_ids))).randrange(self.setting.num_tokens)
 
     def _refuse(self, entry: Entry) -> None:
         """End the request that has no room though nobody else runs."""
@@ -341,7 +364,8 @@ class Lockstep:
 
     def _note_evictions(self) -> None:
         """Remember if the next step could use up the free blocks: each request takes its own, and copies."""
-        most = sum(len(job.line.token_ids) // BLOCK_SIZE + 3 for job in self.expected.jobs)
+        num_guesses = MOST_GUESSES if self.setting.guess_rate else 0
+        most = sum((len(job.line.token_ids) + num_guesses) // BLOCK_SIZE + 3 for job in self.expected.jobs)
         if any(pool.num_free < most for pool in self.manager.pools.values()):
             self.may_have_evicted = True
 

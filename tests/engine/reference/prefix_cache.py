@@ -113,6 +113,12 @@ class ReferenceCache:
         num_new = len(self._new_blocks(line.num_computed, num_tokens)) + self._shares_tail(line)
         return all(num_new <= self.room(group) for group in range(len(self.sizes)))
 
+    def can_extend_further(self, line: Line, num_tokens: int) -> bool:
+        """Whether of a branch whose next token can be written so many can be."""
+        blocks = self._new_blocks(line.num_computed, num_tokens)
+        num_new = len(blocks) - len(self._new_blocks(line.num_computed, line.num_writable))
+        return all(num_new <= self.room(group) for group in range(len(self.sizes)))
+
     def seen_blocks(self, group: int, num_computed: int) -> range:
         """Return the numbers of the full blocks that the token behind `num_computed` others sees."""
         return range(self._first(self.reaches[group], num_computed), num_computed // self.block_size)
@@ -132,13 +138,13 @@ class ReferenceCache:
     def finish_moves(self) -> None:
         self.sources.clear()
 
-    def compute(self, line: Line) -> None:
-        """Record that what could be written has been written."""
+    def compute(self, line: Line, num_tokens: int) -> None:
+        """Record that so many tokens of those that could be written have been written."""
         begun = line.num_computed // self.block_size
-        for _ in range(line.num_writable):
+        for _ in range(num_tokens):
             line.num_computed += 1
             self.computed.add(tuple(line.token_ids[: line.num_computed]))
-        line.num_writable = 0
+        line.num_writable -= num_tokens
         if line.tail is None or line.num_computed // self.block_size > begun:
             line.tail = object()
 

@@ -6,7 +6,7 @@ longest; then from less important jobs that wait for stored blocks; then from th
 that run, which waits again. One that runs alone waits for what is held for a more important one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.engine.reference.prefix_cache import Line, ReferenceCache
@@ -42,6 +42,8 @@ class ReferenceScheduler:
     max_batch_tokens: int
     let_go: Callable[[Job], bool]
     """Gives up blocks that are held for less important jobs; False if none comes free."""
+    guess: Callable[[int, Sequence[int]], tuple[int, ...]] = lambda number, text: ()
+    """Job and text → tokens that may follow."""
     waiting: list[Job] = field(default_factory=list)
     running: list[Job] = field(default_factory=list)
 
@@ -89,7 +91,20 @@ class ReferenceScheduler:
             if num_tokens and job in self.running and self._make_room(job, num_tokens, chunks):
                 start = job.line.num_computed
                 chunks[job.number] = (start, start + num_tokens)
+        self._add_guesses(chunks)
         return [(number, start, end) for number, (start, end) in chunks.items()]
+
+    def _add_guesses(self, chunks: dict[int, tuple[int, int]]) -> None:
+        """Compute guesses with what budget and blocks are left over."""
+        jobs = {job.number: job for job in self.running}
+        for job in [jobs[number] for number in chunks if jobs[number].is_decoding]:
+            left = self.max_batch_tokens - sum(end - start for start, end in chunks.values())
+            most = min(left, job.max_tokens - job.num_generated - 1)
+            guess = self.guess(job.number, job.line.token_ids)[:most]
+            if guess and self.cache.can_extend_further(job.line, 1 + len(guess)):
+                job.line.num_writable = 1 + len(guess)
+                start, end = chunks[job.number]
+                chunks[job.number] = (start, end + len(guess))
 
     def _make_room(self, job: Job, num_tokens: int, chunks: dict[int, tuple[int, int]]) -> bool:
         while not self.cache.can_extend(job.line, num_tokens):

@@ -1,0 +1,147 @@
+"""Which tokens are guessed, and how many: as far as the tokens that are won pay for the longer step.
+
+A guess is what followed the last time (`Repeats`). How probably it is right is known from every token chosen
+before (`Acceptance`), what computing it costs from every step timed before (`StepCosts`). The tokens that are
+most probably right are drafted, over all sequences, as many as make the step yield most tokens per second.
+Where none pay nothing is drafted, but for rare steps that find out what it costs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvchat.engine.acceptance import Acceptance
+from kvchat.engine.api.ids import RequestId
+from kvchat.engine.batch import Batch
+from kvchat.engine.entry import Entry
+from kvchat.engine.repeats import Repeats
+from kvchat.engine.step_costs import StepCosts
+
+MOST_DRAFTED = 15
+"""Tokens of one draft: with the one before them as many rows as kernels for few rows take."""
+READ_AT_ONCE = 1024
+"""A long prompt is indexed in parts, so that no step waits for it."""
+LEAST_GAIN = 1.04
+"""A step with drafts must yield this many times the tokens per second: estimates err by as much."""
+HOPED_ROW = 0.04
+"""What is tried to find out its cost is hoped to cost so much of a step for each row. It is low: what was
+tried in vain is known from then on, and what is not tried is never known."""
+PROBE_SHARE = 0.01
+"""Finding out what drafts cost by now may take this part of the time."""
+MOST_SAVED = 8.0
+"""As many steps' worth of time may be saved up for it; a new engine begins with so much."""
+MOST_DELAY = 1.5
+"""Several sequences wait for each other's drafts: their step takes at most this many times as long."""
+
+
+@dataclass(slots=True)
+class _Text:
+    """What is kept of one sequence."""
+
+    acceptance: Acceptance
+    repeats: Repeats = field(default_factory=Repeats)
+
+    def read(self, entry: Entry) -> bool:
+        """Take what is new of a sequence; False if there is more of it."""
+        token_ids, known = entry.branch.token_ids, len(self.repeats)
+        prompt_end = min(entry.prompt_len, known + READ_AT_ONCE)
+        if known < prompt_end:
+            self.repeats.feed(token_ids[known:prompt_end])
+        if len(self.repeats) < entry.prompt_len:
+            return False
+        for token in token_ids[len(self.repeats) :]:
+            expected = self.repeats.expected
+            if expected is not None:
+                self.acceptance.observe(self.repeats.match_len, expected == token)
+            self.repeats.feed((token,))
+        return True
+
+    def chances(self, most: int) -> list[float]:
+        """Return how probably the first, the first two, three, ... tokens of a draft are right. Pure."""
+        chances: list[float] = []
+        chance, match_len = 1.0, self.repeats.match_len
+        for number in range(most if match_len else 0):
+            chance *= self.acceptance.probability(match_len + number)
+            chances.append(chance)
+        return chances
+
+
+class Drafts:
+    """The drafter of one engine."""
+
+    def __init__(self) -> None:
+        self._texts: dict[RequestId, _Text] = {}
+        self._acceptance = Acceptance()
+        self._costs = StepCosts()
+        self._saved = MOST_SAVED
+        """Time that probing may take by now, in steps without drafts."""
+        self._is_probing = False
+
+    def propose(
+        self, due: Sequence[Entry], num_beside: int, most: int
+    ) -> Mapping[RequestId, tuple[int, ...]]:
+        """See `Drafter.propose`. Beside prompts nothing is drafted: what it costs there is not known."""
+        texts = {entry.id: self._text(entry) for entry in due}
+        is_read = [texts[entry.id].read(entry) for entry in due]
+        if num_beside:
+            return {}
+        ranked = sorted(
+            (
+                (chance, entry.id)
+                for entry, is_ready in zip(due, is_read, strict=True)
+                if is_ready
+                for chance in texts[entry.id].chances(min(MOST_DRAFTED, entry.most_drafted))
+            ),
+            key=lambda pair: -pair[0],
+        )[:most]
+        num_drafted = self._num_worth_it([chance for chance, _ in ranked], due)
+        nums: dict[RequestId, int] = {}
+        for _, number in ranked[:num_drafted]:
+            nums[number] = nums.get(number, 0) + 1
+        return {number: texts[number].repeats.draft(num) for number, num in nums.items()}
+
+    def observe(self, batch: Batch, seconds: float) -> None:
+        num_keys = sum(chunk.end for chunk in batch.chunks)
+        plain_s = self._costs.plain_s(len(batch.chunks), num_keys)
+        if batch.num_drafted and self._is_probing and plain_s is not None:
+            self._saved -= max(0.0, seconds / plain_s - 1)
+        self._saved = min(self._saved + PROBE_SHARE, MOST_SAVED)
+        self._costs.observe(len(batch.chunks), num_keys, batch.num_drafted, seconds)
+
+    def forget(self, request: RequestId) -> None:
+        self._texts.pop(request, None)
+
+    def _text(self, entry: Entry) -> _Text:
+        if entry.id not in self._texts:
+            self._texts[entry.id] = _Text(Acceptance(self._acceptance))
+        return self._texts[entry.id]
+
+    def _num_worth_it(self, chances: Sequence[float], due: Sequence[Entry]) -> int:
+        """Return how many of the most probable tokens to draft.
+
+        Args:
+            chances: how probable each is, falling.
+        """
+        self._is_probing = False
+        num_keys = sum(len(entry.branch.token_ids) for entry in due)
+        if not chances or self._costs.plain_s(len(due), num_keys) is None:
+            return 0
+        best, best_gain = 0, LEAST_GAIN
+        probe, probe_gain = 0, LEAST_GAIN
+        is_untried = False
+        won = float(len(due))
+        for num_drafted, chance in enumerate(chances, start=1):
+            won += chance
+            if num_drafted & (num_drafted - 1) and num_drafted < len(chances):
+                continue  # costs are measured for powers of two
+            yielded = won / len(due)
+            cost = self._costs.relative(len(due), num_keys, num_drafted)
+            if cost is not None and yielded / cost > best_gain and (len(due) == 1 or cost <= MOST_DELAY):
+                best, best_gain = num_drafted, yielded / cost
+            hoped_gain = yielded / (1 + HOPED_ROW * num_drafted)
+            if not is_untried and hoped_gain > probe_gain:
+                # The longest that may pay, or the shortest that nobody has tried.
+                probe, probe_gain, is_untried = num_drafted, hoped_gain, cost is None
+        if probe and self._saved > 0 and (is_untried or not best):
+            self._is_probing = True
+            return probe
+        return best
