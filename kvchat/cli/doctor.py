@@ -231,12 +231,17 @@ def _model_finding(name: str, info: EngineInfo) -> Finding:
             f"{name} in {info.model_dir}",
             f"fingerprint {info.fingerprint[:_SHORT_FINGERPRINT]}, runs by its {info.route}, {info.dtype} on "
             f"{info.device} with {plural(threads, 'thread')}",
+            f"decodes by {_layers_text(info)}",
             f"{count_text(info.max_context)} tokens of context",
         ),
         values={"model": name, "model_dir": info.model_dir, "fingerprint": info.fingerprint}
-        | {"route": str(info.route), "dtype": info.dtype, "device": info.device}
+        | {"route": str(info.route), "dtype": info.dtype, "device": info.device, "unfused": info.unfused}
         | {"max_context": info.max_context, "threads": threads},
     )
+
+
+def _layers_text(info: EngineInfo) -> str:
+    return "fused layers" if info.unfused is None else f"its own layers: {info.unfused}"
 
 
 def _capacity_finding(capacity: Capacity, info: EngineInfo) -> Finding:

@@ -21,6 +21,7 @@ from kvchat.engine.cache.worth import Worth
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import open_saver, open_store
 from kvchat.engine.drafts import Drafts
+from kvchat.engine.fusion import fused_pass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.host_pool import HostPool
@@ -85,13 +86,19 @@ def build_parts(
     mover = Mover(pool, host, store, rates)
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
+    forward, unfused = fused_pass(candidate.loaded.module, candidate.served, pool)
     return EngineParts(
         info=replace(
-            info, model=model, fingerprint=digest.hex(), capacity=capacity, disk_enabled=store is not None
+            info,
+            model=model,
+            fingerprint=digest.hex(),
+            capacity=capacity,
+            disk_enabled=store is not None,
+            unfused=unfused,
         ),
         manager=manager,
         max_batch_tokens=config.max_batch_tokens,
-        runner=Runner(make_pass(pool), groups, config.block_size),
+        runner=Runner(forward, groups, config.block_size),
         sampler=Sampler(config.seed),
         drafter=Drafts() if config.speculate == "auto" else NoDrafter(),
         pool=pool,

@@ -127,5 +127,7 @@ class EngineInfo:
     cache_format: str = "exact"
     is_exact: bool = True
     """Whether the format keeps KV as it was computed; answers are approximate otherwise."""
+    unfused: str | None = None
+    """Why single tokens go through the model's own decoder layers; None: they go through fused ones."""
     capacity: Capacity | None = None
     """None for an engine that is described but not built."""

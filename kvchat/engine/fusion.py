@@ -1,0 +1,287 @@
+"""Whether a model's decoder layers can be fused: matched by their structure, then held to the model itself.
+
+A few tokens of two texts run through the model, one of them far from its beginning, where all earlier keys
+are zero. What every layer gets and gives is noted and computed again by the fused layers, and so are the
+logits. Any difference that rounding does not explain leaves the model as it is.
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvchat.engine.attention.call import AttentionCall
+from kvchat.engine.attention.paged import GroupStep, PagedAttention
+from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
+from kvchat.engine.forward import PackedPass
+from kvchat.engine.fused_pass import FusedLayers, FusedPass
+from kvchat.engine.kernels.decoder_layers.args import DecoderLayer, LayerPool
+from kvchat.engine.kernels.decoder_layers.native import NativeLayers
+from kvchat.engine.kernels.native.library import library, why_not
+from kvchat.engine.kernels.paged_attention import prepare
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.decoder_structure import Decoder, Unmatched, match_decoder, match_layer
+from kvchat.engine.models.rope_tables import RopeTables, Rotary
+from kvchat.engine.route import Route, Served
+from kvchat.engine.runner import ForwardPass, Row
+
+log = logging.getLogger(__name__)
+
+BLOCK_SIZE = 4
+TEXTS = ((0, 5), (37, 3))
+"""Position of the first token, and number of tokens."""
+LAYER_TOLERANCE = {torch.float32: (1e-4, 1e-6)}
+COARSE_LAYER_TOLERANCE = (0.05, 0.01)
+"""Most error of a layer: of what it adds, and of the sum."""
+LOGITS_TOLERANCE = 1e-3
+COARSE_LOGITS_TOLERANCE = 0.1
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a model's layers got and gave in one pass."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    embeddings: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)
+    calls: dict[int, AttentionCall] = field(default_factory=dict)
+
+
+class _Watched(PagedAttention):
+    """Notes what layers pass to their attention."""
+
+    def __init__(self, pool: DevicePool, seen: _Seen) -> None:
+        super().__init__(pool.layers)
+        self._seen = seen
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        self._seen.calls[layer] = call
+        return super().attend(layer, query, key, value, call)
+
+
+class Fusion:
+    """Fused layers of a model, on any pool.
+
+    Args:
+        decoder: the model around its layers.
+        layers: as they were matched.
+        rotaries: of all rotary embeddings.
+        factor: of what the embedding gives.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        layers: Sequence[DecoderLayer],
+        rotaries: Sequence[Rotary],
+        groups: Sequence[Group],
+        factor: float,
+    ) -> None:
+        self._decoder = decoder
+        self._layers = layers
+        self._rotaries = rotaries
+        self._groups = groups
+        self._factor = factor
+
+    def on(self, pool: DevicePool) -> FusedLayers:
+        """Return the layers with their keys and values in `pool`."""
+        ids = [group.id for group in self._groups]
+        pools = [
+            LayerPool(keys=layer.keys, values=layer.values, group=ids.index(layer.group))
+            for _, layer in sorted(pool.layers.items())
+        ]
+        native = NativeLayers(self._layers, pools, self._decoder.last_norm, self._decoder.head)
+        return FusedLayers(self._embed, native, RopeTables(self._rotaries), ids, self._decoder.softcap)
+
+    def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
+        """Return a pass that computes short sequences by fused layers and others by `own`."""
+        return FusedPass(own, self.on(pool))
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        embedded: Tensor = self._decoder.embed(token_ids).float()
+        return embedded if self._factor == 1.0 else embedded * self._factor
+
+
+def fused_pass(module: Any, served: Served, pool: DevicePool) -> tuple[ForwardPass, str | None]:
+    """Return a pass over `pool`: by fused layers, or by the model's own and why.
+
+    Effect:
+        Runs a few tokens through the model.
+    """
+    try:
+        if served.route is not Route.ATTENTION:
+            raise Unmatched(f"it runs by its {served.route}")
+        fusion = fuse(module, served.groups)
+        own = served.make_pass(pool)
+        return fusion.stand_before(own, pool), None
+    except Unmatched as error:
+        reason = str(error)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"it does not run as expected: {error!r}"[:300]  # whatever a model of another structure says
+    log.info("decoder layers are not fused: %s", reason)
+    return served.make_pass(pool), reason
+
+
+@torch.inference_mode()
+def fuse(module: Any, groups: Sequence[Group]) -> Fusion:
+    """Return the fused layers of a model that runs by its attention.
+
+    Raises: Unmatched: its layers cannot be fused; the message says why.
+
+    Effect:
+        Runs a few tokens through the model; whoever serves it makes a forward pass again.
+    """
+    if library() is None:
+        raise Unmatched(why_not() or "there are no native kernels")
+    if module.device.type != "cpu" or not all(_is_plain(group) for group in groups):
+        raise Unmatched("its cache is not read by native kernels")
+    decoder = match_decoder(module)
+    if sum(len(group.layers) for group in groups) != len(decoder.layers):
+        raise Unmatched("not every layer attends")
+    pool = _scratch(groups)
+    row = _row(groups, module)
+    seen, logits = _watch(module, decoder, pool, row)
+    fusion = _matched(decoder, groups, pool, seen, row)
+    _require_same(fusion, _scratch(groups), seen, row, logits)
+    return fusion
+
+
+def _is_plain(group: Group) -> bool:
+    is_known = type(group.spec) in (FullSpec, SlidingSpec, ChunkedSpec)
+    return is_known and not group.borrowers and group.sealed_from is None
+
+
+def _scratch(groups: Sequence[Group]) -> DevicePool:
+    num_blocks = sum(_num_blocks(*text) for text in TEXTS)
+    pool = DevicePool(groups, {group.id: num_blocks for group in groups}, BLOCK_SIZE, torch.device("cpu"))
+    for layer in pool.layers.values():
+        layer.keys.zero_()
+        layer.values.zero_()
+    return pool
+
+
+def _num_blocks(position: int, num_tokens: int) -> int:
+    return -(-(position + num_tokens) // BLOCK_SIZE)
+
+
+def _row(groups: Sequence[Group], module: Any) -> Row:
+    positions = torch.cat([torch.arange(start, start + count) for start, count in TEXTS])
+    spans: list[SequenceSpan] = []
+    slots: list[Tensor] = []
+    first_row = first_block = 0
+    for start, count in TEXTS:
+        blocks = torch.arange(first_block, first_block + _num_blocks(start, count))
+        spans.append(SequenceSpan(first_row, first_row + count, start, 0, blocks))
+        slots.append(first_block * BLOCK_SIZE + torch.arange(start, start + count))
+        first_row, first_block = first_row + count, first_block + len(blocks)
+    vocab_size = module.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(2)
+    step = {
+        group.id: GroupStep(
+            slots=torch.cat(slots), spans=spans, prepared=prepare(spans, group.spec.first_visible, BLOCK_SIZE)
+        )
+        for group in groups
+    }
+    return Row(
+        token_ids=torch.randint(1, vocab_size, (len(positions),), generator=generator),
+        positions=positions,
+        groups=step,
+        sampling=torch.arange(len(positions)),
+    )
+
+
+def _watch(module: nn.Module, decoder: Decoder, pool: DevicePool, row: Row) -> tuple[_Seen, Tensor]:
+    """Return what the layers got and gave, and the logits."""
+    seen = _Seen()
+    own = PackedPass(module, _Watched(pool, seen))
+
+    def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.inputs.append((args[0] if args else kwargs["hidden_states"])[0].clone())
+        seen.embeddings.append(kwargs.get("position_embeddings"))
+
+    def after(layer: Any, args: tuple[Any, ...], out: Any) -> None:
+        seen.outputs.append((out if isinstance(out, Tensor) else out[0])[0].clone())
+
+    with ExitStack() as hooks:
+        for layer in decoder.layers:
+            hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(layer.register_forward_hook(after).remove)
+        logits = own.logits(row)
+    if not len(seen.inputs) == len(seen.outputs) == len(seen.calls) == len(decoder.layers):
+        raise Unmatched("its layers do not run one after the other")
+    return seen, logits
+
+
+def _matched(decoder: Decoder, groups: Sequence[Group], pool: DevicePool, seen: _Seen, row: Row) -> Fusion:
+    ropes: list[tuple[Tensor, Tensor]] = []
+    layers: list[DecoderLayer] = []
+    for number, layer in enumerate(decoder.layers):
+        embeddings = seen.embeddings[number]
+        if embeddings is None:
+            raise Unmatched("its layers are given no rotary embedding")
+        rope = next((i for i, known in enumerate(ropes) if _is_same(known, embeddings)), len(ropes))
+        ropes += [embeddings] if rope == len(ropes) else []
+        layers.append(match_layer(layer, seen.calls[number], pool.layers[number].spec, rope))
+    rotaries = [_rotary(decoder, known, row.positions[None]) for known in ropes]
+    return Fusion(decoder, layers, rotaries, groups, _factor(decoder, seen, row))
+
+
+def _is_same(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> bool:
+    return all(map(torch.equal, left, right))
+
+
+def _rotary(decoder: Decoder, known: tuple[Tensor, Tensor], positions: Tensor) -> Rotary:
+    """Return the call of a model's rotary embedding that gave what a layer was given."""
+    x = torch.empty(1, dtype=known[0].dtype)
+    module = decoder.rotary
+    calls: list[Rotary] = [lambda places: module(x, places)]
+    if "layer_type" in signature(getattr(module, "forward", module)).parameters:
+        calls = [partial(_of_type, module, x, kind) for kind in decoder.layer_types]
+    for call in calls:
+        if _is_same(call(positions), known):
+            return call
+    raise Unmatched("its rotary embedding is called in another way")
+
+
+def _of_type(module: Any, x: Tensor, kind: str, positions: Tensor) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = module(x, positions, layer_type=kind)
+    return found
+
+
+def _factor(decoder: Decoder, seen: _Seen, row: Row) -> float:
+    """Return by what the model multiplies what its embedding gives."""
+    embedded, given = decoder.embed(row.token_ids).float(), seen.inputs[0].float()
+    if torch.equal(embedded, given):
+        return 1.0
+    factor = float((embedded * given).sum() / embedded.square().sum())
+    if not (embedded * factor - given).norm() <= 0.01 * given.norm():
+        raise Unmatched("its first layer is given something else")
+    return factor
+
+
+def _require_same(fusion: Fusion, pool: DevicePool, seen: _Seen, row: Row, logits: Tensor) -> None:
+    """Compare every layer and the logits with the model's own."""
+    try:
+        fused = fusion.on(pool)
+    except ValueError as error:
+        raise Unmatched(f"there is no kernel for {error}") from error
+    dtype = seen.inputs[0].dtype
+    of_change, of_sum = LAYER_TOLERANCE.get(dtype, COARSE_LAYER_TOLERANCE)
+    for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
+        given, wanted = given.float(), wanted.float()
+        distance = (fused.hidden(given, row, number) - wanted).norm(dim=1)
+        bound = of_change * (wanted - given).norm(dim=1) + of_sum * wanted.norm(dim=1)
+        if not bool((distance <= bound).all()):
+            share = float((distance / bound).max())
+            raise Unmatched(f"layer {number} computes something else ({share:.2g} times the tolerance)")
+    distance = (fused.logits(row) - logits).norm(dim=1) / logits.norm(dim=1).clamp_min(1e-6)
+    tolerance = LOGITS_TOLERANCE if dtype == torch.float32 else COARSE_LOGITS_TOLERANCE
+    if not float(distance.median()) <= tolerance:
+        raise Unmatched(f"its logits are others ({float(distance.median()):.2g} of their size away)")

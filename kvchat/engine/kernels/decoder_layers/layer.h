@@ -1,0 +1,67 @@
+// What native.py hands over: layers, and the rows of one step.
+
+#pragma once
+
+#include "kvchat/engine/kernels/decoder_layers/elementwise.h"
+#include "kvchat/engine/kernels/decoder_layers/product.h"
+#include "kvchat/engine/kernels/paged_attention/attention.h"
+
+namespace {
+
+// The fields of native.py's `_Layer`, in order.
+struct Layer {
+  Norm before_attention, after_attention, before_mlp, after_mlp, query_norm, key_norm;
+  Product query, key, value, output, gate, up, down;
+  const float* sinks;  // [H], or null
+  void* k_pool;
+  void* v_pool;
+  int64_t k_n, k_h, k_p, v_n, v_h, v_p;  // strides
+  int64_t num_heads, num_kv_heads, dim_k, dim_v, block_size;
+  int64_t window, chunk, rope, group, activation;  // 0: no window, no chunk; -1: no rope
+  double scale, softcap;
+};
+
+// The fields of native.py's `_Rope`, in order: a row of cosines and one of sines [.., dim] per position.
+struct Rope {
+  const float* cosines;
+  const float* sines;
+  int64_t dim;
+};
+
+// The fields of native.py's `_Group`, in order: where the rows of a step lie in one group's pools.
+struct Group {
+  const int64_t* slots;  // [T]
+  const Span* spans;
+  int64_t num_spans;
+};
+
+// The fields of native.py's `_Step`, in order.
+struct Step {
+  const Layer* layers;
+  const Rope* ropes;
+  const Group* groups;
+  const Norm* last_norm;
+  const Product* head;       // null: no logits
+  float* hidden;             // [T, hidden]: what the first layer gets, and afterwards what the last one gives
+  const int64_t* positions;  // [T]
+  const int64_t* sampling;   // rows whose logits are wanted
+  float* logits;             // [num_sampling, N]
+  Parallel parallel;         // null: compute alone
+  int64_t num_threads, num_layers, num_rows, num_hidden, num_sampling, pool_type;
+};
+
+// Rows of one width, zero behind it: products read whole vectors, and pairs.
+struct Buffer {
+  float* rows = nullptr;
+  int64_t stride = 0;
+
+  bool make(int64_t num_rows, int64_t width) {
+    stride = (width + 31) / 32 * 32;
+    rows = allocate(num_rows * stride);
+    if (rows) memset(rows, 0, num_rows * stride * sizeof(float));
+    return rows;
+  }
+  float* row(int64_t t) const { return rows + t * stride; }
+};
+
+}  // namespace

@@ -1,0 +1,315 @@
+// All decoder layers of a model for a few tokens, in one call.
+//
+// A layer is five phases: queries, keys and values; attention; the output projection; gate and up; down. Whoever
+// ends a phase does what stands between products for all rows at once, which is little: norms, rotary
+// embedding, keys and values into the pool, residuals. Numbers between the layers stay float32.
+//
+// Every row's result is a function of that row alone: no sum depends on how many rows share the step, nor on
+// which thread computes it. Dimensions: T rows, H query heads, H_kv key-value heads, D head size, P block size.
+
+#include <new>
+
+#include "kvchat/engine/kernels/decoder_layers/layer.h"
+#include "kvchat/engine/kernels/decoder_layers/phases.h"
+
+namespace {
+
+enum Kind { QKV = 0, ATTEND = 1, OUTPUT = 2, GATE_UP = 3, DOWN = 4, HEAD = 5 };
+constexpr int64_t PHASES = HEAD;  // of one layer
+
+// The products of one phase, which share their inputs.
+struct Products {
+  const Product* all[3];
+  int64_t num;
+  bool is_joint;  // whether the same outputs of both are finished together
+  const Buffer* from;
+  int64_t num_rows;
+
+  // What has to be computed before the outputs of one unit are finished.
+  int64_t num_pieces(int64_t i) const { return all[i]->num_parts() * (is_joint ? 2 : 1); }
+  int64_t num_units() const {
+    int64_t total = 0;
+    for (int64_t i = 0; i < (is_joint ? 1 : num); i++) total += all[i]->num_units();
+    return total;
+  }
+  int64_t num_tasks() const {
+    int64_t total = 0;
+    for (int64_t i = 0; i < (is_joint ? 1 : num); i++) total += all[i]->num_units() * num_pieces(i);
+    return total;
+  }
+};
+
+// One task of a phase: a piece of some outputs of a product.
+struct Place {
+  int64_t product, column, first_piece, unit, piece;
+};
+
+INLINE Place place_of(const Products& products, int64_t task) {
+  Place place = {0, 0, 0, 0, 0};
+  for (;; place.product++) {
+    const int64_t pieces = products.num_pieces(place.product);
+    const int64_t tasks = products.all[place.product]->num_units() * pieces;
+    if (task < tasks) {
+      place.unit = task / pieces;
+      place.piece = task % pieces;
+      place.first_piece += place.unit * pieces;
+      return place;
+    }
+    task -= tasks;
+    place.first_piece += tasks;
+    place.column += products.all[place.product]->num_outputs;
+  }
+}
+
+template <typename T>
+struct Job {
+  const Step& step;
+  const int64_t num_phases;
+  bool failed = false;  // for lack of memory
+  Buffer normed, heads, attended, inner, added, sampled;
+  AttentionCall* calls = nullptr;      // of each layer
+  Attention<T>* attention = nullptr;   // of each layer
+  float* pieces = nullptr;             // of the units of a phase: [T, UNIT] each
+  int32_t* num_done = nullptr;         // pieces of the unit whose first one this is
+
+  explicit Job(const Step& step) : step(step), num_phases(step.num_layers * PHASES + (step.head ? 1 : 0)) {}
+
+  const Layer& layer(int64_t phase) const { return step.layers[phase / PHASES]; }
+  Kind kind(int64_t phase) const { return phase == step.num_layers * PHASES ? HEAD : (Kind)(phase % PHASES); }
+
+  Products products(int64_t phase) const {
+    const int64_t rows = step.num_rows;
+    if (kind(phase) == HEAD) return {{step.head}, 1, false, &sampled, step.num_sampling};
+    const Layer& layer = this->layer(phase);
+    if (kind(phase) == QKV) return {{&layer.query, &layer.key, &layer.value}, 3, false, &normed, rows};
+    if (kind(phase) == OUTPUT) return {{&layer.output}, 1, false, &attended, rows};
+    if (kind(phase) == GATE_UP) return {{&layer.gate, &layer.up}, 2, true, &normed, rows};
+    return {{&layer.down}, 1, false, &inner, rows};
+  }
+
+  int64_t num_tasks(int64_t phase) const {
+    return kind(phase) == ATTEND ? attention[phase / PHASES].num_tasks : products(phase).num_tasks();
+  }
+
+  void run(int64_t phase, int64_t task, int64_t) {
+    if (kind(phase) == ATTEND) {
+      attention[phase / PHASES].run(task);
+      return;
+    }
+    const Products found = products(phase);
+    const Place place = place_of(found, task);
+    const int64_t num_parts = found.all[place.product]->num_parts();
+    const int64_t num_pieces = found.num_pieces(place.product), size = found.num_rows * UNIT;
+    // Parts of one product, then those of the other.
+    const Product& product = *found.all[place.product + place.piece / num_parts];
+    float* first = pieces + place.first_piece * size;
+    multiply(product, first + place.piece * size, found.from->rows, found.from->stride, found.num_rows,
+             place.unit, place.piece % num_parts);
+    int32_t* done = num_done + place.first_piece;
+    if (__atomic_add_fetch(done, 1, __ATOMIC_ACQ_REL) < num_pieces) return;
+    *done = 0;
+    finish_unit(phase, found, place, first);
+  }
+
+  // Adds the parts of a product's outputs, in order, to the first.
+  void add_parts(const Product& product, float* first, int64_t num_rows, int64_t begin, int64_t count) const {
+    for (int64_t i = 1; i < product.num_parts(); i++)
+      add_row(first, first + i * num_rows * UNIT, num_rows * UNIT);
+    if (!product.bias) return;
+    for (int64_t t = 0; t < num_rows; t++)
+      for (int64_t n = 0; n < count; n++)
+        first[t * UNIT + n] += number_at(product.bias, product.bias_type, begin + n);
+  }
+
+  void finish_unit(int64_t phase, const Products& found, const Place& place, float* first) const {
+    const Product& product = *found.all[place.product];
+    const int64_t begin = place.unit * product.unit(), count = least(product.unit(), product.num_outputs - begin);
+    const int64_t size = found.num_rows * UNIT;
+    add_parts(product, first, found.num_rows, begin, count);
+    if (found.is_joint) {
+      float* ups = first + product.num_parts() * size;
+      add_parts(*found.all[1], ups, found.num_rows, begin, count);
+      for (int64_t t = 0; t < found.num_rows; t++)
+        activate(first + t * UNIT, ups + t * UNIT, UNIT, layer(phase).activation);
+    }
+    for (int64_t t = 0; t < found.num_rows; t++)
+      memcpy(output_row(phase, t) + place.column + begin, first + t * UNIT, count * sizeof(float));
+  }
+
+  float* output_row(int64_t phase, int64_t t) const {
+    if (kind(phase) == HEAD) return step.logits + t * step.head->num_outputs;
+    if (kind(phase) == QKV) return heads.row(t);
+    return (kind(phase) == GATE_UP ? inner : added).row(t);
+  }
+
+  void finish(int64_t phase) const {
+    if (kind(phase) == HEAD) return;
+    const Layer& layer = this->layer(phase);
+    if (kind(phase) == QKV) {
+      for (int64_t t = 0; t < step.num_rows; t++) place_heads(layer, t);
+    } else if (kind(phase) == ATTEND) {
+      attention[phase / PHASES].reset();
+    } else if (kind(phase) == OUTPUT) {
+      add_residual(layer.after_attention);
+      for (int64_t t = 0; t < step.num_rows; t++)
+        apply_norm(layer.before_mlp, normed.row(t), hidden(t), step.num_hidden);
+    } else if (kind(phase) == DOWN) {
+      add_residual(layer.after_mlp);
+      begin_layer(phase / PHASES + 1);
+    }
+  }
+
+  float* hidden(int64_t t) const { return step.hidden + t * step.num_hidden; }
+
+  void begin_layer(int64_t number) const {
+    if (number < step.num_layers) {
+      for (int64_t t = 0; t < step.num_rows; t++)
+        apply_norm(step.layers[number].before_attention, normed.row(t), hidden(t), step.num_hidden);
+    } else if (step.head) {
+      for (int64_t i = 0; i < step.num_sampling; i++)
+        apply_norm(*step.last_norm, sampled.row(i), hidden(step.sampling[i]), step.num_hidden);
+    }
+  }
+
+  void add_residual(const Norm& norm) const {
+    for (int64_t t = 0; t < step.num_rows; t++) {
+      if (norm.weight) apply_norm(norm, added.row(t), added.row(t), step.num_hidden);
+      add_row(hidden(t), added.row(t), step.num_hidden);
+    }
+  }
+
+  // Norms and turns the heads of a row, and stores its keys and values.
+  void place_heads(const Layer& layer, int64_t t) const {
+    const int64_t position = step.positions[t], slot = step.groups[layer.group].slots[t];
+    float* keys = heads.row(t) + layer.num_heads * layer.dim_k;
+    float* values = keys + layer.num_kv_heads * layer.dim_k;
+    turn(layer, layer.query_norm, heads.row(t), layer.num_heads, position);
+    turn(layer, layer.key_norm, keys, layer.num_kv_heads, position);
+    const int64_t block = slot / layer.block_size, at = slot % layer.block_size;
+    T* k = (T*)layer.k_pool + block * layer.k_n + at * layer.k_p;
+    T* v = (T*)layer.v_pool + block * layer.v_n + at * layer.v_p;
+    for (int64_t h = 0; h < layer.num_kv_heads; h++) {
+      write_numbers(k + h * layer.k_h, keys + h * layer.dim_k, layer.dim_k);
+      write_numbers(v + h * layer.v_h, values + h * layer.dim_v, layer.dim_v);
+    }
+  }
+
+  void turn(const Layer& layer, const Norm& norm, float* row, int64_t num_heads, int64_t position) const {
+    const Rope rope = layer.rope < 0 ? Rope{nullptr, nullptr, 0} : step.ropes[layer.rope];
+    for (int64_t h = 0; h < num_heads; h++) {
+      float* head = row + h * layer.dim_k;
+      if (norm.weight) apply_norm(norm, head, head, layer.dim_k);
+      rotate(head, rope.cosines + position * rope.dim, rope.sines + position * rope.dim, rope.dim);
+    }
+  }
+
+  bool make_buffers() {
+    int64_t num_heads = 0, num_attended = 0, num_inner = 0, num_pieces = 0;
+    for (int64_t i = 0; i < step.num_layers; i++) {
+      const Layer& l = step.layers[i];
+      num_heads = most(num_heads, l.query.num_outputs + l.key.num_outputs + l.value.num_outputs);
+      num_attended = most(num_attended, l.output.num_inputs);
+      num_inner = most(num_inner, l.down.num_inputs);
+    }
+    for (int64_t phase = 0; phase < num_phases; phase++)
+      if (kind(phase) != ATTEND) num_pieces = most(num_pieces, products(phase).num_tasks());
+    pieces = allocate(num_pieces * most(step.num_rows, step.num_sampling) * UNIT);
+    num_done = (int32_t*)calloc(num_pieces, sizeof(int32_t));
+    return pieces && num_done && normed.make(step.num_rows, step.num_hidden) &&
+           heads.make(step.num_rows, num_heads) && attended.make(step.num_rows, num_attended) &&
+           inner.make(step.num_rows, num_inner) && added.make(step.num_rows, step.num_hidden) &&
+           sampled.make(step.num_sampling, step.num_hidden);
+  }
+
+  AttentionCall call_of(const Layer& l) const {
+    const Group& group = step.groups[l.group];
+    AttentionCall call = {heads.rows, l.k_pool, l.v_pool, attended.rows, l.sinks, group.spans, nullptr};
+    call.num_spans = group.num_spans;
+    call.num_threads = 1;
+    call.query_type = 0;
+    call.pool_type = step.pool_type;
+    call.num_heads = l.num_heads;
+    call.num_kv_heads = l.num_kv_heads;
+    call.dim_k = l.dim_k;
+    call.dim_v = l.dim_v;
+    call.block_size = l.block_size;
+    call.query_t = heads.stride;
+    call.query_h = l.dim_k;
+    call.k_n = l.k_n;
+    call.k_h = l.k_h;
+    call.k_p = l.k_p;
+    call.v_n = l.v_n;
+    call.v_h = l.v_h;
+    call.v_p = l.v_p;
+    call.out_t = attended.stride;
+    call.out_h = l.dim_v;
+    call.window = l.window;
+    call.chunk = l.chunk;
+    call.scale = (float)l.scale;
+    call.softcap = (float)l.softcap;
+    return call;
+  }
+
+  // Layers that keep the same share their tasks: they are computed one after the other.
+  bool cut_attention() {
+    calls = (AttentionCall*)malloc(step.num_layers * sizeof(AttentionCall));
+    attention = (Attention<T>*)malloc(step.num_layers * sizeof(Attention<T>));
+    if (!calls || !attention) return false;
+    for (int64_t i = 0; i < step.num_layers; i++) {
+      calls[i] = call_of(step.layers[i]);
+      new (attention + i) Attention<T>(calls[i]);
+    }
+    for (int64_t i = 0; i < step.num_layers; i++) {
+      const int64_t like = first_like(i);
+      if (like < i)
+        attention[i].share(attention[like]);
+      else if (!attention[i].prepare(step.num_threads > 1 ? 4 * step.num_threads : 1))
+        return false;
+    }
+    return true;
+  }
+
+  int64_t first_like(int64_t number) const {
+    const Layer& l = step.layers[number];
+    int64_t i = 0;
+    for (; i < number; i++) {
+      const Layer& other = step.layers[i];
+      if (other.group == l.group && other.num_heads == l.num_heads && other.window == l.window &&
+          other.chunk == l.chunk)
+        break;
+    }
+    return i;
+  }
+
+  int compute() {
+    const bool is_ready = make_buffers() && cut_attention();
+    if (is_ready) {
+      begin_layer(0);
+      Phases<Job> phases(*this, step.num_threads);
+      failed = !phases.run(step.parallel);
+      for (int64_t i = 0; i < step.num_layers; i++) failed = failed || attention[i].failed;
+    }
+    release();
+    return failed || !is_ready;
+  }
+
+  void release() {
+    for (int64_t i = 0; attention && i < step.num_layers; i++)
+      if (first_like(i) == i) attention[i].release();
+    free(attention);
+    free(calls);
+    free(pieces);
+    free(num_done);
+    const Buffer* all[] = {&normed, &heads, &attended, &inner, &added, &sampled};
+    for (const Buffer* buffer : all) free(buffer->rows);
+  }
+};
+
+}  // namespace
+
+// Returns 0, or 1 where there is not enough memory.
+EXPORT(decoder_layers)(const Step* step) {
+  if (step->pool_type == 0) return Job<float>(*step).compute();
+  if (step->pool_type == 1) return Job<bf16>(*step).compute();
+  return Job<fp16>(*step).compute();
+}

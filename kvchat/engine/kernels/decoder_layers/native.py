@@ -1,0 +1,233 @@
+"""Decoder layers by the native kernel: one call for all layers and rows of a step.
+
+Addresses of weights and pools are written down once; whoever exchanges weights writes over them where they
+lie. Dimensions: T rows, R rows whose logits are wanted, V vocabulary.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.decoder_layers.args import (
+    Activation,
+    DecoderLayer,
+    LayerPool,
+    Linear,
+    Norm,
+    RopeTable,
+    StepRows,
+)
+from kvchat.engine.kernels.linear.packed_layout import packed_layout
+from kvchat.engine.kernels.native.library import Library, library
+from kvchat.engine.kernels.quantised_linear import QuantisedWeight
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Dtypes, by the kernel's numbers."""
+_ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
+_ROWS, _COLUMNS = 0, 1
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class _Norm(ctypes.Structure):
+    """The fields of elementwise.h's `Norm`, in order."""
+
+    _fields_ = [
+        *_fields(ctypes.c_void_p, "weight"),
+        *_fields(ctypes.c_int64, "type adds_one"),
+        ("epsilon", ctypes.c_double),
+    ]
+
+
+class _Product(ctypes.Structure):
+    """The fields of product.h's `Product`, in order."""
+
+    _fields_ = [
+        *_fields(ctypes.c_void_p, "weight bias"),
+        *_fields(ctypes.c_int64, "layout type bias_type num_inputs num_outputs block padded"),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    """The fields of layer.h's `Layer`, in order."""
+
+    _fields_ = [
+        *_fields(_Norm, "before_attention after_attention before_mlp after_mlp query_norm key_norm"),
+        *_fields(_Product, "query key value output gate up down"),
+        *_fields(ctypes.c_void_p, "sinks k_pool v_pool"),
+        *_fields(ctypes.c_int64, "k_n k_h k_p v_n v_h v_p"),
+        *_fields(ctypes.c_int64, "num_heads num_kv_heads dim_k dim_v block_size"),
+        *_fields(ctypes.c_int64, "window chunk rope group activation"),
+        *_fields(ctypes.c_double, "scale softcap"),
+    ]
+
+
+class _Rope(ctypes.Structure):
+    """The fields of layer.h's `Rope`, in order."""
+
+    _fields_ = [*_fields(ctypes.c_void_p, "cosines sines"), ("dim", ctypes.c_int64)]
+
+
+class _Group(ctypes.Structure):
+    """The fields of layer.h's `Group`, in order."""
+
+    _fields_ = [*_fields(ctypes.c_void_p, "slots spans"), ("num_spans", ctypes.c_int64)]
+
+
+class _Step(ctypes.Structure):
+    """The fields of layer.h's `Step`, in order."""
+
+    _fields_ = [
+        *_fields(ctypes.c_void_p, "layers ropes groups last_norm head hidden positions sampling logits"),
+        *_fields(ctypes.c_void_p, "parallel"),
+        *_fields(ctypes.c_int64, "num_threads num_layers num_rows num_hidden num_sampling pool_type"),
+    ]
+
+
+class NativeLayers:
+    """Layers in the form in which the kernel reads them.
+
+    Args:
+        native: another level of the library than this processor's best.
+
+    Raises: ValueError: there is no kernel for such weights or pools; the message says which.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[DecoderLayer],
+        pools: Sequence[LayerPool],
+        last_norm: Norm,
+        head: Linear,
+        native: Library | None = None,
+    ) -> None:
+        found = native or library()
+        if found is None:
+            raise ValueError("there are no native kernels here")
+        self._run = found.function("decoder_layers")
+        self._parallel = found.parallel
+        self._kept: list[object] = [layers, pools, last_norm, head]  # what the addresses point at
+        self._pool_type = TYPES[pools[0].keys.dtype]
+        self._last_norm = _norm(last_norm)
+        self._head = self._product(head)
+        self._num_outputs = head.num_outputs
+        self._layers = (_Layer * len(layers))(*map(self._layer, layers, pools))
+        self._ropes: Any = None
+        self._groups = (_Group * (1 + max(pool.group for pool in pools)))()
+
+    def take_ropes(self, ropes: Sequence[RopeTable]) -> None:
+        """Take the tables of all rotary embeddings, which hold every position of the steps to come."""
+        self._kept_ropes = ropes
+        self._ropes = (_Rope * len(ropes))(*map(_rope, ropes))
+
+    def logits(self, hidden: Tensor, step: StepRows) -> Tensor:
+        """Run all layers and return the logits [R, V] of the sampling rows, float32.
+
+        Args:
+            hidden: what the first layer gets [T, hidden], float32 and contiguous; it is overwritten by what
+                the last one gives.
+        """
+        out = torch.empty(len(step.sampling), self._num_outputs)
+        self._compute(hidden, step, slice(0, len(self._layers)), out)
+        return out
+
+    def hidden(self, hidden: Tensor, step: StepRows, layers: slice) -> Tensor:
+        """Return what consecutive layers give, [T, hidden] float32."""
+        hidden = hidden.clone()
+        self._compute(hidden, step, layers, None)
+        return hidden
+
+    def _compute(self, hidden: Tensor, step: StepRows, layers: slice, out: Tensor | None) -> None:
+        has_logits = out is not None and len(out) > 0
+        for number, group in enumerate(step.groups):
+            rows = self._groups[number]
+            rows.slots, rows.spans = group.slots.data_ptr(), group.table.data_ptr()
+            rows.num_spans = len(group.table)
+        call = _Step(
+            ctypes.addressof(self._layers) + layers.start * ctypes.sizeof(_Layer),
+            ctypes.addressof(self._ropes),
+            ctypes.addressof(self._groups),
+            ctypes.addressof(self._last_norm),
+            ctypes.addressof(self._head) if has_logits else None,
+            hidden.data_ptr(),
+            step.positions.data_ptr(),
+            step.sampling.data_ptr(),
+            out.data_ptr() if out is not None else None,
+            self._parallel,
+            torch.get_num_threads(),
+            layers.stop - layers.start,
+            *hidden.shape,
+            len(step.sampling),
+            self._pool_type,
+        )
+        if self._run(ctypes.byref(call)):
+            raise MemoryError("a step needs more memory than there is")
+
+    def _layer(self, layer: DecoderLayer, pool: LayerPool) -> _Layer:
+        heads, products = layer.heads, layer.projections
+        if pool.keys.dtype not in TYPES or TYPES[pool.keys.dtype] != self._pool_type:
+            raise ValueError(f"pools of {pool.keys.dtype}")
+        joint = (self._product(products.gate), self._product(products.up))
+        if joint[0].layout != joint[1].layout or joint[0].block != joint[1].block:
+            raise ValueError("gates and ups are of different kinds")
+        sinks = None if heads.sinks is None else heads.sinks.float().contiguous()
+        self._kept.append(sinks)
+        return _Layer(
+            *map(_norm, (layer.before_attention, layer.after_attention, layer.before_mlp, layer.after_mlp)),
+            *map(_norm, (heads.query_norm, heads.key_norm)),
+            *map(self._product, (products.query, products.key, products.value, products.output)),
+            *joint,
+            self._product(products.down),
+            None if sinks is None else sinks.data_ptr(),
+            pool.keys.data_ptr(),
+            pool.values.data_ptr(),
+            *pool.keys.stride()[:3],
+            *pool.values.stride()[:3],
+            heads.num_heads,
+            heads.num_kv_heads,
+            heads.dim,
+            heads.dim,
+            pool.keys.shape[2],
+            heads.window or 0,
+            heads.chunk or 0,
+            layer.rope,
+            pool.group,
+            _ACTIVATIONS[layer.activation],
+            heads.scale,
+            heads.softcap or 0.0,
+        )
+
+    def _product(self, linear: Linear) -> _Product:
+        bias, weight = linear.bias, linear.weight
+        found = _Product(bias=None if bias is None else bias.data_ptr())
+        found.num_outputs, found.num_inputs = weight.shape
+        found.bias_type = 0 if bias is None else TYPES[bias.dtype]
+        if isinstance(weight, QuantisedWeight):
+            raise ValueError("quantised weights")
+        found.type = TYPES[weight.dtype]
+        if weight.is_mkldnn:
+            layout = packed_layout(weight)
+            if layout is None:
+                raise ValueError("packed weights in an unknown order")
+            found.weight, found.layout = layout.address, _COLUMNS
+            found.block, found.padded = layout.block, layout.padded
+        elif weight.is_contiguous():
+            found.weight, found.layout = weight.data_ptr(), _ROWS
+        else:
+            raise ValueError("weights with gaps")
+        return found
+
+
+def _norm(norm: Norm | None) -> _Norm:
+    if norm is None:
+        return _Norm()
+    return _Norm(norm.weight.data_ptr(), TYPES[norm.weight.dtype], norm.adds_one, norm.epsilon)
+
+
+def _rope(table: RopeTable) -> _Rope:
+    return _Rope(table.cosines.data_ptr(), table.sines.data_ptr(), table.cosines.shape[1])

@@ -1,0 +1,110 @@
+"""Decoder layers for a few tokens: the definition.
+
+Dimensions: T rows, H query heads, H_kv key-value heads, D head size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvchat.engine.kernels.decoder_layers.args import (
+    Activation,
+    DecoderLayer,
+    LayerPool,
+    Linear,
+    Norm,
+    RopeTable,
+    StepRows,
+)
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.paged_attention.reference import paged_attention
+from kvchat.engine.kernels.quantised_linear import QuantisedWeight, dequantise
+from kvchat.engine.kernels.store_kv.reference import store_kv
+
+
+def decoder_layers(
+    hidden: Tensor,
+    layers: Sequence[DecoderLayer],
+    pools: Sequence[LayerPool],
+    ropes: Sequence[RopeTable],
+    step: StepRows,
+) -> Tensor:
+    """Return what the last layer gives, [T, hidden] float32, computed in float32 throughout.
+
+    Args:
+        hidden: what the first layer gets [T, hidden], float32.
+
+    Effect:
+        Writes keys and values of every row into the pools, rounded to their dtype, before any is read.
+    """
+    for layer, pool in zip(layers, pools, strict=True):
+        attended = _attend(_norm(hidden, layer.before_attention), layer, pool, ropes, step)
+        hidden = hidden + _norm(attended, layer.after_attention)
+        hidden = hidden + _norm(_mlp(_norm(hidden, layer.before_mlp), layer), layer.after_mlp)
+    return hidden
+
+
+def logits(hidden: Tensor, last_norm: Norm, head: Linear, step: StepRows) -> Tensor:
+    """Return the logits [R, V] of the sampling rows, float32."""
+    return _linear(_norm(hidden[step.sampling], last_norm), head)
+
+
+def _norm(x: Tensor, norm: Norm | None) -> Tensor:
+    if norm is None:
+        return x
+    factor = norm.weight.float() + (1.0 if norm.adds_one else 0.0)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.epsilon) * factor
+
+
+def _linear(x: Tensor, linear: Linear) -> Tensor:
+    bias = None if linear.bias is None else linear.bias.float()
+    return functional.linear(x, dense(linear.weight), bias)
+
+
+def dense(weight: Tensor | QuantisedWeight) -> Tensor:
+    """Return a weight's numbers in float32."""
+    if isinstance(weight, QuantisedWeight):
+        return dequantise(weight)
+    return (weight.to_dense() if weight.is_mkldnn else weight).float()
+
+
+def _attend(
+    x: Tensor, layer: DecoderLayer, pool: LayerPool, ropes: Sequence[RopeTable], step: StepRows
+) -> Tensor:
+    heads, products, rows = layer.heads, layer.projections, step.groups[pool.group]
+    query = _linear(x, products.query).unflatten(1, (heads.num_heads, heads.dim))
+    key = _linear(x, products.key).unflatten(1, (heads.num_kv_heads, heads.dim))
+    value = _linear(x, products.value).unflatten(1, (heads.num_kv_heads, heads.dim))
+    rope = ropes[layer.rope]
+    query = _rotate(_norm(query, heads.query_norm), rope, step.positions)
+    key = _rotate(_norm(key, heads.key_norm), rope, step.positions)
+    store_kv(key.to(pool.keys.dtype), value.to(pool.values.dtype), pool.keys, pool.values, rows.slots)
+    args = AttentionArgs(
+        spans=rows.spans,
+        softmax_scale=heads.scale,
+        window=heads.window,
+        chunk=heads.chunk,
+        softcap=heads.softcap,
+        sinks=heads.sinks,
+    )
+    return _linear(paged_attention(query, pool.keys, pool.values, args).flatten(1), products.output)
+
+
+def _rotate(x: Tensor, rope: RopeTable, positions: Tensor) -> Tensor:
+    cosines, sines = rope.cosines[positions, None], rope.sines[positions, None]  # [T, 1, D_rope]
+    turned, rest = x.split([cosines.shape[-1], x.shape[-1] - cosines.shape[-1]], dim=-1)
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cosines + torch.cat([-second, first], dim=-1) * sines
+    return torch.cat([turned, rest], dim=-1)
+
+
+def _mlp(x: Tensor, layer: DecoderLayer) -> Tensor:
+    gate = _linear(x, layer.projections.gate)
+    gate = (
+        functional.silu(gate)
+        if layer.activation is Activation.SILU
+        else functional.gelu(gate, approximate="tanh")
+    )
+    return _linear(gate * _linear(x, layer.projections.up), layer.projections.down)

@@ -1,0 +1,389 @@
+// Paged attention on a processor, cut into tasks: single queries, and prompts in pieces of queries.
+//
+// A query's context is cut at multiples of PART positions. Each part is computed by an online softmax over
+// tiles of keys that end where blocks and parts end, and parts are folded in order. All of that follows from
+// positions alone: a query's result has the same bits whatever stands beside it, however its prompt was cut,
+// and however many threads compute it. Keys and values are read in the order in which they lie in a block,
+// all heads in turn, each number once.
+//
+// Source: FlashAttention-2, arXiv 2307.08691, for the softmax; FlashDecoding for the parts. Dimensions: H
+// query heads, H_kv key-value heads, G = H / H_kv, D head size, P block size.
+
+#pragma once
+
+#include "kvchat/engine/kernels/native/threads.h"
+#include "kvchat/engine/kernels/native/vector.h"
+#include "kvchat/engine/kernels/paged_attention/tile.h"
+
+namespace {
+
+constexpr int64_t PART = 256;  // positions
+constexpr int PIECE = 16;      // most queries of one task
+
+// A row of native.py's table of spans.
+struct Span {
+  int64_t row, num_rows, position, first_block;
+  const int64_t* blocks;  // the first of them is logical block `first_block`
+};
+
+// The fields of native.py's `_Call`, in order.
+struct AttentionCall {
+  const void* query;
+  const void* k_pool;
+  const void* v_pool;
+  void* out;
+  const float* sinks;  // [H], or null
+  const Span* spans;
+  Parallel parallel;  // null: compute alone
+  int64_t num_spans, num_threads;
+  int64_t query_type, pool_type;
+  int64_t num_heads, num_kv_heads, dim_k, dim_v, block_size;
+  int64_t query_t, query_h, k_n, k_h, k_p, v_n, v_h, v_p, out_t, out_h;  // strides
+  int64_t window, chunk;                                                 // 0: none
+  float scale, softcap;                                                  // softcap 0: none
+};
+
+struct Task {
+  int32_t span, query, num_queries, head, num_heads;  // key-value heads
+  int64_t part, num_parts;
+  float* partial;     // where one part of several tasks goes, or null
+  int32_t* num_left;  // tasks that the partials of these queries and heads still wait for
+};
+
+INLINE int64_t first_visible(const AttentionCall& call, int64_t position) {
+  if (call.chunk) return position - position % call.chunk;
+  return call.window ? most(0, position - call.window + 1) : 0;
+}
+
+// What a softmax over some keys has found, for some rows: the largest score, the sum of weights, and the
+// weighted sum of values, of `stride` numbers each.
+struct State {
+  float* top;
+  float* total;
+  float* acc;
+  int64_t num_rows, stride;
+
+  // Whole lines of the cache, so that no vector lies across two.
+  static int64_t padded(int64_t num_rows) { return (num_rows + 15) / 16 * 16; }
+  static int64_t size(int64_t num_rows, int64_t stride) {
+    return padded(num_rows) * 2 + padded(num_rows * stride);
+  }
+
+  State(float* memory, int64_t num_rows, int64_t stride)
+      : top(memory),
+        total(memory + padded(num_rows)),
+        acc(memory + 2 * padded(num_rows)),
+        num_rows(num_rows),
+        stride(stride) {}
+
+  void clear() const {
+    for (int64_t i = 0; i < num_rows; i++) top[i] = -INFINITY;
+    memset(total, 0, num_rows * sizeof(float));
+    memset(acc, 0, num_rows * stride * sizeof(float));
+  }
+
+  // Adds what was found over later keys.
+  void fold(const State& later) const {
+    for (int64_t row = 0; row < num_rows; row++) {
+      if (later.top[row] == -INFINITY) continue;
+      const float new_top = later.top[row] > top[row] ? later.top[row] : top[row];
+      const float a = exponential(top[row] - new_top), b = exponential(later.top[row] - new_top);
+      top[row] = new_top;
+      total[row] = total[row] * a + later.total[row] * b;
+      float* to = acc + row * stride;
+      const float* from = later.acc + row * stride;
+      for (int64_t i = 0; i < stride; i += W)
+        store(to + i, add(mul(load(to + i), fill(a)), mul(load(from + i), fill(b))));
+    }
+  }
+};
+
+template <typename T>
+struct Attention {
+  const AttentionCall& call;
+  const Span* spans;
+  Task* tasks = nullptr;
+  float* partials = nullptr;
+  int64_t heads = 0, num_tasks = 0, num_pieces = 0;
+  bool failed = false;                // for lack of memory
+  int64_t group, stride_k, stride_v;  // strides of queries and sums as float32, whole vectors
+
+  explicit Attention(const AttentionCall& call)
+      : call(call),
+        spans(call.spans),
+        group(call.num_heads / call.num_kv_heads),
+        stride_k((call.dim_k + W - 1) / W * W),
+        stride_v((call.dim_v + W - 1) / W * W) {}
+
+  int64_t num_rows(const Task& task) const { return task.num_queries * task.num_heads * group; }
+
+  // Rows of a task: key-value head, then query, then query head of the group.
+  void read_queries(const Task& task, float* to) const {
+    const Span& span = spans[task.span];
+    for (int64_t h = 0; h < task.num_heads; h++)
+      for (int64_t q = 0; q < task.num_queries; q++)
+        for (int64_t g = 0; g < group; g++, to += stride_k) {
+          const int64_t head = (task.head + h) * group + g;
+          const int64_t at = (span.row + task.query + q) * call.query_t + head * call.query_h;
+          if (call.query_type == 0)
+            read_query((const float*)call.query + at, to);
+          else if (call.query_type == 1)
+            read_query((const bf16*)call.query + at, to);
+          else
+            read_query((const fp16*)call.query + at, to);
+        }
+  }
+
+  template <typename Q>
+  void read_query(const Q* from, float* to) const {
+    int64_t d = 0;
+    for (; d + W <= call.dim_k; d += W) store(to + d, mul(load(from + d), fill(call.scale)));
+    if (d < call.dim_k) store(to + d, mul(load_part(from + d, (int)(call.dim_k - d)), fill(call.scale)));
+  }
+
+  void run(int64_t number) {
+    const Task& task = tasks[number];
+    const int64_t rows = num_rows(task), size = State::size(rows, stride_v);
+    float* memory = allocate(State::padded(rows * stride_k) + 2 * size);
+    if (!memory) {
+      __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+      return;
+    }
+    read_queries(task, memory);
+    const State part(task.partial ? task.partial : memory + State::padded(rows * stride_k), rows, stride_v);
+    const State all(memory + State::padded(rows * stride_k) + size, rows, stride_v);
+    if (task.partial) {
+      add_part(task, memory, part, task.part);
+      if (__atomic_sub_fetch(task.num_left, 1, __ATOMIC_ACQ_REL) == 0) fold_partials(task, all);
+    } else {
+      all.clear();
+      for (int64_t i = 0; i < task.num_parts; i++) {
+        add_part(task, memory, part, task.part + i);
+        all.fold(part);
+      }
+      write(task, all);
+    }
+    free(memory);
+  }
+
+  // The last task of some queries and heads puts all of their parts together, in order.
+  void fold_partials(const Task& task, const State& all) const {
+    const Task* first = &task;
+    while (first > tasks && first[-1].num_left == task.num_left) first--;
+    all.clear();
+    for (int64_t i = 0; i < task.num_parts; i++) all.fold(State(first[i].partial, num_rows(task), stride_v));
+    write(task, all);
+  }
+
+  void add_part(const Task& task, const float* query, const State& state, int64_t part) const {
+    const Span& span = spans[task.span];
+    const int64_t position = span.position + task.query, last = position + task.num_queries;
+    const int64_t begin = most(part * PART, first_visible(call, position)),
+                  end = least((part + 1) * PART, last);
+    state.clear();
+    for (int64_t p = part * PART; p < end;) {
+      const int64_t length = tile_len(p);
+      if (p + length > begin) {
+        const T* keys = at(call.k_pool, call.k_n, call.k_p, span, p);
+        const T* values = at(call.v_pool, call.v_n, call.v_p, span, p);
+        const T* later = p + length < end ? at(call.k_pool, call.k_n, call.k_p, span, p + length) : nullptr;
+        for (int64_t h = task.head; h < task.head + task.num_heads; h++) {
+          const T* next = h + 1 < task.head + task.num_heads ? keys + (h + 1) * call.k_h : later;
+          add_tile(task, query, state, h - task.head, keys + h * call.k_h, values + h * call.v_h, next, p,
+                   length);
+        }
+      }
+      p += length;
+    }
+  }
+
+  // Keys of a tile that begins at position p: up to where its block or its part ends.
+  int64_t tile_len(int64_t p) const {
+    return least(least(call.block_size - p % call.block_size, TILE), PART - p % PART);
+  }
+
+  // Where the key or the value of the first head at position p lies.
+  const T* at(const void* pool, int64_t stride_n, int64_t stride_p, const Span& span, int64_t p) const {
+    return (const T*)pool + span.blocks[p / call.block_size - span.first_block] * stride_n +
+           p % call.block_size * stride_p;
+  }
+
+  // One tile of keys, which stand at [p, p + length), and all rows of one key-value head.
+  void add_tile(const Task& task, const float* query, const State& state, int64_t h, const T* keys,
+                const T* values, const T* next, int64_t p, int64_t length) const {
+    const int64_t num = task.num_queries * group, start = h * num;
+    for (int64_t row = 0; row < num;) {
+      const int64_t left = num - row;
+      const int64_t rows = left >= 8 ? 8 : left == 6 ? 3 : left >= 4 ? 4 : left;
+      if (rows == 8)
+        add_rows<8>(task, query, state, start + row, row, keys, values, next, p, length);
+      else if (rows == 4)
+        add_rows<4>(task, query, state, start + row, row, keys, values, next, p, length);
+      else if (rows == 3)
+        add_rows<3>(task, query, state, start + row, row, keys, values, next, p, length);
+      else if (rows == 2)
+        add_rows<2>(task, query, state, start + row, row, keys, values, next, p, length);
+      else
+        add_rows<1>(task, query, state, start + row, row, keys, values, next, p, length);
+      row += rows;
+    }
+  }
+
+  template <int ROWS>
+  void add_rows(const Task& task, const float* query, const State& state, int64_t row, int64_t number,
+                const T* keys, const T* values, const T* next, int64_t p, int64_t length) const {
+    alignas(64) float scores[ROWS][TILE + W];
+    float decay[ROWS];
+    int64_t begins[ROWS], ends[ROWS], begin = length, end = 0;
+    UNROLL
+    for (int r = 0; r < ROWS; r++) {
+      const int64_t at = spans[task.span].position + task.query + (number + r) / group;
+      begins[r] = most(first_visible(call, at) - p, 0);
+      ends[r] = least(at + 1 - p, length);
+      if (begins[r] >= ends[r]) continue;
+      begin = least(begin, begins[r]);
+      end = most(end, ends[r]);
+    }
+    if (begin >= end) return;
+    dot_keys<ROWS>(scores, query + row * stride_k, stride_k, keys, call.k_p, call.dim_k, begin, end, values,
+                   call.v_p, call.dim_v);
+    UNROLL
+    for (int r = 0; r < ROWS; r++) {
+      const bool is_seen = begins[r] < ends[r];
+      decay[r] = 1.0f;
+      if (is_seen)
+        decay[r] =
+            soften(scores[r], begins[r], ends[r], call.softcap, &state.top[row + r], &state.total[row + r]);
+      // Keys that only other rows of these see have no weight.
+      const int64_t first = is_seen ? begins[r] / W * W : end,
+                    behind = is_seen ? (ends[r] + W - 1) / W * W : end;
+      for (int64_t i = begin; i < least(first, end); i++) scores[r][i] = 0.0f;
+      for (int64_t i = behind; i < end; i++) scores[r][i] = 0.0f;
+    }
+    add_values<ROWS>(state.acc + row * stride_v, stride_v, decay, scores, values, call.v_p, call.dim_v, begin,
+                     end, next, call.k_p, call.dim_k);
+  }
+
+  void write(const Task& task, const State& all) const {
+    const Span& span = spans[task.span];
+    int64_t row = 0;
+    for (int64_t h = 0; h < task.num_heads; h++)
+      for (int64_t q = 0; q < task.num_queries; q++)
+        for (int64_t g = 0; g < group; g++, row++) {
+          const int64_t head = (task.head + h) * group + g;
+          const int64_t at = (span.row + task.query + q) * call.out_t + head * call.out_h;
+          float total = all.total[row], factor = 1.0f;
+          if (call.sinks) {
+            const float top = fmaxf(all.top[row], call.sinks[head]);
+            factor = exponential(all.top[row] - top);
+            total = total * factor + exponential(call.sinks[head] - top);
+          }
+          const float* acc = all.acc + row * stride_v;
+          if (call.query_type == 0)
+            write_row((float*)call.out + at, acc, factor, total);
+          else if (call.query_type == 1)
+            write_row((bf16*)call.out + at, acc, factor, total);
+          else
+            write_row((fp16*)call.out + at, acc, factor, total);
+        }
+  }
+
+  template <typename Q>
+  void write_row(Q* to, const float* acc, float factor, float total) const {
+    for (int64_t d = 0; d < call.dim_v; d++) round_to(to + d, acc[d] * factor / total);
+  }
+
+  // Cuts the spans into tasks, `wanted` or more where there are heads to divide; false: for lack of memory.
+  // No result depends on how many there are, nor on whether one task or several compute the parts of a query.
+  bool prepare(int64_t wanted) {
+    int64_t scratch = 0;
+    heads = heads_per_task(wanted);
+    count(heads, &num_tasks, &num_pieces, &scratch);
+    tasks = (Task*)malloc(num_tasks * sizeof(Task) + num_pieces * sizeof(int32_t));
+    partials = allocate(scratch);
+    if (!tasks || !partials) {
+      release();
+      return false;
+    }
+    reset();
+    return true;
+  }
+
+  // Makes the tasks ready to be run again.
+  void reset() const { fill_tasks(heads, (int32_t*)(tasks + num_tasks), partials); }
+
+  // Takes over the tasks of another layer that keeps the same, and is not computed at the same time.
+  void share(const Attention& other) {
+    tasks = other.tasks;
+    partials = other.partials;
+    heads = other.heads;
+    num_tasks = other.num_tasks;
+    num_pieces = other.num_pieces;
+  }
+
+  void release() {
+    free(tasks);
+    free(partials);
+    tasks = nullptr;
+    partials = nullptr;
+  }
+
+  int64_t heads_per_task(int64_t wanted) const {
+    int64_t num_tasks = 0, num_pieces = 0, scratch = 0;
+    count(call.num_kv_heads, &num_tasks, &num_pieces, &scratch);
+    int64_t heads = call.num_kv_heads;
+    while (heads > 1 && num_tasks * ((call.num_kv_heads + heads - 1) / heads) < wanted)
+      heads = (heads + 1) / 2;
+    return heads;
+  }
+
+  // Calls `take(span, query, queries, head, heads, first part, parts)` for every piece: queries and heads
+  // that are put together by one task.
+  template <typename Take>
+  void each_piece(int64_t heads, Take take) const {
+    for (int64_t s = 0; s < call.num_spans; s++)
+      for (int64_t q = 0; q < spans[s].num_rows; q += PIECE) {
+        const int64_t num = least(PIECE, spans[s].num_rows - q), position = spans[s].position + q;
+        const int64_t part = first_visible(call, position) / PART;
+        const int64_t num_parts = (position + num - 1) / PART + 1 - part;
+        for (int64_t h = 0; h < call.num_kv_heads; h += heads)
+          take(s, q, num, h, least(heads, call.num_kv_heads - h), part, num_parts);
+      }
+  }
+
+  // Parts are tasks of their own where a sequence has few queries and so few pieces.
+  bool is_split(int64_t span, int64_t num_parts) const {
+    return num_parts > 1 && spans[span].num_rows <= PIECE;
+  }
+
+  void count(int64_t heads, int64_t* num_tasks, int64_t* num_pieces, int64_t* scratch) const {
+    each_piece(heads,
+               [&](int64_t s, int64_t, int64_t num, int64_t, int64_t num_heads, int64_t, int64_t parts) {
+                 *num_pieces += 1;
+                 *num_tasks += is_split(s, parts) ? parts : 1;
+                 if (is_split(s, parts)) *scratch += parts * State::size(num * num_heads * group, stride_v);
+               });
+  }
+
+  void fill_tasks(int64_t heads, int32_t* num_left, float* partials) const {
+    Task* task = tasks;
+    each_piece(heads, [&](int64_t s, int64_t q, int64_t num, int64_t h, int64_t num_heads, int64_t part,
+                          int64_t parts) {
+      *task = {(int32_t)s, (int32_t)q, (int32_t)num, (int32_t)h, (int32_t)num_heads,
+               part,       parts,      nullptr,      num_left};
+      if (is_split(s, parts)) {
+        *num_left = (int32_t)parts;
+        for (int64_t i = 0; i < parts; i++, task++) {
+          *task = {(int32_t)s, (int32_t)q, (int32_t)num, (int32_t)h, (int32_t)num_heads,
+                   part + i,   parts,      partials,     num_left};
+          partials += State::size(num_rows(*task), stride_v);
+        }
+      } else {
+        task++;
+      }
+      num_left++;
+    });
+  }
+};
+
+}  // namespace

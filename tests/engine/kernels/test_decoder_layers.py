@@ -1,0 +1,122 @@
+"""Native decoder layers are the reference at every level; company and threads change no bit of a row."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.decoder_layers import reference
+from kvchat.engine.kernels.decoder_layers.args import Activation, LayerPool, StepRows
+from kvchat.engine.kernels.decoder_layers.native import NativeLayers
+from kvchat.engine.kernels.linear import can_pack
+from kvchat.engine.kernels.native.library import Library
+from tests.engine.kernels import native_library
+from tests.engine.kernels.decoder_cases import TEXTS, Model, Shape, make_step
+from tests.engine.kernels.native_library import all_levels
+
+pytestmark = [pytest.mark.cpu, all_levels]
+
+BF16, FP16 = torch.bfloat16, torch.float16
+SHAPES = {
+    "plain": Shape(),
+    "odd": Shape(hidden=70, inner=91, num_heads=3, num_kv_heads=1, dim=22, vocab=97),
+    "biases": Shape(has_bias=True, num_kv_heads=6),
+    "head norms": Shape(has_head_norms=True, rope_dim=16, window=20),
+    "four norms": Shape(
+        has_after_norms=True, adds_one=True, softcap=3.0, activation=Activation.GELU_TANH, has_head_norms=True
+    ),
+    "sinks": Shape(has_sinks=True, chunk=50),
+    "packed": Shape(hidden=600, inner=1050, num_heads=10, num_kv_heads=5, dim=64, weights="packed"),
+    "bfloat16": Shape(dtype=BF16),
+    "packed bfloat16": Shape(hidden=97, inner=1101, dtype=BF16, weights="packed", has_bias=True),
+    "float16": Shape(dtype=FP16, inner=2500),
+}
+all_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+
+
+@pytest.fixture
+def library(level: str) -> Library:
+    return native_library.native(level)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def model_of(shape: Shape) -> Model:
+    if shape.weights == "packed" and not can_pack(torch.empty(512, 512, dtype=shape.dtype)):
+        pytest.skip("weights are not packed here")
+    return Model(shape)
+
+
+def native_of(model: Model, pools: list[LayerPool], library: Library) -> NativeLayers:
+    layers = NativeLayers(model.layers, pools, model.last_norm, model.head, library)
+    layers.take_ropes(model.ropes)
+    return layers
+
+
+def hidden_of(model: Model, step: StepRows) -> Tensor:
+    """Each row's numbers follow from its position alone."""
+    table = torch.randn(1000, model.shape.hidden, generator=torch.Generator().manual_seed(5))
+    return table[step.positions]
+
+
+@all_shapes
+def test_they_are_the_reference(shape: Shape, library: Library) -> None:
+    model, step = model_of(shape), make_step(shape)
+    pools, own_pools = model.pools(), model.pools()
+    hidden = hidden_of(model, step)
+    wanted = reference.decoder_layers(hidden, model.layers, pools, model.ropes, step)
+    native = native_of(model, own_pools, library)
+    found = native.hidden(hidden, step, slice(0, len(model.layers)))
+    # Keys and values are rounded to the pool's type, and differ by one rounding here and there.
+    tolerance = 2e-5 if shape.dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    for pool, own in zip(pools, own_pools, strict=True):
+        torch.testing.assert_close(own.keys, pool.keys, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(own.values, pool.values, rtol=tolerance, atol=tolerance)
+    logits = native.logits(hidden.clone(), step)
+    wanted = reference.logits(wanted, model.last_norm, model.head, step)
+    torch.testing.assert_close(logits, wanted, rtol=tolerance, atol=tolerance)
+
+
+@all_shapes
+def test_a_row_has_the_same_bits_whatever_shares_its_step(shape: Shape, library: Library) -> None:
+    model = model_of(shape)
+    together = logits_of(model, range(len(TEXTS)), library)
+    alone = torch.cat([logits_of(model, [number], library) for number in range(len(TEXTS))])
+    assert torch.equal(together, alone)
+
+
+@all_shapes
+def test_a_row_has_the_same_bits_with_any_number_of_threads(
+    shape: Shape, library: Library, threads: None
+) -> None:
+    model = model_of(shape)
+    found = []
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        found.append(logits_of(model, range(len(TEXTS)), library))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def logits_of(model: Model, texts: range | list[int], library: Library) -> Tensor:
+    step = make_step(model.shape, texts)
+    return native_of(model, model.pools(), library).logits(hidden_of(model, step), step)
+
+
+def test_only_rows_that_are_wanted_have_logits(library: Library) -> None:
+    model = model_of(SHAPES["plain"])
+    step = make_step(model.shape)
+    hidden = hidden_of(model, step)
+    native = native_of(model, model.pools(), library)
+    all_logits = native.logits(hidden.clone(), step)
+    some = StepRows(positions=step.positions, groups=step.groups, sampling=torch.tensor([2, 5]))
+    assert torch.equal(native.logits(hidden.clone(), some), all_logits[[2, 5]])
+    none = StepRows(positions=step.positions, groups=step.groups, sampling=torch.tensor([], dtype=torch.long))
+    assert native.logits(hidden.clone(), none).shape == (0, model.shape.vocab)
