@@ -24,13 +24,14 @@ from kvchat.engine.api.status import EnginePhase as EnginePhase
 from kvchat.engine.api.status import EngineStatus as EngineStatus
 from kvchat.errors import KvchatError, StorageError, UsageError
 from kvchat.revision import Revision as Revision
-from kvchat.revision import context_ids, plan_drop, plan_undo
+from kvchat.revision import context_ids, plan_drop, plan_undo, to_last_question
 from kvchat.session import prompts, repair
 from kvchat.session.miss import Explanation as Explanation
 from kvchat.session.miss import explain, with_text
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Turn, TurnId, path_token_ids
+from kvchat.variants.service import Variants as Variants
 
 _NOT_VERIFIED = (
     "the KV of this session was imported and not all of it is verified, so no other session shares it; "
@@ -75,6 +76,7 @@ class Chat:
         self.model = model
         self.sampling = sampling or SamplingParams()
         self._answering = Answering(store=store, template=template, engine=engine, model=model)
+        self.variants = Variants(self._answering, sampling=self.sampling)
 
     # Conversations
 
@@ -111,6 +113,18 @@ class Chat:
         conversation = Conversation(session, found, turns)
         self._prefetch(conversation, None)
         return conversation
+
+    def open_at(self, turn_id: TurnId) -> Conversation:
+        """Open the branch that a turn lies on; a new one where none leads there any more.
+
+        Raises:
+            SessionNotFound: the turn was deleted.
+        """
+        turn = self.store.turn(turn_id)
+        branch = self.store.branch_through(turn_id)
+        if branch is None:
+            branch = self.store.create_branch(turn.session_id, leaf_id=turn_id)
+        return self.open(turn.session_id, branch.name)
 
     def prefetch(
         self, reference: str | None, branch: str | None = None, beside: Conversation | None = None
@@ -302,7 +316,7 @@ class Chat:
     ) -> Iterator[ChatEvent]:
         """Answer the last question once more, on a new branch."""
         with conversation.occupied():
-            path = _to_last_question(conversation.turns)
+            path = to_last_question(conversation.turns)
             if not prompts.has_usable_ids(self.template, path):
                 yield from self._edit(conversation, path[-1].id, path[-1].text, sampling)
                 return
@@ -405,13 +419,6 @@ def _split_at(path: tuple[Turn, ...], turn_id: TurnId) -> tuple[tuple[Turn, ...]
         if turn.id == turn_id and turn.role is Role.USER:
             return path[:at], path[at:]
     raise UsageError("only a message of yours on this branch can be edited")
-
-
-def _to_last_question(path: tuple[Turn, ...]) -> tuple[Turn, ...]:
-    for end in range(len(path), 0, -1):
-        if path[end - 1].role is Role.USER:
-            return path[:end]
-    raise UsageError("there is no question to answer yet; send a message first")
 
 
 def _outcome(turn: Turn) -> Outcome:

@@ -187,10 +187,10 @@ class Answering:
     def __init__(
         self, *, store: SessionStore, template: ChatTemplate, engine: EngineClient, model: str
     ) -> None:
-        self._store = store
-        self._template = template
-        self._engine = engine
-        self._model = model
+        self.store = store
+        self.template = template
+        self.engine = engine
+        self.model = model
 
     def run(
         self, conversation: Conversation, question: Turn | None, sampling: SamplingParams, take_back: Undo
@@ -206,7 +206,7 @@ class Answering:
         turn = conversation.turns[-1]
         assert prompt is not None
         assert turn.finish is Finish.PARTIAL
-        answer = Answer(self._store, turn, self._template.stream(prompt, turn.token_ids or ()))
+        answer = Answer(self.store, turn, self.template.stream(prompt, turn.token_ids or ()))
         try:
             yield TurnStarted(question=question, answer=turn)
             outcome, problem = yield from self._compute(conversation, prompt, answer, sampling)
@@ -225,7 +225,7 @@ class Answering:
         branch, conversation.engine_branch = conversation.engine_branch, None
         if branch is not None:
             with suppress(KvchatError):
-                self._engine.release(branch)
+                self.engine.release(branch)
 
     def _compute(
         self, conversation: Conversation, prompt: tuple[int, ...], answer: Answer, sampling: SamplingParams
@@ -253,29 +253,29 @@ class Answering:
         self, conversation: Conversation, prompt: tuple[int, ...], answer: Answer, sampling: SamplingParams
     ) -> Request:
         """Return the request and note which weights answer it. Blocks while the engine loads."""
-        info = self._engine.info()
-        answer.mark(model=self._model, fingerprint=info.fingerprint, exact=info.is_exact)
+        info = self.engine.info()
+        answer.mark(model=self.model, fingerprint=info.fingerprint, exact=info.is_exact)
         so_far = tuple(answer.token_ids)
         return Request(
             token_ids=prompt + so_far,
-            sampling=_ending_with(sampling, self._template.end_ids, info.vocab_size),
+            sampling=with_ends(sampling, self.template.end_ids, info.vocab_size),
             owner=conversation.session.id,
             priority=conversation.priority,
             branch=conversation.engine_branch,
-            stop=self._template.stop_matcher(prompt, so_far),
+            stop=self.template.stop_matcher(prompt, so_far),
             namespace=conversation.session.namespace,
         )
 
     def _submit(self, conversation: Conversation, request: Request) -> RequestHandle:
         """Hand in a request, keep its branch as the conversation's live one, and let `stop` reach it."""
         try:
-            handle = self._engine.submit(request)
+            handle = self.engine.submit(request)
         except InvalidRequest:
             if request.branch is None:
                 raise
             # The engine has let go of the branch; it finds the same blocks by their ids.
             self.release(conversation)
-            handle = self._engine.submit(replace(request, branch=None))
+            handle = self.engine.submit(replace(request, branch=None))
         conversation.engine_branch = handle.branch
         conversation.watch(handle)
         return handle
@@ -297,10 +297,10 @@ class Answering:
             conversation.show_last(answer.finish_or_abandon(outcome))
 
     def _outcome(self, finished: RequestFinished, answer: Answer) -> Outcome:
-        return outcome_of(finished, closed=self._template.is_closed(answer.token_ids))
+        return outcome_of(finished, closed=self.template.is_closed(answer.token_ids))
 
 
-def _ending_with(sampling: SamplingParams, end_ids: frozenset[int], vocab_size: int) -> SamplingParams:
+def with_ends(sampling: SamplingParams, end_ids: frozenset[int], vocab_size: int) -> SamplingParams:
     """Return sampling that also ends at the template's end of turn; not every configuration names it."""
     if sampling.ignore_eos:
         return sampling
@@ -308,7 +308,8 @@ def _ending_with(sampling: SamplingParams, end_ids: frozenset[int], vocab_size: 
     return replace(sampling, stop_token_ids=tuple(sorted(ends)))
 
 
-def _prefill(event: PrefillProgress) -> Prefill:
+def prefill_of(event: PrefillProgress) -> Prefill:
+    """Return an engine's event as it is shown."""
     return Prefill(
         prompt_tokens=event.prompt_tokens,
         cached_tokens=event.cached_tokens,
@@ -321,5 +322,5 @@ def _shown(item: LoadPlanned | PrefillProgress | Piece) -> Loading | Prefill | T
     if isinstance(item, LoadPlanned):
         return Loading(estimate=item.estimate)
     if isinstance(item, PrefillProgress):
-        return _prefill(item)
+        return prefill_of(item)
     return TextDelta(text=item.text, reasoning=item.reasoning)

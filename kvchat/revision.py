@@ -51,6 +51,18 @@ def nth_last_question(turns: Sequence[Turn], num: int) -> Turn | None:
     return questions[-num] if 1 <= num <= len(questions) else None
 
 
+def to_last_question(path: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """Return a path as far as its last question.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for end in range(len(path), 0, -1):
+        if path[end - 1].role is Role.USER:
+            return path[:end]
+    raise UsageError("there is no question to answer yet; send a message first")
+
+
 def plan_undo(turns: tuple[Turn, ...], num: int, stays_on: BranchName) -> Revision:
     """Return the course that ends before the last `num` questions.
 
@@ -100,10 +112,29 @@ def context_ids(template: ChatTemplate, session: Session, path: Sequence[Turn]) 
     if ids is not None:
         return ids
     # The next question renders everything anew; what two of them have in common is the path.
-    one, other = (prompts.question_ids(template, session, path, text, starts_over=True) for text in "ab")
-    pairs = enumerate(zip(one, other, strict=False))
-    num_common = next((at for at, (left, right) in pairs if left != right), 0)
-    return tuple(one[:num_common])
+    return _common([prompts.question_ids(template, session, path, text, starts_over=True) for text in "ab"])
+
+
+def common_ids(
+    template: ChatTemplate, session: Session, path: Sequence[Turn], beginning: str
+) -> tuple[int, ...]:
+    """Return what the model will see of a path and a question that begins with some text, however it ends."""
+    before = path_token_ids(path) if prompts.has_usable_ids(template, path) else None
+    ends = (f"{beginning}a", f"{beginning}\n\nb", f"{beginning} 1")
+    rendered = [
+        prompts.question_ids(template, session, path, text, starts_over=before is None) for text in ends
+    ]
+    return (*(before or ()), *_common(rendered))
+
+
+def _common(rendered: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the ids that all of some sequences begin with."""
+    num_common = 0
+    for column in zip(*rendered, strict=False):
+        if len(set(column)) > 1:
+            break
+        num_common += 1
+    return tuple(rendered[0][:num_common])
 
 
 def _behind(template: ChatTemplate, session: Session, path: Sequence[Turn], turn: Turn) -> Turn:

@@ -52,7 +52,8 @@ FLOORS = {
     "kvchat.client": 0,
     "kvchat.recorder": 2,
     "kvchat.revision": 2,
-    "kvchat.conversation": 4,
+    "kvchat.conversation": 3,
+    "kvchat.variants": 4,
     "kvchat.chat": 5,
     "kvchat.ui": 6,
     "kvchat.cli": 7,
@@ -73,6 +74,7 @@ FOUNDATIONS = (
 
 # Packages inside which modules of one floor may import each other.
 PACKAGES = (
+    "kvchat.variants",
     "kvchat.sealing",
     "kvchat.engine.api",
     "kvchat.engine.kernels",
@@ -98,6 +100,7 @@ WITHOUT_TORCH = (
     "kvchat.recorder",
     "kvchat.revision",
     "kvchat.conversation",
+    "kvchat.variants",
     "kvchat.chat",
     "kvchat.session",
     "kvchat.ui",

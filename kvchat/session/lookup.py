@@ -36,6 +36,18 @@ _SEARCH = """
 """
 
 
+_BELOW = """
+    WITH RECURSIVE below (id) AS (
+        VALUES (?) UNION SELECT turns.id FROM turns JOIN below ON turns.parent_id = below.id
+    ) SELECT id FROM below
+"""
+
+_QUESTIONS = """
+    SELECT id, text, reasoning, parts FROM turns WHERE role = 'user' AND text != ''
+    ORDER BY num DESC LIMIT ?
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSummary:
     """A line of the session list. `num_tokens` counts every branch once; `excerpt` is the newest text.
@@ -94,6 +106,18 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Searc
     if not query:
         return ()
     return tuple(_hit(connection, row) for row in connection.execute(_SEARCH, (query, limit)))
+
+
+def turns_below(connection: sqlite3.Connection, turn_id: TurnId) -> set[str]:
+    """Return the ids of a turn and of all that rest on it."""
+    return {row["id"] for row in connection.execute(_BELOW, (turn_id,))}
+
+
+def recent_questions(connection: sqlite3.Connection, limit: int) -> tuple[str, ...]:
+    """Return the texts of the newest messages of the person, oldest first, each once; no damaged ones."""
+    found = connection.execute(_QUESTIONS, (limit,)).fetchall()
+    texts = dict.fromkeys(row["text"] for row in found if has_its_text(row, row["parts"]))
+    return tuple(reversed(texts))
 
 
 def _hit(connection: sqlite3.Connection, row: sqlite3.Row) -> SearchHit:

@@ -6,26 +6,25 @@ in small pieces, which are folded into its turn when it ends. An answer whose wr
 reads as interrupted, with every piece that was stored.
 """
 
-import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
 
 from kvchat.engine.api.events import Loaded, Timings, Usage
-from kvchat.engine.api.ids import from_u32le, u32le
+from kvchat.engine.api.ids import u32le
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.sealing.sealer import Sealer
 from kvchat.session import damage, lookup, rows, statements
 from kvchat.session.database import Database
 from kvchat.session.lookup import SearchHit, SessionSummary
+from kvchat.session.reading import TurnReader
 from kvchat.session.sealed_tables import tables_of
 from kvchat.session.tree import (
     MAIN,
     Branch,
     BranchName,
     Finish,
-    Part,
     Session,
     SessionId,
     Turn,
@@ -60,7 +59,7 @@ class SessionStore:
         self.path = path
         self._database = Database(path, tables_of(sealer))
         self._writers = Writers(path.parent / "writers")
-        self._writing: set[TurnId] = set()
+        self._reader = TurnReader(self._writers)
 
     def close(self) -> None:
         self._database.close()
@@ -158,6 +157,11 @@ class SessionStore:
             statements.change_session(connection, session_id, title=title)
         return replace(session, title=title)
 
+    def pin(self, session_id: SessionId, *, is_pinned: bool) -> None:
+        """Keep a session at the top of the list, or no longer."""
+        with self._database.write() as connection:
+            statements.change_session(connection, session_id, pinned=int(is_pinned))
+
     def delete_session(self, session_id: SessionId) -> None:
         """Delete a session with all its turns. Its blocks stay until they are collected."""
         with self._database.write() as connection:
@@ -189,6 +193,23 @@ class SessionStore:
                 return branch
         known = ", ".join(branch.name for branch in branches) or "none"
         raise SessionNotFound(f"this session has no branch {name!r}; its branches: {known}")
+
+    def branch_through(self, turn_id: TurnId) -> Branch | None:
+        """Return the branch used last of those that a turn lies on; None if none leads there any more."""
+        with self._database.read() as connection:
+            below = lookup.turns_below(connection, turn_id)
+            session_id = self._reader.turn(connection, turn_id).session_id
+        return next((branch for branch in self.branches(session_id) if branch.leaf_id in below), None)
+
+    def path_holds(self, leaf_id: TurnId | None, turn_id: TurnId) -> bool:
+        """Return whether a turn lies on the path to a leaf."""
+        with self._database.read() as connection:
+            return leaf_id is not None and leaf_id in lookup.turns_below(connection, turn_id)
+
+    def recent_questions(self, limit: int = 500) -> tuple[str, ...]:
+        """Return what was asked last, over all sessions, oldest first."""
+        with self._database.read() as connection:
+            return lookup.recent_questions(connection, limit)
 
     def create_branch(
         self, session_id: SessionId, *, leaf_id: TurnId | None, name: str = "", beside: str = MAIN
@@ -239,7 +260,7 @@ class SessionStore:
         unfinished = {turn.id for turn in turns if turn.finish is Finish.PARTIAL}
         writer = self._writer() if unfinished else ""
         # Before the turns can be seen: a reader must not take them for a dead writer's.
-        self._writing |= unfinished
+        self._reader.writing |= unfinished
         with self._database.write() as connection:
             session = statements.session(connection, branch.session_id)
             for turn in turns:
@@ -253,13 +274,21 @@ class SessionStore:
         """Append one turn; see `add_turns`."""
         return self.add_turns(branch, (turn,))
 
+    def add_answers(self, turns: Sequence[Turn]) -> None:
+        """Store answers that begin to grow side by side; no branch leads to them yet."""
+        writer = self._writer()
+        self._reader.writing |= {turn.id for turn in turns}
+        with self._database.write() as connection:
+            for turn in turns:
+                statements.insert_turn(connection, turn, writer)
+
     def withdraw(self, branch: Branch, leaf_id: TurnId | None, turn_ids: Sequence[TurnId]) -> Branch:
         """Take back turns that nothing hangs on, and put the branch back where it was."""
         with self._database.write() as connection:
             moved = statements.move(connection, branch, leaf_id)
             for turn_id in reversed(turn_ids):
                 connection.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
-        self._writing -= set(turn_ids)
+        self._reader.writing -= set(turn_ids)
         return moved
 
     def mark_answer(self, turn_id: TurnId, *, model: str, fingerprint: str, exact: bool = True) -> None:
@@ -286,19 +315,19 @@ class SessionStore:
         """End an answer: fold its pieces into the turn and return it as stored."""
         with self._database.write() as connection:
             turn = replace(
-                self._turn(connection, turn_id),
+                self._reader.turn(connection, turn_id),
                 finish=outcome.finish,
                 usage=outcome.usage,
                 loaded=outcome.loaded,
                 timings=outcome.timings,
             )
             statements.fold(connection, turn)
-        self._writing.discard(turn_id)
+        self._reader.writing.discard(turn_id)
         return turn
 
     def abandon_answer(self, turn_id: TurnId) -> None:
         """Stop writing an answer that could not be finished; it reads as interrupted from now on."""
-        self._writing.discard(turn_id)
+        self._reader.writing.discard(turn_id)
 
     def reopen_answer(self, branch: Branch, turn_id: TurnId) -> tuple[Branch, Turn]:
         """Make an answer that ended early grow again, and return its branch and the turn that grows.
@@ -310,14 +339,14 @@ class SessionStore:
         """
         writer = self._writer()
         with self._database.write() as connection:
-            turn = self._turn(connection, turn_id)
+            turn = self._reader.turn(connection, turn_id)
             if turn.finish is Finish.PARTIAL or not turn.is_open:
                 raise UsageError("only an answer that was cut short can be continued; ask again, or retry it")
             if statements.is_shared(connection, branch, turn_id):
                 turn = replace(turn, id=new_turn_id(), created_at=time())
                 statements.insert_turn(connection, turn, "")
                 branch = statements.move(connection, branch, turn.id)
-            self._writing.add(turn.id)
+            self._reader.writing.add(turn.id)
             turn = replace(turn, finish=Finish.PARTIAL)
             statements.change_turn(connection, turn, writer)
         return branch, turn
@@ -340,11 +369,11 @@ class SessionStore:
     def settle(self, session_id: SessionId) -> int:
         """Store as interrupted what dead writers left unfinished, and return how many answers that were."""
         with self._database.read() as connection:
-            left = self._left_unfinished(connection, session_id)
+            left = self._reader.left_unfinished(connection, session_id)
         if not left:
             return 0
         with self._database.write() as connection:
-            left = self._left_unfinished(connection, session_id)
+            left = self._reader.left_unfinished(connection, session_id)
             for turn in left:
                 statements.fold(connection, turn)
         return len(left)
@@ -356,82 +385,33 @@ class SessionStore:
             SessionNotFound: there is none.
         """
         with self._database.read() as connection:
-            return self._turn(connection, turn_id)
+            return self._reader.turn(connection, turn_id)
 
     def turns_to(self, leaf_id: TurnId | None) -> tuple[Turn, ...]:
         """Return the path from the root to a turn, that turn last; empty for None."""
         if leaf_id is None:
             return ()
         with self._database.read() as connection:
-            turns = self._turns(connection, statements.path_to(connection, leaf_id))
+            turns = self._reader.turns(connection, statements.path_to(connection, leaf_id))
             damage.refuse_gaps(connection, turns, (leaf_id,))
             return turns
 
     def children(self, turn_id: TurnId) -> tuple[Turn, ...]:
         with self._database.read() as connection:
             found = connection.execute("SELECT * FROM turns WHERE parent_id = ? ORDER BY num", (turn_id,))
-            return self._turns(connection, found)
+            return self._reader.turns(connection, found)
 
     def all_turns(self, session_id: SessionId) -> tuple[Turn, ...]:
         """Return every turn of a session, a parent before its children."""
         with self._database.read() as connection:
             found = connection.execute("SELECT * FROM turns WHERE session_id = ? ORDER BY num", (session_id,))
-            turns = self._turns(connection, found)
+            turns = self._reader.turns(connection, found)
             damage.refuse_hidden_turns(connection, session_id, turns)
             return turns
 
     def _writer(self) -> str:
         with self._database.read():
             return self._writers.own_id()
-
-    def _turn(self, connection: sqlite3.Connection, turn_id: TurnId) -> Turn:
-        turns = self._turns(connection, connection.execute("SELECT * FROM turns WHERE id = ?", (turn_id,)))
-        if not turns:
-            damage.refuse_hidden(connection, "turns", "id", turn_id)
-            raise SessionNotFound(f"there is no message {turn_id!r}; it may have been deleted")
-        return turns[0]
-
-    def _turns(self, connection: sqlite3.Connection, found: Iterable[sqlite3.Row]) -> tuple[Turn, ...]:
-        turns = []
-        for row in found:
-            turn = rows.turn_of(row)
-            if turn.finish is Finish.PARTIAL:
-                turn = self._with_pieces(connection, turn, row)
-            turns.append(turn)
-        if any(Part.FACTS in turn.broken for turn in turns):
-            damage.refuse_damage(connection)  # then more than this row may be
-        return tuple(turns)
-
-    def _with_pieces(self, connection: sqlite3.Connection, turn: Turn, row: sqlite3.Row) -> Turn:
-        pieces = connection.execute(
-            "SELECT * FROM pieces WHERE turn_num = ? ORDER BY num", (row["num"],)
-        ).fetchall()
-        is_growing = self._is_being_written(turn.id, row["writer"])
-        if not is_growing:
-            damage.refuse_hidden_pieces(connection, row["num"], len(pieces))
-        ids = b"".join(piece["token_ids"] for piece in pieces)
-        broken = turn.broken | rows.broken_in_pieces(pieces, turn.id)
-        return replace(
-            turn,
-            text=turn.text + "".join(piece["text"] for piece in pieces),
-            reasoning=turn.reasoning + "".join(piece["reasoning"] for piece in pieces),
-            token_ids=(turn.token_ids or ()) + tuple(from_u32le(ids)),
-            finish=Finish.PARTIAL if is_growing else Finish.INTERRUPTED,
-            damaged=bool(broken),
-            broken=broken,
-        )
-
-    def _is_being_written(self, turn_id: TurnId, writer: str) -> bool:
-        if self._writers.is_own(writer):
-            return turn_id in self._writing
-        return self._writers.is_alive(writer)
-
-    def _left_unfinished(self, connection: sqlite3.Connection, session_id: SessionId) -> list[Turn]:
-        found = connection.execute(
-            "SELECT * FROM turns WHERE session_id = ? AND finish = 'partial'", (session_id,)
-        )
-        turns = self._turns(connection, found.fetchall())
-        return [turn for turn in turns if turn.finish is not Finish.PARTIAL]
 
 
 def new_session_id() -> SessionId:

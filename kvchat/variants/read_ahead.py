@@ -1,0 +1,73 @@
+"""A message's beginning is computed while its end is still typed."""
+
+from contextlib import suppress
+from threading import Lock
+
+from kvchat.client import EngineClient, RequestHandle
+from kvchat.conversation import BEHIND, Answering, Conversation
+from kvchat.engine.api.events import RequestFinished
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.errors import KvchatError
+
+_WAIT_S = 0.05
+
+
+class ReadAhead:
+    """Computes a prompt that nobody has sent yet, behind everything else.
+
+    Args:
+        answering: what the message will be answered with.
+        token_ids: what every message with this beginning begins with.
+        owner: the session's id, empty for one that is not stored yet.
+    """
+
+    def __init__(
+        self, answering: Answering, token_ids: tuple[int, ...], *, owner: str, namespace: str
+    ) -> None:
+        self.num_tokens = len(token_ids)
+        self._answering = answering
+        self._engine: EngineClient = answering.engine
+        self._request = Request(
+            token_ids=token_ids,
+            sampling=SamplingParams(max_tokens=1),
+            owner=owner,
+            priority=BEHIND,
+            namespace=namespace,
+        )
+        self._lock = Lock()
+        self._is_stopped = False
+        self._handle: RequestHandle | None = None
+
+    def run(self) -> None:
+        """Wait until it is computed or stopped; in a thread of its own. Its blocks are held until `stop`.
+
+        Raises:
+            KvchatError: the engine refuses it; the message itself will be refused then too.
+        """
+        with self._lock:
+            if self._is_stopped or not self.num_tokens:
+                return
+            handle = self._handle = self._engine.submit(self._request)
+        while not any(isinstance(event, RequestFinished) for event in handle.take_events(_WAIT_S)):
+            pass
+
+    def stop(self) -> None:
+        """End it: the message is sent or given up. What was computed stays cached. From any thread."""
+        with self._lock:
+            self._is_stopped = True
+            handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.cancel()
+            with suppress(KvchatError):
+                self._engine.release(handle.branch)
+
+    def hand_over(self, conversation: Conversation) -> None:
+        """Let a conversation's next message find what was computed. Waits for the engine.
+
+        A live branch goes on from its own end and looks nowhere else, so it is let go of where more is known.
+        """
+        known = self._engine.reusable_len(self._request.token_ids, self._request.namespace)
+        if known > len(conversation.token_ids or ()):
+            self._answering.release(conversation)
+        self.stop()

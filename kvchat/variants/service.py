@@ -1,0 +1,121 @@
+"""Other ways for a conversation: several answers at once, another token, an aside, reading ahead."""
+
+from collections.abc import Iterator
+from time import time
+
+from kvchat.conversation import Answering, ChatEvent, Conversation, EditCost
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.revision import common_ids, to_last_question
+from kvchat.session.store import new_session_id
+from kvchat.session.tree import Session, Turn, TurnId, path_token_ids
+from kvchat.variants.read_ahead import ReadAhead
+from kvchat.variants.samples import SampleEvent, Samples
+from kvchat.variants.token_fork import Alternative, TokenForks
+
+
+class Variants:
+    """What `Chat` offers besides one answer after the other.
+
+    Args:
+        answering: what single answers are written with.
+        sampling: how tokens are chosen.
+    """
+
+    def __init__(self, answering: Answering, *, sampling: SamplingParams) -> None:
+        self._answering = answering
+        self._sampling = sampling
+        self._samples = Samples(answering)
+        self._tokens = TokenForks(answering)
+
+    # Several answers
+
+    def compare(self, conversation: Conversation, num: int) -> Iterator[SampleEvent]:
+        """Answer the last question `num` times at once; see `Samples.run`."""
+        return self._samples.run(conversation, num, self._sampling)
+
+    def take(self, conversation: Conversation, answer: Turn) -> None:
+        """Go on with one of the answers; see `Samples.take`."""
+        self._samples.take(conversation, answer)
+
+    def retry_cost(self, conversation: Conversation) -> EditCost:
+        """Return exactly what answering the last question again costs now. Waits for the engine."""
+        path = to_last_question(conversation.turns)
+        return self._path_cost(conversation, path)
+
+    def reach(self, conversation: Conversation) -> EditCost:
+        """Return how much of a conversation need not be computed before its next message."""
+        return self._path_cost(conversation, conversation.turns)
+
+    def _path_cost(self, conversation: Conversation, path: tuple[Turn, ...]) -> EditCost:
+        ids = path_token_ids(path) or ()
+        reused = self._answering.engine.reusable_len(ids, conversation.session.namespace) if ids else 0
+        left = conversation.turns[len(path) :]
+        return EditCost(
+            reused_tokens=reused,
+            computed_tokens=len(ids) - reused,
+            left_turns=len(left),
+            left_tokens=sum(len(turn.token_ids or ()) for turn in left),
+        )
+
+    # Tokens
+
+    def token_texts(self, answer: Turn) -> tuple[str, ...]:
+        return self._tokens.texts(answer)
+
+    def alternatives(self, conversation: Conversation, answer_id: TurnId, at: int) -> tuple[Alternative, ...]:
+        """Return what else could have come at a token; see `TokenForks.alternatives`."""
+        return self._tokens.alternatives(conversation, answer_id, at)
+
+    def token_cost(self, conversation: Conversation, answer_id: TurnId, at: int) -> EditCost:
+        return self._tokens.cost(conversation, answer_id, at)
+
+    def go_on_with(
+        self, conversation: Conversation, answer_id: TurnId, at: int, token_id: int
+    ) -> Iterator[ChatEvent]:
+        """Go on from another token; see `TokenForks.go_on`."""
+        return self._tokens.go_on(conversation, answer_id, at, token_id, self._sampling)
+
+    # Asides
+
+    def throw_away(self, aside: Conversation, back: Conversation) -> bool:
+        """Delete what was said on a fork behind the place where it began; return whether that was possible.
+
+        Args:
+            aside: the fork; it is closed.
+            back: the conversation that it was forked from.
+
+        Returns: False where another branch rests on the aside; then it stays.
+        """
+        store = self._answering.store
+        self._answering.release(aside)
+        here = {turn.id for turn in back.turns}
+        own = [turn.id for turn in aside.turns if turn.id not in here]
+        others = [one for one in store.branches(aside.session.id) if one.name != aside.branch.name]
+        if own and any(store.path_holds(one.leaf_id, own[0]) for one in others):
+            return False
+        leaf_id = next((turn.parent_id for turn in aside.turns if own and turn.id == own[0]), None)
+        branch = store.withdraw(aside.branch, leaf_id, own) if own else aside.branch
+        store.delete_branch(branch, back.branch)
+        return True
+
+    # Reading ahead
+
+    def read_ahead(self, conversation: Conversation | None, system: str, text: str) -> ReadAhead:
+        """Return what computes the beginning that all messages have that begin with `text`.
+
+        Args:
+            conversation: where it will be sent; None for one that is not stored yet, with this `system`.
+        """
+        session = conversation.session if conversation is not None else _draft(system)
+        path = conversation.turns if conversation is not None else ()
+        ids = common_ids(self._answering.template, session, path, text)
+        owner = conversation.session.id if conversation is not None else ""
+        return ReadAhead(self._answering, ids, owner=owner, namespace=session.namespace)
+
+    def num_tokens(self, text: str) -> int:
+        """Return how many tokens a text has."""
+        return len(self._answering.template.tokenizer.encode(text))
+
+
+def _draft(system: str) -> Session:
+    return Session(id=new_session_id(), title="", system=system, model="", created_at=time(), updated_at=0.0)
