@@ -1,7 +1,8 @@
 """What the interface needs from the rest of kvchat, and how an answer crosses from its thread to the screen.
 
 The producer appends to a deque and the screen drains it thirty times a second: that costs the producer
-microseconds per token, a call into the event loop would cost a millisecond.
+microseconds per token, a call into the event loop would cost a millisecond. It calls only where something new
+begins, such as the first word.
 """
 
 from collections import deque
@@ -14,7 +15,7 @@ from kvchat.chat import ChatEvent, EditCost, Explanation, Revision
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
-from kvchat.session.lookup import SessionSummary
+from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
 
 
@@ -45,6 +46,12 @@ class SessionShelf(Protocol):
 
     def rename(self, session_id: SessionId, title: str) -> object: ...
 
+    def pin(self, session_id: SessionId, *, is_pinned: bool) -> object: ...
+
+    def search(self, text: str) -> Sequence[SearchHit]: ...
+
+    def recent_questions(self) -> Sequence[str]: ...
+
     def delete_session(self, session_id: SessionId) -> object: ...
 
 
@@ -57,6 +64,10 @@ class ChatService(Protocol):
     def create(self, title: str = "", system: str = "") -> Any: ...
 
     def open(self, reference: str, branch: str | None = None) -> Any: ...
+
+    def open_at(self, turn_id: TurnId) -> Any:
+        """Open a branch that a message lies on."""
+        ...
 
     def prefetch(self, reference: str | None, branch: str | None = None, beside: Any = None) -> None: ...
 
@@ -157,10 +168,14 @@ class TurnFeed:
         """Whether events of a turn are still to come or to be taken."""
         return self._thread is not None
 
-    def start(self, produce: Callable[[], Iterable[Produced]]) -> None:
-        """Run `produce` to its end in a thread."""
+    def start(self, produce: Callable[[], Iterable[Produced]], wake: Callable[[], None]) -> None:
+        """Run `produce` to its end in a thread.
+
+        Args:
+            wake: called in that thread when an event of another sort than the one before can be taken.
+        """
         assert self._thread is None, "one turn at a time"
-        self._thread = Thread(target=self._run, args=(produce,), name="kvchat-turn", daemon=True)
+        self._thread = Thread(target=self._run, args=(produce, wake), name="kvchat-turn", daemon=True)
         self._thread.start()
 
     def take(self) -> list[FeedEvent]:
@@ -177,10 +192,15 @@ class TurnFeed:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def _run(self, produce: Callable[[], Iterable[Produced]]) -> None:
+    def _run(self, produce: Callable[[], Iterable[Produced]], wake: Callable[[], None]) -> None:
+        sort: type | None = None
         try:
             for event in produce():
                 self._events.append(event)
+                if type(event) is not sort:
+                    sort = type(event)
+                    wake()
         except Exception as error:
             self._events.append(TurnFailed(error=error))
         self._events.append(TurnEnded())
+        wake()

@@ -36,11 +36,13 @@ COMMANDS = (
     Command(name="continue", summary="go on with an interrupted answer"),
     Command(name="stop", summary="stop the answer"),
     Command(name="switch", argument="[name]", summary="open another conversation or branch"),
+    Command(name="search", argument="[words]", summary="find sessions by title, and messages by words"),
     Command(name="system", argument="[text]", summary="show the system prompt, or start anew with another"),
     Command(name="cache", argument="[layers]", summary="show or hide the cache panel, or every layer in it"),
     Command(name="export", argument="[file]", summary="write it to a file: .md .html .json .kvchat"),
     Command(name="why", argument="[n]", summary="say why the n-th last answer computed what it did"),
     Command(name="title", argument="TITLE", summary="rename the conversation"),
+    Command(name="pin", summary="keep the conversation on top of the list, or no longer"),
     Command(name="delete", summary="delete the conversation"),
     Command(name="quit", summary="leave; everything is kept", aliases=("bye", "exit")),
 )

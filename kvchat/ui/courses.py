@@ -1,10 +1,10 @@
 """Takes the conversation on screen along another course, once the person has seen what that costs."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from textual.timer import Timer
 
@@ -20,6 +20,7 @@ from kvchat.ui.course_words import (
     excerpt,
     undo_words,
 )
+from kvchat.ui.desk import Desk
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
 
@@ -30,29 +31,14 @@ Plan = Callable[[], Revision]
 Words = Callable[[Revision, EditCost], str]
 
 
-class CourseDesk(Protocol):
+class CourseDesk(Desk, Protocol):
     """What a change of course needs of the screen."""
 
-    @property
-    def is_engine_ready(self) -> bool: ...
-
-    def tell(self, message: str, *, title: str = "") -> None: ...
-
-    def warn(self, message: str) -> None: ...
-
     def queue(self, pending: PendingTurn) -> None: ...
-
-    def confirm(self, question: str, consequence: str) -> Awaitable[bool]: ...
 
     def show_edit(self, text: str | None) -> None:
         """Draw the state of the edit; with a text, put it into the prompt."""
         ...
-
-    def begin(self, work: Coroutine[Any, Any, None], *, is_look: bool = False) -> object:
-        """Run something that may wait for the engine or for the person. A look replaces the one before."""
-        ...
-
-    def set_timer(self, delay: float, callback: Callable[[], None]) -> Timer: ...
 
 
 class Courses:
@@ -95,11 +81,11 @@ class Courses:
         question = self.editing
         assert question is not None
         self.end_edit()
-        self._screen.begin(self._send_edit(question, text))
+        self._screen.begin(partial(self._send_edit, question, text))
 
     def _look_up(self, text: str) -> None:
         if self.editing is not None:
-            self._screen.begin(self._show_cost(self.editing, text), is_look=True)
+            self._screen.begin(partial(self._show_cost, self.editing, text), group="look")
 
     async def _show_cost(self, question: Turn, text: str) -> None:
         try:
@@ -134,13 +120,13 @@ class Courses:
         conversation = self._turns.conversation
         one, more = "your last message and its answer", f"your last {num} messages and their answers"
         plan = partial(self._chat.plan_undo, conversation, num)
-        self._screen.begin(self._revise(f"Take back {one if num == 1 else more}?", plan, undo_words))
+        self._screen.begin(partial(self._revise, f"Take back {one if num == 1 else more}?", plan, undo_words))
 
     def drop(self, question: Turn) -> None:
         """Leave an exchange out and keep what follows it, if the person agrees."""
         conversation = self._turns.conversation
         plan = partial(self._chat.plan_drop, conversation, question.id)
-        self._screen.begin(self._revise("Leave this message and its answer out?", plan, drop_words))
+        self._screen.begin(partial(self._revise, "Leave this message and its answer out?", plan, drop_words))
 
     async def _revise(self, ask: str, plan: Plan, words: Words) -> None:
         conversation = self._turns.conversation

@@ -12,6 +12,7 @@ from kvchat.ui.token_rate import TokenRate
 from kvchat.ui.trust_words import trust_words
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.cache_rows import BranchNames
+from kvchat.ui.widgets.session_rows import Held
 from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
 
 _BUSY_POLL_S = 1 / 12
@@ -71,12 +72,17 @@ class EngineWatch:
         is_busy = shown.is_running or status.phase is EnginePhase.LOADING
         return _BUSY_POLL_S if is_busy else _IDLE_POLL_S
 
-    def own_bytes(self) -> dict[str, int]:
-        """Return what each session on the device has for itself, by its id."""
-        own: dict[str, int] = {}
+    def held_sessions(self) -> dict[str, Held]:
+        """Return what each session with a live branch has on the device, by its id."""
+        held: dict[str, Held] = {}
         for branch in self.snapshot.branches if self.snapshot else ():
-            own[branch.owner] = own.get(branch.owner, 0) + branch.own_bytes
-        return own
+            before = held.get(branch.owner, Held(is_on_device=False))
+            held[branch.owner] = Held(
+                own_bytes=before.own_bytes + branch.own_bytes,
+                shared_bytes=max(before.shared_bytes, branch.shared_bytes),
+                is_on_device=before.is_on_device or any(branch.blocks_per_group),
+            )
+        return held
 
     def forget_rate(self) -> None:
         """Start the token rate over, because an answer has ended."""

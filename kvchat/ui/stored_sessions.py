@@ -1,13 +1,14 @@
 """What the store holds, as last read: the list on the left and the names everywhere."""
 
+from collections.abc import Mapping
 from time import time
 
-from kvchat.session.tree import SessionId
+from kvchat.session.tree import Session, SessionId
 from kvchat.ui.bridge import ConversationView, SessionShelf
 from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.widgets.cache_rows import BranchNames
-from kvchat.ui.widgets.session_rows import ListOptions, SessionWithBranches, title_of
+from kvchat.ui.widgets.session_rows import Finding, Held, ListOptions, SessionWithBranches, title_of
 
 
 class StoredSessions:
@@ -33,8 +34,12 @@ class StoredSessions:
         )
         self.approximate = frozenset(summary.session.id for summary in summaries if not summary.is_exact)
 
+    def session(self, session_id: SessionId) -> Session | None:
+        return next((session for session, _ in self.entries if session.id == session_id), None)
+
     def title(self, session_id: SessionId) -> str | None:
-        return self.titles.get(session_id)
+        session = self.session(session_id)
+        return title_of(session) if session else None
 
     @property
     def titles(self) -> dict[str, str]:
@@ -50,15 +55,15 @@ class StoredSessions:
         active = here.engine_branch if here else None
         return BranchNames(of_branches=of_branches, of_sessions=self.titles, active=active)
 
-
-def list_options(
-    here: ConversationView | None, own_bytes: dict[str, int], approximate: frozenset[str]
-) -> ListOptions:
-    """Return how to draw the list with the conversation on screen marked."""
-    return ListOptions(
-        active_session=here.session.id if here else None,
-        active_branch=here.branch.name if here else None,
-        own_bytes=own_bytes,
-        now=time(),
-        approximate=approximate,
-    )
+    def options(
+        self, here: ConversationView | None, held: Mapping[str, Held], finding: Finding
+    ) -> ListOptions:
+        """Return how to draw the list with the conversation on screen marked."""
+        return ListOptions(
+            active_session=here.session.id if here else None,
+            active_branch=here.branch.name if here else None,
+            held=held,
+            now=time(),
+            approximate=self.approximate,
+            finding=finding,
+        )

@@ -55,6 +55,10 @@ class TurnListener(Protocol):
 
     def queue_changed(self) -> None: ...
 
+    def turn_produced(self) -> None:
+        """Something new has begun in a turn: `drain` is due. Called in the turn's thread."""
+        ...
+
     def conversation_changed(self) -> None: ...
 
     def turn_failed(self, error: Exception, unsent: str) -> None:
@@ -178,7 +182,7 @@ class Turns:
             if not self.is_any_running:
                 self._garbage.begin_turn()
             pending = lane.running = lane.queue.popleft()
-            lane.feed.start(partial(self._produce, lane, pending))
+            lane.feed.start(partial(self._produce, lane, pending), self._listener.turn_produced)
         if started:
             self._listener.queue_changed()
         return bool(started)

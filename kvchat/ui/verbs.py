@@ -1,31 +1,29 @@
 """What each slash command does."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol
 
 from kvchat.errors import KvchatError
 from kvchat.revision import nth_last_question
-from kvchat.session.tree import Role, SessionId, Turn
+from kvchat.session.tree import Role, Turn, TurnId
 from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.courses import Courses
+from kvchat.ui.desk import Desk
 from kvchat.ui.figures import plural
 from kvchat.ui.plain_text import one_line
+from kvchat.ui.shelf import Shelf
 from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
 from kvchat.ui.why_words import why_words
-from kvchat.ui.widgets.session_rows import title_of
 
 Opener = Callable[[], Awaitable[ConversationView | None]]
 """Gets the conversation to show; None is a new one."""
 
 
-class CommandDesk(Protocol):
+class CommandDesk(Desk, Protocol):
     """What commands need of the screen they are typed on."""
-
-    def tell(self, message: str, *, title: str = "") -> None: ...
-
-    def warn(self, message: str) -> None: ...
 
     def restore_command(self, line: str) -> None: ...
 
@@ -33,15 +31,7 @@ class CommandDesk(Protocol):
 
     def open_with(self, opener: Opener, draft: Draft | None = None) -> object: ...
 
-    def change_with(self, change: Callable[[], object]) -> object: ...
-
-    def begin(self, work: Coroutine[Any, Any, None]) -> object: ...
-
-    def note(self, title: str, text: str) -> None: ...
-
-    def export(self, conversation: ConversationView, wish: str) -> object: ...
-
-    def ask_to_delete(self, session_id: SessionId, title: str) -> object: ...
+    def find(self, words: str = "") -> None: ...
 
     def conversation_changed(self) -> None: ...
 
@@ -61,11 +51,14 @@ class CommandDesk(Protocol):
 class Verbs:
     """Runs commands for the chat screen. Anything that may read a file runs in a thread."""
 
-    def __init__(self, screen: CommandDesk, chat: ChatService, turns: Turns, courses: Courses) -> None:
+    def __init__(
+        self, screen: CommandDesk, chat: ChatService, turns: Turns, courses: Courses, shelf: Shelf
+    ) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
         self._courses = courses
+        self._shelf = shelf
         self._actions: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.action_help(),
             "new": self.new,
@@ -77,6 +70,8 @@ class Verbs:
             "continue": self.go_on,
             "stop": lambda _: screen.action_stop(),
             "switch": self.switch,
+            "search": lambda words: screen.find(words),
+            "pin": self.pin,
             "system": self.system,
             "cache": self.cache,
             "export": self.export,
@@ -109,6 +104,15 @@ class Verbs:
             self._screen.show_sessions_pane()
         else:
             self._screen.open_with(lambda: self._opened(reference))
+
+    def opener_at(self, turn_id: TurnId) -> Opener:
+        """Return what opens the branch that a message lies on; a new one where none leads there any more."""
+
+        async def open_there() -> ConversationView:
+            opened: ConversationView = await asyncio.to_thread(self._chat.open_at, turn_id)
+            return opened
+
+        return open_there
 
     def fork(self, name: str = "") -> None:
         conversation = self._stored()
@@ -171,7 +175,12 @@ class Verbs:
     def export(self, wish: str) -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._screen.export(conversation, wish)
+            self._shelf.export(conversation.session.id, conversation.branch.name, wish)
+
+    def pin(self, _argument: str = "") -> None:
+        conversation = self._stored()
+        if conversation is not None:
+            self._shelf.pin(conversation.session.id)
 
     def why(self, argument: str) -> None:
         conversation = self._stored()
@@ -180,7 +189,7 @@ class Verbs:
         answers = [turn for turn in conversation.turns if turn.role is Role.ASSISTANT]
         num = int(argument or "1") if (argument or "1").isdecimal() else 0
         if 1 <= num <= len(answers):
-            self._screen.begin(self._why(conversation, answers[-num]))
+            self._screen.begin(partial(self._why, conversation, answers[-num]))
         else:
             self._screen.warn(f"there is no answer {argument or 1} from the end to explain")
 
@@ -199,13 +208,12 @@ class Verbs:
             self._turns.draft = Draft(title=title, system=self._turns.draft.system)
             self._screen.conversation_changed()
             return
-        session_id = conversation.session.id
-        self._screen.change_with(lambda: self._chat.store.rename(session_id, title))
+        self._shelf.rename(conversation.session.id, title)
 
     def delete(self, _argument: str = "") -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._screen.ask_to_delete(conversation.session.id, title_of(conversation.session))
+            self._shelf.ask_to_delete(conversation.session.id)
 
     def _question(self, purpose: str, argument: str) -> Turn | None:
         """Return the person's n-th last message where it can be changed now; say why not otherwise."""

@@ -20,7 +20,7 @@ from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import BranchId
 from kvchat.errors import FileTaken, SessionNotFound, UsageError
 from kvchat.revision import plan_undo
-from kvchat.session.lookup import SessionSummary
+from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.miss import Explanation, explain
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
@@ -70,6 +70,28 @@ class ScriptedStore:
 
     def rename(self, session_id: SessionId, title: str) -> None:
         self.sessions[session_id] = replace(self.sessions[session_id], title=title)
+
+    def pin(self, session_id: SessionId, *, is_pinned: bool) -> None:
+        self.sessions[session_id] = replace(self.sessions[session_id], pinned=is_pinned)
+
+    def search(self, text: str) -> Sequence[SearchHit]:
+        found = {turn.id: turn for path in self.paths.values() for turn in path}
+        return [
+            SearchHit(
+                session_id=turn.session_id,
+                title=self.sessions[turn.session_id].title,
+                turn_id=turn.id,
+                role=turn.role,
+                created_at=NOW,
+                excerpt=turn.text[:60],
+            )
+            for turn in found.values()
+            if all(word in turn.text.casefold() for word in text.casefold().split())
+        ]
+
+    def recent_questions(self) -> Sequence[str]:
+        turns = [turn for path in self.paths.values() for turn in path if turn.role is Role.USER]
+        return list(dict.fromkeys(turn.text for turn in turns))
 
     def delete_session(self, session_id: SessionId) -> None:
         del self.sessions[session_id]
@@ -149,6 +171,12 @@ class ScriptedChat:
             if reference in (session.id, session.title):
                 return self._conversation(session, BranchName(branch or session.active_branch))
         raise SessionNotFound(f"there is no session {reference!r}")
+
+    def open_at(self, turn_id: TurnId) -> ScriptedConversation:
+        for (session_id, branch), path in self.store.paths.items():
+            if any(turn.id == turn_id for turn in path):
+                return self._conversation(self.store.sessions[session_id], branch)
+        raise SessionNotFound("there is no such message; it may have been deleted")
 
     def prefetch(self, reference: str | None, branch: str | None = None, beside: Any = None) -> None:
         self.prefetched.append(reference)

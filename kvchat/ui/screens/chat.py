@@ -1,10 +1,9 @@
 """The one screen: sessions, conversation, cache panel, prompt, status."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 from textual import events, work
@@ -12,38 +11,37 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.screen import Screen
 from textual.widgets import Static
 
 from kvchat.engine.api.status import EnginePhase, EngineStatus
-from kvchat.errors import FileTaken, KvchatError
+from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
 from kvchat.ui.bridge import ChatService, ConversationView, EngineView, SessionFiles
 from kvchat.ui.courses import Courses
+from kvchat.ui.drain import INTERVAL_S, Drain
 from kvchat.ui.engine_watch import EngineWatch, Shown
 from kvchat.ui.figures import plural
 from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.panes import PaneWish, pane_widths
 from kvchat.ui.plain_text import fitted, one_line
-from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.desk import DeskScreen
 from kvchat.ui.screens.help import HelpScreen
-from kvchat.ui.screens.note import NoteScreen
-from kvchat.ui.stored_sessions import StoredSessions, list_options
+from kvchat.ui.shelf import Shelf
 from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
 from kvchat.ui.verbs import Opener, Verbs
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.command_list import CommandList
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.session_rows import UNTITLED, title_of
+from kvchat.ui.widgets.session_rows import Held, ListOptions, SessionWithBranches, title_of
+from kvchat.ui.widgets.sessions_pane import SessionsPane
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
 
-_DRAIN_S = 1 / 30
 _SHORT_SCREEN = 18
 
 
-class ChatScreen(Screen[None]):
+class ChatScreen(DeskScreen):
     """Puts the widgets together; turns and commands are run by `Turns` and `Verbs`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -52,6 +50,7 @@ class ChatScreen(Screen[None]):
         Binding("f3", "cache", "Cache", id="cache"),
         Binding("f4", "layers", "Layers", id="layers", show=False),
         Binding("f5", "continue", "Continue", id="continue", show=False),
+        Binding("ctrl+f", "find", "Find", id="find", priority=True),
         Binding("ctrl+n", "new", "New", id="new"),
         Binding("ctrl+t", "reasoning", "Reasoning", id="reasoning", show=False),
         Binding("escape", "stop", "Stop", id="stop", show=False),
@@ -68,13 +67,10 @@ class ChatScreen(Screen[None]):
         self._wish = PaneWish()
         self._last_rate: float | None = None
         self._kept = KeptOpen()
-        self._sessions = StoredSessions(chat.store)
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="body"):
-            with Vertical(id="sessions-pane", classes="pane"):
-                yield Static("sessions", classes="pane-title", markup=False)
-                yield SessionList(id="sessions")
+            yield SessionsPane(id="sessions-pane")
             with Vertical(id="conversation-pane"):
                 yield Static("", id="heading", markup=False)
                 yield Transcript(id="transcript")
@@ -94,26 +90,21 @@ class ChatScreen(Screen[None]):
         self.transcript = self.query_one("#transcript", Transcript)
         self.turns = Turns(self._chat, self.transcript, self)
         self.courses = Courses(self, self._chat, self.turns)
-        self.verbs = Verbs(self, self._chat, self.turns, self.courses)
+        self.shelf = Shelf(self, self._chat.store, self._files, self.turns)
+        self.verbs = Verbs(self, self._chat, self.turns, self.courses, self.shelf)
         self._watch = EngineWatch(
             self.engine, self.query_one(CachePanel), self.query_one(StatusBar), self._phase_changed
         )
         self.query_one("#queue").display = False
         self.prompt.focus()
-        self._drain_timer = self.set_interval(_DRAIN_S, self.turns.drain, pause=True)
-        self.set_timer(_DRAIN_S, self._look)
+        self._drain = Drain(self, self.turns)
+        self.set_timer(INTERVAL_S, self._look)
         self.conversation_changed()
         if self._initial is not None:
             reference = self._initial
             self.open_with(lambda: asyncio.to_thread(self._chat.open, reference))
 
     # What others ask of the screen
-
-    def tell(self, message: str, *, title: str = "") -> None:
-        self.notify(message, title=title, timeout=6, markup=False)
-
-    def warn(self, message: str) -> None:
-        self.notify(message, severity="warning", timeout=8, markup=False)
 
     def queue(self, pending: PendingTurn) -> None:
         """Run a turn as soon as the engine is loaded and no other runs."""
@@ -129,25 +120,23 @@ class ChatScreen(Screen[None]):
     def is_engine_ready(self) -> bool:
         return self._watch.is_ready
 
-    async def confirm(self, question: str, consequence: str) -> bool:
-        """Ask, and wait for the answer; inside a worker."""
-        return await self.app.push_screen_wait(ConfirmScreen(question, consequence))
-
-    def note(self, title: str, text: str) -> None:
-        self.app.push_screen(NoteScreen(title, text))
-
     def show_edit(self, text: str | None) -> None:
         if text is not None:
             self.prompt.set_text(text)
         self._draw_heading()
 
-    def begin(self, work: Coroutine[Any, Any, None], *, is_look: bool = False) -> None:
-        self.run_worker(work, group="look" if is_look else "course", exclusive=is_look)
-
     def show_sessions_pane(self) -> None:
+        self._place_sessions()
+        self.query_one(SessionList).focus()
+
+    def find(self, words: str = "") -> None:
+        """Let the person look for words in sessions and messages."""
+        self._place_sessions()
+        self.query_one(SessionsPane).find(words)
+
+    def _place_sessions(self) -> None:
         self._wish = replace(self._wish, sessions=True, last="sessions")
         self._place_panes()
-        self.query_one(SessionList).focus()
 
     @work(exclusive=True, group="open")
     async def open_with(self, opener: Opener, draft: Draft | None = None) -> None:
@@ -176,51 +165,22 @@ class ChatScreen(Screen[None]):
         for conversation in conversations:
             await asyncio.to_thread(self._chat.close, conversation)
 
-    @work
-    async def change_with(self, change: Callable[[], Any]) -> None:
-        """Run a change of the store in a thread and draw the sessions again."""
-        try:
-            await asyncio.to_thread(change)
-        except KvchatError as error:
-            self.warn(str(error))
-        self.conversation_changed()
+    def held_sessions(self) -> dict[str, Held]:
+        return self._watch.held_sessions()
 
-    @work
-    async def export(self, conversation: ConversationView, wish: str) -> None:
-        """Write a conversation to a file; ask before one is replaced."""
-        write = partial(self._files.export, conversation.session.id, conversation.branch.name, wish)
-        try:
-            try:
-                words = await asyncio.to_thread(write)
-            except FileTaken as taken:
-                if not await self.confirm("Replace this file?", str(taken)):
-                    return
-                words = await asyncio.to_thread(write, force=True)
-        except KvchatError as error:
-            self.warn(str(error))
-        else:
-            self.tell(words, title="export")
+    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None:
+        if self.is_attached and self.query(SessionList):  # the window may have been closed meanwhile
+            self.query_one(SessionList).show_sessions(sessions, options)
+            self._draw_heading()
 
-    @work
-    async def ask_to_delete(self, session_id: SessionId, title: str) -> None:
-        conversation = self.turns.conversation
-        is_open = conversation is not None and conversation.session.id == session_id
-        if self.turns.is_answering(session_id):
-            self.warn("an answer is being written there: stop it with esc, then delete it")
-            return
-        try:
-            freed = await asyncio.to_thread(self._files.freed_by_deleting, session_id)
-        except KvchatError as error:
-            freed = str(error)
-        consequence = f"Its messages are gone for good, on all branches.\n{freed}."
-        if not await self.confirm(f"Delete “{title}”?", consequence):
-            return
+    async def leave_session(self, session_id: SessionId) -> None:
+        """Take a session off the screen and let go of what it holds."""
         closing = self._kept.drop_session(session_id)
-        if is_open and conversation is not None:
+        conversation = self.turns.conversation
+        if conversation is not None and conversation.session.id == session_id:
             closing.append(conversation)
             await self.turns.show(None)
         await self._close(closing)
-        self.change_with(lambda: self._chat.store.delete_session(session_id))
 
     def quit(self, return_code: int = 0) -> None:
         """Stop what runs, keep it, and leave."""
@@ -231,36 +191,27 @@ class ChatScreen(Screen[None]):
     # TurnListener
 
     def queue_changed(self) -> None:
-        waiting = [one_line(pending.text) or pending.kind.value for pending in self.turns.queue]
-        queue = self.query_one("#queue", Static)
-        queue.display = bool(waiting)
-        queue.update(Content("\n".join(f"queued  {line}" for line in waiting[:3])))
+        # Later: what starts at once was never seen to wait, and would have everything laid out for nothing.
+        self.call_later(self._draw_queue)
+
+    def turn_produced(self) -> None:
+        self._drain.wake()
 
     def conversation_changed(self) -> None:
         self._draw_heading()
-        self._read_and_draw_sessions()
-
-    @work(exclusive=True, group="sessions")
-    async def _read_and_draw_sessions(self) -> None:
-        try:
-            await asyncio.to_thread(self._sessions.read)
-        except KvchatError as error:
-            self.warn(str(error))
-        options = list_options(self.turns.conversation, self._watch.own_bytes(), self._sessions.approximate)
-        self.query_one(SessionList).show_sessions(self._sessions.entries, options)
-        self._draw_heading()
+        self.shelf.refresh()
 
     def turn_failed(self, error: Exception, unsent: str) -> None:
         self.notify(str(error) or type(error).__name__, severity="error", timeout=15, markup=False)
         self._give_back(unsent)
 
     def ended_behind(self, conversation: ConversationView) -> None:
-        self.tell("the answer has ended", title=self._sessions.title(conversation.session.id) or UNTITLED)
+        self.tell("the answer has ended", title=self.shelf.title(conversation.session.id))
         self.run_worker(self._close(self._kept.keep(conversation)))
 
     def turn_ended(self) -> None:
         if not self.turns.is_any_running:
-            self._drain_timer.pause()
+            self._drain.stop()
         self._watch.forget_rate()
         answer = self.transcript.last_answer
         if answer is not None:
@@ -289,8 +240,25 @@ class ChatScreen(Screen[None]):
         self.interrupt()
 
     def on_session_list_opened(self, event: SessionList.Opened) -> None:
+        self._leave_sessions()
+        if event.turn_id is not None:
+            self.open_with(self.verbs.opener_at(event.turn_id))
+        else:
+            self.open_with(lambda: asyncio.to_thread(self._chat.open, event.session_id, event.branch))
+
+    def on_sessions_pane_searched(self, event: SessionsPane.Searched) -> None:
+        self.shelf.find(event.words)
+
+    def on_sessions_pane_closed(self) -> None:
+        self._leave_sessions()
+
+    def _leave_sessions(self) -> None:
+        """Go back to the conversation, which a narrow terminal shows in the place of the sessions."""
+        self.query_one(SessionsPane).clear()
+        if not self.query_one("#conversation-pane").display:
+            self._wish = replace(self._wish, sessions=False)
+            self._place_panes()
         self.prompt.focus()
-        self.open_with(lambda: asyncio.to_thread(self._chat.open, event.session_id, event.branch))
 
     @work(exclusive=True, group="prefetch")
     async def on_session_list_selected(self, event: SessionList.Selected) -> None:
@@ -301,7 +269,7 @@ class ChatScreen(Screen[None]):
             )
 
     def on_session_list_delete_asked(self, event: SessionList.DeleteAsked) -> None:
-        self.ask_to_delete(event.session_id, self._sessions.title(event.session_id) or UNTITLED)
+        self.shelf.ask_to_delete(event.session_id)
 
     def on_markdown_link_clicked(self, event: Any) -> None:
         self.app.copy_to_clipboard(event.href)
@@ -323,6 +291,9 @@ class ChatScreen(Screen[None]):
             self.prompt.focus()
         else:
             self.show_sessions_pane()
+
+    def action_find(self) -> None:
+        self.find()
 
     def action_cache(self) -> None:
         is_shown = self.query_one("#cache-pane").display
@@ -370,9 +341,16 @@ class ChatScreen(Screen[None]):
 
     # Drawing
 
+    def _draw_queue(self) -> None:
+        waiting = [one_line(pending.text) or pending.kind.value for pending in self.turns.queue]
+        queue = self.query_one("#queue", Static)
+        if waiting or queue.display:
+            queue.display = bool(waiting)
+            queue.update(Content("\n".join(f"queued  {line}" for line in waiting[:3])))
+
     def _start_next(self) -> None:
         if self._watch.is_ready and self.turns.start_next():
-            self._drain_timer.resume()
+            self._drain.start()
 
     def _give_back(self, text: str) -> None:
         """Return unsent text to the prompt, before what has been typed since."""
@@ -384,7 +362,7 @@ class ChatScreen(Screen[None]):
         conversation = self.turns.conversation
         shown = Shown(
             session=conversation.session if conversation else None,
-            names=self._sessions.branch_names(conversation, self._kept),
+            names=self.shelf.sessions.branch_names(conversation, self._kept),
             context_len=self.turns.context_len,
             is_running=self.turns.is_running,
             num_queued=len(self.turns.queue),
@@ -405,11 +383,13 @@ class ChatScreen(Screen[None]):
             self._give_back(self.turns.stop_all())
 
     def _draw_heading(self) -> None:
+        if not self.query("#heading"):  # the window is being closed
+            return
         conversation = self.turns.conversation
         heading = self.query_one("#heading", Static)
         title, rest = self.turns.draft.title or "new conversation", ""
         if conversation is not None:
-            title = self._sessions.title(conversation.session.id) or title_of(conversation.session)
+            title = self.shelf.sessions.title(conversation.session.id) or title_of(conversation.session)
             rest = f"  ›  {one_line(conversation.branch.name)}"
         if self.courses.editing is not None:
             title = "editing"
@@ -424,7 +404,7 @@ class ChatScreen(Screen[None]):
             EnginePhase.FAILED: "The engine has stopped. What was said is kept.",
         }
         first = lines.get(self._watch.status.phase, "Say something.")
-        num_stored = len(self._sessions.entries)
+        num_stored = len(self.shelf.sessions.entries)
         stored = f"{plural(num_stored, 'session')} kept · " if num_stored else ""
         self.transcript.show_welcome(f"{first}\n\n{stored}/ for commands · f1 help")
 

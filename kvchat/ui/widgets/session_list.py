@@ -1,7 +1,7 @@
-"""The sessions on the left, with their branches."""
+"""The sessions on the left, with their branches and what was found in them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -12,7 +12,7 @@ from textual.timer import Timer
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from kvchat.session.tree import BranchName, SessionId
+from kvchat.session.tree import BranchName, SessionId, TurnId
 from kvchat.ui.widgets.session_rows import (
     ListOptions,
     SessionLine,
@@ -25,16 +25,21 @@ REST_S = 0.15
 
 
 class SessionList(OptionList):
-    """Lines to choose from. Enter opens, delete asks to delete."""
+    """Lines to choose from. Enter opens, delete asks to delete, left and right fold branches."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("delete", "delete", "Delete", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("delete", "delete", "Delete", show=False),
+        Binding("left", "fold(True)", "Fold", show=False),
+        Binding("right", "fold(False)", "Unfold", show=False),
+    ]
 
     @dataclass
     class Opened(Message):
-        """A session, or one of its branches, was chosen."""
+        """A session, one of its branches, or a message found in it was chosen."""
 
         session_id: SessionId
         branch: BranchName | None
+        turn_id: TurnId | None = None
 
     @dataclass
     class Selected(Message):
@@ -50,26 +55,46 @@ class SessionList(OptionList):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False, compact=True)
         self.lines: tuple[SessionLine, ...] = ()
+        self._sessions: Sequence[SessionWithBranches] = ()
+        self._drawn_as: ListOptions | None = None
+        self._folded: frozenset[str] = frozenset()
         self._rest: Timer | None = None
+
+    @property
+    def chosen(self) -> SessionLine | None:
+        """The highlighted line."""
+        return self.lines[self.highlighted] if self.highlighted is not None else None
 
     def show_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None:
         """Draw the sessions; the highlight stays on its line."""
-        lines = session_lines(sessions, options)
+        self._sessions, self._drawn_as = sessions, options
+        lines = session_lines(sessions, replace(options, folded=self._folded))
         if lines != self.lines:
             before, self.lines = self.lines, lines
-            self._draw(is_same_list=[line.key for line in before] == [line.key for line in lines])
+            self._draw(before)
 
     def on_resize(self) -> None:
-        self._draw(is_same_list=True)
+        self._draw(())
 
     def action_delete(self) -> None:
-        if self.highlighted is not None:
-            self.post_message(self.DeleteAsked(self.lines[self.highlighted].session_id))
+        if self.chosen is not None:
+            self.post_message(self.DeleteAsked(self.chosen.session_id))
+
+    def action_fold(self, is_folded: bool) -> None:
+        """Fold the branches of the session under the highlight into its line, or show them again."""
+        if self.chosen is None or self._drawn_as is None:
+            return
+        session_id = self.chosen.session_id
+        self._folded = self._folded | {session_id} if is_folded else self._folded - {session_id}
+        self.show_sessions(self._sessions, self._drawn_as)
+        at = next((at for at, line in enumerate(self.lines) if line.session_id == session_id), None)
+        if is_folded:
+            self.highlighted = at
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         line = self.lines[event.option_index]
-        self.post_message(self.Opened(line.session_id, line.branch))
+        self.post_message(self.Opened(line.session_id, line.branch, line.turn_id))
 
     def on_option_list_option_highlighted(self) -> None:
         self._rest_later()
@@ -93,21 +118,27 @@ class SessionList(OptionList):
             self._rest = None
 
     def _tell_selected(self) -> None:
-        if self.highlighted is not None and self.has_focus:
-            line = self.lines[self.highlighted]
-            self.post_message(self.Selected(line.session_id, line.branch))
+        if self.chosen is not None and self.has_focus:
+            self.post_message(self.Selected(self.chosen.session_id, self.chosen.branch))
 
-    def _draw(self, *, is_same_list: bool) -> None:
-        if is_same_list and self.option_count == len(self.lines):
+    def _draw(self, before: Sequence[SessionLine]) -> None:
+        """Draw what is not as it was `before`."""
+        if self.option_count == len(self.lines) and _keys(before or self.lines) == _keys(self.lines):
             for index, line in enumerate(self.lines):
-                self.replace_option_prompt_at_index(index, self._prompt(line))
+                if not before or before[index] != line:
+                    self.replace_option_prompt_at_index(index, self._prompt(line))
             return
         highlighted = self.highlighted_option.id if self.highlighted_option else None
         self.set_options(Option(self._prompt(line), id=line.key) for line in self.lines)
-        keys = [line.key for line in self.lines]
+        keys = _keys(self.lines)
         if highlighted in keys:
             self.highlighted = keys.index(highlighted)
 
     def _prompt(self, line: SessionLine) -> Content:
         name, figures = line_text(line, max(8, self.scrollable_content_region.width - 2))
-        return Content.styled(name, Style(bold=line.is_active)) + Content.styled(figures, Style(dim=True))
+        style = Style(bold=line.is_active, italic=line.turn_id is not None)
+        return Content.styled(name, style) + Content.styled(figures, Style(dim=True))
+
+
+def _keys(lines: Sequence[SessionLine]) -> list[str]:
+    return [line.key for line in lines]

@@ -1,23 +1,29 @@
-"""The session list's content: sessions and branches in, lines out. Pure."""
+"""The session list's content: sessions, branches and search hits in, lines out. Pure."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from kvchat.session.tree import Branch, BranchName, Session, SessionId
+from rich.cells import cell_len
+
+from kvchat.session.lookup import SearchHit
+from kvchat.session.tree import Branch, BranchName, Session, SessionId, TurnId
 from kvchat.ui.figures import age_text, short_bytes_text
-from kvchat.ui.plain_text import fitted, one_line
+from kvchat.ui.plain_text import one_line, padded
 from kvchat.ui.trust_words import trust_mark
 
 UNTITLED = "untitled"
 APPROXIMATE = " ≈"
 """Stands behind the mark of a session with approximate answers."""
+_PINNED = "★"
+_MAX_HITS = 3
+"""Messages shown of one session."""
 
 SessionWithBranches = tuple[Session, Sequence[Branch]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLine:
-    """One line: a session, or a branch under it. `name` is written before the figures."""
+    """One line: a session, a branch under it, or a message found in it. `name` precedes the figures."""
 
     session_id: SessionId
     branch: BranchName | None
@@ -25,47 +31,81 @@ class SessionLine:
     size: str
     age: str
     is_active: bool
+    shared: str = ""
+    turn_id: TurnId | None = None
 
     @property
     def key(self) -> str:
         """Identify the line between two drawings."""
+        if self.turn_id is not None:
+            return f"{self.session_id}#{self.turn_id}"
         return self.session_id if self.branch is None else f"{self.session_id}/{self.branch}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a session has of its own and with others on the device. `is_on_device`: it has anything there."""
+
+    own_bytes: int = 0
+    shared_bytes: int = 0
+    is_on_device: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What is looked for, and what was found in messages."""
+
+    words: str = ""
+    hits: Sequence[SearchHit] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListOptions:
-    """How to draw. `own_bytes` holds what each session on the device has for itself.
+    """How to draw. `held`: sessions with a live branch, by id.
 
     `approximate`: sessions with an answer that was sampled on approximate KV.
     """
 
     active_session: SessionId | None
     active_branch: BranchName | None
-    own_bytes: Mapping[str, int]
+    held: Mapping[str, Held]
     now: float
     approximate: frozenset[str] = frozenset()
+    folded: frozenset[str] = frozenset()
+    finding: Finding = field(default_factory=Finding)
 
 
 def session_lines(sessions: Sequence[SessionWithBranches], options: ListOptions) -> tuple[SessionLine, ...]:
-    """Return the lines, newest session first; branches only where there are several."""
+    """Return the lines, pinned and newest first; branches only where there are several.
+
+    With words to look for: the sessions that have all of them in their title or a branch's name, and those
+    with messages that hold them, each with these messages.
+    """
+    hits = _hits_of_sessions(options.finding.hits)
     lines: list[SessionLine] = []
     for session, branches in sorted(sessions, key=_newest_first):
-        lines.append(_session_line(session, options))
-        if len(branches) > 1:
+        found = hits.get(session.id, [])
+        if not found and not _is_named(session, branches, options.finding.words):
+            continue
+        is_folded = session.id in options.folded and len(branches) > 1
+        lines.append(_session_line(session, options, num_folded=len(branches) if is_folded else 0))
+        if len(branches) > 1 and not is_folded:
             lines += _branch_lines(session, branches, options)
+        lines += [_hit_line(hit, options.now) for hit in found[:_MAX_HITS]]
     return tuple(lines)
 
 
 def line_text(line: SessionLine, width: int) -> tuple[str, str]:
     """Return the name, cut and padded, and the figures; together exactly `width` cells.
 
-    The size gives way to the name, the age only where there is hardly room for a name.
+    Sizes give way to the name, first what is shared; the age only where there is hardly room for a name.
     """
     age = f" {line.age:>3}"
-    size = f" {line.size:>5}" if line.size and len(line.name) + len(age) + 6 <= width else ""
-    figures = size + age if width >= 14 else ""
-    room = width - len(figures)
-    return fitted(line.name, room).ljust(room), figures
+    room = width - len(age) - cell_len(line.name)
+    size = f" {line.size:>5}" if line.size and room >= 6 else ""
+    shared = f" {line.shared:>6}" if size and line.shared and room >= 13 else ""
+    figures = shared + size + age if width >= 14 else ""
+    return padded(line.name, width - len(figures)), figures
 
 
 def title_of(session: Session) -> str:
@@ -77,20 +117,48 @@ def _newest_first(entry: SessionWithBranches) -> tuple[bool, float]:
     return not session.pinned, -session.updated_at
 
 
-def _session_line(session: Session, options: ListOptions) -> SessionLine:
+def _hits_of_sessions(hits: Sequence[SearchHit]) -> dict[SessionId, list[SearchHit]]:
+    found: dict[SessionId, list[SearchHit]] = {}
+    for hit in hits:
+        found.setdefault(hit.session_id, []).append(hit)
+    return found
+
+
+def _is_named(session: Session, branches: Sequence[Branch], words: str) -> bool:
+    names = "\n".join(_names(session, branches)).casefold()
+    return all(word in names for word in words.casefold().split())
+
+
+def _names(session: Session, branches: Sequence[Branch]) -> Iterator[str]:
+    yield title_of(session)
+    yield from (branch.name for branch in branches)
+
+
+def _session_line(session: Session, options: ListOptions, *, num_folded: int) -> SessionLine:
     is_active = session.id == options.active_session
-    own_bytes = options.own_bytes.get(session.id)
-    mark = "●" if is_active else "○" if own_bytes is not None else "·"
+    held = options.held.get(session.id)
+    mark = _mark(held, is_active=is_active)
     if session.id in options.approximate:
         mark += APPROXIMATE
+    pin = _PINNED if session.pinned else ""
+    folded = f"▸{num_folded}" if num_folded else ""
     return SessionLine(
         session_id=session.id,
         branch=None,
-        name=" ".join(filter(None, (mark, trust_mark(session), title_of(session)))),
-        size=short_bytes_text(own_bytes) if own_bytes else "",
+        name=" ".join(filter(None, (mark, trust_mark(session), title_of(session), pin, folded))),
+        size=short_bytes_text(held.own_bytes) if held and held.own_bytes else "",
+        shared=f"▒{short_bytes_text(held.shared_bytes)}" if held and held.shared_bytes else "",
         age=age_text(max(0.0, options.now - session.updated_at)),
         is_active=is_active,
     )
+
+
+def _mark(held: Held | None, *, is_active: bool) -> str:
+    if is_active:
+        return "●"
+    if held is None:
+        return "·"
+    return "○" if held.is_on_device else "◐"
 
 
 def _branch_lines(session: Session, branches: Sequence[Branch], options: ListOptions) -> list[SessionLine]:
@@ -109,3 +177,15 @@ def _branch_lines(session: Session, branches: Sequence[Branch], options: ListOpt
             )
         )
     return lines
+
+
+def _hit_line(hit: SearchHit, now: float) -> SessionLine:
+    return SessionLine(
+        session_id=hit.session_id,
+        branch=None,
+        name=f"  “{one_line(hit.excerpt)}”",
+        size="",
+        age=age_text(max(0.0, now - hit.created_at)),
+        is_active=False,
+        turn_id=hit.turn_id,
+    )

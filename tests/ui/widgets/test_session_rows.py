@@ -1,9 +1,18 @@
 """The session list, read as text."""
 
 import pytest
+from rich.cells import cell_len
 
-from kvchat.session.tree import MAIN, Branch, BranchName, Session, SessionId
-from kvchat.ui.widgets.session_rows import ListOptions, SessionWithBranches, line_text, session_lines
+from kvchat.session.lookup import SearchHit
+from kvchat.session.tree import MAIN, Branch, BranchName, Role, Session, SessionId, TurnId
+from kvchat.ui.widgets.session_rows import (
+    Finding,
+    Held,
+    ListOptions,
+    SessionWithBranches,
+    line_text,
+    session_lines,
+)
 
 pytestmark = pytest.mark.pure
 
@@ -31,7 +40,10 @@ def stored(
 
 def drawn(sessions: list[SessionWithBranches], width: int = 26) -> list[str]:
     options = ListOptions(
-        active_session=SessionId("s1"), active_branch=MAIN, own_bytes={"s1": 4 << 20, "s2": 0}, now=NOW
+        active_session=SessionId("s1"),
+        active_branch=MAIN,
+        held={"s1": Held(own_bytes=4 << 20), "s2": Held()},
+        now=NOW,
     )
     return ["".join(line_text(line, width)) for line in session_lines(sessions, options)]
 
@@ -55,7 +67,7 @@ def test_sessions_with_approximate_answers_are_marked() -> None:
     options = ListOptions(
         active_session=SessionId("s1"),
         active_branch=MAIN,
-        own_bytes={},
+        held={},
         now=NOW,
         approximate=frozenset({"s2"}),
     )
@@ -80,3 +92,49 @@ def test_a_title_is_drawn_without_its_control_characters() -> None:
 
 def test_a_session_without_a_title_has_a_name() -> None:
     assert drawn([stored(1, "", 5)])[0].startswith("● untitled")
+
+
+def found(words: str, hits: tuple[SearchHit, ...] = ()) -> list[str]:
+    options = ListOptions(
+        active_session=None, active_branch=None, held={}, now=NOW, finding=Finding(words=words, hits=hits)
+    )
+    sessions = [stored(1, "Trip to Oslo", 5, "main", "by boat"), stored(2, "kv notes", 500, "main")]
+    return [line.name for line in session_lines(sessions, options)]
+
+
+def test_words_are_looked_for_in_titles_and_names_of_branches() -> None:
+    assert found("oslo TRIP") == ["· Trip to Oslo", "  ├ main", "  └ by boat"]
+    assert found("boat") == found("oslo")
+    assert found("kv") == ["· kv notes"]
+    assert found("boat kv") == []
+
+
+def test_found_messages_stand_under_their_session() -> None:
+    hit = SearchHit(
+        session_id=SessionId("s2"),
+        title="kv notes",
+        turn_id=TurnId("t1"),
+        role=Role.USER,
+        created_at=NOW,
+        excerpt="a line\nand another",
+    )
+    assert found("line", (hit,)) == ["· kv notes", "  “a line and another”"]
+    assert len(found("line", (hit,) * 9)) == 4
+
+
+def test_wide_characters_take_two_cells() -> None:
+    lines = [
+        line_text(line, 26) for line in session_lines([stored(1, "漢字のとても長い題名です", 5)], NARROW)
+    ]
+    assert [cell_len(name + figures) for name, figures in lines] == [26]
+
+
+NARROW = ListOptions(active_session=None, active_branch=None, held={}, now=NOW)
+
+
+def test_shared_bytes_are_shown_where_there_is_room() -> None:
+    held = {"s1": Held(own_bytes=4 << 20, shared_bytes=2 << 20)}
+    options = ListOptions(active_session=None, active_branch=None, held=held, now=NOW)
+    [line] = session_lines([stored(1, "Oslo", 125, "main")], options)
+    assert line_text(line, 30)[1].split() == ["▒2.0M", "4.0M", "2m"]
+    assert line_text(line, 20)[1].split() == ["4.0M", "2m"]

@@ -1,0 +1,37 @@
+"""What everything that works for a screen needs of it."""
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
+
+from textual.screen import ModalScreen
+from textual.timer import Timer
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+"""Something that may wait for a file, for the engine or for the person."""
+
+
+class Desk(Protocol):
+    """A screen that tells, asks, and runs what may wait."""
+
+    @property
+    def is_engine_ready(self) -> bool: ...
+
+    def tell(self, message: str, *, title: str = "") -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+    def note(self, title: str, text: str) -> None: ...
+
+    def confirm(self, question: str, consequence: str) -> Awaitable[bool]:
+        """Ask, and wait for the answer; inside work."""
+        ...
+
+    def ask(self, screen: ModalScreen[Any]) -> Awaitable[Any]:
+        """Show a screen and wait for what it is dismissed with; inside work."""
+        ...
+
+    def begin(self, work: Work, *, group: str = "") -> object:
+        """Run something that may wait. Work of a group replaces what runs in it."""
+        ...
+
+    def set_timer(self, delay: float, callback: Callable[[], None]) -> Timer: ...

@@ -1,0 +1,140 @@
+"""What is done with stored sessions: listed, searched, exported, pinned, renamed, deleted."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from textual.timer import Timer
+
+from kvchat.errors import FileTaken, KvchatError
+from kvchat.session.lookup import SearchHit
+from kvchat.session.tree import SessionId
+from kvchat.ui.bridge import SessionFiles, SessionShelf
+from kvchat.ui.desk import Desk
+from kvchat.ui.stored_sessions import StoredSessions
+from kvchat.ui.turns import Turns
+from kvchat.ui.widgets.session_rows import UNTITLED, Finding, Held, ListOptions, SessionWithBranches
+
+_REST_S = 0.12
+"""Messages are searched when typing has rested for this long; titles are at once."""
+
+
+class ShelfDesk(Desk, Protocol):
+    """What the sessions need of the screen."""
+
+    def held_sessions(self) -> dict[str, Held]: ...
+
+    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None: ...
+
+    async def leave_session(self, session_id: SessionId) -> None:
+        """Take a session off the screen and let go of what it holds."""
+        ...
+
+
+class Shelf:
+    """Runs what a person asks of the stored sessions. Whatever reads a file runs in a thread.
+
+    Attributes:
+        sessions: what the store holds, as last read.
+    """
+
+    def __init__(self, screen: ShelfDesk, store: SessionShelf, files: SessionFiles, turns: Turns) -> None:
+        self.sessions = StoredSessions(store)
+        self._screen = screen
+        self._store = store
+        self._files = files
+        self._turns = turns
+        self._finding = Finding()
+        self._rest: Timer | None = None
+
+    def refresh(self) -> None:
+        """Read the store again and draw it."""
+        self._screen.begin(self._refresh, group="sessions")
+
+    def draw(self) -> None:
+        """Draw what was read last."""
+        options = self.sessions.options(self._turns.conversation, self._screen.held_sessions(), self._finding)
+        self._screen.draw_sessions(self.sessions.entries, options)
+
+    def find(self, words: str) -> None:
+        """Show only what has all of some words: by title at once, in messages when typing rests."""
+        self._finding = Finding(words=words)
+        self.draw()
+        if self._rest is not None:
+            self._rest.stop()
+        if words:
+            self._rest = self._screen.set_timer(_REST_S, partial(self._search, words))
+
+    def pin(self, session_id: SessionId) -> None:
+        """Keep a session on top of the list, or no longer."""
+        session = self.sessions.session(session_id)
+        is_pinned = session is None or not session.pinned
+        self._screen.begin(partial(self._change, lambda: self._store.pin(session_id, is_pinned=is_pinned)))
+
+    def rename(self, session_id: SessionId, title: str) -> None:
+        self._screen.begin(partial(self._change, lambda: self._store.rename(session_id, title)))
+
+    def export(self, session_id: SessionId, branch: str, wish: str) -> None:
+        """Write a session to a file; ask before one is replaced."""
+        self._screen.begin(partial(self._export, partial(self._files.export, session_id, branch, wish)))
+
+    def ask_to_delete(self, session_id: SessionId) -> None:
+        self._screen.begin(partial(self._ask_to_delete, session_id))
+
+    def title(self, session_id: SessionId) -> str:
+        return self.sessions.title(session_id) or UNTITLED
+
+    async def _refresh(self) -> None:
+        try:
+            await asyncio.to_thread(self.sessions.read)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        self.draw()
+
+    def _search(self, words: str) -> None:
+        self._screen.begin(partial(self._draw_hits, words), group="search")
+
+    async def _draw_hits(self, words: str) -> None:
+        hits: Sequence[SearchHit] = ()
+        try:
+            hits = await asyncio.to_thread(self._store.search, words)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        if self._finding.words == words:
+            self._finding = Finding(words=words, hits=hits)
+            self.draw()
+
+    async def _change(self, change: Callable[[], object]) -> None:
+        try:
+            await asyncio.to_thread(change)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        self.refresh()
+
+    async def _export(self, write: Callable[..., str]) -> None:
+        try:
+            try:
+                words = await asyncio.to_thread(write)
+            except FileTaken as taken:
+                if not await self._screen.confirm("Replace this file?", str(taken)):
+                    return
+                words = await asyncio.to_thread(write, force=True)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        else:
+            self._screen.tell(words, title="export")
+
+    async def _ask_to_delete(self, session_id: SessionId) -> None:
+        if self._turns.is_answering(session_id):
+            self._screen.warn("an answer is being written there: stop it with esc, then delete it")
+            return
+        try:
+            freed = await asyncio.to_thread(self._files.freed_by_deleting, session_id)
+        except KvchatError as error:
+            freed = str(error)
+        consequence = f"Its messages are gone for good, on all branches.\n{freed}."
+        if not await self._screen.confirm(f"Delete “{self.title(session_id)}”?", consequence):
+            return
+        await self._screen.leave_session(session_id)
+        await self._change(lambda: self._store.delete_session(session_id))

@@ -1,0 +1,37 @@
+"""Where a person types what to find; the list below follows."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import Input
+
+
+class FindField(Input):
+    """One line of words. Up, down and enter belong to the list, escape ends the search."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", "Up", show=False),
+        Binding("down", "move(1)", "Down", show=False),
+        Binding("escape", "leave", "End", show=False),
+    ]
+
+    @dataclass
+    class Moved(Message):
+        """Another line of the list is wanted."""
+
+        step: int
+
+    class Left(Message):
+        """The person is done."""
+
+    def __init__(self, placeholder: str, *, id: str | None = None) -> None:
+        super().__init__(placeholder=placeholder, id=id, compact=True, select_on_focus=False)
+
+    def action_move(self, step: int) -> None:
+        self.post_message(self.Moved(step))
+
+    def action_leave(self) -> None:
+        self.value = ""
+        self.post_message(self.Left())

@@ -1,0 +1,112 @@
+"""The sessions on the left: found, folded, pinned, and many of them."""
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.ui.widgets.find_field import FindField
+from kvchat.ui.widgets.session_list import SessionList
+from tests.ui.harness import Window, window
+from tests.ui.scripted import ScriptedChat
+from tests.ui.scripted_engine import HeldTokens
+
+pytestmark = pytest.mark.tui
+
+
+def three(chat: ScriptedChat) -> None:
+    chat.add_session("Bergen", [("Rain?", "Yes, and the ferry is late.")])
+    chat.add_session("Oslo", [("By boat?", "Yes.")])
+    chat.add_session("kv notes", [("What is a tail?", "The last block.")])
+
+
+def names(shown: Window) -> list[str]:
+    return [line.name for line in shown.screen.query_one(SessionList).lines]
+
+
+async def test_typing_in_the_field_leaves_only_titles_that_match(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three) as shown:
+        await shown.until(lambda: len(names(shown)) == 3)
+        await shown.pilot.press("ctrl+f")
+        await shown.type("osl")
+        await shown.until(lambda: names(shown) == ["· Oslo"])
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.questions == ["By boat?"])
+        await shown.until(lambda: len(names(shown)) == 3)
+        assert shown.app.focused is shown.screen.prompt
+
+
+async def test_words_of_a_message_find_it_and_open_its_branch(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three) as shown:
+        await shown.say("/search ferry late")
+        await shown.until_shown("“Yes, and the")
+        assert names(shown)[0] == "· Bergen"
+        assert "Oslo" not in shown.text
+        await shown.pilot.press("down", "down", "enter")
+        await shown.until(lambda: shown.questions == ["Rain?"])
+
+
+async def test_escape_ends_the_search_and_shows_all_again(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three) as shown:
+        await shown.pilot.press("ctrl+f")
+        await shown.type("nothing has this")
+        await shown.until(lambda: names(shown) == [])
+        await shown.pilot.press("escape")
+        await shown.until(lambda: len(names(shown)) == 3)
+        assert shown.app.focused is shown.screen.prompt
+
+
+async def test_a_pinned_session_stands_first_and_goes_back(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three, initial="Bergen") as shown:
+        await shown.until(lambda: shown.questions == ["Rain?"])
+        await shown.say("/pin")
+        await shown.until(lambda: names(shown)[0] == "● Bergen ★")
+        await shown.say("/pin")
+        await shown.until(lambda: names(shown)[-1] == "● Bergen")
+
+
+async def test_branches_fold_into_their_session(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three, initial="Oslo") as shown:
+        await shown.until(lambda: shown.questions == ["By boat?"])
+        await shown.say("/fork by train")
+        await shown.until(lambda: len(names(shown)) == 5)
+        await shown.pilot.press("f2")
+        listed = shown.screen.query_one(SessionList)
+        listed.highlighted = names(shown).index("● Oslo")
+        await shown.pilot.press("left")
+        await shown.until(lambda: "● Oslo ▸2" in names(shown))
+        assert len(names(shown)) == 3
+        await shown.pilot.press("right")
+        await shown.until(lambda: len(names(shown)) == 5)
+
+
+async def test_marks_say_which_tier_a_session_is_on(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three, size=(170, 40)) as shown:
+        shown.engine.held["s1/main"] = HeldTokens(owner="s1", num_tokens=300, num_shared=128)
+        oslo = shown.chat.open("Oslo").session.id
+        shown.engine.held["taken off"] = HeldTokens(owner=oslo, num_tokens=0)
+        await shown.until(lambda: bool(shown.screen.held_sessions()))
+        shown.screen.shelf.refresh()
+        await shown.until(lambda: names(shown) == ["· kv notes", "◐ Oslo", "○ Bergen"])
+        await shown.until_shown("▒")
+
+
+async def test_five_hundred_sessions_are_listed_and_filtered(tmp_path: Path) -> None:
+    def many(chat: ScriptedChat) -> None:
+        for number in range(500):
+            chat.add_session(f"session {number}")
+
+    async with window(tmp_path, prepare=many) as shown:
+        await shown.until(lambda: len(names(shown)) == 500)
+        await shown.pilot.press("ctrl+f")
+        await shown.type("499")
+        await shown.until(lambda: names(shown) == ["· session 499"])
+
+
+async def test_the_field_is_there_in_a_narrow_terminal_too(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three, size=(50, 18)) as shown:
+        await shown.pilot.press("ctrl+f")
+        await shown.until_shown("kv notes")
+        assert isinstance(shown.app.focused, FindField)
+        await shown.pilot.press("down", "enter")
+        await shown.until(lambda: shown.questions == ["What is a tail?"])
+        await shown.until(lambda: shown.screen.query_one("#conversation-pane").display)

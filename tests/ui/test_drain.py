@@ -1,0 +1,118 @@
+"""What a turn produces is drawn at once where something new begins, in order, one after another."""
+
+import asyncio
+from collections.abc import Iterator
+from threading import Event, Thread
+
+import pytest
+from textual.app import App
+
+from kvchat.chat import TextDelta
+from kvchat.ui.bridge import Produced, TurnEnded, TurnFailed, TurnFeed
+from kvchat.ui.drain import Drain
+
+pytestmark = pytest.mark.tui
+
+LONG_S = 60.0
+
+
+class Window(App[None]):
+    """Drains what does nothing but note that it is drained."""
+
+    def __init__(self, interval_s: float) -> None:
+        super().__init__()
+        self.interval_s = interval_s
+        self.num_at_once = self.most_at_once = 0
+        self.drained = asyncio.Event()
+
+    def on_mount(self) -> None:
+        self.drain_turns = Drain(self.screen, self, self.interval_s)
+
+    async def drain(self) -> None:
+        self.num_at_once += 1
+        self.most_at_once = max(self.most_at_once, self.num_at_once)
+        await asyncio.sleep(0.001)
+        self.num_at_once -= 1
+        self.drained.set()
+
+    async def next_drain(self) -> None:
+        await asyncio.wait_for(self.drained.wait(), LONG_S / 2)
+        self.drained.clear()
+
+
+def test_waking_it_does_not_wait_for_the_next_time() -> None:
+    async def run() -> None:
+        window = Window(LONG_S)
+        async with window.run_test():
+            window.drain_turns.start()
+            for _ in range(3):
+                Thread(target=window.drain_turns.wake).start()
+                await window.next_drain()
+
+    asyncio.run(run())
+
+
+def test_without_being_woken_it_drains_some_times_a_second_and_rests_when_it_is_stopped() -> None:
+    async def run() -> None:
+        window = Window(0.001)
+        async with window.run_test() as pilot:
+            window.drain_turns.start()
+            for _ in range(3):
+                await window.next_drain()
+            window.drain_turns.stop()
+            await pilot.pause(0.05)  # one may be under way
+            window.drained.clear()
+            await pilot.pause(0.05)
+            assert not window.drained.is_set()
+
+    asyncio.run(run())
+
+
+def test_however_often_it_is_woken_one_drains_after_another() -> None:
+    async def run() -> None:
+        window = Window(0.001)
+        async with window.run_test():
+            window.drain_turns.start()
+            for _ in range(50):
+                window.drain_turns.wake()
+            for _ in range(20):
+                await window.next_drain()
+            assert window.most_at_once == 1
+
+    asyncio.run(run())
+
+
+def test_a_turn_that_outlives_the_window_wakes_nobody_and_does_not_fail() -> None:
+    window = Window(LONG_S)
+
+    async def run() -> None:
+        async with window.run_test():
+            ...
+        window.drain_turns.wake()
+        await asyncio.sleep(0.05)
+        assert not window.drained.is_set()
+
+    asyncio.run(run())
+    window.drain_turns.wake()
+
+
+def test_a_turn_wakes_the_window_where_something_new_begins_and_not_for_every_token() -> None:
+    feed, ended, num_wakes = TurnFeed(), Event(), 0
+
+    def produce() -> Iterator[Produced]:
+        yield from (TextDelta(text="thought", reasoning=True) for _ in range(40))
+        yield from (TextDelta(text="word") for _ in range(40))
+        raise RuntimeError
+
+    def wake() -> None:
+        nonlocal num_wakes
+        num_wakes += 1
+        if num_wakes == 2:
+            ended.set()
+
+    feed.start(produce, wake)
+    assert ended.wait(LONG_S)
+    taken = feed.take()
+    assert [type(event) for event in taken[-2:]] == [TurnFailed, TurnEnded]
+    assert len(taken) == 82
+    assert num_wakes == 2
