@@ -26,6 +26,8 @@ ROUNDS = 10
 NUM_TOKENS = 4096
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=4)
 POLL_S = 0.001
+IDLE_S = 0.3
+"""Between the end of an answer and the next switch."""
 PATIENCE_S = 60.0
 
 
@@ -104,6 +106,7 @@ async def _in_window(settings: Settings, kvchat: Kvchat) -> list[tuple[float, fl
 
 async def _switch(screen: ChatScreen, session_id: SessionId) -> tuple[float, float]:
     """Return how long until a word is shown: since the session was chosen and since the message was sent."""
+    await asyncio.sleep(IDLE_S)
     chosen_s = perf_counter()
     screen.post_message(SessionList.Opened(session_id, None))
     await _until(lambda: _is_open(screen, session_id))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Protocol
 
 from textual.timer import Timer
@@ -39,6 +40,7 @@ class Drain:
         self._turns = turns
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
         self._timer = screen.set_interval(interval_s, self._drain, pause=True)
 
     def start(self) -> None:
@@ -52,7 +54,7 @@ class Drain:
     def wake(self) -> None:
         """Do not wait for the next time. From any thread; costs the caller too much for every token."""
         with suppress(RuntimeError):  # the window is closed
-            self._loop.call_soon_threadsafe(self._drain_soon)
+            self._loop.call_soon_threadsafe(self._drain_soon, context=self._context)
 
     def _drain_soon(self) -> None:
         if self._screen.is_attached:
