@@ -93,6 +93,13 @@ def _machine() -> Iterator[Finding]:
         | {"instructions": machine.instructions, "features": list(machine.features)}
         | {"kernels": machine.kernels},
     )
+    yield Finding(
+        name="gpu",
+        lines=(machine.gpu,),
+        state=State.OK if machine.gpu_advice is None else State.LOOK,
+        advice=machine.gpu_advice,
+        values={"kernels": machine.gpu},
+    )
     for device in machine.devices:
         of = "" if device.total_bytes is None else f" of {bytes_text(device.total_bytes)}"
         has_room = device.free_bytes >= _LITTLE_BYTES

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import torch
 
+from kvchat.engine.kernels.device import why_unsupported
+from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.threads import usable_cores
 
 _CPUINFO = Path("/proc/cpuinfo")
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+"""As Linux names them."""
 _WIDE = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve")
 """Features of processors that kernels ask for, as Linux names them."""
 
@@ -32,6 +37,8 @@ class Machine:
     instructions: the widest that torch uses here, as it names them.
     features: further ones the processor has.
     kernels: what the native kernels use, or why there are none.
+    gpu: what computes on NVIDIA GPUs, or why nothing does.
+    gpu_advice: what to do where one is there and is not used as it could be; None: nothing.
     num_cores: processors this process may use.
     """
 
@@ -39,6 +46,8 @@ class Machine:
     instructions: str
     features: tuple[str, ...]
     kernels: str
+    gpu: str
+    gpu_advice: str | None
     num_cores: int
     devices: tuple[Device, ...]
 
@@ -46,11 +55,14 @@ class Machine:
 def this_machine() -> Machine:
     """Look at processors, memory and accelerators."""
     processor, features = _processor()
+    gpu, gpu_advice = _gpu()
     return Machine(
         processor=processor,
         instructions=torch.backends.cpu.get_cpu_capability(),
         features=features,
         kernels=_kernels(),
+        gpu=gpu,
+        gpu_advice=gpu_advice,
         num_cores=usable_cores(),
         devices=(*_accelerators(), Device(name="cpu", description=processor, **_memory())),
     )
@@ -71,6 +83,35 @@ def _kernels() -> str:
     """Say what the native kernels use here, or what is done without them."""
     native = library()
     return f"no native kernels: {why_not()}" if native is None else f"native kernels use {native.level}"
+
+
+def _gpu() -> tuple[str, str | None]:
+    """Say what computes on NVIDIA GPUs, and what could be done so that more does."""
+    if not torch.cuda.is_available():
+        if not _has_nvidia_gpu():
+            return "no GPU for CUDA", None
+        if torch.version.cuda is None:
+            return "a GPU that is not used", "this torch is built without CUDA: install one with it"
+        return "a GPU that is not used", "there is no driver for it that torch can use: nvidia-smi says more"
+    problem = why_unsupported(0)
+    if problem is not None:
+        return "plain torch operations, no kernels", problem
+    if HEALTH.problems:
+        failed = "; ".join(f"{operation}: {reason}" for operation, reason in HEALTH.problems.items())
+        return f"kernels, but not for {', '.join(HEALTH.problems)}", failed
+    return "kernels of its own for attention, storing and moving blocks", None
+
+
+def _has_nvidia_gpu() -> bool:
+    """Whether a graphics device of NVIDIA is there, whatever drives it."""
+    for device in _PCI_DEVICES.glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        if vendor == _NVIDIA and kind.startswith(_DISPLAY):
+            return True
+    return False
 
 
 def _memory() -> dict[str, int]:

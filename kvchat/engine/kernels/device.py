@@ -1,23 +1,55 @@
-"""Which tensors the Triton kernels take."""
+"""Which tensors the Triton kernels take, and how numbers reach a device without waiting for it."""
 
+import os
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.health import HEALTH
+
 OLDEST_CAPABILITY = (8, 0)
 """The kernels are compiled and measured from this compute capability on."""
 
 
-def takes_triton(tensor: Tensor) -> bool:
-    """Whether the tensor lies on a GPU for which the kernels are made."""
-    return tensor.is_cuda and _is_supported(tensor.get_device())
+def takes_triton(tensor: Tensor, operation: str) -> bool:
+    """Whether the tensor lies on a GPU for which the kernels are made, and that of the operation is well."""
+    if not tensor.is_cuda:
+        return is_interpreted() and HEALTH.is_well(operation)
+    return is_supported(tensor.get_device()) and HEALTH.is_well(operation)
 
 
 @cache
-def _is_supported(device: int) -> bool:
-    return find_spec("triton") is not None and _capability(device) >= OLDEST_CAPABILITY
+def is_interpreted() -> bool:
+    """Whether Triton's interpreter stands in for a GPU, by Triton's own variable; slow, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+
+
+@cache
+def is_supported(device: int) -> bool:
+    """Whether the kernels are made for a GPU; where not, everybody is told once."""
+    problem = why_unsupported(device)
+    if problem is not None:
+        HEALTH.refuse_all(problem)
+    return problem is None
+
+
+def why_unsupported(device: int) -> str | None:
+    """Return why the kernels are not made for a GPU; None: they are. Pure."""
+    if torch.version.hip is not None:
+        return "they are made for NVIDIA GPUs"
+    capability = _capability(device)
+    if capability < OLDEST_CAPABILITY:
+        oldest, here = (".".join(map(str, version)) for version in (OLDEST_CAPABILITY, capability))
+        return f"this GPU has compute capability {here}, and they are made for {oldest} and newer"
+    return None if find_spec("triton") is not None else "triton is not installed: pip install triton"
+
+
+def upload(values: object, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Return numbers as a tensor on the device, without waiting for what is computed there."""
+    tensor = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return tensor.to(device, non_blocking=True)
 
 
 OLDEST_E4M3 = (8, 9)

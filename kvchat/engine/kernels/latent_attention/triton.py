@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvchat.engine.kernels.device import has_e4m3
+from kvchat.engine.kernels.device import has_e4m3, upload
 from kvchat.engine.kernels.fp8_record import TILE, Fp8Record
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.merge_lse.triton import merge_lse
@@ -131,9 +131,9 @@ def _metadata(
         tiles += [[number, start] for start in range(0, num_queries * num_heads, block_m)]
         row += num_queries
     return (
-        torch.tensor(rows, dtype=torch.int32, device=device),
+        upload(rows, device),
         padded_tables(spans),
-        torch.tensor(tiles, dtype=torch.int32, device=device),
+        upload(tiles, device),
     )
 
 

@@ -2,16 +2,26 @@
 
 from torch import Tensor
 
+from kvchat.engine.kernels.checks import check_slots, debugs
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.fp8_record import Fp8Record
+from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.latent_record import reference
+
+OPERATION = "storing latents as records"
 
 
 def store_records(latents: Tensor, rope_keys: Tensor, pool: Tensor, slots: Tensor, record: Fp8Record) -> None:
     """Do what the reference does; see there for arguments."""
-    if takes_triton(pool):
-        from kvchat.engine.kernels.latent_record import triton
 
-        triton.store_records(latents, rope_keys, pool, slots, record)
-    else:
+    def plain() -> None:
         reference.store_records(latents, rope_keys, pool, slots, record)
+
+    if debugs():
+        check_slots(slots, pool)
+    if not takes_triton(pool, OPERATION):
+        plain()
+        return
+    from kvchat.engine.kernels.latent_record import triton
+
+    HEALTH.attempt(OPERATION, lambda: triton.store_records(latents, rope_keys, pool, slots, record), plain)

@@ -6,7 +6,6 @@ Dimensions: R regions of a block, M blocks that move, W bytes of a block.
 from collections.abc import Iterator
 from itertools import accumulate
 
-import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
@@ -39,9 +38,3 @@ def _columns(regions: BlockRegions) -> Iterator[tuple[Tensor, slice]]:
         num_blocks = (regions.buffer.numel() - start) // size
         column = regions.buffer[start : start + num_blocks * size].view(num_blocks, size)
         yield column, slice(end - size, end)
-
-
-def block_ids(ids: list[int], device: torch.device) -> Tensor:
-    """Return ids as a tensor on the device. The calling thread does not wait for what the device computes."""
-    tensor = torch.tensor(ids, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return tensor.to(device, non_blocking=True)

@@ -6,19 +6,36 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from kvchat.engine.kernels.checks import debugs
 from kvchat.engine.kernels.device import takes_triton
+from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.native.library import library
-from kvchat.engine.kernels.paged_attention import native, torch_ops
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan
+from kvchat.engine.kernels.paged_attention import native, table_ops, torch_ops
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan, StepTables
 from kvchat.engine.kernels.paged_attention.decodes import batch_decodes
+from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step_tables
+
+OPERATION = "attention"
 
 
 def paged_attention(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs) -> Tensor:
     """Return what the reference returns; see there for arguments."""
-    if takes_triton(k_pool):
+    if debugs() and isinstance(args.prepared, StepTables):
+        check_tables(args.prepared, k_pool)
+    if takes_triton(k_pool, OPERATION):
         from kvchat.engine.kernels.paged_attention import triton
 
-        return triton.paged_attention(query, k_pool, v_pool, args)
+        return HEALTH.attempt(
+            OPERATION,
+            lambda: triton.paged_attention(query, k_pool, v_pool, args),
+            lambda: _plain(query, k_pool, v_pool, args),
+        )
+    return _plain(query, k_pool, v_pool, args)
+
+
+def _plain(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs) -> Tensor:
+    if isinstance(args.prepared, StepTables) and not args.spans:
+        return table_ops.paged_attention(query, k_pool, v_pool, args, args.prepared)
     if native.takes(query, k_pool, v_pool):
         return native.paged_attention(query, k_pool, v_pool, args)
     return torch_ops.paged_attention(query, k_pool, v_pool, args)
@@ -30,6 +47,8 @@ def prepare(spans: Sequence[SequenceSpan], first_visible: Callable[[int], int], 
     Args:
         first_visible: position → first position that a query there sees.
     """
+    if takes_triton(spans[0].blocks, OPERATION):
+        return step_tables(spans, first_visible)
     if library() is not None and spans[0].blocks.device.type == "cpu":
         return native.span_table(spans)
     return batch_decodes(spans, first_visible, block_size)

@@ -1,9 +1,11 @@
 """What one call of paged attention needs besides its tensors of queries and pools."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
+
+from kvchat.engine.kernels.device import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,49 @@ class SpanTable:
     num_keys: int
 
 
-Prepared = Decodes | SpanTable
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTables:
+    """One group's sequences in a step, for kernels that find their sequence by themselves; all tensors int32
+    and on the device of the pools. B sequences, n blocks of the longest table, M tiles.
+
+    Args:
+        q_starts: first row of each sequence in the batch [B].
+        q_lens: queries of each sequence [B]; 0: a row that only fills the batch up.
+        positions: position of each sequence's first query [B].
+        first_blocks: logical number of the first block in its table [B].
+        tables: block ids, padded with each sequence's last one [B, n].
+        singles: numbers of the sequences with one query.
+        others: numbers of the sequences with more queries, each with their number.
+        most_visible: most keys that one of `singles` sees.
+    """
+
+    q_starts: Tensor
+    q_lens: Tensor
+    positions: Tensor
+    first_blocks: Tensor
+    tables: Tensor
+    singles: tuple[int, ...]
+    others: tuple[tuple[int, int], ...]
+    most_visible: int
+    _tiles: dict[int, Tensor] = field(default_factory=dict)
+
+    def single_tiles(self) -> Tensor:
+        """Return sequence and first query of each tile of single queries [M, 2], made once for all layers."""
+        if 0 not in self._tiles:
+            self._tiles[0] = upload([[number, 0] for number in self.singles], self.tables.device)
+        return self._tiles[0]
+
+    def other_tiles(self, num_queries: int) -> Tensor:
+        """Return the same for the other sequences, cut into tiles of so many queries."""
+        if num_queries not in self._tiles:
+            starts = [
+                [number, start] for number, length in self.others for start in range(0, length, num_queries)
+            ]
+            self._tiles[num_queries] = upload(starts, self.tables.device)
+        return self._tiles[num_queries]
+
+
+Prepared = Decodes | SpanTable | StepTables
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,37 +4,12 @@ Dimensions: B sequences, n blocks of the longest table, M tiles.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTables:
-    """One group's sequences in a step; all tensors int32 and on the device of the pools.
-
-    Args:
-        q_starts: first row of each sequence in the batch [B].
-        q_lens: queries of each sequence [B].
-        positions: position of each sequence's first query [B].
-        first_blocks: logical number of the first block in its table [B].
-        tables: block ids, padded with each sequence's last one [B, n].
-        singles: numbers of the sequences with one query.
-        others: numbers of the sequences with more queries, each with their number.
-        most_visible: most keys that one of `singles` sees.
-    """
-
-    q_starts: Tensor
-    q_lens: Tensor
-    positions: Tensor
-    first_blocks: Tensor
-    tables: Tensor
-    singles: tuple[int, ...]
-    others: tuple[tuple[int, int], ...]
-    most_visible: int
+from kvchat.engine.kernels.device import upload
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan, StepTables
 
 
 def padded_tables(spans: Sequence[SequenceSpan]) -> Tensor:
@@ -52,7 +27,7 @@ def step_tables(spans: Sequence[SequenceSpan], first_visible: Callable[[int], in
     """
     device = spans[0].blocks.device
     rows = [[span.q_start, span.q_end - span.q_start, span.position, span.first_block] for span in spans]
-    q_starts, q_lens, positions, first_blocks = torch.tensor(rows, dtype=torch.int32, device=device).unbind(1)
+    q_starts, q_lens, positions, first_blocks = upload(rows, device).unbind(1)
     singles = tuple(number for number, row in enumerate(rows) if row[1] == 1)
     visible = [spans[number].position + 1 - first_visible(spans[number].position) for number in singles]
     return StepTables(
@@ -65,3 +40,27 @@ def step_tables(spans: Sequence[SequenceSpan], first_visible: Callable[[int], in
         others=tuple((number, row[1]) for number, row in enumerate(rows) if row[1] > 1),
         most_visible=max(visible, default=0),
     )
+
+
+def check_tables(tables: StepTables, pool: Tensor) -> None:
+    """Raise AssertionError unless all blocks that sequences may read lie in the pool [N, H_kv, P, D]."""
+    num_blocks, block_size, width = pool.shape[0], pool.shape[2], tables.tables.shape[1]
+    rows = zip(
+        tables.q_lens.tolist(),
+        tables.positions.tolist(),
+        tables.first_blocks.tolist(),
+        tables.tables.tolist(),
+        strict=True,
+    )
+    for number, (length, position, first_block, blocks) in enumerate(rows):
+        if not length:
+            continue
+        last = (position + length - 1) // block_size - first_block
+        if position < 0 or first_block < 0 or not 0 <= last < width:
+            raise AssertionError(
+                f"sequence {number} has {length} tokens from {position} on, and a table of {width} blocks "
+                f"from block {first_block} on"
+            )
+        wrong = [block for block in blocks[: last + 1] if not 0 <= block < num_blocks]
+        if wrong:
+            raise AssertionError(f"sequence {number} has block {wrong[0]}; the pool has {num_blocks}")

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kvchat.engine.kernels.merge_lse.triton import merge_lse
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs
-from kvchat.engine.kernels.paged_attention.step_tables import StepTables, step_tables
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
+from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.tiling import HALF, Tiling
 
 PART_LEN = 512
@@ -53,7 +53,9 @@ def paged_attention(
     Args:
         tables: the same sequences as tensors, where a step has made them for all its layers.
     """
-    tables = tables or step_tables(args.spans, args.first_visible)
+    if tables is None:
+        known = args.prepared
+        tables = known if isinstance(known, StepTables) else step_tables(args.spans, args.first_visible)
     out = query.new_empty(query.shape[0], query.shape[1], v_pool.shape[3])
     if tables.singles:
         _decode(query, k_pool, v_pool, args, tables, out)
@@ -69,7 +71,7 @@ def _decode(
     group = num_heads // k_pool.shape[1]
     most_parts = min(MOST_PARTS, -(-tables.most_visible // PART_LEN))
     tiling = decode_tiling(group, max(k_pool.shape[3], v_pool.shape[3]), query.element_size())
-    tiles = torch.tensor([[number, 0] for number in tables.singles], dtype=torch.int32, device=query.device)
+    tiles = tables.single_tiles()
     if most_parts == 1:
         _launch(query, k_pool, v_pool, args, tables, tiles, tiling, _Target(out, out, out, 1, False))
         return
@@ -93,9 +95,7 @@ def _prefill(
 ) -> None:
     group = query.shape[1] // k_pool.shape[1]
     tiling = prefill_tiling(group, max(k_pool.shape[3], v_pool.shape[3]), query.element_size())
-    per_tile = tiling.block_m // group
-    starts = [[number, start] for number, length in tables.others for start in range(0, length, per_tile)]
-    tiles = torch.tensor(starts, dtype=torch.int32, device=query.device)
+    tiles = tables.other_tiles(tiling.block_m // group)
     _launch(query, k_pool, v_pool, args, tables, tiles, tiling, _Target(out, out, out, 1, False))
 
 

@@ -2,15 +2,25 @@
 
 from torch import Tensor
 
+from kvchat.engine.kernels.checks import check_slots, debugs
 from kvchat.engine.kernels.device import takes_triton
+from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.store_kv import reference
+
+OPERATION = "storing keys and values"
 
 
 def store_kv(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor) -> None:
     """Do what the reference does; see there for arguments."""
-    if takes_triton(k_pool):
-        from kvchat.engine.kernels.store_kv import triton
 
-        triton.store_kv(key, value, k_pool, v_pool, slots)
-    else:
+    def plain() -> None:
         reference.store_kv(key, value, k_pool, v_pool, slots)
+
+    if debugs():
+        check_slots(slots, k_pool)
+    if not takes_triton(k_pool, OPERATION):
+        plain()
+        return
+    from kvchat.engine.kernels.store_kv import triton
+
+    HEALTH.attempt(OPERATION, lambda: triton.store_kv(key, value, k_pool, v_pool, slots), plain)

@@ -15,12 +15,16 @@ def store_kv(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slots: 
         value: new values [T, H_kv, D_v].
         k_pool: keys of one layer [N, H_kv, P, D_k].
         v_pool: values of one layer [N, H_kv, P, D_v].
-        slots: `block * P + offset` of each token [T], int64, all different.
+        slots: `block * P + offset` of each token [T], int64 or int32, all different; those behind the pool's
+            last slot belong to rows that only fill a batch up, and nothing is stored for them.
 
     Effect:
         Changes the pools at the given slots only; values are cast to the pool's dtype.
     """
     block_size = k_pool.shape[2]
+    is_there = slots < k_pool.shape[0] * block_size
+    if not is_there.all():
+        key, value, slots = key[is_there], value[is_there], slots[is_there]
     blocks = torch.div(slots, block_size, rounding_mode="floor")
     offsets = slots - blocks * block_size
     k_pool[blocks, :, offsets] = key.to(k_pool.dtype)

@@ -24,6 +24,7 @@ def store_kv(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slots: 
         *value.stride()[:2],
         *k_pool.stride()[:3],
         *v_pool.stride()[:3],
+        k_pool.shape[0] * k_pool.shape[2],
         NUM_HEADS=num_heads,
         BLOCK_SIZE=k_pool.shape[2],
         DIM_K=dim_k,
@@ -52,6 +53,7 @@ def _store(
     vp_n,
     vp_h,
     vp_p,
+    num_slots,
     NUM_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     DIM_K: tl.constexpr,
@@ -62,6 +64,8 @@ def _store(
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
+    if slot >= num_slots:
+        return
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     h = tl.arange(0, BLOCK_H)[:, None]
     k = tl.arange(0, BLOCK_K)[None, :]

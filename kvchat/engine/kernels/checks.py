@@ -1,0 +1,31 @@
+"""What a kernel would not survive: looked at before each launch where `KVCHAT_DEBUG_KERNELS=1` asks for it.
+
+A block id or slot outside its pool is read or written wherever it points to. Looking costs a wait for the
+device in every layer.
+"""
+
+import os
+from functools import cache
+
+from torch import Tensor
+
+
+@cache
+def debugs() -> bool:
+    """Whether arguments of kernels are looked at."""
+    return os.environ.get("KVCHAT_DEBUG_KERNELS") == "1"
+
+
+def check_slots(slots: Tensor, pool: Tensor) -> None:
+    """Raise AssertionError unless all slots of a step [T] lie in the pool [N, H_kv, P, D] or behind it, and
+    those in it are different.
+    """
+    num_slots = pool.shape[0] * pool.shape[2]
+    listed = slots.tolist()
+    wrong = [slot for slot in listed if slot < 0]
+    if wrong:
+        raise AssertionError(f"slot {wrong[0]} of a step is negative; the pool has {num_slots}")
+    own = [slot for slot in listed if slot < num_slots]
+    if len(set(own)) < len(own):
+        twice = next(slot for slot in own if own.count(slot) > 1)
+        raise AssertionError(f"two tokens of a step are stored in slot {twice}")

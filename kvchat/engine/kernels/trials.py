@@ -1,0 +1,172 @@
+"""Every Triton kernel against its definition on a few random numbers, before a model relies on it.
+
+Compiled code has been wrong on single cards and drivers: what a kernel computes elsewhere proves nothing for
+this one. Takes seconds the first time, for compiling; what Triton keeps of that makes later starts quick. The
+definitions compute on the processor.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import inf
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels import latent_attention as latent
+from kvchat.engine.kernels import latent_record, move_blocks, paged_attention, store_kv
+from kvchat.engine.kernels.fp8_record import Fp8Record
+from kvchat.engine.kernels.health import HEALTH, Health
+from kvchat.engine.kernels.latent_attention.args import LatentArgs
+from kvchat.engine.kernels.latent_attention.reference import latent_attention as latent_definition
+from kvchat.engine.kernels.latent_record import reference as record_reference
+from kvchat.engine.kernels.move_blocks import reference as move_reference
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
+from kvchat.engine.kernels.store_kv import reference as store_reference
+
+LENGTHS = (1, 64, 65, 200)
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+Trial = Callable[[torch.device, torch.dtype], float]
+"""Returns the largest error of a kernel, NaN where one is not a number."""
+
+
+def try_kernels(
+    device: torch.device,
+    dtype: torch.dtype,
+    trials: Mapping[str, Trial] | None = None,
+    health: Health = HEALTH,
+) -> None:
+    """Refuse the kernels that raise, or compute other numbers than their definitions."""
+    for operation, trial in (trials or TRIALS).items():
+        if not health.is_well(operation):
+            continue
+        try:
+            error = trial(device, dtype)
+        except Exception as raised:  # compilers and launchers raise whatever they like
+            health.refuse(operation, f"{type(raised).__name__}: {raised}"[:500])
+            continue
+        if not error <= TOLERANCES[dtype]:  # nor is NaN
+            health.refuse(operation, f"its numbers are {error:.2g} away from those of its definition")
+
+
+def attention_error(device: torch.device, dtype: torch.dtype, *, num_new: int = 1) -> float:
+    """Single queries (or the last few of each sequence) over blocks in a random order."""
+    query, k_pool, v_pool, spans = _problem(device, dtype, num_new)
+    args = AttentionArgs(spans, softmax_scale=64**-0.5)
+    wanted = attention_definition(
+        query.cpu(), k_pool.cpu(), v_pool.cpu(), replace(args, spans=_on_cpu(spans))
+    )
+    return _error(paged_attention.paged_attention(query, k_pool, v_pool, args), wanted)
+
+
+def both_attentions_error(device: torch.device, dtype: torch.dtype) -> float:
+    return max(attention_error(device, dtype), attention_error(device, dtype, num_new=5))
+
+
+def store_error(device: torch.device, dtype: torch.dtype) -> float:
+    key, value = (_random(device, dtype, 9, 2, 64, seed=seed) for seed in (1, 2))
+    pools = [_random(device, dtype, 4, 2, 16, 64, seed=seed) for seed in (3, 4)]
+    wanted = [pool.cpu().clone() for pool in pools]
+    slots = torch.randperm(64, generator=torch.Generator().manual_seed(5))[:9].to(device)
+    store_kv.store_kv(key, value, pools[0], pools[1], slots)
+    store_reference.store_kv(key.cpu(), value.cpu(), wanted[0], wanted[1], slots.cpu())
+    return max(_error(*pair) for pair in zip(pools, wanted, strict=True))
+
+
+def move_error(device: torch.device, dtype: torch.dtype) -> float:
+    """Copies, gathers and scatters of bytes, whatever the dtype."""
+    sizes, num_blocks = (1024, 32), 6
+    buffer = torch.randint(0, 256, (num_blocks * sum(sizes),), dtype=torch.uint8)
+    mine, theirs = (
+        move_reference.BlockRegions(each, (0, num_blocks * sizes[0]), sizes)
+        for each in (buffer.clone().to(device), buffer)
+    )
+    moves = move_blocks.BlockMoves(mine)
+    moves.copy([5, 0], [1, 2])
+    move_reference.copy_blocks(theirs, torch.tensor([5, 0]), torch.tensor([1, 2]))
+    runs = move_reference.gather_blocks(theirs, torch.tensor([2, 4, 1]))
+    errors = [_error(moves.gather([2, 4, 1]), runs)]
+    moves.scatter([0, 3, 5], runs.to(device))
+    move_reference.scatter_blocks(theirs, torch.tensor([0, 3, 5]), runs)
+    return max(*errors, _error(mine.buffer, theirs.buffer))
+
+
+def latent_error(device: torch.device, dtype: torch.dtype, record: Fp8Record | None = None) -> float:
+    """Latents of rank 128 with 32 rope numbers, as they are or as records, 16 heads."""
+    rank, rope_dim, num_heads = 128, 32, 16
+    rows = _random(torch.device("cpu"), dtype, 8, 1, 64, rank + rope_dim, seed=1)
+    if record is not None:
+        parts = rows.flatten(0, 2).tensor_split([rank], dim=1)
+        packed = record_reference.pack(parts[0], parts[1], record)
+        rows = packed.view(8, 1, 64, record.num_bytes)
+    spans = _spans(device, 1, 64)
+    query = _random(device, dtype, len(LENGTHS), num_heads, 32 + rope_dim, seed=2)
+    ups = [_random(device, dtype, num_heads, 32, rank, seed=seed) * rank**-0.5 for seed in (3, 4)]
+    args = LatentArgs(spans=spans, softmax_scale=0.1, k_up=ups[0], v_up=ups[1], record=record)
+    there = replace(args, spans=_on_cpu(spans), k_up=ups[0].cpu(), v_up=ups[1].cpu())
+    wanted = latent_definition(query.cpu(), rows, there)
+    return _error(latent.latent_attention(query, rows.to(device), args), wanted)
+
+
+def latents_error(device: torch.device, dtype: torch.dtype) -> float:
+    return max(latent_error(device, dtype), latent_error(device, dtype, Fp8Record(128, 32)))
+
+
+def records_error(device: torch.device, dtype: torch.dtype) -> float:
+    """Records are those of the definition to the byte, or everything is wrong."""
+    record = Fp8Record(200, 8)
+    latents, rope_keys = _random(device, dtype, 9, 200, seed=1), _random(device, dtype, 9, 8, seed=2)
+    rope_keys = rope_keys.bfloat16().to(dtype)
+    pool = torch.zeros(2, 1, 16, record.num_bytes, dtype=torch.uint8, device=device)
+    wanted, slots = pool.cpu().clone(), torch.arange(9) * 3
+    latent_record.store_records(latents, rope_keys, pool, slots.to(device), record)
+    record_reference.store_records(latents.cpu(), rope_keys.cpu(), wanted, slots, record)
+    return (
+        0.0
+        if torch.equal(pool.cpu()[..., : record.rope_at + 16], wanted[..., : record.rope_at + 16])
+        else inf
+    )
+
+
+TRIALS: dict[str, Trial] = {
+    paged_attention.OPERATION: both_attentions_error,
+    store_kv.OPERATION: store_error,
+    move_blocks.OPERATION: move_error,
+}
+LATENT_TRIALS: dict[str, Trial] = {
+    latent.OPERATION: latents_error,
+    latent_record.OPERATION: records_error,
+}
+
+
+def _problem(
+    device: torch.device, dtype: torch.dtype, num_new: int
+) -> tuple[Tensor, Tensor, Tensor, list[SequenceSpan]]:
+    """Return queries of 8 heads on 2, both pools, and spans."""
+    pools = [_random(device, dtype, 8, 2, 64, 64, seed=seed) for seed in (1, 2)]
+    spans = _spans(device, num_new, 64)
+    query = _random(device, dtype, spans[-1].q_end, 8, 64, seed=3)
+    return query, pools[0], pools[1], spans
+
+
+def _spans(device: torch.device, num_new: int, block_size: int) -> list[SequenceSpan]:
+    blocks = torch.randperm(8, generator=torch.Generator().manual_seed(0)).to(device)
+    spans: list[SequenceSpan] = []
+    row = first = 0
+    for length in LENGTHS:
+        num, num_blocks = min(num_new, length), -(-length // block_size)
+        spans.append(SequenceSpan(row, row + num, length - num, 0, blocks[first : first + num_blocks]))
+        row, first = row + num, first + num_blocks
+    return spans
+
+
+def _on_cpu(spans: list[SequenceSpan]) -> list[SequenceSpan]:
+    return [replace(span, blocks=span.blocks.cpu()) for span in spans]
+
+
+def _random(device: torch.device, dtype: torch.dtype, *size: int, seed: int) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def _error(got: Tensor, wanted: Tensor) -> float:
+    return float((got.cpu().double() - wanted.double()).abs().max())
