@@ -22,11 +22,16 @@ from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import open_saver, open_store
 from kvchat.engine.drafts import Drafts
 from kvchat.engine.fusion import fused_pass
+from kvchat.engine.gpu import short_steps, try_gpu
+from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.reader import Reader
+from kvchat.engine.memory.staged import StagedTransport
+from kvchat.engine.memory.transport import DirectTransport, Transport
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.packed_linear import pack_linears
@@ -64,6 +69,7 @@ def build_parts(
     """
     _check(config)
     device = choose_device(config.device)
+    try_gpu(device, config.dtype, report)
     candidate = load_candidate(
         Source(model_dir=model_dir, adapter_dir=config.adapter), config, device, report
     )
@@ -79,14 +85,15 @@ def build_parts(
     digest = fingerprint_of(candidate, config, pool)
     store, disk_problem = open_store(config, pool, digest)
     places = host_places(groups, _host_bytes(config, pool, device), config.block_size)
-    host = HostPool(places, {group.id: group.block_bytes(config.block_size) for group in groups})
+    host = _host_pool(places, groups, config.block_size, device)
     capacity = measured(groups, num_blocks, lengths, activation, host.num_bytes)
     log.info("capacity: %s", capacity)
     rates = Rates()
-    mover = Mover(pool, host, store, rates)
+    mover = Mover(pool, host, store, rates, _transport(pool, host, rates, device))
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
     forward, unfused = fused_pass(candidate.loaded.module, candidate.served, pool)
+    short = short_steps(forward, groups, pool, info.max_context, report)
     return EngineParts(
         info=replace(
             info,
@@ -98,7 +105,7 @@ def build_parts(
         ),
         manager=manager,
         max_batch_tokens=config.max_batch_tokens,
-        runner=Runner(forward, groups, config.block_size),
+        runner=Runner(forward, groups, config.block_size, short),
         sampler=Sampler(config.seed),
         drafter=Drafts() if config.speculate == "auto" else NoDrafter(),
         pool=pool,
@@ -214,6 +221,20 @@ def _host_bytes(config: EngineConfig, pool: DevicePool, device: torch.device) ->
     if config.host_bytes is not None:
         return config.host_bytes
     return 0 if device.type == "cpu" else min(available_bytes() // MEMORY_SHARE, HOST_SHARE * pool.num_bytes)
+
+
+def _host_pool(
+    places: Mapping[GroupId, int], groups: tuple[Group, ...], block_size: int, device: torch.device
+) -> HostPool:
+    """Return the host tier, where the device copies by itself if it does."""
+    sizes = {group.id: group.block_bytes(block_size) for group in groups}
+    return HostPool(places, sizes, PinnedSlabs if device.type == "cuda" else None)
+
+
+def _transport(pool: DevicePool, host: HostPool, rates: Rates, device: torch.device) -> Transport:
+    if device.type == "cuda":
+        return StagedTransport(pool, host, rates, CudaStreams(device))
+    return DirectTransport(pool, host, rates)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -36,6 +36,11 @@ class PackedPass:
         self._past = past
         attach(module, attention)
 
+    @property
+    def follows_from_tensors(self) -> bool:
+        """Whether what is computed follows from the tensors of a row alone, so that it can be recorded."""
+        return self._past is None and isinstance(self._attention, PagedAttention)
+
     def logits(self, row: Row) -> Tensor:
         self._attention.step = row.groups
         cache: dict[str, Any] = {"use_cache": False}

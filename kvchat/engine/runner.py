@@ -52,11 +52,37 @@ class ForwardPass(Protocol):
         ...
 
 
+class ShortSteps(Protocol):
+    """Another way to compute some batches; see `decode_steps`."""
+
+    def note(self, batch: Batch) -> None:
+        """Take over the changes of block tables that come with any batch."""
+        ...
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether `logits` computes the batch. Pure."""
+        ...
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Compute a batch and return its logits [R, V], float32, a row for each chunk."""
+        ...
+
+
 class Runner:
     """Runs one model on the block tables of all live branches."""
 
-    def __init__(self, forward: ForwardPass, groups: Sequence[Group], block_size: int) -> None:
+    def __init__(
+        self,
+        forward: ForwardPass,
+        groups: Sequence[Group],
+        block_size: int,
+        short: ShortSteps | None = None,
+    ) -> None:
+        """Args:
+        short: computes the batches that it takes faster than they are computed here.
+        """
         self._forward = forward
+        self._short = short
         self._groups = groups
         self._block_size = block_size
         self._device = forward.device
@@ -73,6 +99,8 @@ class Runner:
             Writes keys and values of every token of the batch into the pools.
         """
         self._update_tables(batch)
+        if self._short is not None and self._short.takes(batch):
+            return self._short.logits(batch)
         chunks = batch.chunks
         positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
@@ -86,6 +114,8 @@ class Runner:
         return self._forward.logits(row).float()
 
     def _update_tables(self, batch: Batch) -> None:
+        if self._short is not None:
+            self._short.note(batch)
         for change in batch.changes:
             self._apply(change)
         for branch in batch.dropped:

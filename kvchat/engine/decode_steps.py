@@ -1,0 +1,292 @@
+"""Steps that compute one token of each sequence, in buffers that stay where they are.
+
+Such steps are most of an answer and short, so on a GPU handing their hundreds of operations in takes longer
+than computing them. Recorded once for each of a few sizes of batch, a step is repeated as a whole: everything
+that differs between two of them is numbers in one buffer, which reach the device in one copy. A batch takes
+the next larger size; rows that only fill it up have no query, store nothing, and change no bit of others. How
+a sequence's keys are split follows from its own length, so the split is the same at every size. What records
+and repeats is a seam: without it a step simply computes anew. Dimensions: B rows, n blocks of a table, V
+vocabulary, P block size.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvchat.engine.api.ids import BranchId, GroupId
+from kvchat.engine.attention.paged import GroupStep
+from kvchat.engine.batch import Batch, Chunk
+from kvchat.engine.cache.plan import TableChange
+from kvchat.engine.cache.spec import Group
+from kvchat.engine.kernels.paged_attention.args import StepTables
+from kvchat.engine.runner import ForwardPass, Row
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+SHORT_LEN = 4096
+"""Steps whose sequences are all shorter are recorded apart: with fewer parts of keys to launch."""
+NUM_HOST_BUFFERS = 2
+"""A buffer is filled while the step before still reads the other."""
+
+log = logging.getLogger(__name__)
+
+
+class Recorder(Protocol):
+    """Makes something that computes a step again out of a step that computes once."""
+
+    def record(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Return what repeats `step` on the same buffers.
+
+        Raises:
+            RuntimeError: the step does something that cannot be repeated.
+        """
+        ...
+
+
+class ComputesAnew:
+    """Repeats a step by computing it."""
+
+    def record(self, step: Callable[[], None]) -> Callable[[], None]:
+        return step
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Size:
+    """A recorded size of steps: rows, and the longest sequence."""
+
+    num_rows: int
+    context_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Args:
+    block_size: tokens of a block.
+    context_len: longest sequence.
+    num_slots: slots of each group's pool; the one behind the last stands for rows without a token.
+    """
+
+    block_size: int
+    context_len: int
+    num_slots: Mapping[GroupId, int]
+
+
+class DecodeSteps:
+    """Computes batches in which every sequence has one token."""
+
+    def __init__(
+        self,
+        forward: ForwardPass,
+        groups: Sequence[Group],
+        limits: Limits,
+        recorder: Recorder,
+        batch_sizes: Sequence[int] = BATCH_SIZES,
+    ) -> None:
+        self._forward = forward
+        self._groups = groups
+        self._limits = limits
+        self._recorder = recorder
+        lens = sorted({min(SHORT_LEN, limits.context_len), limits.context_len})
+        self._sizes = [Size(num_rows, length) for num_rows in batch_sizes for length in lens]
+        self._steps: dict[Size, _Step] = {}
+        self._tables: dict[tuple[BranchId, GroupId], NDArray[np.int32]] = {}
+
+    @torch.inference_mode()
+    def prepare(self, report: Callable[[str], None] = lambda _: None) -> float:
+        """Record every size, the largest first, since smaller ones use its memory again.
+
+        Args:
+            report: is told in words how far it is.
+
+        Returns:
+            The seconds it took.
+        """
+        start_s = perf_counter()
+        for number, size in enumerate(sorted(self._sizes, reverse=True), 1):
+            report(f"recording decode steps, {number} of {len(self._sizes)}")
+            try:
+                self._steps[size] = _Step(self._forward, self._groups, self._limits, size)
+                self._steps[size].record(self._recorder)
+            except torch.OutOfMemoryError as error:
+                del self._steps[size]
+                log.warning("no memory for decode steps of %d rows: %s", size.num_rows, error)
+            except (RuntimeError, NotImplementedError) as error:
+                self._steps.clear()
+                log.warning("decode steps are not recorded, which makes answers slower: %s", error)
+                break
+        seconds = perf_counter() - start_s
+        log.info("%d sizes of decode steps are recorded, in %.1f s", len(self._steps), seconds)
+        return seconds
+
+    def note(self, batch: Batch) -> None:
+        """Take over the changes of block tables that come with any batch."""
+        for change in batch.changes:
+            self._apply(change)
+        for branch in batch.dropped:
+            for group in self._groups:
+                self._tables.pop((branch, group.id), None)
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether `logits` computes the batch. Pure."""
+        return all(len(chunk.token_ids) == 1 and chunk.samples for chunk in batch.chunks) and (
+            self._size_of(batch) is not None
+        )
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch) -> Tensor:
+        """Compute a batch and return its logits [R, V], float32, a row for each chunk."""
+        size = self._size_of(batch)
+        assert size is not None
+        step = self._steps[size]
+        step.fill(batch.chunks, self._tables)
+        return step.run()[: len(batch.chunks)].to(torch.float32, copy=True)
+
+    def _size_of(self, batch: Batch) -> Size | None:
+        num_rows, longest = len(batch.chunks), max((chunk.end for chunk in batch.chunks), default=0)
+        fitting = (size for size in self._steps if size.num_rows >= num_rows and size.context_len >= longest)
+        return min(fitting, default=None)
+
+    def _apply(self, change: TableChange) -> None:
+        name = change.branch, change.group
+        table = self._tables.get(name)
+        end = change.start + len(change.block_ids)
+        if table is None or len(table) < end:
+            grown = np.zeros(max(2 * end, 16), dtype=np.int32)
+            if table is not None:
+                grown[: len(table)] = table
+            table = self._tables[name] = grown
+        table[change.start : end] = change.block_ids
+
+
+class _Step:
+    """One size: where its numbers lie, and what repeats it.
+
+    Everything a step needs lies in one run of int32: token ids, positions and numbers of queries [B] each,
+    then for each group slots and first blocks [B] and tables [B, n].
+    """
+
+    def __init__(self, forward: ForwardPass, groups: Sequence[Group], limits: Limits, size: Size) -> None:
+        self._forward = forward
+        self._groups = groups
+        self._limits = limits
+        self._size = size
+        self._widths = {group.id: _width(group, limits, size) for group in groups}
+        counts = [3 * size.num_rows, *(size.num_rows * (2 + self._widths[group.id]) for group in groups)]
+        on_gpu = forward.device.type == "cuda"
+        self._device = torch.zeros(sum(counts), dtype=torch.int32, device=forward.device)
+        self._hosts = [
+            torch.zeros(sum(counts), dtype=torch.int32, pin_memory=on_gpu) for _ in range(NUM_HOST_BUFFERS)
+        ]
+        self._read: list[torch.cuda.Event | None] = [None] * NUM_HOST_BUFFERS
+        self._turn = 0
+        self._ends = np.cumsum(counts).tolist()
+        self._row = self._make_row()
+        self._logits: Tensor | None = None
+        self._repeat: Callable[[], None] = self._compute
+
+    def record(self, recorder: Recorder) -> None:
+        """Make the step repeatable. Computes it, on rows without a query."""
+        self.fill((), {})
+        self._send()
+        self._repeat = recorder.record(self._compute)
+
+    def fill(
+        self, chunks: Sequence[Chunk], tables: Mapping[tuple[BranchId, GroupId], NDArray[np.int32]]
+    ) -> None:
+        """Write what is to be computed into the host's buffer."""
+        self._turn = (self._turn + 1) % NUM_HOST_BUFFERS
+        read = self._read[self._turn]
+        if read is not None:
+            read.synchronize()  # of the step before the last
+        num_rows, size = self._size.num_rows, self._limits.block_size
+        whole = self._hosts[self._turn].numpy()
+        whole.fill(0)
+        head = whole[: 3 * num_rows].reshape(3, num_rows)
+        num = len(chunks)
+        positions = np.array([chunk.start for chunk in chunks], dtype=np.int64)
+        head[0, :num] = [chunk.token_ids[0] for chunk in chunks]
+        head[1, :num] = positions
+        head[2, :num] = 1
+        for group, (start, end) in zip(self._groups, pairwise(self._ends), strict=True):
+            columns, rows = _parts(whole[start:end], num_rows)
+            columns[0] = self._limits.num_slots[group.id]
+            for number, chunk in enumerate(chunks):
+                table = tables[chunk.branch, group.id]
+                first = group.spec.first_visible(chunk.start) // size
+                last = chunk.start // size
+                columns[0, number] = table[last] * size + chunk.start % size
+                columns[1, number] = first
+                rows[number, : last + 1 - first] = table[first : last + 1]
+
+    def run(self) -> Tensor:
+        """Compute what was filled in and return all rows' logits [B, V]; the next run overwrites them."""
+        self._send()
+        self._repeat()
+        assert self._logits is not None
+        return self._logits
+
+    def _send(self) -> None:
+        self._device.copy_(self._hosts[self._turn], non_blocking=True)
+        if self._device.is_cuda:
+            event = self._read[self._turn] = self._read[self._turn] or torch.cuda.Event()
+            event.record()
+
+    def _compute(self) -> None:
+        """Compute the step; while it is recorded, the result's place is too."""
+        row = Row(
+            token_ids=self._row.token_ids.long(),
+            positions=self._row.positions.long(),
+            groups=self._row.groups,
+            sampling=self._row.sampling,
+        )
+        logits = self._forward.logits(row)
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        self._logits.copy_(logits)
+
+    def _make_row(self) -> Row:
+        """Return the step's tokens and tables as parts of the buffer on the device."""
+        num_rows = self._size.num_rows
+        token_ids, positions, q_lens = self._device[: 3 * num_rows].view(3, num_rows)
+        at = torch.arange(num_rows, dtype=torch.int32, device=self._device.device)
+        groups = {}
+        for group, (start, end) in zip(self._groups, pairwise(self._ends), strict=True):
+            part = self._device[start:end]
+            width = self._widths[group.id]
+            tables = StepTables(
+                q_starts=at,
+                q_lens=q_lens,
+                positions=positions,
+                first_blocks=part[num_rows : 2 * num_rows],
+                tables=part[2 * num_rows :].view(num_rows, width),
+                singles=tuple(range(num_rows)),
+                others=(),
+                most_visible=_most_visible(group, self._size.context_len),
+            )
+            tables.single_tiles()  # made here: a recorded step copies nothing from the host
+            groups[group.id] = GroupStep(slots=part[:num_rows], spans=(), prepared=tables)
+        return Row(token_ids=token_ids, positions=positions, groups=groups, sampling=at.long())
+
+
+def _parts(numbers: NDArray[np.int32], num_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return slots and first blocks [2, B], and tables [B, n], of a group's part of the buffer."""
+    return numbers[: 2 * num_rows].reshape(2, num_rows), numbers[2 * num_rows :].reshape(num_rows, -1)
+
+
+def _most_visible(group: Group, context_len: int) -> int:
+    """Return the most keys that a query sees."""
+    most = group.spec.max_visible
+    return context_len if most is None else min(most, context_len)
+
+
+def _width(group: Group, limits: Limits, size: Size) -> int:
+    """Return the most blocks that a table lists."""
+    most = _most_visible(group, size.context_len)
+    return min(-(-size.context_len // limits.block_size), -(-most // limits.block_size) + 1)

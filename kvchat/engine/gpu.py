@@ -1,0 +1,61 @@
+"""What an engine does on a GPU before it answers: try the kernels, and record the steps that decode."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
+from kvchat.engine.cuda_graphs import CudaGraphs
+from kvchat.engine.decode_steps import DecodeSteps, Limits
+from kvchat.engine.forward import PackedPass
+from kvchat.engine.kernels.device import is_supported
+from kvchat.engine.kernels.trials import LATENT_TRIALS, TRIALS, try_kernels
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.load import DTYPES
+from kvchat.engine.runner import ForwardPass
+
+Report = Callable[[str], None]
+
+
+def try_gpu(device: torch.device, dtype: str, report: Report) -> None:
+    """Refuse the kernels that do not compute what they should on this GPU; nothing on other devices.
+
+    Args:
+        dtype: as configured; `auto` stands for the most usual one.
+    """
+    if device.type == "cuda" and is_supported(
+        torch.cuda.current_device() if device.index is None else device.index
+    ):
+        report("trying the GPU's kernels (longer the first time)")
+        try_kernels(device, DTYPES.get(dtype, torch.bfloat16), TRIALS | LATENT_TRIALS)
+
+
+def short_steps(
+    forward: ForwardPass, groups: Sequence[Group], pool: DevicePool, context_len: int, report: Report
+) -> DecodeSteps | None:
+    """Return recorded steps where a GPU can repeat this model's; None: nothing is recorded."""
+    if forward.device.type != "cuda" or not can_record(forward, groups):
+        return None
+    steps = DecodeSteps(forward, groups, limits_of(groups, pool, context_len), CudaGraphs(forward.device))
+    seconds = steps.prepare(report)
+    report(f"decode steps are recorded ({seconds:.0f} s)")
+    return steps
+
+
+def can_record(forward: ForwardPass, groups: Sequence[Group]) -> bool:
+    """Whether a step of the model follows from tensors alone. Pure."""
+    kinds = FullSpec, SlidingSpec, ChunkedSpec
+    return (
+        isinstance(forward, PackedPass)
+        and forward.follows_from_tensors
+        and all(type(group.spec) in kinds and not group.borrowers for group in groups)
+    )
+
+
+def limits_of(groups: Sequence[Group], pool: DevicePool, context_len: int) -> Limits:
+    """Return what decode steps must know of a pool."""
+    num_slots: dict[GroupId, int] = {}
+    for layer in pool.layers.values():
+        num_slots[layer.group] = layer.keys.shape[0] * pool.block_size
+    return Limits(block_size=pool.block_size, context_len=context_len, num_slots=num_slots)

@@ -1,0 +1,149 @@
+"""Steps in buffers of a fixed size compute what steps of exactly their size do, whoever else is in them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.ids import BlockId, BranchId, RequestId
+from kvchat.engine.batch import Batch, Chunk
+from kvchat.engine.cache.plan import TableChange
+from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps, Limits
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.load import load_model
+from kvchat.engine.route import Served, choose_route
+from kvchat.engine.runner import Runner
+from tests.engine.tiny_models import token_ids
+
+pytestmark = pytest.mark.cpu
+
+BLOCK_SIZE, NUM_BLOCKS, CONTEXT_LEN = 8, 40, 128
+LENGTHS = (1, 7, 8, 9, 63, 90)
+KINDS = ("llama", "qwen3", "gpt2")
+CPU = torch.device("cpu")
+
+
+class Sequences:
+    """Prompts of a model in blocks of a shuffled pool, and the last token of each still to be computed."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        sizes = {group.id: NUM_BLOCKS for group in served.groups}
+        self.pool = DevicePool(served.groups, sizes, BLOCK_SIZE, CPU)
+        for layer in self.pool.layers.values():  # nobody may read what was not written
+            layer.keys.fill_(float("nan"))
+            layer.values.fill_(float("nan"))
+        self.forward = served.make_pass(self.pool)
+        self.runner = Runner(self.forward, served.groups, BLOCK_SIZE)
+        order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(3)).tolist()
+        self.prompts = [token_ids(length + 1, seed=length) for length in LENGTHS]
+        self.changes: list[TableChange] = []
+        for number, prompt in enumerate(self.prompts):
+            blocks = tuple(BlockId(order.pop()) for _ in range(-(-len(prompt) // BLOCK_SIZE)))
+            self.changes += [TableChange(BranchId(number), group.id, 0, blocks) for group in served.groups]
+        chunks = [self.chunk(number, 0, prompt[:-1]) for number, prompt in enumerate(self.prompts)]
+        self.runner.run(Batch(tuple(chunks), (), tuple(self.changes), ()))
+
+    def chunk(self, number: int, start: int, tokens: Sequence[int]) -> Chunk:
+        return Chunk(RequestId(number), BranchId(number), start, tuple(tokens), True)
+
+    def last(self, numbers: Sequence[int]) -> Batch:
+        """Return the batch of the last tokens of some sequences."""
+        chunks = [self.chunk(number, LENGTHS[number], self.prompts[number][-1:]) for number in numbers]
+        return Batch(tuple(chunks), (), (), ())
+
+    def steps(self, batch_sizes: Sequence[int]) -> DecodeSteps:
+        """Return prepared steps on the same pool, which know all tables."""
+        num_slots = {group.id: NUM_BLOCKS * BLOCK_SIZE for group in self.served.groups}
+        limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots=num_slots)
+        made = DecodeSteps(self.forward, self.served.groups, limits, ComputesAnew(), batch_sizes)
+        made.prepare()
+        made.note(Batch((), (), tuple(self.changes), ()))
+        return made
+
+
+@pytest.fixture(params=KINDS)
+def sequences(request: Any, tiny: Any) -> Sequences:
+    return open_sequences(tiny(request.param))
+
+
+def open_sequences(model_dir: Path) -> Sequences:
+    return Sequences(choose_route(load_model(model_dir, "float32", CPU)))
+
+
+def bits(pool: DevicePool) -> list[Tensor]:
+    return [
+        part.view(torch.int32).clone()
+        for layer in pool.layers.values()
+        for part in (layer.keys, layer.values)
+    ]
+
+
+def test_a_step_that_is_filled_up_computes_what_the_sequences_alone_do(sequences: Sequences) -> None:
+    every = range(len(LENGTHS))
+    steps = sequences.steps((8,))
+    batch = sequences.last(every)
+    assert steps.takes(batch)
+    found = steps.logits(batch)
+    wanted = sequences.runner.run(batch)
+    assert torch.allclose(found, wanted, atol=1e-4)
+    assert torch.equal(found.argmax(1), wanted.argmax(1))
+
+
+def test_neighbours_and_empty_rows_change_no_bit(sequences: Sequences) -> None:
+    steps = sequences.steps((8,))
+    every = list(range(len(LENGTHS)))
+    together = steps.logits(sequences.last(every))
+    for number in every:
+        assert torch.equal(steps.logits(sequences.last([number]))[0], together[number])
+    backwards = steps.logits(sequences.last(every[::-1]))
+    assert torch.equal(backwards.flip(0), together)
+
+
+def test_empty_rows_store_nothing(sequences: Sequences) -> None:
+    steps = sequences.steps((4,))
+    steps.logits(sequences.last([2]))
+    before = bits(sequences.pool)
+    steps.logits(sequences.last([2]))
+    assert all(torch.equal(*pair) for pair in zip(bits(sequences.pool), before, strict=True))
+
+
+def test_a_batch_takes_the_smallest_size_that_it_fits_into(sequences: Sequences) -> None:
+    steps = sequences.steps((2, 4))
+    one, three = sequences.last([0]), sequences.last([0, 1, 2])
+    assert steps._size_of(one) == min(steps._steps)
+    assert steps._size_of(three) == max(steps._steps)
+    assert not steps.takes(sequences.last(range(5)))
+    prompt = Batch((sequences.chunk(0, 0, (1, 2)),), (), (), ())
+    assert not steps.takes(prompt)
+    too_long = Batch((sequences.chunk(0, CONTEXT_LEN, (1,)),), (), (), ())
+    assert not steps.takes(too_long)
+
+
+def test_a_step_that_cannot_be_recorded_is_not_used(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Fails:
+        def record(self, step: Any) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    sequences = open_sequences(tiny("llama"))
+    steps = sequences.steps((2,))
+    steps._recorder = Fails()
+    steps.prepare()
+    assert not steps.takes(sequences.last([0]))
+    assert "not permitted" in caplog.text
+
+
+def test_a_recorded_step_reads_its_buffers_anew(tiny: Any) -> None:
+    """What a recorder keeps is the step's first run: nothing of a batch may have gone into it but buffers."""
+    sequences = open_sequences(tiny("llama"))
+    steps = sequences.steps((4,))
+    (step,) = steps._steps.values()
+    first = steps.logits(sequences.last([0, 1]))
+    device, hosts = step._device.data_ptr(), [host.data_ptr() for host in step._hosts]
+    second = steps.logits(sequences.last([4, 5]))
+    assert (step._device.data_ptr(), [host.data_ptr() for host in step._hosts]) == (device, hosts)
+    assert not torch.equal(first, second)
+    assert torch.equal(steps.logits(sequences.last([0, 1])), first)
