@@ -31,6 +31,8 @@ SHAPES = {
     "bfloat16": Shape(dtype=BF16),
     "packed bfloat16": Shape(hidden=97, inner=1101, dtype=BF16, weights="packed", has_bias=True),
     "float16": Shape(dtype=FP16, inner=2500),
+    "int8": Shape(weights="int8", inner=2112, has_bias=True),
+    "int4": Shape(weights="int4", num_kv_heads=1),
 }
 all_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 

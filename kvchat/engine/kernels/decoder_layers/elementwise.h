@@ -66,6 +66,8 @@ INLINE void rotate(float* head, const float* cosines, const float* sines, int64_
   }
 }
 
+INLINE void write_numbers(float* to, const float* from, int64_t count) { memcpy(to, from, count * 4); }
+
 template <typename T>
 INLINE void write_numbers(T* to, const float* from, int64_t count) {
   for (int64_t i = 0; i < count; i++) round_to(to + i, from[i]);

@@ -53,13 +53,19 @@ struct Step {
 // Rows of one width, zero behind it: products read whole vectors, and pairs.
 struct Buffer {
   float* rows = nullptr;
+  uint8_t* codes = nullptr;  // the same as products with quantised weights read them
   int64_t stride = 0;
 
-  bool make(int64_t num_rows, int64_t width) {
+  bool make(int64_t num_rows, int64_t width, bool is_fine) {
     stride = (width + 31) / 32 * 32;
     rows = allocate(num_rows * stride);
     if (rows) memset(rows, 0, num_rows * stride * sizeof(float));
-    return rows;
+    codes = (uint8_t*)allocate(num_rows * Activations::row_bytes(stride, is_fine) / sizeof(float));
+    return rows && codes;
+  }
+  void release() const {
+    free(rows);
+    free(codes);
   }
   float* row(int64_t t) const { return rows + t * stride; }
 };

@@ -27,11 +27,6 @@ struct Products {
 
   // What has to be computed before the outputs of one unit are finished.
   int64_t num_pieces(int64_t i) const { return all[i]->num_parts() * (is_joint ? 2 : 1); }
-  int64_t num_units() const {
-    int64_t total = 0;
-    for (int64_t i = 0; i < (is_joint ? 1 : num); i++) total += all[i]->num_units();
-    return total;
-  }
   int64_t num_tasks() const {
     int64_t total = 0;
     for (int64_t i = 0; i < (is_joint ? 1 : num); i++) total += all[i]->num_units() * num_pieces(i);
@@ -103,12 +98,33 @@ struct Job {
     // Parts of one product, then those of the other.
     const Product& product = *found.all[place.product + place.piece / num_parts];
     float* first = pieces + place.first_piece * size;
-    multiply(product, first + place.piece * size, found.from->rows, found.from->stride, found.num_rows,
-             place.unit, place.piece % num_parts);
+    float* out = first + place.piece * size;
+    if (product.layout == QUANTISED)
+      multiply_quantised(product, out, activations(product, *found.from), found.num_rows, place.unit);
+    else
+      multiply_dense(product, out, found.from->rows, found.from->stride, found.num_rows, place.unit,
+                     place.piece % num_parts);
     int32_t* done = num_done + place.first_piece;
     if (__atomic_add_fetch(done, 1, __ATOMIC_ACQ_REL) < num_pieces) return;
     *done = 0;
     finish_unit(phase, found, place, first);
+  }
+
+  bool is_fine() const { return step.pool_type == 0; }
+
+  Activations activations(const Product& product, const Buffer& from) const {
+    return {from.codes, product.num_inputs, is_fine()};
+  }
+
+  // Prepares the inputs of a phase for quantised weights, if it has any.
+  void prepare_inputs(int64_t phase) const {
+    if (phase == num_phases || kind(phase) == ATTEND) return;
+    const Products found = products(phase);
+    bool is_quantised = false;
+    for (int64_t i = 0; i < found.num; i++) is_quantised |= found.all[i]->layout == QUANTISED;
+    if (!is_quantised) return;
+    const Activations to = activations(*found.all[0], *found.from);
+    for (int64_t t = 0; t < found.num_rows; t++) to.prepare(t, found.from->row(t));
   }
 
   // Adds the parts of a product's outputs, in order, to the first.
@@ -157,6 +173,7 @@ struct Job {
       add_residual(layer.after_mlp);
       begin_layer(phase / PHASES + 1);
     }
+    prepare_inputs(phase + 1);
   }
 
   float* hidden(int64_t t) const { return step.hidden + t * step.num_hidden; }
@@ -215,10 +232,11 @@ struct Job {
       if (kind(phase) != ATTEND) num_pieces = most(num_pieces, products(phase).num_tasks());
     pieces = allocate(num_pieces * most(step.num_rows, step.num_sampling) * UNIT);
     num_done = (int32_t*)calloc(num_pieces, sizeof(int32_t));
-    return pieces && num_done && normed.make(step.num_rows, step.num_hidden) &&
-           heads.make(step.num_rows, num_heads) && attended.make(step.num_rows, num_attended) &&
-           inner.make(step.num_rows, num_inner) && added.make(step.num_rows, step.num_hidden) &&
-           sampled.make(step.num_sampling, step.num_hidden);
+    const int64_t rows = step.num_rows, width = step.num_hidden;
+    return pieces && num_done && normed.make(rows, width, is_fine()) &&
+           heads.make(rows, num_heads, is_fine()) && attended.make(rows, num_attended, is_fine()) &&
+           inner.make(rows, num_inner, is_fine()) && added.make(rows, width, is_fine()) &&
+           sampled.make(step.num_sampling, width, is_fine());
   }
 
   AttentionCall call_of(const Layer& l) const {
@@ -285,6 +303,7 @@ struct Job {
     const bool is_ready = make_buffers() && cut_attention();
     if (is_ready) {
       begin_layer(0);
+      prepare_inputs(0);
       Phases<Job> phases(*this, step.num_threads);
       failed = !phases.run(step.parallel);
       for (int64_t i = 0; i < step.num_layers; i++) failed = failed || attention[i].failed;
@@ -301,7 +320,7 @@ struct Job {
     free(pieces);
     free(num_done);
     const Buffer* all[] = {&normed, &heads, &attended, &inner, &added, &sampled};
-    for (const Buffer* buffer : all) free(buffer->rows);
+    for (const Buffer* buffer : all) buffer->release();
   }
 };
 

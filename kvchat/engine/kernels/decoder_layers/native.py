@@ -22,12 +22,12 @@ from kvchat.engine.kernels.decoder_layers.args import (
 )
 from kvchat.engine.kernels.linear.packed_layout import packed_layout
 from kvchat.engine.kernels.native.library import Library, library
-from kvchat.engine.kernels.quantised_linear import QuantisedWeight
+from kvchat.engine.kernels.quantised_linear import QuantisedWeight, native
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtypes, by the kernel's numbers."""
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
-_ROWS, _COLUMNS = 0, 1
+_ROWS, _COLUMNS, _QUANTISED = 0, 1, 2
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -48,8 +48,8 @@ class _Product(ctypes.Structure):
     """The fields of product.h's `Product`, in order."""
 
     _fields_ = [
-        *_fields(ctypes.c_void_p, "weight bias"),
-        *_fields(ctypes.c_int64, "layout type bias_type num_inputs num_outputs block padded"),
+        *_fields(ctypes.c_void_p, "weight bias scales minima"),
+        *_fields(ctypes.c_int64, "layout type bias_type num_inputs num_outputs block padded bits group"),
     ]
 
 
@@ -93,7 +93,7 @@ class NativeLayers:
     """Layers in the form in which the kernel reads them.
 
     Args:
-        native: another level of the library than this processor's best.
+        level: another level of the library than this processor's best.
 
     Raises: ValueError: there is no kernel for such weights or pools; the message says which.
     """
@@ -104,9 +104,9 @@ class NativeLayers:
         pools: Sequence[LayerPool],
         last_norm: Norm,
         head: Linear,
-        native: Library | None = None,
+        level: Library | None = None,
     ) -> None:
-        found = native or library()
+        found = level or library()
         if found is None:
             raise ValueError("there are no native kernels here")
         self._run = found.function("decoder_layers")
@@ -208,7 +208,8 @@ class NativeLayers:
         found.num_outputs, found.num_inputs = weight.shape
         found.bias_type = 0 if bias is None else TYPES[bias.dtype]
         if isinstance(weight, QuantisedWeight):
-            raise ValueError("quantised weights")
+            _add_codes(found, weight)
+            return found
         found.type = TYPES[weight.dtype]
         if weight.is_mkldnn:
             layout = packed_layout(weight)
@@ -221,6 +222,15 @@ class NativeLayers:
         else:
             raise ValueError("weights with gaps")
         return found
+
+
+def _add_codes(product: _Product, weight: QuantisedWeight) -> None:
+    coding, minima = weight.coding, weight.minima
+    if not native.takes(torch.empty(1), weight):
+        raise ValueError(f"weights of {coding}")
+    product.layout, product.bits, product.group = _QUANTISED, coding.bits, coding.group
+    product.weight, product.scales = weight.codes.data_ptr(), weight.scales.data_ptr()
+    product.minima = None if minima is None else minima.data_ptr()
 
 
 def _norm(norm: Norm | None) -> _Norm:

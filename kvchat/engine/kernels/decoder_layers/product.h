@@ -1,4 +1,4 @@
-// Products of a few rows with a dense weight, each weight read once, in the order in which it lies.
+// Products of a few rows with a weight, which is read once, in the order in which it lies.
 //
 // A row and an output are summed over the inputs in one fixed order: how many rows share a weight changes no
 // bit. Dimensions: T rows, K inputs, N outputs.
@@ -6,25 +6,30 @@
 #pragma once
 
 #include "kvchat/engine/kernels/native/vector.h"
+#include "kvchat/engine/kernels/quantised_linear/rows.h"
 
 namespace {
 
-enum Layout : int64_t { ROWS = 0, COLUMNS = 1 };
+enum Layout : int64_t { ROWS = 0, COLUMNS = 1, QUANTISED = 2 };
 
 constexpr int64_t PIECE_LEN = 512;  // inputs of one task, where there are few outputs
 constexpr int64_t MANY = 8192;      // outputs that are enough tasks without cutting the inputs
 constexpr int UNIT = 64;            // most outputs of one task
+constexpr int64_t MOST_ROWS = 16;   // that are multiplied with quantised weights at one time
 
 // The fields of native.py's `_Product`, in order: one linear layer.
 struct Product {
   const void* weight;  // ROWS: [N, K]; COLUMNS: [N / block, padded / V, block, V] with V * sizeof(type) >= 2
   const void* bias;    // [N], or null
+  const fp16* scales;  // QUANTISED, with `minima`, `bits` and `group`: see rows.h
+  const fp16* minima;
   int64_t layout, type, bias_type;  // types: 0 float, 1 bf16, 2 fp16
   int64_t num_inputs, num_outputs;
   int64_t block, padded;  // COLUMNS: outputs that lie together, and inputs with padding
+  int64_t bits, group;
 
   // Outputs of one task.
-  int64_t unit() const { return layout == COLUMNS ? block : num_inputs * 2 > 4096 ? 16 : 32; }
+  int64_t unit() const { return layout == COLUMNS ? block : num_inputs > 2048 ? 16 : 32; }
   int64_t num_units() const { return (num_outputs + unit() - 1) / unit(); }
   // Parts into which the inputs are cut: this follows from the weight alone.
   int64_t num_parts() const {
@@ -206,8 +211,8 @@ void multiply_rows(const Product& product, float* out, const float* x, int64_t x
 }
 
 // Products of rows [T, x_stride] with the outputs of one unit, over the inputs of one part: out [T, UNIT].
-INLINE void multiply(const Product& product, float* out, const float* x, int64_t x_stride, int64_t num_rows,
-                     int64_t unit, int64_t part) {
+INLINE void multiply_dense(const Product& product, float* out, const float* x, int64_t x_stride,
+                           int64_t num_rows, int64_t unit, int64_t part) {
   if (product.layout == COLUMNS && product.type == 0)
     multiply_columns<float, 1>(product, out, x, x_stride, num_rows, unit, part);
   else if (product.layout == COLUMNS)
@@ -218,6 +223,16 @@ INLINE void multiply(const Product& product, float* out, const float* x, int64_t
     multiply_rows<bf16>(product, out, x, x_stride, num_rows, unit);
   else
     multiply_rows<fp16>(product, out, x, x_stride, num_rows, unit);
+}
+
+// The same with a quantised weight, and rows that are prepared for it.
+INLINE void multiply_quantised(const Product& product, float* out, const Activations& x, int64_t num_rows,
+                               int64_t unit) {
+  const QuantisedRows weight = {(const uint8_t*)product.weight, product.scales, product.minima, product.bits,
+                                product.group, product.num_inputs, product.num_outputs};
+  const int64_t begin = unit * product.unit(), end = least(begin + product.unit(), product.num_outputs);
+  for (int64_t t = 0; t < num_rows; t += MOST_ROWS)
+    multiply_rows(weight, x, t, least(t + MOST_ROWS, num_rows), begin, end, out + t * UNIT, UNIT);
 }
 
 }  // namespace

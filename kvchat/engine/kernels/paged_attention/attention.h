@@ -199,7 +199,7 @@ struct Attention {
 
   // Keys of a tile that begins at position p: up to where its block or its part ends.
   int64_t tile_len(int64_t p) const {
-    return least(least(call.block_size - p % call.block_size, TILE), PART - p % PART);
+    return least(least(call.block_size - p % call.block_size, MOST_KEYS), PART - p % PART);
   }
 
   // Where the key or the value of the first head at position p lies.
@@ -232,7 +232,7 @@ struct Attention {
   template <int ROWS>
   void add_rows(const Task& task, const float* query, const State& state, int64_t row, int64_t number,
                 const T* keys, const T* values, const T* next, int64_t p, int64_t length) const {
-    alignas(64) float scores[ROWS][TILE + W];
+    alignas(64) float scores[ROWS][MOST_KEYS + W];
     float decay[ROWS];
     int64_t begins[ROWS], ends[ROWS], begin = length, end = 0;
     UNROLL

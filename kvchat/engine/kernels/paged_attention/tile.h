@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int TILE = 64;  // most keys whose scores exist at one time
+constexpr int MOST_KEYS = 64;  // most keys whose scores exist at one time
 
 // Asks for `count` numbers to be in the cache when they are needed. Tiles are too short for the processor to
 // see by itself where it will read next: without this, more than half of the time is spent waiting.
@@ -22,7 +22,7 @@ INLINE void fetch(const T* p, int64_t count) {
 
 // Scores of ROWS queries [ROWS, stride] with keys [begin, end) of a tile, at the same places of `scores`.
 template <int ROWS, typename T>
-void dot_keys(float (*scores)[TILE + W], const float* query, int64_t stride, const T* keys, int64_t k_p,
+void dot_keys(float (*scores)[MOST_KEYS + W], const float* query, int64_t stride, const T* keys, int64_t k_p,
               int64_t dim, int64_t begin, int64_t end, const T* values, int64_t v_p, int64_t dim_v) {
   // As many keys at one time as give a vector of sums.
   constexpr int FIT = W / ROWS ? W / ROWS : 1;
@@ -68,7 +68,7 @@ void dot_keys(float (*scores)[TILE + W], const float* query, int64_t stride, con
 
 // acc[r] = acc[r] * decay[r] + sum of weights[r][k] * values[k], for columns [column, column + VECS * W).
 template <int ROWS, int VECS, typename T>
-INLINE void add_columns(float* acc, int64_t stride, const float* decay, const float (*weights)[TILE + W],
+INLINE void add_columns(float* acc, int64_t stride, const float* decay, const float (*weights)[MOST_KEYS + W],
                         const T* values, int64_t v_p, int64_t begin, int64_t end, const T* next, int64_t k_p,
                         int64_t count) {
   Vec sum[ROWS][VECS];
@@ -96,7 +96,7 @@ INLINE void add_columns(float* acc, int64_t stride, const float* decay, const fl
 }
 
 template <int ROWS, typename T>
-void add_values(float* acc, int64_t stride, const float* decay, const float (*weights)[TILE + W],
+void add_values(float* acc, int64_t stride, const float* decay, const float (*weights)[MOST_KEYS + W],
                 const T* values, int64_t v_p, int64_t dim, int64_t begin, int64_t end, const T* next,
                 int64_t k_p, int64_t dim_k) {
   // What stays in registers.
