@@ -5,14 +5,14 @@ from functools import partial
 
 from kvchat.chat import Chat, ChatEvent, TurnFinished, TurnStarted
 from kvchat.cli.answer import AnswerWriter, JsonWriter, NdjsonWriter, TextWriter
-from kvchat.cli.compose import EngineFactory, Kvchat, opened, start_worker
+from kvchat.cli.compose import EngineFactory, Kvchat, borrowed_or_started, opened, start_worker
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import AskOptions
 from kvchat.cli.prompt import piped_stdin, read_prompt
 from kvchat.cli.shelf import short_id
 from kvchat.cli.signals import StopAsked, StopSignals
 from kvchat.cli.streams import Output, Status
-from kvchat.cli.waiting import wait_until_loaded
+from kvchat.cli.waiting import own_turn, wait_until_loaded
 from kvchat.config import Settings
 from kvchat.conversation import Conversation
 from kvchat.errors import EngineFailed, SessionNotFound, UsageError
@@ -37,7 +37,10 @@ def ask(options: AskOptions) -> int:
     is_known = (options.session is not None or options.continue_last) and options.edit is None
     prompt = read_prompt(options.question or (), options.file or (), piped_stdin(), is_optional=is_known)
     start_log(settings.paths, verbose=options.verbose)
-    return answer(options, settings, prompt, start_worker)
+    # What is to leave no trace is computed where nobody else looks.
+    is_alone = options.no_attach or options.temp
+    factory = start_worker if is_alone else borrowed_or_started(settings.paths.runtime_dir)
+    return answer(options, settings, prompt, factory)
 
 
 def answer(options: AskOptions, settings: Settings, prompt: str, engine_factory: EngineFactory) -> int:
@@ -69,6 +72,15 @@ class _Question:
     def run(self, prompt: str, signals: StopSignals) -> int:
         store = self._kvchat.store
         reference = _reference(self._options, store)
+        if reference is None:
+            return self._answer(None, prompt, signals)
+        session_id = store.find(reference).id
+        with own_turn(store, self._settings.paths, session_id, self._status):
+            return self._answer(session_id, prompt, signals)
+
+    def _answer(self, reference: SessionId | None, prompt: str, signals: StopSignals) -> int:
+        """Answer in a session, None: in a new one."""
+        store = self._kvchat.store
         chat = self._kvchat.load(reference, self._options.model)
         if reference is None:
             conversation = chat.create(title=self._options.new or "", system=self._settings.system)

@@ -5,7 +5,7 @@ One table for what is run, what `--help` shows and what the manual page says.
 
 from dataclasses import dataclass
 
-from kvchat.cli import config_options, options, session_options
+from kvchat.cli import config_options, options, serve_options, session_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,13 @@ TALKING = (
         examples=("kvchat resume demo", "kvchat demo    # the same"),
     ),
     Command(
+        words="serve",
+        home="serve.serve",
+        takes=serve_options.ServeOptions,
+        help="Keep a model loaded for other programs.",
+        examples=("kvchat serve --socket-only &    # `kvchat ask` answers at once then",),
+    ),
+    Command(
         words="doctor",
         home="doctor.doctor",
         takes=options.DoctorOptions,
@@ -108,7 +115,7 @@ SESSIONS = (
         words="sessions list",
         home="sessions.list_sessions",
         takes=options.RowsOptions,
-        help="List all sessions, last used first.",
+        help="List all sessions, pinned ones first, then last used first.",
         examples=("kvchat sessions", "kvchat sessions list --ndjson | jq -r .title"),
     ),
     Command(
@@ -163,6 +170,18 @@ SESSIONS = (
         takes=session_options.RenameOptions,
         help="Give it another title.",
         examples=("kvchat sessions rename 7f3a 'Trip to Oslo'",),
+    ),
+    Command(
+        words="sessions pin",
+        home="sessions.pin_sessions",
+        takes=session_options.PinOptions,
+        help="Keep sessions on top of the list.",
+    ),
+    Command(
+        words="sessions unpin",
+        home="sessions.unpin_sessions",
+        takes=session_options.PinOptions,
+        help="Let sessions stand where they were used last.",
     ),
     Command(
         words="sessions rm",

@@ -13,6 +13,9 @@ from kvchat.config import Settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import lasting_name, locate_model
 from kvchat.engine.worker import Worker
+from kvchat.lending.borrower import borrow
+from kvchat.lending.lender import Lender
+from kvchat.lending.place import identity_of, socket_path
 from kvchat.session.template import ChatTemplate
 
 EngineFactory = Callable[[str, Path, EngineConfig], EngineClient]
@@ -24,6 +27,17 @@ def start_worker(model: str, model_dir: Path, config: EngineConfig) -> EngineCli
     worker = Worker(model, model_dir, config)
     worker.start()
     return worker
+
+
+def borrowed_or_started(runtime_dir: Path) -> EngineFactory:
+    """Return what borrows the engine that another process lends, and starts one where there is none."""
+
+    def factory(model: str, model_dir: Path, config: EngineConfig) -> EngineClient:
+        identity = identity_of(model_dir, config)
+        borrowed = borrow(socket_path(runtime_dir, identity), identity)
+        return borrowed or start_worker(model, model_dir, config)
+
+    return factory
 
 
 class LateStart:
@@ -49,6 +63,9 @@ class Kvchat:
         self._settings = settings
         self._engine_factory = engine_factory
         self._engine: EngineClient | None = None
+        self._template: ChatTemplate | None = None
+        self._model_dir: Path | None = None
+        self._lender: Lender | None = None
 
     @property
     def engine(self) -> EngineClient:
@@ -69,7 +86,8 @@ class Kvchat:
         if model is None and reference is not None:
             model = self.store.find(reference).model
         location = locate_model(model or self._settings.model, cache_dir=self._settings.paths.cache_dir)
-        template = ChatTemplate.from_dir(location.path)
+        template = self._template = ChatTemplate.from_dir(location.path)
+        self._model_dir = location.path
         name = lasting_name(location)
         self._engine = self._engine_factory(name, location.path, self._settings.engine)
         return Chat(
@@ -80,8 +98,27 @@ class Kvchat:
             sampling=self._settings.sampling,
         )
 
+    def lend(self) -> Lender | None:
+        """Lend the engine to other processes of this user until this is closed.
+
+        Returns:
+            None where another process lends such an engine already.
+
+        Raises:
+            StorageError: there is no private place for a socket.
+        """
+        assert self._template is not None, "load comes first"
+        assert self._model_dir is not None
+        identity = identity_of(self._model_dir, self._settings.engine)
+        path = socket_path(self._settings.paths.runtime_dir, identity)
+        lender = Lender(self.engine, self._template, path, identity)
+        self._lender = lender if lender.start() else None
+        return self._lender
+
     def close(self) -> None:
         """Save what the engine has not saved yet, and free its memory."""
+        if self._lender is not None:
+            self._lender.close()
         if self._engine is not None:
             self._engine.close()
 

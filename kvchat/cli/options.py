@@ -221,6 +221,9 @@ class AskOptions(EngineOptions):
     ] = None
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False
     ndjson: Annotated[bool, typer.Option("--ndjson", help="Print one JSON event per line.")] = False
+    no_attach: Annotated[
+        bool, typer.Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
+    ] = False
     no_stats: Annotated[bool, typer.Option("--no-stats", help="Do not say what the answer cost.")] = False
     fail_on_length: Annotated[
         bool, typer.Option("--fail-on-length", help="Exit with 8 if the answer was cut off by its length.")

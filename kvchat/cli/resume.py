@@ -1,12 +1,15 @@
 """`kvchat [SESSION]`: the terminal interface."""
 
+import logging
 import sys
 from difflib import get_close_matches
 
 from kvchat.cli.compose import Kvchat, LateStart, opened
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import ResumeOptions
-from kvchat.errors import NoTerminal, SessionNotFound
+from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
+
+log = logging.getLogger(__name__)
 
 _COMMANDS = ("ask", "resume", "export", "import", "sessions", "cache", "encrypt")
 
@@ -28,15 +31,28 @@ def resume(options: ResumeOptions) -> int:
         from kvchat.cli.session_files import SessionFiles
         from kvchat.ui.app import KvchatApp
 
+        def begin() -> None:
+            engine.start()
+            if not options.temp:
+                lend_if_possible(kvchat)
+
         app = KvchatApp(
             chat,
             kvchat.engine,
             SessionFiles(settings, kvchat.store),
             reference,
             log_path=settings.paths.log_file,
-            on_first_frame=engine.start,
+            on_first_frame=begin,
         )
         return app.run_in_terminal()
+
+
+def lend_if_possible(kvchat: Kvchat) -> None:
+    """Lend the engine to `kvchat ask`; a window without a socket is as good a window."""
+    try:
+        kvchat.lend()
+    except (KvchatError, OSError) as error:
+        log.warning("the engine is not lent: %s", error)
 
 
 def _session_id(kvchat: Kvchat, options: ResumeOptions) -> str | None:

@@ -162,6 +162,14 @@ class VerifyCacheOptions(VerifyOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PinOptions(PlaceOptions):
+    sessions: Annotated[
+        list[str],
+        typer.Argument(help="Sessions to pin.", metavar="SESSION...", autocompletion=complete_session),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveOptions(ListOptions):
     sessions: Annotated[
         list[str],

@@ -12,6 +12,7 @@ from kvchat.cli.deletion_words import deletion_words
 from kvchat.cli.options import ListOptions, RowsOptions
 from kvchat.cli.removal import Removed, TidyStore
 from kvchat.cli.session_options import (
+    PinOptions,
     RemoveOptions,
     RenameOptions,
     SearchOptions,
@@ -32,10 +33,10 @@ _EXCERPT_LEN = 60
 
 
 def list_sessions(options: RowsOptions) -> None:
-    """List all sessions, last used first."""
+    """List all sessions, pinned ones first, then last used first."""
     output = Output()
     with closing(open_store(options.settings())) as store:
-        summaries = store.list_sessions()
+        summaries = sorted(store.list_sessions(), key=lambda one: not one.session.pinned)
     if written_as_json(options, output, map(_summary_values, summaries)):
         return
     if not summaries:
@@ -137,6 +138,24 @@ def rename_session(options: RenameOptions) -> None:
     Status(quiet=options.quiet).note(f"{session.id} is now called {one_line(session.title)}")
 
 
+def pin_sessions(options: PinOptions) -> None:
+    """Keep sessions on top of the list."""
+    _pin(options, is_pinned=True)
+
+
+def unpin_sessions(options: PinOptions) -> None:
+    """Let sessions stand where they were used last."""
+    _pin(options, is_pinned=False)
+
+
+def _pin(options: PinOptions, *, is_pinned: bool) -> None:
+    with closing(open_store(options.settings())) as store:
+        for session in [store.find(one) for one in options.sessions]:
+            store.pin(session.id, is_pinned=is_pinned)
+            words = "stays on top of the list" if is_pinned else "is no longer pinned"
+            Status(quiet=options.quiet).note(f"{session.id}  {one_line(session.title)} {words}")
+
+
 def remove_sessions(options: RemoveOptions) -> int | None:
     """Remove sessions, and the KV blocks that no other session needs."""
     output, status = Output(), Status(quiet=options.quiet)
@@ -197,6 +216,8 @@ def _summary_line(summary: SessionSummary, name: str) -> str:
     age = age_text(max(0.0, time() - session.updated_at))
     title = one_line(session.title)[:_EXCERPT_LEN] or "(untitled)"
     figures = f"{plural(summary.num_turns, 'turn')}, {short_count_text(summary.num_tokens)} tokens"
+    if session.pinned:
+        figures += ", pinned"
     if summary.num_branches > 1:
         figures += f", {summary.num_branches} branches"
     if not summary.is_exact:

@@ -1,9 +1,15 @@
-"""Waiting for the model, with what it does on the status line."""
+"""Waiting for the model, and for one's turn in a session, with what is waited for on the status line."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import sleep
 
 from kvchat.chat import EngineClient, EnginePhase
 from kvchat.cli.streams import Status
+from kvchat.config import Paths
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import Finish, SessionId
+from kvchat.session.turn_lock import turn_lock
 
 _POLL_S = 0.05
 
@@ -19,3 +25,24 @@ def wait_until_loaded(engine: EngineClient, status: Status) -> None:
         sleep(_POLL_S)
     status.clear()
     engine.info()  # raises why it could not be loaded
+
+
+@contextmanager
+def own_turn(store: SessionStore, paths: Paths, session_id: SessionId, status: Status) -> Iterator[None]:
+    """Hold a session alone: behind every other `ask`, and behind what a window is answering in it."""
+
+    def show() -> None:
+        status.show("another answer is being written in this session …")
+
+    with turn_lock(paths.data_dir / "locks", session_id, show):
+        while _is_being_answered(store, session_id):
+            show()
+            sleep(_POLL_S)
+        status.clear()
+        yield
+
+
+def _is_being_answered(store: SessionStore, session_id: SessionId) -> bool:
+    store.settle(session_id)
+    leaf_id = store.branch(session_id, store.session(session_id).active_branch).leaf_id
+    return leaf_id is not None and store.turn(leaf_id).finish is Finish.PARTIAL

@@ -198,7 +198,8 @@ class ChatTemplate:
 
     def stop_matcher(self, prompt_ids: Sequence[int], so_far: Sequence[int] = ()) -> StopStrings | None:
         """Return the matcher of this template's stop strings for a request; None where it has none."""
-        return StopStrings(self.stream(prompt_ids, so_far)) if self.stop_strings else None
+        stream = self.stream(prompt_ids, so_far)
+        return StopStrings(stream, len(prompt_ids)) if self.stop_strings else None
 
     def _opens_reasoning(self, prompt_ids: Sequence[int]) -> bool:
         think = self.tokenizer.think_ids

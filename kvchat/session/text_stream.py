@@ -116,9 +116,12 @@ class StopStrings:
 
     Args:
         stream: a stream with the stop strings, at the point where the answer goes on.
+        prompt_len: how many of the request's ids come before the answer; from that and the ids another
+            process makes the same matcher.
     """
 
-    def __init__(self, stream: TextStream) -> None:
+    def __init__(self, stream: TextStream, prompt_len: int = 0) -> None:
+        self.prompt_len = prompt_len
         self._stream = stream
 
     def feed(self, token_id: int) -> bool:
@@ -126,7 +129,7 @@ class StopStrings:
         return self._stream.stopped
 
     def fork(self) -> "StopStrings":
-        return StopStrings(copy.deepcopy(self._stream))
+        return StopStrings(copy.deepcopy(self._stream), self.prompt_len)
 
 
 class _ByteLevelDecoder:

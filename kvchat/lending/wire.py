@@ -1,0 +1,173 @@
+"""What lender and borrower say to each other: one JSON object per line, over a socket of the same user.
+
+    borrower                                     lender
+    {"v": 1, "identity": "…"}                    {"v": 1} or {"refused": "why"}
+    {"id": 1, "call": "submit", "value": …}      {"id": 1, "result": …} or {"id": 1, "error": …}
+    {"call": "cancel", "value": …}               nothing
+                                                 {"request": 7, "kind": "TokenEmitted", "event": …}
+
+A call with an id is answered, one without is not. Values are the engine's own (`engine/api`), as plain JSON.
+"""
+
+import json
+import socket
+import types
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from threading import Lock
+from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from kvchat import errors
+from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished, TokenEmitted
+
+VERSION = 1
+MAX_LINE_BYTES = 64 * 2**20
+"""A prompt of a million tokens takes a tenth of it."""
+
+EVENTS: dict[str, type] = {
+    kind.__name__: kind for kind in (LoadPlanned, PrefillProgress, RequestFinished, TokenEmitted)
+}
+
+T = TypeVar("T")
+
+
+class ProtocolError(Exception):
+    """What came over the socket is not what this module says."""
+
+
+class Channel:
+    """One end of a connection. Any thread may send; one thread receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._lines = connection.makefile("rb")
+        self._sending = Lock()
+
+    def send(self, message: dict[str, object]) -> None:
+        """Send a message; waits while the other end does not read.
+
+        Raises:
+            OSError: the connection is gone.
+        """
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        with self._sending:
+            self._socket.sendall(line)
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return the next message, None once the other end has closed.
+
+        Raises:
+            ProtocolError: it is none.
+            OSError: the connection is gone.
+        """
+        try:
+            line = self._lines.readline(MAX_LINE_BYTES)
+        except ValueError:  # ended already
+            return None
+        if not line:
+            return None
+        try:
+            message = json.loads(line) if line.endswith(b"\n") else None
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError("a line that is no JSON") from error
+        if not isinstance(message, dict):
+            raise ProtocolError("a line that is no message")
+        return message
+
+    def end(self) -> None:
+        """Close and let go of what was received; for the thread that receives."""
+        self.close()
+        self._lines.close()
+
+    def close(self) -> None:
+        """Close from any thread; whoever receives is woken, and ends the channel."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other end was faster
+        self._socket.close()
+
+
+def plain(value: object) -> Any:
+    """Return a value as JSON has it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, tuple | list):
+        return [plain(one) for one in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def restored(kind: type[T], data: object) -> T:
+    """Return the value of a type that `plain` took apart.
+
+    Raises:
+        ProtocolError: it is none of this type.
+        InvalidRequest: it is, and refuses its own contents.
+    """
+    read: Callable[[Any], T] = _reader(kind)  # type: ignore[arg-type]  # types are hashable
+    try:
+        value = read(data)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"no {getattr(kind, '__name__', kind)}") from error
+    return value
+
+
+def plain_error(error: errors.KvchatError) -> dict[str, str]:
+    return {"kind": type(error).__name__, "message": str(error)}
+
+
+def restored_error(data: object) -> errors.KvchatError:
+    """Return the error that the other end raised; EngineFailed where it is unknown here."""
+    if not isinstance(data, dict):
+        return errors.EngineFailed("the process that lends its engine failed")
+    kind = getattr(errors, str(data.get("kind")), None)
+    is_known = isinstance(kind, type) and issubclass(kind, errors.KvchatError)
+    return (kind if is_known and kind is not None else errors.EngineFailed)(str(data.get("message")))
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Return what makes a value of a type out of JSON."""
+    if isinstance(kind, NewType):
+        return _reader(kind.__supertype__)
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _optional_reader(inner)
+    if origin is tuple:
+        return _tuple_reader(inner)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _object_reader(kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind
+    return lambda data: _checked(kind, data)
+
+
+def _object_reader(kind: type) -> Callable[[Any], Any]:
+    hints = get_type_hints(kind)
+    readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}
+    return lambda data: kind(**{name: readers[name](value) for name, value in data.items()})
+
+
+def _optional_reader(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
+    [kind] = [kind for kind in kinds if kind is not type(None)]
+    read = _reader(kind)
+    return lambda data: None if data is None else read(data)
+
+
+def _tuple_reader(inner: tuple[Any, ...]) -> Callable[[Any], Any]:
+    if inner[-1] is Ellipsis:
+        read = _reader(inner[0])
+        # Token ids are most of what is sent; their own type checks them.
+        return tuple if inner[0] is int else lambda data: tuple(map(read, data))
+    readers = [_reader(kind) for kind in inner]
+    return lambda data: tuple(read(one) for read, one in zip(readers, data, strict=True))
+
+
+def _checked(kind: Any, data: Any) -> Any:
+    if kind is float and type(data) is int:
+        return float(data)
+    if type(data) is not kind:
+        raise TypeError(f"{data!r} is no {kind}")
+    return data

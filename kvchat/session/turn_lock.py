@@ -1,0 +1,71 @@
+"""One answer at a time in a session: who comes later waits for the turns before, and goes on behind them."""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import sleep
+
+from kvchat.directories import make_private
+from kvchat.errors import StorageError
+from kvchat.session.tree import SessionId
+
+_POLL_S = 0.05
+
+
+@contextmanager
+def turn_lock(
+    directory: Path, session_id: SessionId, on_wait: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Hold a session alone among all who take this lock; waits for it.
+
+    The kernel lets go of the lock when the process ends, however it ends.
+
+    Args:
+        directory: where the locks lie; made if it is not there.
+        on_wait: called again and again while somebody else holds it.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    file = directory / f"{session_id}.lock"
+    try:
+        make_private(directory)
+        descriptor = _held(file, on_wait)
+    except OSError as error:
+        raise StorageError(f"{file}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink()
+        os.close(descriptor)
+
+
+def _held(file: Path, on_wait: Callable[[], None]) -> int:
+    """Return the descriptor of the lock file that has this name while its lock is held."""
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            _wait_for(descriptor, on_wait)
+            # Whoever held it before has taken the name away: others may lock a new file already.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(file)):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _wait_for(descriptor: int, on_wait: Callable[[], None]) -> None:
+    """Wait in short naps, so that a signal is heard: Python goes on with an interrupted `flock`."""
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            sleep(_POLL_S)
+        else:
+            return

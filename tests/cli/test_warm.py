@@ -1,0 +1,210 @@
+"""Whole processes that share one engine: a lender, and `ask` after `ask` that borrows it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.cli.compose import opened
+from kvchat.cli.main import run
+from kvchat.cli.serve import lend
+from kvchat.cli.signals import StopSignals
+from kvchat.cli.streams import Status
+from kvchat.config import read_settings
+from kvchat.engine.api.config import EngineConfig
+from tests.scripted_engine import ScriptedEngine
+
+pytestmark = pytest.mark.cpu
+
+_KVCHAT = (sys.executable, "-m", "kvchat")
+_MANY = 4000
+
+
+def environ_of(home: Path) -> dict[str, str]:
+    return os.environ | {"KVCHAT_HOME": str(home)}
+
+
+@contextmanager
+def lending(home: Path, model: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Lend an engine; it has loaded when this begins."""
+    command = [*_KVCHAT, "serve", "--socket-only", "-m", str(model), "--idle", "300"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ_of(home)) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("lending")
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Path]:
+    """A home in which an engine is lent."""
+    home = tmp_path_factory.mktemp("warm") / "home"
+    with lending(home, tiny_model):
+        yield home
+
+
+class Asker:
+    """Asks in processes of their own. `borrowed`: those that loaded no model themselves."""
+
+    def __init__(self, home: Path, model: Path) -> None:
+        self._home = home
+        self._model = model
+
+    def start(self, *words: str, max_tokens: int = 12) -> "subprocess.Popen[str]":
+        command = [*_KVCHAT, "ask", "-m", str(self._model), "--max-tokens", str(max_tokens), *words]
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ_of(self._home),
+        )
+
+    def __call__(self, *words: str) -> dict[str, Any]:
+        out, err = self.start("--json", *words).communicate()
+        assert out, err
+        event: dict[str, Any] = json.loads(out)
+        return event
+
+    def turns(self, session: str) -> list[dict[str, Any]]:
+        return list(self._shown(session)["turns"])
+
+    def branches(self, session: str) -> list[dict[str, Any]]:
+        return list(self._shown(session)["branches"])
+
+    def _shown(self, session: str) -> dict[str, Any]:
+        command = [*_KVCHAT, "sessions", "show", session, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ_of(self._home))
+        shown: dict[str, Any] = json.loads(done.stdout)
+        return shown
+
+
+@pytest.fixture
+def ask(shared: Path, tiny_model: Path) -> Asker:
+    return Asker(shared, tiny_model)
+
+
+def test_a_borrowed_engine_prints_what_ones_own_prints_and_shares_its_blocks(ask: Asker) -> None:
+    question = "What is this? " + "One more word. " * 40
+    cold = ask("--no-attach", "--new", "cold", question)
+    warm = ask("--new", "warm", question)
+    again = ask("--new", "again", question)
+    same = ("finish_reason", "text", "model", "exact")
+    assert [warm[key] for key in same] == [cold[key] for key in same]
+    assert warm.keys() == cold.keys()
+    # What one process has computed is on the other's device.
+    assert again["loaded"]["device"] == again["usage"]["cached_tokens"] > 0
+    following = ask("-s", "warm", "And this?")
+    assert following["usage"]["computed_tokens"] <= 1 + len(ask.turns("warm")[2]["token_ids"])
+
+
+def answers_in_order(ask: Asker, sessions: Sequence[str], num_each: int, num_cold: int) -> None:
+    """Ask in all sessions at once, and look at what was stored."""
+    for name in sessions:
+        ask("--new", name, f"I am {name}.")
+    processes = [
+        ask.start("--json", "-s", name, f"question {number} to {name}", *(["--no-attach"] * (number < cold)))
+        for number in range(num_each)
+        for name, cold in zip(sessions, _spread(num_cold, len(sessions)), strict=True)
+    ]
+    replies = []
+    for process in processes:
+        out, err = process.communicate()
+        assert process.returncode == 0, err
+        replies.append(json.loads(out))
+    for name in sessions:
+        turns = ask.turns(name)
+        # One branch, nothing interleaved: question and answer in turn, each behind the one before.
+        assert [branch["name"] for branch in ask.branches(name)] == ["main"]
+        assert [turn["role"] for turn in turns] == ["user", "assistant"] * (num_each + 1)
+        assert [turn["parent_id"] for turn in turns[1:]] == [turn["id"] for turn in turns[:-1]]
+        asked = {turn["text"] for turn in turns[2::2]}
+        assert asked == {f"question {number} to {name}" for number in range(num_each)}
+        own = [reply for reply in replies if reply["session"] == turns[0]["session_id"]]
+        assert {reply["turn"]: reply["text"] for reply in own} == {
+            turn["id"]: turn["text"] for turn in turns[3::2]
+        }
+
+
+def _spread(num: int, over: int) -> list[int]:
+    return [num // over + (place < num % over) for place in range(over)]
+
+
+def test_questions_at_once_are_answered_in_turn_and_nothing_is_lost(ask: Asker) -> None:
+    answers_in_order(ask, ["one", "two"], num_each=3, num_cold=0)
+
+
+@pytest.mark.slow
+def test_fifty_questions_in_ten_sessions_at_once_with_four_engines_beside(ask: Asker) -> None:
+    answers_in_order(ask, [f"session-{number}" for number in range(10)], num_each=5, num_cold=4)
+
+
+def test_a_closed_pipe_and_ctrl_c_stop_the_borrowed_engine_at_once(ask: Asker) -> None:
+    ends: list[tuple[str, int]] = []
+    for name, act in (("pipe", _close), ("key", _interrupt)):
+        with ask.start("--new", name, "Tell me a story.", max_tokens=_MANY) as process:
+            assert process.stdout is not None
+            process.stdout.read(1)
+            act(process)
+            ends.append((name, process.wait(timeout=60)))
+        answer = ask.turns(name)[-1]
+        assert answer["finish"] == "interrupted"
+        assert len(answer["token_ids"]) < _MANY // 2
+    assert ends == [("pipe", 141), ("key", 130)]
+
+
+def _close(process: "subprocess.Popen[str]") -> None:
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def _interrupt(process: "subprocess.Popen[str]") -> None:
+    process.send_signal(signal.SIGINT)
+
+
+def test_a_lender_that_is_killed_costs_no_word_and_the_next_question_is_answered_without_it(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    ask = Asker(tmp_path / "home", tiny_model)
+    with (
+        lending(tmp_path / "home", tiny_model) as lender,
+        ask.start("--new", "demo", "--ndjson", "Tell me a story.", max_tokens=_MANY) as process,
+    ):
+        assert process.stdout is not None
+        events = [json.loads(process.stdout.readline()) for _ in range(6)]
+        lender.kill()
+        events += map(json.loads, process.stdout)
+        assert process.wait(timeout=60) == 1
+    assert [event["event"] in ("done", "error") for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1]["exit_code"] == 1
+    shown = "".join(event["text"] for event in events if event["event"] == "text")
+    assert shown
+    assert ask.turns("demo")[-1]["text"].startswith(shown)
+    assert ask("-s", "demo", "Go on.")["finish_reason"] in ("stop", "length")
+
+
+def test_an_engine_that_nobody_borrows_is_given_up_by_itself(model_dir: Path, home: Path) -> None:
+    def scripted(model: str, model_dir: Path, config: EngineConfig) -> ScriptedEngine:
+        return ScriptedEngine(lambda prompt: [])
+
+    status = Status(quiet=True)
+    with StopSignals() as signals, opened(read_settings(), scripted) as kvchat:
+        kvchat.load(None, str(model_dir))
+        lend(kvchat, status, signals, idle_s=0.05)
+        assert signals.exit_code is None
+    assert not list(home.rglob("*.sock"))
+
+
+def test_a_temporary_engine_is_not_lent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--socket-only", "--temp"]) == 2
+    assert "--temp" in capsys.readouterr().err
