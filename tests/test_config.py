@@ -195,6 +195,7 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
         "engine.idle_demote_s": 5.5,
         "engine.max_batch_tokens": 5,
         "engine.max_context": 5,
+        "engine.speculate": "off",
         "engine.threads": 2,
         "paths.data_dir": "/data",
         "paths.cache_dir": "/cache",

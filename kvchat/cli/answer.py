@@ -9,7 +9,7 @@ from kvchat.cli.streams import Output, Status
 from kvchat.conversation import Conversation
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Finish, Session, Turn
-from kvchat.ui.figures import count_text, rate_text, seconds_text
+from kvchat.ui.figures import count_text, guesses_text, rate_text, seconds_text
 from kvchat.ui.trust_words import exactness_words
 from kvchat.ui.widgets.footer_line import SEPARATOR, loading_parts
 
@@ -179,6 +179,8 @@ def describe_cost(answer: Turn, session: Session) -> str:
         parts.append(f"{seconds_text(timings.ttft_s)} to first token")
     if timings.decode_tokens_per_s is not None:
         parts.append(rate_text(timings.decode_tokens_per_s))
+    if usage.drafted_tokens:
+        parts.append(guesses_text(usage.accepted_tokens, usage.drafted_tokens))
     parts.append(exactness_words(answer, session))
     if answer.finish is not Finish.COMPLETE:
         parts.append(_ENDINGS.get(answer.finish, answer.finish.value))

@@ -37,6 +37,8 @@ class Miss:
         shared: what stands before `here` and `there` on both sides.
         here: the prompt's tokens from there, or from the first one that differs.
         there: those of the path that agrees longest, where they differ.
+        drafted_tokens: tokens of the answer that were guessed while it was written.
+        accepted_tokens: those that were right, each of which saved a step.
     """
 
     culprit: Culprit
@@ -47,6 +49,8 @@ class Miss:
     shared: tuple[int, ...] = ()
     here: tuple[int, ...] = ()
     there: tuple[int, ...] = ()
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def computed_tokens(self) -> int:
@@ -109,6 +113,8 @@ def explain(turns: Sequence[Turn], answer: Turn, num_shown: int = 8) -> Miss:
         shared=prompt[max(0, differs - num_shown) : differs] if is_shown else (),
         here=prompt[differs : differs + num_shown] if is_shown else (),
         there=other[differs : differs + num_shown] if is_shown and differs == by_others else (),
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
     )
 
 

@@ -66,13 +66,19 @@ def rate_text(tokens_per_s: float | None) -> str:
     return f"{tokens_per_s:,.0f} tok/s" if tokens_per_s >= 9.95 else f"{tokens_per_s:.1f} tok/s"
 
 
+def guesses_text(num_right: int, num_made: int) -> str:
+    """Return how many tokens of an answer were guessed right: `12 of 30 guesses right`."""
+    return f"{count_text(num_right)} of {plural(num_made, 'guess', 'guesses')} right"
+
+
 def percent_text(part: int, whole: int) -> str:
     """Return a share as `97 %`; nothing of nothing is unknown, not 0 %."""
     return f"{100 * part / whole:.0f} %" if whole else UNKNOWN
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count_text(count)} {noun}" if count == 1 else f"{count_text(count)} {noun}s"
+def plural(count: int, noun: str, several: str = "") -> str:
+    """Return a count with its noun; `several`: where that is not the noun with an s."""
+    return f"{count_text(count)} {noun if count == 1 else several or f'{noun}s'}"
 
 
 def _scaled(num_bytes: int) -> tuple[float, str]:

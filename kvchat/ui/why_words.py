@@ -1,7 +1,7 @@
 """Why an answer computed what it did, in words."""
 
 from kvchat.session.miss import Culprit, Explanation
-from kvchat.ui.figures import count_text, plural
+from kvchat.ui.figures import count_text, guesses_text, plural
 from kvchat.ui.plain_text import one_line
 
 _REASONS = {
@@ -25,6 +25,8 @@ def why_words(explanation: Explanation) -> str:
         "",
         _REASONS[miss.culprit],
     ]
+    if miss.drafted_tokens:
+        lines.insert(2, f"answer    {guesses_text(miss.accepted_tokens, miss.drafted_tokens)}")
     shared = explanation.shared
     if miss.here:
         lines += ["", f"at token  {count_text(miss.at)}", f"here      {_quoted(shared, explanation.here)}"]

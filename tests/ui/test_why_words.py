@@ -32,6 +32,24 @@ def test_both_sides_are_shown_from_the_first_token_that_differs() -> None:
     )
 
 
+def test_guesses_are_told_where_any_were_made() -> None:
+    miss = Miss(
+        culprit=Culprit.NONE,
+        prompt_tokens=9,
+        cached_tokens=1,
+        new_tokens=8,
+        at=1,
+        drafted_tokens=20,
+        accepted_tokens=12,
+    )
+    told = why_words(Explanation(miss=miss, shared="", here="", there="")).splitlines()
+    assert told[:3] == [
+        "reused    1 of 9 tokens",
+        "computed  8 tokens, 8 of them new",
+        "answer    12 of 20 guesses right",
+    ]
+
+
 @pytest.mark.parametrize("culprit", Culprit)
 def test_every_culprit_has_a_sentence(culprit: Culprit) -> None:
     assert words(culprit).splitlines()[3].endswith(".")

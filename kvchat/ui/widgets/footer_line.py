@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvchat.chat import Prefill
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate
 from kvchat.session.tree import Finish, Session, Turn
-from kvchat.ui.figures import count_text, rate_text, seconds_text
+from kvchat.ui.figures import count_text, guesses_text, rate_text, seconds_text
 from kvchat.ui.trust_words import exactness_words
 
 SEPARATOR = " · "
@@ -110,4 +110,6 @@ def _timing_parts(turn: Turn) -> list[str]:
         parts.append(f"{seconds_text(turn.timings.ttft_s)} to first token")
     if turn.timings.decode_tokens_per_s is not None:
         parts.append(rate_text(turn.timings.decode_tokens_per_s))
+    if turn.usage.drafted_tokens:
+        parts.append(guesses_text(turn.usage.accepted_tokens, turn.usage.drafted_tokens))
     return parts
