@@ -141,6 +141,7 @@ def recover(path: Path, tables: Tables) -> Path:
     for suffix in ("-wal", "-shm"):
         _beside(path, suffix).unlink(missing_ok=True)
     new.rename(path)
+    sync(path.parent)  # the mark must outlive a loss of power until then
     damage_mark(path).unlink(missing_ok=True)
     sync(path.parent)
     return aside

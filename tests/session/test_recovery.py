@@ -223,9 +223,15 @@ def test_processes_that_start_at_once_recover_it_once(path: Path) -> None:
 
 
 def test_a_recovery_that_is_cut_off_anywhere_is_ended_by_the_next_start(path: Path) -> None:
-    """Killed before each change of a name in turn, with the newest words in the log alone and no copy."""
+    """Killed before each change of a name in turn, with the newest words in the log alone and no copy.
+
+    What was deleted before makes the new file shorter: pages of the old log mean others in it.
+    """
     store = SessionStore(path)
-    session = store.find("one")
+    store.delete_session(store.find("two").id)
+    with store._database.read() as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    session = store.find("three")
     exchange(store, store.branch(session.id, MAIN), "Is it in the log?", "It is.")
     whole = {name: _beside(path, name).read_bytes() for name in ("", "-wal")}
     store.close()
@@ -257,6 +263,36 @@ SessionStore(Path(sys.argv[1])).close()
             break
         assert ended.returncode == 3, ended.stderr
     assert number > 3
+
+
+def test_the_old_log_is_gone_before_the_new_file_has_the_name_and_the_mark_goes_last(path: Path) -> None:
+    """A log beside a file that it was not written for would be replayed into it. While the mark is there, the
+    next start recovers once more; so this order alone keeps a cut-off recovery from ever depending on it.
+    """
+    store = SessionStore(path)
+    exchange(store, store.branch(store.find("one").id, MAIN), "Is it in the log?", "It is.")
+    log = _beside(path, "-wal").read_bytes()
+    store.close()
+    _beside(path, "-wal").write_bytes(log)
+    damage_mark(path).touch()
+    script = """
+import sys
+from pathlib import Path
+from kvchat.session.store import SessionStore
+def watch(event, arguments):
+    if event in ("os.rename", "os.remove"):
+        print(event, Path(arguments[0]).name, flush=True)
+sys.addaudithook(watch)
+SessionStore(Path(sys.argv[1])).close()
+"""
+    command = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    said = done.stdout.splitlines()
+    places = [
+        said.index(f"{event} {path.name}{suffix}")
+        for event, suffix in (("os.remove", "-wal"), ("os.rename", ".new"), ("os.remove", ".damaged"))
+    ]
+    assert places == sorted(places)
 
 
 def test_a_file_that_is_cut_under_an_open_store_is_told_and_comes_back(path: Path) -> None:

@@ -114,7 +114,8 @@ class PlainBlocks:
     def entry_of(
         self, name: DiskKey, parent: DiskKey, entry: bytes
     ) -> tuple[BlockKey, BlockKey, tuple[int, ...]]:
-        return BlockKey(name), BlockKey(parent), tuple(from_u32le(entry))
+        ids = () if len(entry) % 4 else tuple(from_u32le(entry))
+        return BlockKey(name), BlockKey(parent), ids
 
     def sealed(self, path: Path, head: bytes, payload: memoryview) -> Sequence[Buffer]:
         return head, payload

@@ -1,7 +1,8 @@
 """A damaged byte in the index or its log, or a file that ends early: never a wrong block, and it goes on."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -94,6 +95,71 @@ def test_an_index_that_ends_early_yields_no_wrong_block(
     for length in (0, 1, *range(17, len(files[name]), step)):
         put(tmp_path / "cache", {**files, name: files[name][:length]})
         check(tmp_path / "cache")
+
+
+def empty_tree(index: Path, name: str) -> None:
+    """Leave a tree of the index without entries; SQLite finds nothing through it, and says nothing."""
+    with closing(sqlite3.connect(index)) as connection:
+        (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+    with index.open("r+b") as file:
+        file.seek((root - 1) * page_bytes)
+        file.write(bytes([10, 0, 0, 0, 0, *page_bytes.to_bytes(2, "big"), 0]) + bytes(page_bytes - 8))
+
+
+def cut_token_ids(index: Path) -> None:
+    """Leave rows that no block can have, as a damaged disk may."""
+    with closing(sqlite3.connect(index)) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute("UPDATE blocks SET token_ids = substr(token_ids, 1, 3)")
+        connection.commit()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda index: empty_tree(index, "blocks_by_parent"), lambda index: empty_tree(index, "blocks_by_age")],
+    ids=["by parent", "by age"],
+)
+def test_a_tree_of_the_index_that_lost_its_entries_is_found_when_all_files_are_looked_at(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    """What only comparing the trees with each other tells."""
+    check_after(tmp_path, damage)
+
+
+def test_rows_that_no_block_can_have_are_found_when_all_files_are_looked_at(tmp_path: Path) -> None:
+    check_after(tmp_path, cut_token_ids)
+
+
+def test_rows_that_no_block_can_have_say_nothing_until_then(tmp_path: Path) -> None:
+    """Trap 24: the index is a hint, and a hint that makes no sense is none."""
+    store = open_store(tmp_path)
+    write_all(store, BLOCKS)
+    store.close()
+    cut_token_ids(tmp_path / INDEX)
+    with closing(open_store(tmp_path)) as store:
+        for block in BLOCKS:
+            assert store.children(block.header.parent) == ()
+            assert store.nearest(block.header.parent, block.header.token_ids, 3) == ()
+            assert content(store, block) in (block.payload, None)
+
+
+def check_after(place: Path, damage: Callable[[Path], None]) -> None:
+    """Every block is found through every tree once the index was damaged and all files were looked at."""
+    store = open_store(place)
+    write_all(store, BLOCKS)
+    store.close()
+    damage(place / INDEX)
+    with closing(open_store(place)) as store:
+        store.rebuild()
+        assert store.usage().num_blocks == len(BLOCKS)
+        for block in BLOCKS:
+            assert block.key in {child.key for child in store.children(block.header.parent)}
+            assert block.key in {near.key for near in store.nearest(block.header.parent, (), len(BLOCKS))}
+            assert content(store, block) == block.payload
+    with closing(open_store(place, limit_bytes=1)) as store:  # the oldest go first, and all go
+        assert store.usage().num_blocks == 0
+    assert not list((place / "blocks").rglob("*.safetensors"))
 
 
 def test_the_blocks_here_are_of_both_groups_and_tails_are_among_them() -> None:
