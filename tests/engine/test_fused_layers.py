@@ -1,0 +1,130 @@
+"""Which models decode by fused layers, and that nobody can tell by the answers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from kvchat.engine.api.sampling_params import SamplingParams
+from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
+from tests.engine.kernels.native_library import compiled
+from tests.engine.test_update_weights import other_of
+from tests.engine.tiny_models import VOCAB_SIZE, answer, finish, reference, save_model, submit, token_ids
+
+pytestmark = pytest.mark.cpu
+
+PROMPTS = [token_ids(length, seed=length) for length in (50, 3, 90, 17, 64, 40, 8, 71)]
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 60,
+    "intermediate_size": 90,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+CONFIGS: dict[str, Any] = {
+    "biases, one key head": transformers.Qwen2Config(**SIZES),
+    "biases everywhere": transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "scaled rope": transformers.LlamaConfig(
+        **SIZES, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    ),
+    "caps": transformers.Gemma2Config(**SIZES | {"head_dim": 16}, sliding_window=20),
+}
+OTHERS: dict[str, tuple[Any, str]] = {
+    "norms behind alone": (transformers.Olmo2Config(**SIZES), "other parts"),
+    "experts": (
+        transformers.MixtralConfig(
+            **SIZES | {"hidden_size": 96, "intermediate_size": 96}, num_local_experts=2, num_experts_per_tok=1
+        ),
+        "no gated MLP",
+    ),
+    "scaled residuals": (transformers.GraniteConfig(**SIZES, residual_multiplier=0.9), "something else"),
+    "another activation": (transformers.LlamaConfig(**SIZES, hidden_act="relu"), "activation"),
+    "layer norms": (transformers.CohereConfig(**SIZES | {"hidden_size": 96}), "norms"),
+    "rope in pairs": (transformers.Ernie4_5Config(**SIZES | {"head_dim": 10}), "something else"),
+}
+
+
+@pytest.fixture(autouse=True)
+def native() -> None:
+    if compiled() is not None:
+        pytest.skip(str(compiled()))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_usual_models_are_fused_in_every_dtype(
+    kind: str, dtype: str, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    assert open_engine(tiny(kind), dtype=dtype).info.unfused is None
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_fused_layers_answer_as_transformers_does(name: str, tmp_path: Path, open_engine: OpenEngine) -> None:
+    model_dir = save_model(CONFIGS[name], tmp_path / "model")
+    engine = open_engine(model_dir)
+    assert engine.info.unfused is None
+    found = engine.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0.0))
+    for prompt, result in zip(PROMPTS, found, strict=True):
+        assert list(result.token_ids) == reference(model_dir).answer(prompt, 24)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_structures_run_unmodified_and_say_why(
+    name: str, tmp_path: Path, open_engine: OpenEngine
+) -> None:
+    config, reason = OTHERS[name]
+    model_dir = save_model(config, tmp_path / "model")
+    engine = open_engine(model_dir)
+    assert engine.info.unfused is not None
+    assert reason in engine.info.unfused
+    assert answer(engine, PROMPTS[0]).token_ids == reference(model_dir).answer(PROMPTS[0], 24)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_token_decodes_to_the_same_bits_whatever_shares_its_step(
+    dtype: str, tiny: TinyModels, open_recorded: OpenRecorded
+) -> None:
+    """Beside seven others, short ones and prompts that go through the model itself."""
+    alone = decoded(tiny, open_recorded, dtype, [])
+    assert torch.equal(decoded(tiny, open_recorded, dtype, PROMPTS[1:]), alone)
+
+
+def decoded(
+    tiny: TinyModels, open_recorded: OpenRecorded, dtype: str, others: list[list[int]]
+) -> torch.Tensor:
+    """Return the logits of one request's decode steps; the others arrive when its prompt is computed."""
+    engine, recorder = open_recorded(tiny("qwen3"), dtype=dtype)
+    assert engine.info.unfused is None
+    handle = submit(engine, PROMPTS[0], 12)
+    engine.step()
+    for prompt in others:
+        submit(engine, prompt, 5)
+        engine.step()
+    finish(engine, handle)
+    first = len(PROMPTS[0])
+    return torch.stack([recorder.row(handle.branch, position) for position in range(first, first + 11)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exchanged_weights_are_those_that_fused_layers_use(
+    dtype: str, tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    second = other_of(tiny("gemma3"), tmp_path / "second")
+    engine, fresh = (open_engine(where, dtype=dtype) for where in (tiny("gemma3"), second))
+    before = answer(engine, PROMPTS[0]).token_ids
+    engine.update_weights(second)
+    assert answer(engine, PROMPTS[0]).token_ids == answer(fresh, PROMPTS[0]).token_ids != before
+
+
+def test_an_engine_says_why_a_model_of_another_kind_is_not_fused(
+    tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    assert open_engine(tiny("gpt2")).info.unfused == "its parts have other names"
