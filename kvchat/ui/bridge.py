@@ -12,11 +12,16 @@ from threading import Thread
 from typing import Any, Protocol
 
 from kvchat.chat import ChatEvent, EditCost, Explanation, Revision
+from kvchat.chat import Prefill as Prefill
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
+from kvchat.variants.samples import SampleDelta as SampleDelta
+from kvchat.variants.samples import SampleEvent as SampleEvent
+from kvchat.variants.samples import SamplesFinished as SamplesFinished
+from kvchat.variants.token_fork import Alternative as Alternative
 
 
 class ConversationView(Protocol):
@@ -55,11 +60,58 @@ class SessionShelf(Protocol):
     def delete_session(self, session_id: SessionId) -> object: ...
 
 
+class Reading(Protocol):
+    """The beginning of a message on its way into the cache."""
+
+    num_tokens: int
+
+    def run(self) -> None:
+        """Wait until it is there, or stopped."""
+        ...
+
+    def stop(self) -> None: ...
+
+    def hand_over(self, conversation: Any) -> None:
+        """Let the next message of a conversation find it."""
+        ...
+
+
+class VariantService(Protocol):
+    """`kvchat.variants.service.Variants`, as far as the interface uses it."""
+
+    def compare(self, conversation: Any, num: int) -> Iterator[SampleEvent]: ...
+
+    def take(self, conversation: Any, answer: Turn) -> None: ...
+
+    def retry_cost(self, conversation: Any) -> EditCost: ...
+
+    def reach(self, conversation: Any) -> EditCost: ...
+
+    def token_texts(self, answer: Turn) -> Sequence[str]: ...
+
+    def alternatives(self, conversation: Any, answer_id: TurnId, at: int) -> Sequence[Alternative]: ...
+
+    def token_cost(self, conversation: Any, answer_id: TurnId, at: int) -> EditCost: ...
+
+    def go_on_with(
+        self, conversation: Any, answer_id: TurnId, at: int, token_id: int
+    ) -> Iterator[ChatEvent]: ...
+
+    def throw_away(self, aside: Any, back: Any) -> bool: ...
+
+    def read_ahead(self, conversation: Any, system: str, text: str) -> Reading: ...
+
+    def num_tokens(self, text: str) -> int: ...
+
+
 class ChatService(Protocol):
     """`kvchat.chat.Chat`, as far as the interface uses it. Conversations come from it and go back to it."""
 
     @property
     def store(self) -> SessionShelf: ...
+
+    @property
+    def variants(self) -> VariantService: ...
 
     def create(self, title: str = "", system: str = "") -> Any: ...
 
@@ -148,7 +200,7 @@ class TurnEnded:
     """The producer is gone; nothing follows."""
 
 
-Produced = ChatEvent | ConversationOpened
+Produced = ChatEvent | ConversationOpened | SampleDelta | SamplesFinished
 FeedEvent = Produced | TurnFailed | TurnEnded
 
 

@@ -17,6 +17,7 @@ from kvchat.ui.bridge import (
     ConversationView,
     FeedEvent,
     Produced,
+    Reading,
     TurnEnded,
     TurnFailed,
     TurnFeed,
@@ -31,15 +32,21 @@ class TurnKind(StrEnum):
     EDIT = "edit"
     RETRY = "retry"
     CONTINUE = "continue"
+    TOKEN = "token"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingTurn:
-    """A turn that waits. `text` is the message of SEND and EDIT; `turn_id` the message that EDIT changes."""
+    """A turn that waits. `text` is the message of SEND and EDIT; `turn_id` the message that EDIT changes, or
+    the answer in which TOKEN puts another token `at` a place. `reading`: what was read ahead of the message.
+    """
 
     kind: TurnKind
     text: str = ""
     turn_id: TurnId | None = None
+    at: int = 0
+    token_id: int = 0
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +120,7 @@ class Turns:
         self._behind: list[Lane] = []
         self._answer: AnswerView | None = None
         self._question_id: TurnId | None = None
+        self._counted: tuple[Sequence[Turn], int] = (), 0
 
     @property
     def conversation(self) -> ConversationView | None:
@@ -148,9 +156,11 @@ class Turns:
 
     @property
     def context_len(self) -> int:
-        """Tokens of the conversation as stored."""
+        """Tokens of the conversation as stored. Asked often, so it is counted once for each state."""
         turns = self.conversation.turns if self.conversation else ()
-        return len(path_token_ids(turns) or ())
+        if turns is not self._counted[0]:
+            self._counted = turns, len(path_token_ids(turns) or ())
+        return self._counted[1]
 
     @property
     def _lanes(self) -> list[Lane]:
@@ -288,6 +298,8 @@ class Turns:
         if conversation is None:
             conversation = self._chat.create(title=lane.draft.title, system=lane.draft.system)
             yield ConversationOpened(conversation=conversation)
+        if pending.reading is not None:
+            pending.reading.hand_over(conversation)
         match pending.kind:
             case TurnKind.SEND:
                 yield from self._chat.send(conversation, pending.text)
@@ -298,6 +310,11 @@ class Turns:
                 yield from self._chat.retry(conversation)
             case TurnKind.CONTINUE:
                 yield from self._chat.continue_answer(conversation)
+            case TurnKind.TOKEN:
+                assert pending.turn_id is not None
+                yield from self._chat.variants.go_on_with(
+                    conversation, pending.turn_id, pending.at, pending.token_id
+                )
 
     async def _draw(self, event: FeedEvent) -> None:
         match event:

@@ -2,21 +2,26 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from kvchat.errors import KvchatError
 from kvchat.revision import nth_last_question
 from kvchat.session.tree import Role, Turn, TurnId
+from kvchat.ui.branching import Branching
 from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.courses import Courses
 from kvchat.ui.desk import Desk
 from kvchat.ui.figures import plural
+from kvchat.ui.outlet import Outlet
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.shelf import Shelf
 from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
 from kvchat.ui.why_words import why_words
+
+_COMPARED = 3
 
 Opener = Callable[[], Awaitable[ConversationView | None]]
 """Gets the conversation to show; None is a new one."""
@@ -48,22 +53,36 @@ class CommandDesk(Desk, Protocol):
     def quit(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helpers:
+    """Who carries commands out."""
+
+    courses: Courses
+    shelf: Shelf
+    branching: Branching
+    outlet: Outlet
+
+
 class Verbs:
     """Runs commands for the chat screen. Anything that may read a file runs in a thread."""
 
-    def __init__(
-        self, screen: CommandDesk, chat: ChatService, turns: Turns, courses: Courses, shelf: Shelf
-    ) -> None:
+    def __init__(self, screen: CommandDesk, chat: ChatService, turns: Turns, helpers: Helpers) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
-        self._courses = courses
-        self._shelf = shelf
+        self._courses = helpers.courses
+        self._shelf = helpers.shelf
+        self._branching = helpers.branching
+        self._outlet = helpers.outlet
         self._actions: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.action_help(),
             "new": self.new,
             "fork": self.fork,
             "retry": self.retry,
+            "tokens": self.tokens,
+            "aside": self.aside,
+            "copy": self.copy,
+            "open": self.open,
             "edit": self.edit,
             "undo": self.undo,
             "drop": self.drop,
@@ -128,9 +147,54 @@ class Verbs:
 
         self._screen.open_with(open_fork)
 
-    def retry(self, _argument: str = "") -> None:
-        if self._stored() is not None and self._is_free("retry"):
+    def retry(self, argument: str = "") -> None:
+        if self._stored() is None or not self._is_free("retry"):
+            return
+        if argument in ("", "1"):
             self._screen.queue(PendingTurn(kind=TurnKind.RETRY))
+        elif argument.isdecimal():
+            self._branching.compare(int(argument))
+        else:
+            self._screen.warn(f"how many answers? /retry 3, not /retry {argument}")
+
+    def tokens(self, argument: str = "") -> None:
+        answer = self._answer("open as tokens", argument)
+        if answer is not None and self._is_free("open it"):
+            self._branching.open_tokens(answer)
+
+    def aside(self, text: str = "") -> None:
+        if self._branching.aside is not None and not text:
+            self._branching.end_aside()
+        elif self._stored() is not None and self._is_free("ask aside"):
+            self._branching.begin_aside(text)
+
+    def copy(self, argument: str = "") -> None:
+        answer = self._answer("copy", "" if argument == "code" else argument)
+        if answer is not None and argument == "code":
+            self._outlet.copy_code(answer)
+        elif answer is not None:
+            self._outlet.copy(answer.text)
+
+    def open(self, argument: str = "") -> None:
+        answer = self._answer("open", argument)
+        if answer is not None:
+            self._outlet.open(answer)
+
+    def run_on(self, turn: Turn, name: str) -> None:
+        """Run what was chosen for one message."""
+        if name in ("edit", "drop", "retry", "compare") and not self._is_free(name):
+            return
+        actions: dict[str, Callable[[], object]] = {
+            "edit": lambda: self._courses.begin_edit(turn),
+            "drop": lambda: self._courses.drop(turn),
+            "retry": self.retry,
+            "compare": lambda: self._branching.compare(_COMPARED),
+            "why": lambda: self._explain(turn),
+            "copy": lambda: self._outlet.copy(turn.text),
+            "code": lambda: self._outlet.copy_code(turn),
+            "open": lambda: self._outlet.open(turn),
+        }
+        actions[name]()
 
     def go_on(self, _argument: str = "") -> None:
         conversation = self._stored()
@@ -183,15 +247,14 @@ class Verbs:
             self._shelf.pin(conversation.session.id)
 
     def why(self, argument: str) -> None:
+        answer = self._answer("explain", argument)
+        if answer is not None:
+            self._explain(answer)
+
+    def _explain(self, answer: Turn) -> None:
         conversation = self._stored()
-        if conversation is None:
-            return
-        answers = [turn for turn in conversation.turns if turn.role is Role.ASSISTANT]
-        num = int(argument or "1") if (argument or "1").isdecimal() else 0
-        if 1 <= num <= len(answers):
-            self._screen.begin(partial(self._why, conversation, answers[-num]))
-        else:
-            self._screen.warn(f"there is no answer {argument or 1} from the end to explain")
+        if conversation is not None:
+            self._screen.begin(partial(self._why, conversation, answer))
 
     async def _why(self, conversation: ConversationView, answer: Turn) -> None:
         try:
@@ -214,6 +277,18 @@ class Verbs:
         conversation = self._stored()
         if conversation is not None:
             self._shelf.ask_to_delete(conversation.session.id)
+
+    def _answer(self, purpose: str, argument: str) -> Turn | None:
+        """Return the n-th last answer; say where there is none."""
+        conversation = self._stored()
+        if conversation is None:
+            return None
+        answers = [turn for turn in conversation.turns if turn.role is Role.ASSISTANT]
+        num = int(argument or "1") if (argument or "1").isdecimal() else 0
+        if not 1 <= num <= len(answers):
+            self._screen.warn(f"there is no answer {argument or 1} from the end to {purpose}")
+            return None
+        return answers[-num]
 
     def _question(self, purpose: str, argument: str) -> Turn | None:
         """Return the person's n-th last message where it can be changed now; say why not otherwise."""

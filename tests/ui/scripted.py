@@ -24,6 +24,7 @@ from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.miss import Explanation, explain
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
+from tests.ui.scripted_variants import ScriptedVariants
 
 NOW = 1_800_000_000.0
 
@@ -134,6 +135,7 @@ class ScriptedChat:
 
     def __init__(self, engine: ScriptedEngine, answers: Sequence[Answer] = (Answer(),)) -> None:
         self.store = ScriptedStore()
+        self.variants = ScriptedVariants(self)
         self.sent: list[str] = []
         self.prefetched: list[str | None] = []
         self.closed: list[str] = []
@@ -196,7 +198,7 @@ class ScriptedChat:
 
     def retry(self, conversation: ScriptedConversation) -> Iterator[ChatEvent]:
         question = conversation.turns[-2]
-        self._branch_off(conversation, conversation.turns[:-1], f"retry-{next(self._numbers)}")
+        self.branch_off(conversation, conversation.turns[:-1], f"retry-{next(self._numbers)}")
         yield from self._answer(conversation, None, question, self._next_answer())
 
     def continue_answer(self, conversation: ScriptedConversation) -> Iterator[ChatEvent]:
@@ -207,7 +209,7 @@ class ScriptedChat:
 
     def edit(self, conversation: ScriptedConversation, turn_id: TurnId, text: str) -> Iterator[ChatEvent]:
         at = [turn.id for turn in conversation.turns].index(turn_id)
-        self._branch_off(conversation, conversation.turns[:at], f"edit-{next(self._numbers)}")
+        self.branch_off(conversation, conversation.turns[:at], f"edit-{next(self._numbers)}")
         yield from self.send(conversation, text)
 
     def edit_cost(self, conversation: ScriptedConversation, turn_id: TurnId, text: str) -> EditCost:
@@ -232,7 +234,7 @@ class ScriptedChat:
         return EditCost(reused_tokens=reused, computed_tokens=computed, left_turns=left, left_tokens=7 * left)
 
     def revise(self, conversation: ScriptedConversation, revision: Revision) -> None:
-        self._branch_off(conversation, revision.path, f"{conversation.branch.name}-2")
+        self.branch_off(conversation, revision.path, f"{conversation.branch.name}-2")
 
     def why(self, conversation: ScriptedConversation, answer_id: TurnId) -> Explanation:
         answer = next(turn for turn in conversation.turns if turn.id == answer_id)
@@ -242,7 +244,9 @@ class ScriptedChat:
         self, conversation: ScriptedConversation, at: TurnId | None = None, name: str | None = None
     ) -> ScriptedConversation:
         branch = BranchName(name or f"fork-{next(self._numbers)}")
-        self.store.paths[conversation.session.id, branch] = conversation.turns
+        turns = conversation.turns
+        end = [turn.id for turn in turns].index(at) + 1 if at is not None else len(turns)
+        self.store.paths[conversation.session.id, branch] = turns[:end]
         self._share(conversation)
         return self._conversation(conversation.session, branch)
 
@@ -310,7 +314,7 @@ class ScriptedChat:
             turns=self.store.paths[session.id, branch],
         )
 
-    def _branch_off(self, conversation: ScriptedConversation, turns: Sequence[Turn], name: str) -> None:
+    def branch_off(self, conversation: ScriptedConversation, turns: Sequence[Turn], name: str) -> None:
         conversation.branch = replace(conversation.branch, name=BranchName(name))
         self._keep(conversation, tuple(turns))
 

@@ -13,32 +13,36 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Static
 
+from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
-from kvchat.session.tree import SessionId
+from kvchat.session.tree import SessionId, Turn
+from kvchat.ui.branching import Branching
 from kvchat.ui.bridge import ChatService, ConversationView, EngineView, SessionFiles
 from kvchat.ui.courses import Courses
 from kvchat.ui.drain import INTERVAL_S, Drain
 from kvchat.ui.engine_watch import EngineWatch, Shown
-from kvchat.ui.figures import plural
+from kvchat.ui.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.kept_open import KeptOpen
+from kvchat.ui.outlet import Outlet
 from kvchat.ui.panes import PaneWish, pane_widths
-from kvchat.ui.plain_text import fitted, one_line
+from kvchat.ui.plain_text import one_line
 from kvchat.ui.screens.desk import DeskScreen
 from kvchat.ui.screens.help import HelpScreen
 from kvchat.ui.shelf import Shelf
 from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
-from kvchat.ui.verbs import Opener, Verbs
+from kvchat.ui.verbs import Helpers, Opener, Verbs
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.command_list import CommandList
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.session_rows import Held, ListOptions, SessionWithBranches, title_of
+from kvchat.ui.widgets.session_rows import Held, ListOptions, SessionWithBranches
 from kvchat.ui.widgets.sessions_pane import SessionsPane
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
 
 _SHORT_SCREEN = 18
+_ASIDE_NOTE = "  ·  thrown away when you leave · esc goes back"
 
 
 class ChatScreen(DeskScreen):
@@ -51,6 +55,8 @@ class ChatScreen(DeskScreen):
         Binding("f4", "layers", "Layers", id="layers", show=False),
         Binding("f5", "continue", "Continue", id="continue", show=False),
         Binding("ctrl+f", "find", "Find", id="find", priority=True),
+        Binding("f6", "messages", "Messages", id="messages", priority=True),
+        Binding("ctrl+g", "editor", "Editor", id="editor", show=False),
         Binding("ctrl+n", "new", "New", id="new"),
         Binding("ctrl+t", "reasoning", "Reasoning", id="reasoning", show=False),
         Binding("escape", "stop", "Stop", id="stop", show=False),
@@ -91,7 +97,12 @@ class ChatScreen(DeskScreen):
         self.turns = Turns(self._chat, self.transcript, self)
         self.courses = Courses(self, self._chat, self.turns)
         self.shelf = Shelf(self, self._chat.store, self._files, self.turns)
-        self.verbs = Verbs(self, self._chat, self.turns, self.courses, self.shelf)
+        self.branching = Branching(self, self._chat, self.turns)
+        self.outlet = Outlet(self)
+        helpers = Helpers(
+            courses=self.courses, shelf=self.shelf, branching=self.branching, outlet=self.outlet
+        )
+        self.verbs = Verbs(self, self._chat, self.turns, helpers)
         self._watch = EngineWatch(
             self.engine, self.query_one(CachePanel), self.query_one(StatusBar), self._phase_changed
         )
@@ -119,6 +130,18 @@ class ChatScreen(DeskScreen):
     @property
     def is_engine_ready(self) -> bool:
         return self._watch.is_ready
+
+    @property
+    def snapshot(self) -> CacheSnapshot | None:
+        return self._watch.snapshot
+
+    def write_prompt(self, text: str) -> None:
+        """Put a text into the prompt, for the person to go on with."""
+        self.prompt.set_text(text)
+        self.prompt.focus()
+
+    def run_on(self, turn: Turn, name: str) -> None:
+        self.verbs.run_on(turn, name)
 
     def show_edit(self, text: str | None) -> None:
         if text is not None:
@@ -149,7 +172,8 @@ class ChatScreen(DeskScreen):
             self.warn(str(error))
             return
         closing: list[ConversationView] = []
-        if self.turns.conversation is not None and not self.turns.is_busy:
+        is_gone = await self.branching.leave_aside(conversation)
+        if self.turns.conversation is not None and not self.turns.is_busy and not is_gone:
             closing += self._kept.keep(self.turns.conversation)
         if conversation is not None:
             conversation, stale = self._kept.take(conversation)
@@ -309,6 +333,21 @@ class ChatScreen(DeskScreen):
     def action_continue(self) -> None:
         self.verbs.go_on()
 
+    async def action_messages(self) -> None:
+        """Walk through the messages; pressed again, choose what to do with the one walked to."""
+        if self.transcript.selected is not None:
+            self.transcript.action_choose()
+        else:
+            self.transcript.focus()
+            await self.transcript.action_select(0)
+
+    def action_editor(self) -> None:
+        self.outlet.edit_prompt(self.prompt.text)
+
+    def on_transcript_chosen(self, event: Transcript.Chosen) -> None:
+        self.prompt.focus()
+        self.branching.choose(event.turn)
+
     def action_reasoning(self) -> None:
         self.transcript.fold_reasoning()
 
@@ -320,6 +359,8 @@ class ChatScreen(DeskScreen):
         elif self.courses.editing is not None:
             self.courses.end_edit()
             self.prompt.set_text("")
+        elif self.branching.aside is not None and self.prompt.has_focus:
+            self.branching.end_aside()
         else:
             self.prompt.focus()
 
@@ -387,26 +428,18 @@ class ChatScreen(DeskScreen):
             return
         conversation = self.turns.conversation
         heading = self.query_one("#heading", Static)
-        title, rest = self.turns.draft.title or "new conversation", ""
-        if conversation is not None:
-            title = self.shelf.sessions.title(conversation.session.id) or title_of(conversation.session)
-            rest = f"  ›  {one_line(conversation.branch.name)}"
+        width = heading.content_size.width
         if self.courses.editing is not None:
-            title = "editing"
-            rest = "".join(f" · {part}" for part in (self.courses.cost, "esc gives up") if part)
-        text = fitted(title, max(12, heading.content_size.width - len(rest))) + rest
+            text = editing_text(self.courses.cost, width)
+        else:
+            stored = self.shelf.sessions.title(conversation.session.id) if conversation else None
+            note = _ASIDE_NOTE if self.branching.aside is not None else ""
+            text = heading_text(conversation, stored or self.turns.draft.title, width, note)
         heading.update(Content(text), layout=False)
         self._draw_welcome()
 
     def _draw_welcome(self) -> None:
-        lines = {
-            EnginePhase.LOADING: "The model is loading. You can type already.",
-            EnginePhase.FAILED: "The engine has stopped. What was said is kept.",
-        }
-        first = lines.get(self._watch.status.phase, "Say something.")
-        num_stored = len(self.shelf.sessions.entries)
-        stored = f"{plural(num_stored, 'session')} kept · " if num_stored else ""
-        self.transcript.show_welcome(f"{first}\n\n{stored}/ for commands · f1 help")
+        self.transcript.show_welcome(welcome_text(self._watch.status.phase, len(self.shelf.sessions.entries)))
 
     def _place_panes(self) -> None:
         widths = pane_widths(self.size.width, self._wish)

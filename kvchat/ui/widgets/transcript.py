@@ -1,10 +1,14 @@
 """The conversation: questions and answers from the root to the leaf that is open."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
+from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -39,13 +43,30 @@ TurnView = QuestionView | AnswerView
 
 
 class Transcript(VerticalScroll):
-    """Turns of one branch; stays at the end unless scrolled away from it."""
+    """Turns of one branch; stays at the end unless scrolled away from it.
+
+    Attributes:
+        selected: the message that the person has walked to, if any.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "select(-1)", "Message above", show=False),
+        Binding("down", "select(1)", "Message below", show=False),
+        Binding("enter", "choose", "Actions", show=False),
+    ]
+
+    @dataclass
+    class Chosen(Message):
+        """Something is to be done with a message."""
+
+        turn: Turn
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._hidden: list[Turn] = []
         self._session: Session | None = None
         self._folds_reasoning = True
+        self.selected: TurnView | None = None
 
     def compose(self) -> ComposeResult:
         # As high as the window at least: an anchored scroll would push a short conversation to the bottom.
@@ -137,6 +158,34 @@ class Transcript(VerticalScroll):
         for view in self.query(AnswerView):
             view.fold_reasoning(self._folds_reasoning)
         return self._folds_reasoning
+
+    async def action_select(self, step: int) -> None:
+        """Walk to the message above or below; from none to the last."""
+        if step < 0 and self.selected is not None and self.selected is self.views[0]:
+            await self.show_earlier()
+        views = [view for view in self.views if not (isinstance(view, AnswerView) and view.is_streaming)]
+        if not views:
+            return
+        at = views.index(self.selected) + step if self.selected in views else len(views) - 1
+        self._select(views[max(0, min(at, len(views) - 1))])
+
+    def action_choose(self) -> None:
+        if self.selected is not None:
+            self.post_message(self.Chosen(self.selected.turn))
+
+    def unselect(self) -> None:
+        self._select(None)
+
+    def on_blur(self) -> None:
+        self.unselect()
+
+    def _select(self, view: TurnView | None) -> None:
+        if self.selected is not None:
+            self.selected.remove_class("-selected")
+        self.selected = view
+        if view is not None:
+            view.add_class("-selected")
+            self.scroll_to_widget(view, animate=False)
 
     async def _still_older_answers(self) -> None:
         live = [view for view in self.query(AnswerView) if view.is_live]

@@ -1,0 +1,282 @@
+"""Other ways for the conversation on screen: at a message, at a token, several at once, aside."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from kvchat.chat import EditCost
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.errors import KvchatError
+from kvchat.session.tree import Role, Turn
+from kvchat.ui.bridge import Alternative, ChatService, ConversationView
+from kvchat.ui.desk import Desk
+from kvchat.ui.figures import plural
+from kvchat.ui.plain_text import fitted, one_line
+from kvchat.ui.price_words import price_words
+from kvchat.ui.screens.actions import Action, ActionsScreen
+from kvchat.ui.screens.compare import CompareScreen
+from kvchat.ui.screens.tokens import TokensScreen
+from kvchat.ui.turns import PendingTurn, TurnKind, Turns
+
+_ASIDE = "aside"
+_TITLE_LEN = 50
+_FREE = EditCost(reused_tokens=0, computed_tokens=0, left_turns=0, left_tokens=0)
+
+
+class BranchingDesk(Desk, Protocol):
+    """What other ways need of the screen."""
+
+    @property
+    def snapshot(self) -> CacheSnapshot | None: ...
+
+    def queue(self, pending: PendingTurn) -> None: ...
+
+    def open_with(self, opener: Callable[[], Awaitable[ConversationView | None]]) -> object: ...
+
+    def write_prompt(self, text: str) -> None: ...
+
+    def run_on(self, turn: Turn, name: str) -> None:
+        """Run a command on one message."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aside:
+    """What an aside was opened beside."""
+
+    here: ConversationView
+    back: ConversationView
+
+
+class Branching:
+    """Runs what leads away from the last answer. Prices are looked up before anything is done.
+
+    Attributes:
+        aside: the aside on screen, if there is one.
+    """
+
+    def __init__(self, screen: BranchingDesk, chat: ChatService, turns: Turns) -> None:
+        self._screen = screen
+        self._chat = chat
+        self._turns = turns
+        self.aside: Aside | None = None
+
+    # At a message
+
+    def choose(self, turn: Turn) -> None:
+        """Let the person choose what to do with a message."""
+        self._screen.begin(partial(self._choose, turn))
+
+    def fork_at(self, turn: Turn, name: str = "") -> None:
+        """Go on behind an answer, or before a question with its text in the prompt, on a new branch."""
+        self._screen.open_with(partial(self._fork_at, turn, name))
+
+    async def _choose(self, turn: Turn) -> None:
+        conversation = self._turns.conversation
+        if conversation is None:
+            return
+        actions = await self._actions(conversation, turn)
+        who = "you" if turn.role is Role.USER else "kvchat"
+        chosen = await self._screen.ask(
+            ActionsScreen(f"{who}: {fitted(one_line(turn.text), _TITLE_LEN)}", actions)
+        )
+        match chosen:
+            case "f":
+                self.fork_at(turn)
+            case "t":
+                await self._open_tokens(conversation, turn)
+            case str():
+                self._screen.run_on(turn, _COMMANDS[chosen])
+
+    async def _actions(self, conversation: ConversationView, turn: Turn) -> Sequence[Action]:
+        """Return what can be done, with what it costs where the engine can say."""
+        fork = price_words(await self._fork_cost(conversation, turn), self._screen.snapshot)
+        if turn.role is Role.USER:
+            return (
+                Action(key="e", label="change it", note="on a new branch; the cost is shown while you type"),
+                Action(key="f", label="fork before it", note=fork),
+                Action(key="d", label="leave it out", note="with its answer; asks first"),
+                Action(key="c", label="copy"),
+                Action(key="o", label="open in $EDITOR"),
+            )
+        is_last = conversation.turns[-1].id == turn.id
+        tokens = plural(len(turn.token_ids or ()), "token")
+        retry = (Action(key="r", label="answer again", note="on a new branch"),) if is_last else ()
+        compare = (Action(key="3", label="three answers, compared", note="from one prompt"),)
+        return (
+            Action(key="f", label="fork behind it", note=fork),
+            *retry,
+            *(compare if is_last else ()),
+            Action(key="t", label="open as tokens", note=tokens),
+            Action(key="w", label="why it computed what it did"),
+            Action(key="c", label="copy"),
+            Action(key="k", label="copy its code"),
+            Action(key="o", label="open in $EDITOR"),
+        )
+
+    async def _fork_cost(self, conversation: ConversationView, turn: Turn) -> EditCost:
+        """Return what a fork shares; nothing is computed before the next message."""
+        ids = [one.id for one in conversation.turns]
+        end = ids.index(turn.id) + (turn.role is Role.ASSISTANT) if turn.id in ids else 0
+        shared = sum(len(one.token_ids or ()) for one in conversation.turns[:end])
+        return replace(_FREE, reused_tokens=shared)
+
+    async def _fork_at(self, turn: Turn, name: str) -> ConversationView | None:
+        conversation = self._turns.conversation
+        before = turn.parent_id if turn.role is Role.USER else turn.id
+        if before is None:
+            self._screen.warn("nothing stands before the first message: /new begins another conversation")
+            return conversation
+        forked: ConversationView = await asyncio.to_thread(
+            self._chat.fork, conversation, before, name or None
+        )
+        if turn.role is Role.USER:
+            self._screen.write_prompt(turn.text)
+        shared = replace(_FREE, reused_tokens=sum(len(one.token_ids or ()) for one in forked.turns))
+        words = price_words(shared, self._screen.snapshot)
+        self._screen.tell(f"on branch {one_line(forked.branch.name)}: {words}")
+        return forked
+
+    # Several answers
+
+    def compare(self, num: int) -> None:
+        """Answer the last question several times at once, and go on with the one that is chosen."""
+        self._screen.begin(partial(self._compare, num))
+
+    async def _compare(self, num: int) -> None:
+        conversation = self._turns.conversation
+        variants = self._chat.variants
+        try:
+            cost = await asyncio.to_thread(variants.retry_cost, conversation)
+            price = f"{price_words(cost, self._screen.snapshot)}, once for all {num} answers"
+            produce = partial(variants.compare, conversation, num)
+            stop = partial(self._chat.stop, conversation)
+            chosen = await self._screen.ask(CompareScreen(num, produce, stop, price))
+            if chosen is None:
+                self._screen.tell("the answer stays as it was; /search finds the others")
+                return
+            await asyncio.to_thread(variants.take, conversation, chosen)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+            return
+        await self._turns.show(conversation)
+        assert conversation is not None
+        self._screen.tell(
+            f"on branch {one_line(conversation.branch.name)}; the others gave their blocks back, "
+            "/search finds their words"
+        )
+
+    # Tokens
+
+    def open_tokens(self, turn: Turn) -> None:
+        conversation = self._turns.conversation
+        assert conversation is not None
+        self._screen.begin(partial(self._open_tokens, conversation, turn))
+
+    async def _open_tokens(self, conversation: ConversationView, turn: Turn) -> None:
+        if not self._screen.is_engine_ready:
+            self._screen.warn("its alternatives are known when the model is loaded")
+            return
+        variants = self._chat.variants
+        try:
+            texts = await asyncio.to_thread(variants.token_texts, turn)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+            return
+        if not texts:
+            self._screen.warn("this answer has no tokens")
+            return
+        looks = _Looks(self._chat, conversation, turn, self._screen)
+        chosen = await self._screen.ask(TokensScreen(texts, turn.token_ids or (), looks))
+        if chosen is not None and conversation is self._turns.conversation:
+            at, token_id = chosen
+            self._screen.queue(PendingTurn(kind=TurnKind.TOKEN, turn_id=turn.id, at=at, token_id=token_id))
+
+    # Asides
+
+    def begin_aside(self, text: str) -> None:
+        """Ask something on a fork that is thrown away afterwards."""
+        self._screen.begin(partial(self._begin_aside, text))
+
+    async def _begin_aside(self, text: str) -> None:
+        back = self._turns.conversation
+        assert back is not None
+        if self.aside is None:
+            try:
+                here: ConversationView = await asyncio.to_thread(self._free_aside, back)
+            except KvchatError as error:
+                self._screen.warn(str(error))
+                return
+            await self._turns.show(here)
+            self.aside = Aside(here=here, back=back)
+            self._screen.tell("this is thrown away when you leave it: esc or /aside goes back", title=_ASIDE)
+        if text:
+            self._screen.queue(PendingTurn(kind=TurnKind.SEND, text=text))
+
+    def _free_aside(self, back: ConversationView) -> ConversationView:
+        taken = {branch.name for branch in self._chat.store.branches(back.session.id)}
+        name = next(name for name in _names() if name not in taken)
+        found: ConversationView = self._chat.fork(back, None, name)
+        return found
+
+    def end_aside(self) -> None:
+        """Throw the aside away and go back to where it began."""
+        if self._turns.is_busy:
+            self._screen.warn("the aside is being answered: esc stops it, then go back")
+        elif self.aside is not None:
+            aside, self.aside = self.aside, None
+            self._screen.begin(partial(self._end_aside, aside))
+
+    async def leave_aside(self, to: ConversationView | None) -> bool:
+        """Throw the aside away because something else comes on screen, and return whether that was done."""
+        aside = self.aside
+        if aside is None or to is aside.here or self._turns.is_busy:
+            return False
+        self.aside = None
+        return await asyncio.to_thread(self._chat.variants.throw_away, aside.here, aside.back)
+
+    async def _end_aside(self, aside: Aside) -> None:
+        try:
+            is_gone = await asyncio.to_thread(self._chat.variants.throw_away, aside.here, aside.back)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+            is_gone = False
+        await self._turns.show(aside.back)
+        self._screen.tell("the aside is gone" if is_gone else "the aside stays: a branch rests on it")
+
+
+class _Looks:
+    """Asks the engine about places of one answer."""
+
+    def __init__(
+        self, chat: ChatService, conversation: ConversationView, turn: Turn, screen: BranchingDesk
+    ) -> None:
+        self._variants = chat.variants
+        self._conversation = conversation
+        self._turn = turn
+        self._screen = screen
+
+    async def alternatives(self, at: int) -> Sequence[Alternative]:
+        return await asyncio.to_thread(self._variants.alternatives, self._conversation, self._turn.id, at)
+
+    async def price(self, at: int) -> str:
+        cost = await asyncio.to_thread(self._variants.token_cost, self._conversation, self._turn.id, at)
+        return price_words(cost, self._screen.snapshot)
+
+
+_COMMANDS = {
+    "e": "edit",
+    "d": "drop",
+    "r": "retry",
+    "3": "compare",
+    "w": "why",
+    "c": "copy",
+    "k": "code",
+    "o": "open",
+}
+
+
+def _names() -> Sequence[str]:
+    return [_ASIDE, *(f"{_ASIDE}-{number}" for number in range(2, 1000))]

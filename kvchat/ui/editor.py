@@ -1,0 +1,71 @@
+"""A text in the person's own editor, which has the terminal to itself meanwhile."""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from shutil import which
+from tempfile import TemporaryDirectory
+
+from kvchat.errors import UsageError
+
+_USUAL = ("nano", "vim", "vi")
+
+
+def editor_command(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the editor's command line, without a file.
+
+    Raises:
+        UsageError: there is none, or it cannot be found.
+    """
+    wish = environ.get("VISUAL") or environ.get("EDITOR") or ""
+    words = tuple(shlex.split(wish)) or next(((name,) for name in _USUAL if which(name)), ())
+    if not words:
+        raise UsageError("there is no editor; set EDITOR to yours")
+    if which(words[0], path=environ.get("PATH")) is None:
+        raise UsageError(f"the editor {words[0]} is not there; set EDITOR to another")
+    return words
+
+
+def edited(text: str, suspended: AbstractContextManager[None], environ: Mapping[str, str]) -> str:
+    """Return what the person makes of a text in the editor. Waits for the editor to be closed.
+
+    The file is the person's alone, in memory where the system has such a place, and is gone afterwards.
+
+    Args:
+        suspended: keeps the interface off the terminal.
+
+    Raises:
+        UsageError: there is no editor, or it failed.
+    """
+    command = editor_command(environ)
+    with TemporaryDirectory(prefix="kvchat-", dir=_quiet_place(environ)) as directory:
+        file = Path(directory) / "message.md"
+        file.touch(mode=0o600)
+        file.write_text(text, encoding="utf-8")
+        with suspended:
+            _wait_for((*command, str(file)))
+        try:
+            return file.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
+        except OSError as error:
+            raise UsageError(f"the edited text cannot be read: {error.strerror or error}") from error
+
+
+def _wait_for(command: tuple[str, ...]) -> None:
+    # The process's own stdout goes to the log while the interface runs.
+    terminal = sys.__stderr__
+    assert terminal is not None
+    try:
+        done = subprocess.run(command, stdout=terminal.fileno(), stderr=terminal.fileno(), check=False)
+    except OSError as error:
+        raise UsageError(f"the editor cannot be started: {error.strerror or error}") from error
+    if done.returncode != 0:
+        raise UsageError(f"the editor ended with status {done.returncode}; nothing was changed")
+
+
+def _quiet_place(environ: Mapping[str, str]) -> str | None:
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    return runtime if os.path.isdir(runtime) and os.access(runtime, os.W_OK) else None

@@ -1,0 +1,39 @@
+"""What stands above the conversation, and in an empty one. Pure."""
+
+from kvchat.engine.api.status import EnginePhase
+from kvchat.ui.bridge import ConversationView
+from kvchat.ui.figures import plural
+from kvchat.ui.plain_text import fitted, one_line
+from kvchat.ui.widgets.session_rows import title_of
+
+_LEAST_TITLE = 12
+_FIRST_LINES = {
+    EnginePhase.LOADING: "The model is loading. You can type already.",
+    EnginePhase.FAILED: "The engine has stopped. What was said is kept.\n/reload starts it again.",
+}
+
+
+def heading_text(conversation: ConversationView | None, title: str | None, width: int, note: str = "") -> str:
+    """Return the title and the branch, the title cut where there is no room.
+
+    Args:
+        title: as stored, or that of a draft.
+        note: what is special about the branch.
+    """
+    rest = ""
+    if conversation is not None:
+        title = title or title_of(conversation.session)
+        rest = f"  ›  {one_line(conversation.branch.name)}{note}"
+    return fitted(title or "new conversation", max(_LEAST_TITLE, width - len(rest))) + rest
+
+
+def editing_text(cost: str, width: int) -> str:
+    """Return what stands above while an earlier message is changed."""
+    rest = "".join(f" · {part}" for part in (cost, "esc gives up") if part)
+    return fitted("editing", max(_LEAST_TITLE, width - len(rest))) + rest
+
+
+def welcome_text(phase: EnginePhase, num_stored: int) -> str:
+    first = _FIRST_LINES.get(phase, "Say something.")
+    stored = f"{plural(num_stored, 'session')} kept · " if num_stored else ""
+    return f"{first}\n\n{stored}/ for commands · f1 help"

@@ -1,0 +1,165 @@
+"""Several answers to one question, side by side while they are written."""
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Grid, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from kvchat.session.tree import Turn
+from kvchat.ui.bridge import Prefill, SampleDelta, SampleEvent, SamplesFinished, TurnFailed, TurnFeed
+from kvchat.ui.figures import count_text, plural
+from kvchat.ui.plain_text import clean_text
+from kvchat.ui.widgets.footer_line import progress_parts
+from kvchat.ui.widgets.markdown_view import StillMarkdown
+
+_DRAIN_S = 1 / 20
+_LEAST_WIDTH = 32
+"""Narrower columns stand on each other."""
+
+
+class CandidateView(VerticalScroll, can_focus=False):
+    """One answer."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(classes="candidate")
+        self._number = number
+        self._text = ""
+        self._heading = Static("", classes="candidate-heading", markup=False)
+        self._body = Static("", markup=False)
+
+    def compose(self) -> ComposeResult:
+        yield self._heading
+        yield self._body
+
+    def on_mount(self) -> None:
+        self.show(is_chosen=False)
+
+    def add(self, text: str) -> None:
+        self._text += clean_text(text)
+        self._body.update(Content(self._text))
+
+    def finish(self, answer: Turn) -> None:
+        self._text = clean_text(answer.text)
+        self._body.update(StillMarkdown(self._text) if self._text.strip() else Content("nothing"))
+
+    def show(self, *, is_chosen: bool) -> None:
+        mark = "▸" if is_chosen else " "
+        words = plural(len(self._text.split()), "word")
+        self._heading.update(Content(f"{mark} {self._number + 1} · {words}"))
+        self.set_class(is_chosen, "-chosen")
+
+
+class CompareScreen(ModalScreen[Turn | None]):
+    """Shows candidates while they are written; the dismissal value is the one to go on with.
+
+    Args:
+        num: how many.
+        produce: begins to answer; runs in a thread.
+        stop: ends it early, from any thread.
+        price: what it costs, known before.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left,up", "move(-1)", "Before"),
+        Binding("right,down,tab", "move(1)", "Next"),
+        Binding("enter", "take", "Take"),
+        Binding("escape,ctrl+c", "leave", "Stop, or keep the old answer"),
+        *(Binding(str(number), f"choose({number - 1})", show=False) for number in range(1, 9)),
+    ]
+
+    def __init__(
+        self,
+        num: int,
+        produce: Callable[[], Iterator[SampleEvent]],
+        stop: Callable[[], None],
+        price: str,
+    ) -> None:
+        super().__init__()
+        self._num = num
+        self._produce = produce
+        self._stop = stop
+        self._feed = TurnFeed()
+        self._answers: tuple[Turn, ...] = ()
+        self._problem: str | None = None
+        self._chosen = 0
+        self._status = Static(price, id="compare-status", markup=False)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="compare"):
+            yield self._status
+            with Grid(id="candidates"):
+                for number in range(self._num):
+                    yield CandidateView(number)
+            yield Static("", id="compare-keys", markup=False)
+
+    def on_mount(self) -> None:
+        self._feed.start(self._produce, lambda: None)
+        self._timer = self.set_interval(_DRAIN_S, self._drain)
+        self._show()
+
+    def on_resize(self) -> None:
+        grid = self.query_one("#candidates", Grid)
+        columns = max(1, min(self._num, self.size.width // _LEAST_WIDTH))
+        grid.styles.grid_size_columns = columns
+        grid.styles.grid_size_rows = -(-self._num // columns)
+
+    def action_move(self, step: int) -> None:
+        self.action_choose((self._chosen + step) % self._num)
+
+    def action_choose(self, number: int) -> None:
+        if number < self._num:
+            self._chosen = number
+            self._show()
+
+    def action_take(self) -> None:
+        if not self._feed.is_running and self._answers:
+            self.dismiss(self._answers[self._chosen])
+
+    def action_leave(self) -> None:
+        if self._feed.is_running:
+            self._stop()
+        else:
+            self.dismiss(None)
+
+    def _drain(self) -> None:
+        for event in self._feed.take():
+            match event:
+                case Prefill():
+                    self._status.update(Content(" · ".join(progress_parts(event))))
+                case SampleDelta() if not event.reasoning:
+                    self._view(event.sample).add(event.text)
+                case SamplesFinished(answers=answers, error=error):
+                    self._answers, self._problem = answers, error
+                    self._finish()
+                case TurnFailed(error=error):
+                    self._problem = str(error)
+        if not self._feed.is_running:
+            self._timer.stop()
+        self._show()
+
+    def _finish(self) -> None:
+        for number, answer in enumerate(self._answers):
+            self._view(number).finish(answer)
+        usage = self._answers[0].usage
+        if usage.prompt_tokens:
+            parts = f"reused {count_text(usage.cached_tokens)} of {count_text(usage.prompt_tokens)}"
+            computed = count_text(usage.computed_tokens)
+            self._status.update(Content(f"{parts} · computed {computed}, once for all {self._num} answers"))
+
+    def _view(self, number: int) -> CandidateView:
+        return list(self.query(CandidateView))[number]
+
+    def _show(self) -> None:
+        for number, view in enumerate(self.query(CandidateView)):
+            view.show(is_chosen=number == self._chosen)
+        keys = "esc stops them all" if self._feed.is_running else "esc keeps the old answer"
+        take = "" if self._feed.is_running else "enter takes it · "
+        problem = f"{self._problem} · " if self._problem else ""
+        self.query_one("#compare-keys", Static).update(
+            Content(f"{problem}1–{self._num} or ←→ · {take}{keys}")
+        )

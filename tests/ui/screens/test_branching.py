@@ -1,0 +1,140 @@
+"""Other ways for a conversation, by keys: at a message, several at once, at a token, aside."""
+
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from kvchat.ui.screens.actions import ActionsScreen
+from kvchat.ui.screens.compare import CompareScreen
+from kvchat.ui.screens.tokens import TokensScreen
+from tests.ui.harness import Window, window
+from tests.ui.scripted import Answer, ScriptedChat
+
+pytestmark = pytest.mark.tui
+
+
+def talk(chat: ScriptedChat) -> None:
+    chat.add_session("Oslo", [("By boat?", "By train."), ("How long?", "Seven hours or so.")])
+
+
+async def opened(shown: Window) -> None:
+    await shown.until(lambda: shown.questions == ["By boat?", "How long?"])
+
+
+async def test_walking_to_a_message_and_forking_behind_it(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.pilot.press("f6", "up", "up")
+        assert shown.transcript.selected is shown.transcript.views[1]
+        await shown.pilot.press("enter")
+        await shown.until_shown("kvchat: By train.")
+        assert "shares 17 tokens (" in shown.text
+        await shown.pilot.press("f")
+        await shown.until(lambda: shown.questions == ["By boat?"])
+        assert [view.turn.text for view in shown.answers] == ["By train."]
+        assert len(shown.chat.store.paths) == 2
+
+
+async def test_forking_before_a_message_puts_it_into_the_prompt(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.pilot.press("f6", "up", "enter")
+        await shown.until(lambda: isinstance(shown.app.screen, ActionsScreen))
+        await shown.pilot.press("f")
+        await shown.until(lambda: shown.questions == ["By boat?"])
+        assert shown.screen.prompt.text == "How long?"
+
+
+async def test_a_message_in_the_middle_is_changed_from_its_menu(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.pilot.press("f6", "up", "up", "up", "enter")
+        await shown.until(lambda: isinstance(shown.app.screen, ActionsScreen))
+        await shown.pilot.press("e")
+        await shown.until(lambda: shown.screen.prompt.text == "By boat?")
+        await shown.until_shown("editing")
+
+
+async def test_typing_leaves_the_walk_and_reaches_the_prompt(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.pilot.press("f6", "up")
+        await shown.type("and by car?")
+        assert shown.screen.prompt.text == "and by car?"
+        assert shown.transcript.selected is None
+
+
+async def test_answers_are_compared_and_one_is_taken(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say("/retry 3")
+        await shown.until_shown("enter takes it")
+        assert all(f"answer number {number}" in shown.text for number in (1, 2, 3))
+        assert "once for all 3 answers" in shown.text
+        await shown.pilot.press("2", "enter")
+        await shown.until(lambda: [view.turn.text for view in shown.answers][-1] == "answer number 2")
+        assert shown.chat.open("Oslo", "main").turns[-1].text == "Seven hours or so."
+
+
+async def test_comparing_can_be_stopped_and_left(tmp_path: Path) -> None:
+    hold = Event()
+    async with window(tmp_path, prepare=talk, initial="Oslo", size=(60, 24)) as shown:
+        await opened(shown)
+        shown.chat.variants.hold = hold
+        await shown.say("/retry 2")
+        await shown.until_shown("esc stops them all")
+        await shown.pilot.press("escape")
+        hold.set()
+        await shown.until_shown("esc keeps the old answer")
+        await shown.pilot.press("escape")
+        await shown.until(lambda: not isinstance(shown.app.screen, CompareScreen))
+        assert [view.turn.text for view in shown.answers][-1] == "Seven hours or so."
+
+
+async def test_an_answer_is_opened_as_tokens_and_gone_on_from_another(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say("/tokens")
+        await shown.until_shown("75.00%")
+        assert "■ ends here" in shown.text
+        await shown.pilot.press("right", "right")
+        await shown.until_shown("shares 32 tokens")
+        await shown.pilot.press("down")
+        # The pilot would wait for what the closed screen was still to do.
+        shown.app.simulate_key("enter")
+        await shown.until(lambda: [view.turn.text for view in shown.answers][-1] == "Seven hours 900")
+        assert shown.chat.open("Oslo", "main").turns[-1].text == "Seven hours or so."
+
+
+async def test_the_tokens_can_be_left_without_a_choice(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say("/tokens 2")
+        await shown.until(lambda: isinstance(shown.app.screen, TokensScreen))
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.app.screen is shown.screen)
+        assert len(shown.chat.store.paths) == 1
+
+
+async def test_an_aside_is_thrown_away_when_it_is_left(tmp_path: Path) -> None:
+    async with window(tmp_path, Answer(text="A fjord is a bay."), prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say("/aside What is a fjord?")
+        await shown.until_shown("A fjord is a bay.")
+        await shown.until_shown("thrown away when you leave")
+        await shown.until(lambda: not shown.screen.turns.is_running)
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.questions == ["By boat?", "How long?"])
+        assert len(shown.chat.store.paths) == 1
+
+
+async def test_an_aside_is_gone_after_switching_to_another_session(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say("/aside What is a fjord?")
+        await shown.until(lambda: shown.questions[-1:] == ["What is a fjord?"])
+        await shown.until(lambda: not shown.screen.turns.is_running)
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: shown.questions == [])
+        assert len(shown.chat.store.paths) == 1

@@ -1,0 +1,115 @@
+"""Other ways for a conversation, on a script."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from threading import Event
+from typing import TYPE_CHECKING
+
+from kvchat.chat import ChatEvent, EditCost, Prefill, TurnFinished, TurnStarted
+from kvchat.engine.api.events import Loaded
+from kvchat.session.tree import BranchName, Finish, Turn, TurnId
+from kvchat.variants.samples import SampleDelta, SampleEvent, SamplesFinished
+from kvchat.variants.token_fork import Alternative
+
+if TYPE_CHECKING:
+    from tests.ui.scripted import ScriptedChat, ScriptedConversation
+
+COST = EditCost(reused_tokens=30, computed_tokens=1, left_turns=1, left_tokens=7)
+
+
+class ScriptedReading:
+    """Is there when the script says so."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.num_tokens = len(text.split())
+        self.is_stopped = False
+        self.handed_to: list[str] = []
+
+    def run(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def hand_over(self, conversation: "ScriptedConversation") -> None:
+        self.handed_to.append(conversation.session.id)
+
+
+class ScriptedVariants:
+    """Gives numbered answers, and the same alternatives everywhere."""
+
+    def __init__(self, chat: "ScriptedChat") -> None:
+        self.hold: Event | None = None
+        self.readings: list[ScriptedReading] = []
+        self._chat = chat
+
+    def compare(self, conversation: "ScriptedConversation", num: int) -> Iterator[SampleEvent]:
+        conversation.is_stopped = False
+        yield Prefill(prompt_tokens=31, cached_tokens=30, computed_tokens=1, loaded=Loaded())
+        texts = [f"answer number {number + 1}" for number in range(num)]
+        for at in range(0, max(map(len, texts)), 6):
+            if conversation.is_stopped:
+                texts = [text[:at] for text in texts]
+                break
+            for number, text in enumerate(texts):
+                yield SampleDelta(sample=number, text=text[at : at + 6])
+            if self.hold is not None:
+                self.hold.wait(20)
+        finish = Finish.INTERRUPTED if conversation.is_stopped else Finish.COMPLETE
+        last = conversation.turns[-1]
+        answers = tuple(
+            replace(last, id=TurnId(f"candidate-{number}"), text=text, finish=finish)
+            for number, text in enumerate(texts)
+        )
+        yield SamplesFinished(answers=answers)
+
+    def take(self, conversation: "ScriptedConversation", answer: Turn) -> None:
+        self._chat.branch_off(conversation, (*conversation.turns[:-1], answer), "taken")
+
+    def retry_cost(self, conversation: "ScriptedConversation") -> EditCost:
+        return COST
+
+    def reach(self, conversation: "ScriptedConversation") -> EditCost:
+        num = sum(len(turn.token_ids or ()) for turn in conversation.turns)
+        return EditCost(reused_tokens=num, computed_tokens=0, left_turns=0, left_tokens=0)
+
+    def token_texts(self, answer: Turn) -> Sequence[str]:
+        return [f"{word} " for word in answer.text.split()]
+
+    def alternatives(
+        self, conversation: "ScriptedConversation", answer_id: TurnId, at: int
+    ) -> Sequence[Alternative]:
+        answer = next(turn for turn in conversation.turns if turn.id == answer_id)
+        said = (answer.token_ids or ())[at]
+        return (
+            Alternative(token_id=said, text=answer.text.split()[at], probability=0.75),
+            Alternative(token_id=900, text="boat", probability=0.2),
+            Alternative(token_id=2, text="</s>", probability=0.05, is_end=True),
+        )
+
+    def token_cost(self, conversation: "ScriptedConversation", answer_id: TurnId, at: int) -> EditCost:
+        return replace(COST, reused_tokens=30 + at)
+
+    def go_on_with(
+        self, conversation: "ScriptedConversation", answer_id: TurnId, at: int, token_id: int
+    ) -> Iterator[ChatEvent]:
+        *before, answer = conversation.turns
+        words = [*answer.text.split()[:at], str(token_id)]
+        turn = replace(answer, id=TurnId("from a token"), text=" ".join(words), finish=Finish.COMPLETE)
+        self._chat.branch_off(conversation, (*before, turn), "token")
+        yield TurnStarted(question=None, answer=turn)
+        yield TurnFinished(answer=turn)
+
+    def throw_away(self, aside: "ScriptedConversation", back: "ScriptedConversation") -> bool:
+        del self._chat.store.paths[aside.session.id, BranchName(aside.branch.name)]
+        return True
+
+    def read_ahead(
+        self, conversation: "ScriptedConversation | None", system: str, text: str
+    ) -> ScriptedReading:
+        self.readings.append(ScriptedReading(text))
+        return self.readings[-1]
+
+    def num_tokens(self, text: str) -> int:
+        return len(text.split())
