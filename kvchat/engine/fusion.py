@@ -8,7 +8,7 @@ logits. Any difference that rounding does not explain leaves the model as it is.
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -26,8 +26,10 @@ from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.quantised_linear import QuantisedWeight
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.decoder_structure import Decoder, Unmatched, match_decoder, match_layer
+from kvchat.engine.models.float_layer import float_copy
 from kvchat.engine.models.rope_tables import RopeTables, Rotary
 from kvchat.engine.route import Route, Served
 from kvchat.engine.runner import ForwardPass, Row
@@ -50,7 +52,7 @@ class _Seen:
 
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
-    embeddings: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)
+    arguments: list[dict[str, Any]] = field(default_factory=list)
     calls: dict[int, AttentionCall] = field(default_factory=dict)
 
 
@@ -81,31 +83,46 @@ class Fusion:
         decoder: Decoder,
         layers: Sequence[DecoderLayer],
         rotaries: Sequence[Rotary],
-        groups: Sequence[Group],
         factor: float,
     ) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         self._layers = layers
         self._rotaries = rotaries
-        self._groups = groups
         self._factor = factor
 
     def on(self, pool: DevicePool) -> FusedLayers:
         """Return the layers with their keys and values in `pool`."""
-        ids = [group.id for group in self._groups]
+        return self._made(self._layers, sorted(pool.layers), pool)
+
+    def with_layer(self, number: int, layer: Any, call: AttentionCall, pool: DevicePool) -> FusedLayers:
+        """Return one layer alone, which stands in for layer `number`."""
+        matched = match_layer(layer, call, pool.layers[number].spec, self._layers[number].rope)
+        return self._made([matched], [number], pool)
+
+    def _made(self, layers: Sequence[DecoderLayer], numbers: Sequence[int], pool: DevicePool) -> FusedLayers:
+        ids = sorted({pool.layers[number].group for number in numbers})
         pools = [
             LayerPool(keys=layer.keys, values=layer.values, group=ids.index(layer.group))
-            for _, layer in sorted(pool.layers.items())
+            for layer in (pool.layers[number] for number in numbers)
         ]
-        native = NativeLayers(self._layers, pools, self._decoder.last_norm, self._decoder.head)
-        return FusedLayers(self._embed, native, RopeTables(self._rotaries), ids, self._decoder.softcap)
+        native = NativeLayers(layers, pools, self.decoder.last_norm, self.decoder.head)
+        return FusedLayers(self._embed, native, RopeTables(self._rotaries), ids, self.decoder.softcap)
+
+    def first_of_each_kind(self) -> list[int]:
+        """Return the first layer of each kind: of other parts, other sizes, or another reach."""
+        kinds = [layer.kind for layer in self._layers]
+        return [number for number, kind in enumerate(kinds) if kinds.index(kind) == number]
+
+    @property
+    def is_quantised(self) -> bool:
+        return any(isinstance(linear.weight, QuantisedWeight) for linear in self._layers[0].projections.all)
 
     def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
         """Return a pass that computes short sequences by fused layers and others by `own`."""
         return FusedPass(own, self.on(pool))
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        embedded: Tensor = self._decoder.embed(token_ids).float()
+        embedded: Tensor = self.decoder.embed(token_ids).float()
         return embedded if self._factor == 1.0 else embedded * self._factor
 
 
@@ -148,14 +165,20 @@ def fuse(module: Any, groups: Sequence[Group]) -> Fusion:
     pool = _scratch(groups)
     row = _row(groups, module)
     seen, logits = _watch(module, decoder, pool, row)
-    fusion = _matched(decoder, groups, pool, seen, row)
+    fusion = _matched(decoder, pool, seen, row)
     _require_same(fusion, _scratch(groups), seen, row, logits)
+    if module.dtype != torch.float32 or fusion.is_quantised:
+        _require_structure(fusion, _scratch(_in_float32(groups)), seen, row)
     return fusion
 
 
 def _is_plain(group: Group) -> bool:
     is_known = type(group.spec) in (FullSpec, SlidingSpec, ChunkedSpec)
     return is_known and not group.borrowers and group.sealed_from is None
+
+
+def _in_float32(groups: Sequence[Group]) -> list[Group]:
+    return [replace(group, spec=replace(group.spec, dtype="F32")) for group in groups]
 
 
 def _scratch(groups: Sequence[Group]) -> DevicePool:
@@ -204,7 +227,7 @@ def _watch(module: nn.Module, decoder: Decoder, pool: DevicePool, row: Row) -> t
 
     def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.inputs.append((args[0] if args else kwargs["hidden_states"])[0].clone())
-        seen.embeddings.append(kwargs.get("position_embeddings"))
+        seen.arguments.append(kwargs)
 
     def after(layer: Any, args: tuple[Any, ...], out: Any) -> None:
         seen.outputs.append((out if isinstance(out, Tensor) else out[0])[0].clone())
@@ -219,18 +242,18 @@ def _watch(module: nn.Module, decoder: Decoder, pool: DevicePool, row: Row) -> t
     return seen, logits
 
 
-def _matched(decoder: Decoder, groups: Sequence[Group], pool: DevicePool, seen: _Seen, row: Row) -> Fusion:
+def _matched(decoder: Decoder, pool: DevicePool, seen: _Seen, row: Row) -> Fusion:
     ropes: list[tuple[Tensor, Tensor]] = []
     layers: list[DecoderLayer] = []
     for number, layer in enumerate(decoder.layers):
-        embeddings = seen.embeddings[number]
+        embeddings = seen.arguments[number].get("position_embeddings")
         if embeddings is None:
             raise Unmatched("its layers are given no rotary embedding")
         rope = next((i for i, known in enumerate(ropes) if _is_same(known, embeddings)), len(ropes))
         ropes += [embeddings] if rope == len(ropes) else []
         layers.append(match_layer(layer, seen.calls[number], pool.layers[number].spec, rope))
     rotaries = [_rotary(decoder, known, row.positions[None]) for known in ropes]
-    return Fusion(decoder, layers, rotaries, groups, _factor(decoder, seen, row))
+    return Fusion(decoder, layers, rotaries, _factor(decoder, seen, row))
 
 
 def _is_same(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> bool:
@@ -273,15 +296,36 @@ def _require_same(fusion: Fusion, pool: DevicePool, seen: _Seen, row: Row, logit
     except ValueError as error:
         raise Unmatched(f"there is no kernel for {error}") from error
     dtype = seen.inputs[0].dtype
-    of_change, of_sum = LAYER_TOLERANCE.get(dtype, COARSE_LAYER_TOLERANCE)
     for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
-        given, wanted = given.float(), wanted.float()
-        distance = (fused.hidden(given, row, number) - wanted).norm(dim=1)
-        bound = of_change * (wanted - given).norm(dim=1) + of_sum * wanted.norm(dim=1)
-        if not bool((distance <= bound).all()):
-            share = float((distance / bound).max())
-            raise Unmatched(f"layer {number} computes something else ({share:.2g} times the tolerance)")
+        found = fused.hidden(given.float(), row, number)
+        _require_near(found, given, wanted, f"layer {number}")
     distance = (fused.logits(row) - logits).norm(dim=1) / logits.norm(dim=1).clamp_min(1e-6)
     tolerance = LOGITS_TOLERANCE if dtype == torch.float32 else COARSE_LOGITS_TOLERANCE
     if not float(distance.median()) <= tolerance:
         raise Unmatched(f"its logits are others ({float(distance.median()):.2g} of their size away)")
+
+
+def _require_structure(fusion: Fusion, pool: DevicePool, seen: _Seen, row: Row) -> None:
+    """Compare one layer of each kind in float32, where rounding hides nothing."""
+    attention = PagedAttention(pool.layers)
+    attention.step = row.groups
+    for number in fusion.first_of_each_kind():
+        layer = float_copy(fusion.decoder.layers[number], attention)
+        given, arguments = seen.inputs[number].float(), dict(seen.arguments[number])
+        arguments.pop("hidden_states", None)
+        arguments["position_embeddings"] = tuple(part.float() for part in arguments["position_embeddings"])
+        out = layer(given[None], **arguments)
+        wanted = (out if isinstance(out, Tensor) else out[0])[0]
+        fused = fusion.with_layer(number, layer, seen.calls[number], pool)
+        _require_near(fused.hidden(given, row, 0), given, wanted, f"layer {number} in float32")
+
+
+def _require_near(found: Tensor, given: Tensor, wanted: Tensor, name: str) -> None:
+    """Hold what a layer makes of `given` to what the model makes of it, row by row."""
+    of_change, of_sum = LAYER_TOLERANCE.get(wanted.dtype, COARSE_LAYER_TOLERANCE)
+    given, wanted = given.float(), wanted.float()
+    distance = (found - wanted).norm(dim=1)
+    bound = of_change * (wanted - given).norm(dim=1) + of_sum * wanted.norm(dim=1)
+    if not bool((distance <= bound).all()):
+        share = float((distance / bound).max())
+        raise Unmatched(f"{name} computes something else ({share:.2g} times the tolerance)")

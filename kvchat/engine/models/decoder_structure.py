@@ -210,8 +210,7 @@ def _require_all(layer: nn.Module, matched: DecoderLayer, call: AttentionCall) -
             *(matched.heads.query_norm, matched.heads.key_norm),
         )
     )
-    for name in products.__slots__:
-        linear: Linear = getattr(products, name)
+    for linear in products.all:
         weight = linear.weight
         num_used += 1 if isinstance(weight, Tensor) else 2 + (weight.minima is not None)
         num_used += linear.bias is not None

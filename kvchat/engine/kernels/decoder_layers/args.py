@@ -3,7 +3,7 @@
 Dimensions: T rows, H query heads, H_kv key-value heads, D head size, K inputs, N outputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -92,6 +92,10 @@ class Projections:
     up: Linear
     down: Linear
 
+    @property
+    def all(self) -> tuple[Linear, ...]:
+        return self.query, self.key, self.value, self.output, self.gate, self.up, self.down
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
@@ -111,6 +115,15 @@ class DecoderLayer:
     after_attention: Norm | None = None
     after_mlp: Norm | None = None
     rope: int = 0
+
+    @property
+    def kind(self) -> Hashable:
+        """The same for layers that compute the same with other numbers."""
+        heads = self.heads
+        norms = (self.after_attention, self.after_mlp, heads.query_norm, heads.key_norm)
+        sizes = tuple((linear.num_outputs, linear.bias is not None) for linear in self.projections.all)
+        reach = (heads.window, heads.chunk, heads.scale, heads.softcap, heads.sinks is not None, self.rope)
+        return self.activation, sizes, reach, tuple(norm is not None for norm in norms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
