@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvchat.engine.api.config import CACHE_FORMATS, SPECULATE, EngineConfig
+from kvchat.engine.api.cache_format import canonical_cache_format
+from kvchat.engine.api.config import SPECULATE, EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, UsageError
 from kvchat.quantities import integer, number, one_of, or_none, parse_size, path, positive, text, yes_or_no
@@ -147,6 +148,13 @@ def _chosen_file(environ: Mapping[str, str], config_file: Path | None) -> Path |
     return config_file or (Path(named) if named else None)
 
 
+def _cache_format(value: object) -> str:
+    try:
+        return canonical_cache_format(text(value))
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
 KEYS: Mapping[str, Key] = {
     "model": Key(read=text, variable="KVCHAT_MODEL", in_project=True),
     "system": Key(read=text, variable="KVCHAT_SYSTEM", in_project=True),
@@ -165,7 +173,7 @@ KEYS: Mapping[str, Key] = {
         read=one_of("auto", "fp32", "bf16", "fp16", "int8", "int4"), variable="KVCHAT_WEIGHTS"
     ),
     "engine.adapter": Key(read=or_none(path), variable="KVCHAT_ADAPTER"),
-    "engine.cache_format": Key(read=one_of(*CACHE_FORMATS), variable="KVCHAT_CACHE_FORMAT"),
+    "engine.cache_format": Key(read=_cache_format, variable="KVCHAT_CACHE_FORMAT"),
     "engine.block_size": Key(read=positive, variable="KVCHAT_BLOCK_SIZE"),
     "engine.device_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_DEVICE_BYTES"),
     "engine.host_bytes": Key(read=or_none(parse_size), variable="KVCHAT_KV_HOST_BYTES"),

@@ -112,7 +112,9 @@ class EngineOptions(PlaceOptions):
     ] = None
     cache_format: Annotated[
         str | None,
-        typer.Option(help="How KV is stored: exact, or fp8 (approximate; latents alone).", metavar="FORMAT"),
+        typer.Option(
+            help="How KV is stored: exact, or fp8, int8, int4, int2 (approximate).", metavar="FORMAT"
+        ),
     ] = None
     speculate: Annotated[
         str | None,

@@ -107,7 +107,9 @@ class ImportOptions(ListOptions):
     ] = None
     cache_format: Annotated[
         str | None,
-        typer.Option(help="How KV is stored: exact, or fp8 (approximate; latents alone).", metavar="FORMAT"),
+        typer.Option(
+            help="How KV is stored: exact, or fp8, int8, int4, int2 (approximate).", metavar="FORMAT"
+        ),
     ] = None
     no_kv: Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")] = False
 
@@ -135,7 +137,9 @@ class VerifyOptions(ListOptions):
     ] = None
     cache_format: Annotated[
         str | None,
-        typer.Option(help="How KV is stored: exact, or fp8 (approximate; latents alone).", metavar="FORMAT"),
+        typer.Option(
+            help="How KV is stored: exact, or fp8, int8, int4, int2 (approximate).", metavar="FORMAT"
+        ),
     ] = None
     kv_device_bytes: Annotated[
         str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
@@ -175,6 +179,10 @@ class RemoveOptions(ListOptions):
         list[str],
         typer.Argument(help="Sessions to remove.", metavar="SESSION...", autocompletion=complete_session),
     ]
+    branch: Annotated[
+        str | None,
+        typer.Option("--branch", "-b", help="Remove this branch of the session alone.", metavar="NAME"),
+    ] = None
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
+from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_format
 from kvchat.engine.api.config import SPECULATE, EngineConfig, EngineInfo
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.cache.formats import cache_format
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
@@ -73,6 +73,18 @@ def build_parts(
     candidate = load_candidate(
         Source(model_dir=model_dir, adapter_dir=config.adapter), config, device, report
     )
+    return assemble(model, candidate, config, report)
+
+
+def assemble(
+    model: str, candidate: Candidate, config: EngineConfig, report: Callable[[str], None] = lambda _: None
+) -> EngineParts:
+    """Build everything around a model in memory; `model` is what it is called.
+
+    Raises:
+        CapacityError: the cache does not fit.
+    """
+    device = next(candidate.loaded.module.parameters()).device
     _pack(candidate)
     make_pass, groups = candidate.served.make_pass, candidate.served.groups
     info = _info(candidate, config, device)
@@ -121,7 +133,7 @@ def build_parts(
 
 
 def _check(config: EngineConfig) -> None:
-    cache_format(config.cache_format)
+    parse_cache_format(config.cache_format)
     check_weights(config)
     if config.block_size < 1:
         raise ConfigError(f"block_size must be at least 1, not {config.block_size}")
@@ -156,8 +168,8 @@ def _info(candidate: Candidate, config: EngineConfig, device: torch.device) -> E
         num_layers=loaded.num_layers,
         disk_enabled=config.cache_dir is not None,
         route=candidate.served.route,
-        cache_format=config.cache_format,
-        is_exact=cache_format(config.cache_format).is_exact,
+        cache_format=canonical_cache_format(config.cache_format),
+        is_exact=parse_cache_format(config.cache_format).is_exact,
     )
 
 
@@ -206,8 +218,9 @@ def _device_bytes(config: EngineConfig, groups: tuple[Group, ...], max_context: 
         OutOfMemory: more is asked for than there is; the message states the most that fits.
     """
     if config.device_bytes is None:
-        token_bytes = sum(group.block_bytes(1) for group in groups)
-        return min(max(free_bytes, 0) // MEMORY_SHARE, DEFAULT_CONTEXTS * max_context * token_bytes)
+        kept = [group for group in groups if not group.spec.is_passing]
+        context_bytes = sum(group.block_bytes(config.block_size) for group in kept) * max_context
+        return min(max(free_bytes, 0) // MEMORY_SHARE, DEFAULT_CONTEXTS * context_bytes // config.block_size)
     if config.device_bytes > free_bytes:
         raise OutOfMemory(
             f"{config.device_bytes} bytes for the cache do not fit beside the model; "

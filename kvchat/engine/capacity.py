@@ -107,10 +107,10 @@ def _batch(groups: Sequence[Group], block_size: int, start: int, num_tokens: int
     """Return a step of one conversation that computes [start, start + num_tokens), whose table names block 0
     everywhere.
     """
-    end_block = -(-(start + num_tokens) // block_size)
     changes = []
     for group in groups:
         first = group.spec.first_visible(start) // block_size
+        end_block = group.num_blocks(start + num_tokens, block_size)
         changes.append(TableChange(_BRANCH, group.id, first, (BlockId(0),) * (end_block - first)))
     chunk = Chunk(RequestId(0), _BRANCH, start, (0,) * num_tokens, samples=True)
     return Batch((chunk,), (), tuple(changes), ())

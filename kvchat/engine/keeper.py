@@ -1,7 +1,8 @@
 """When what a branch has computed goes to disk.
 
 Full blocks are queued as soon as they are named, tails every two seconds, and both once more when an answer
-ends and when the engine closes. So a killed process loses the KV of a tail at most.
+ends and when the engine closes. So a killed process loses the KV of a tail at most; of quantised layers,
+whose exact blocks of the moment are not stored again and again, that of the turn.
 """
 
 import logging
@@ -54,6 +55,8 @@ class Keeper:
             return
         self._saver.save_blocks(saves)
         self._note_problem(self._saver)
+        if self._manager.device.has_passing:
+            return  # exact blocks that are quantised soon are stored where turns end
         now_s = self._clock()
         if now_s - self._tails_saved_s >= TAIL_INTERVAL_S:
             self._tails_saved_s = now_s

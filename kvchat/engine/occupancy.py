@@ -1,6 +1,7 @@
 """The cache's state as a snapshot, read from counters: nothing here walks blocks."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import BranchUsage, GroupUsage, LayerUsage, Tier, TierUsage
@@ -15,12 +16,18 @@ def group_usages(manager: CacheManager) -> tuple[GroupUsage, ...]:
 
 
 def layer_usages(manager: CacheManager) -> tuple[LayerUsage, ...]:
-    """Return each layer's part of its group's pool, in the order of layers."""
-    usages = [_layer_usage(usage, layer) for usage in group_usages(manager) for layer in usage.layers]
-    usages += [
-        _borrower_usage(group, layer, lender) for group in manager.groups for layer, lender in group.borrowers
-    ]
-    return tuple(sorted(usages, key=lambda usage: usage.layer))
+    """Return each layer's part of its group's pool, in the order of layers; a quantised layer has parts of
+    two, and stands under the group of its quantised blocks.
+    """
+    usages: dict[int, LayerUsage] = {}
+    for group in group_usages(manager):
+        for layer in group.layers:
+            own = _layer_usage(group, layer)
+            usages[layer] = _together(usages[layer], own) if layer in usages else own
+    for borrowing in manager.groups:
+        for layer, lender in borrowing.borrowers:
+            usages[layer] = _borrower_usage(borrowing, layer, lender)
+    return tuple(usages[layer] for layer in sorted(usages))
 
 
 def device_usage(manager: CacheManager) -> TierUsage:
@@ -100,6 +107,17 @@ def _layer_usage(group: GroupUsage, layer: int) -> LayerUsage:
         shared_bytes=group.shared_blocks * layer_bytes,
         cached_bytes=group.cached_blocks * layer_bytes,
         total_bytes=group.total_blocks * layer_bytes,
+    )
+
+
+def _together(recent: LayerUsage, sealed: LayerUsage) -> LayerUsage:
+    """Return the usage of a quantised layer: its exact blocks and its quantised ones."""
+    return replace(
+        sealed,
+        used_bytes=recent.used_bytes + sealed.used_bytes,
+        shared_bytes=recent.shared_bytes + sealed.shared_bytes,
+        cached_bytes=recent.cached_bytes + sealed.cached_bytes,
+        total_bytes=recent.total_bytes + sealed.total_bytes,
     )
 
 

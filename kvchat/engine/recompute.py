@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvchat.engine.api.ids import GroupId, RequestId
+from kvchat.engine.api.ids import BlockId, GroupId, RequestId
 from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.spec import Group
+from kvchat.engine.kernels.quantised_kv.reference import quantise
 from kvchat.engine.parts import EngineParts
 from kvchat.errors import PoolExhausted
 
@@ -78,19 +80,20 @@ class Recompute:
         branch = self._manager.open(_OWNER, token_ids, f"verify:{secrets.token_hex(16)}")
         try:
             while branch.computed_len < start:
-                first = branch.computed_len // self._block_size
                 num_tokens = min(self._chunk_len, start - branch.computed_len)
                 self._extend(branch, num_tokens)
-                for number in range(first, -(-(branch.computed_len + num_tokens) // self._block_size)):
-                    self._fill(branch, number, past)
+                for group in self._manager.groups:
+                    self._fill(branch, group, branch.computed_len + num_tokens, past)
                 self._commit(branch, num_tokens)
         except BaseException:
             self._manager.release(branch)
             raise
         return branch
 
-    def _fill(self, branch: Branch, number: int, past: ReadPast) -> None:
-        for group in self._manager.groups:
+    def _fill(self, branch: Branch, group: Group, end: int, past: ReadPast) -> None:
+        """Write the given past of one group, from the tokens that are computed up to `end`."""
+        first, last = (group.num_blocks(length, self._block_size) for length in (branch.computed_len, end))
+        for number in range(first, last):
             block, data = branch.tables[group.id][number], past(number, group.id)
             if block is not None and data is not None:
                 self._pool.write_block(group.id, block, bytearray(data))
@@ -123,9 +126,25 @@ class Recompute:
         self._manager.take_saves()  # nobody stores these
 
     def _reader(self, branch: Branch, number: int) -> Callable[[GroupId, int], bytes]:
+        groups = {group.id: group for group in self._manager.groups}
+
         def read(group: GroupId, num_tokens: int) -> bytes:
-            block = branch.tables[group][number]
+            recent = groups[group].sealed_from
+            block = branch.tables[group if recent is None else recent][number]
             assert block is not None
+            if recent is not None:
+                return self._quantised(groups[group], block)
             return bytes(self._pool.read_block(group, block, num_tokens))
 
         return read
+
+    def _quantised(self, group: Group, block: BlockId) -> bytes:
+        """Return an exact block as it is quantised once it is old enough."""
+        parts: list[bytes] = []
+        for layer in group.layers:
+            pool = self._pool.layers[layer]
+            assert pool.sealed is not None
+            records = pool.sealed.pool.key_record, pool.sealed.pool.value_record
+            for numbers, record in zip((pool.keys, pool.values), records, strict=True):
+                parts.append(quantise(numbers[block][None], record).cpu().numpy().tobytes())
+        return b"".join(parts)

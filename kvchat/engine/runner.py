@@ -22,6 +22,7 @@ from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.sealed_attention.args import SealedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ class Runner:
         row = Row(
             token_ids=torch.tensor(token_ids, device=self._device),
             positions=torch.from_numpy(positions).to(self._device),
-            groups={group.id: self._group_step(chunks, lens, positions, group) for group in self._groups},
+            groups={group.id: self._step_of(chunks, lens, positions, group) for group in self._groups},
             sampling=torch.tensor(_sampling_rows(chunks), dtype=torch.long, device=self._device),
         )
         return self._forward.logits(row).float()
@@ -131,6 +132,25 @@ class Runner:
                 grown[: table.numel()] = table
             table = self._tables[change.branch, change.group] = grown
         table[change.start : end] = torch.tensor(change.block_ids, device=self._device)
+
+    def _step_of(
+        self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
+    ) -> GroupStep:
+        if group.sealed_from is None:
+            return self._group_step(chunks, lens, positions, group)
+        return self._sealed_step(chunks, group, group.sealed_from)
+
+    def _sealed_step(self, chunks: Sequence[Chunk], group: Group, recent: GroupId) -> GroupStep:
+        """Return which quantised blocks are read, and which exact ones become old with the step."""
+        nothing = torch.zeros(0, dtype=torch.long, device=self._device)
+        blocks, sources = [], []
+        for chunk in chunks:
+            first, end = (group.num_blocks(length, self._block_size) for length in (chunk.start, chunk.end))
+            blocks.append(self._tables.get((chunk.branch, group.id), nothing)[:end])
+            sources.append(self._tables[chunk.branch, recent][first:end])
+        targets = [listed[len(listed) - len(new) :] for listed, new in zip(blocks, sources, strict=True)]
+        step = SealedStep(blocks, torch.cat(sources), torch.cat(targets))
+        return GroupStep(slots=nothing, spans=(), sealed=step)
 
     def _group_step(
         self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group

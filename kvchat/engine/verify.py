@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockKey, GroupId, u32le
-from kvchat.engine.cache.spec import Fp8LatentSpec, Group
-from kvchat.engine.kernels.fp8_record import Fp8Record
+from kvchat.engine.cache.spec import Fp8LatentSpec, FullSpec, Group, SealedSpec
 from kvchat.engine.kernels.latent_record.reference import unpack
+from kvchat.engine.kernels.quantised_kv.reference import dequantise
+from kvchat.engine.kernels.sealed_record import SealedRecord
 from kvchat.engine.memory.block_file import Layout
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
@@ -73,8 +74,7 @@ class Verifier:
     def __init__(self, recompute: Recompute, groups: Sequence[Group], shelf: BlockShelf) -> None:
         self._recompute = recompute
         self._groups = groups
-        specs = ((group.id, group.spec) for group in groups)
-        self._records = {group: spec.record for group, spec in specs if isinstance(spec, Fp8LatentSpec)}
+        self._specs = {group.id: group.spec for group in groups}
         self._shelf = shelf
         self._size = shelf.block_size
         self.findings = Findings()
@@ -103,7 +103,7 @@ class Verifier:
         has_past = all(
             past(number, group.id) is not None
             for group in self._groups
-            for number in range(self._first_seen(group, target.number), target.number)
+            for number in self._seen(group, target.number * self._size)
         )
         start = target.number * self._size if has_past else 0
         for block in self._recompute.blocks(path[:end], start, past):
@@ -111,8 +111,10 @@ class Verifier:
                 self._compare(target, block, keep=False)
         self._check_logits(path[:end], start, past, self._stored_past([*targets, target]))
 
-    def _first_seen(self, group: Group, number: int) -> int:
-        return group.spec.first_visible(number * self._size) // self._size
+    def _seen(self, group: Group, position: int) -> range:
+        """Return the numbers of the blocks that a query sees in a group."""
+        first = group.spec.first_visible(position) // self._size
+        return range(first, group.num_blocks(position, self._size))
 
     def _stored_past(self, targets: Sequence[Target]) -> ReadPast:
         """Return a reader of what is stored on a path; the longest at each place."""
@@ -138,7 +140,7 @@ class Verifier:
             computed = block.read(group, len(target.token_ids))
             stored = self._shelf.read(group, target.parent, u32le(target.token_ids))
             layout = self._shelf.layouts[group]
-            found = inf if stored is None else deviation(stored, computed, layout, self._records.get(group))
+            found = inf if stored is None else deviation(stored, computed, layout, self._specs[group])
             deviations.append(found)
             if found > tolerance(layout):
                 self._shelf.set_aside(group, target.key)
@@ -160,7 +162,7 @@ class Verifier:
         is_stored = all(
             stored(number, group.id) is not None
             for group in self._groups
-            for number in range(group.spec.first_visible(last) // self._size, -(-last // self._size))
+            for number in self._seen(group, last)
         )
         if last < 1 or not is_stored:
             return
@@ -173,16 +175,20 @@ class Verifier:
             self.findings.worst_logits = max(self.findings.worst_logits, found)
 
 
-def deviation(stored: bytes, computed: bytes, layout: Layout, record: Fp8Record | None = None) -> float:
+def deviation(stored: bytes, computed: bytes, layout: Layout, spec: FullSpec | None = None) -> float:
     """Return the largest relative deviation over the tensors of a block; infinite where one is no number.
 
+    Of quantised blocks it is that of a whole tensor, not of its worst number: in few bits, the least
+    difference can move a number by a large part of its size.
+
     Args:
-        record: what the tensors' bytes are; None: numbers.
+        spec: what the tensors' bytes are; None: numbers.
     """
     if stored == computed:
         return 0.0
-    pairs = zip(_regions(stored, layout, record), _regions(computed, layout, record), strict=True)
-    return max(relative(left, right) for left, right in pairs)
+    compare = relative_norm if isinstance(spec, SealedSpec) else relative
+    pairs = zip(_regions(stored, layout, spec), _regions(computed, layout, spec), strict=True)
+    return max(compare(left, right) for left, right in pairs)
 
 
 def relative(left: Tensor, right: Tensor) -> float:
@@ -193,21 +199,34 @@ def relative(left: Tensor, right: Tensor) -> float:
     return found if isfinite(found) else inf
 
 
+def relative_norm(left: Tensor, right: Tensor) -> float:
+    """Return how far two tensors are apart as a whole, relative to the size of the second."""
+    found = float((left - right).norm()) / max(float(right.norm()), 1e-30)
+    return found if isfinite(found) else inf
+
+
 def tolerance(layout: Layout) -> float:
     return max(TOLERANCE[region.dtype] for region in layout)
 
 
-def _regions(payload: bytes, layout: Layout, record: Fp8Record | None) -> Iterator[Tensor]:
+def _regions(payload: bytes, layout: Layout, spec: FullSpec | None) -> Iterator[Tensor]:
     data = bytearray(payload)
     start = 0
     for region in layout:
         end = start + region.nbytes
         numbers = torch.frombuffer(data, dtype=torch.uint8)[start:end].view(TORCH_DTYPES[region.dtype])
-        if record is None:
-            yield numbers
+        if isinstance(spec, Fp8LatentSpec):
+            latents = unpack(numbers.view(-1, spec.record.num_bytes), spec.record)
+            yield from latents.tensor_split([spec.rank], dim=1)
+        elif isinstance(spec, SealedSpec):
+            yield dequantise(numbers.view(region.shape).transpose(0, 1), _record(spec, region.name))
         else:
-            yield from unpack(numbers.view(-1, record.num_bytes), record).tensor_split([record.rank], dim=1)
+            yield numbers
         start = end
+
+
+def _record(spec: SealedSpec, region: str) -> SealedRecord:
+    return spec.key_record if region.endswith(".k") else spec.value_record
 
 
 def _nothing(number: int, group: GroupId) -> bytes | None:

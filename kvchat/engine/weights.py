@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.spec import LatentSpec
@@ -25,10 +26,10 @@ from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.packed_linear import overwrite
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.engine.models.weight_files import ADAPTER_CONFIG, check_model
-from kvchat.engine.route import Served, choose_route
+from kvchat.engine.route import Route, Served, choose_route
 from kvchat.engine.threads import choose_threads
 from kvchat.engine.weight_format import Form, Source, in_wanted_form
-from kvchat.errors import ModelNotFound, ModelUnreadable, UnsupportedModel
+from kvchat.errors import ConfigError, ModelNotFound, ModelUnreadable, UnsupportedModel
 
 DIGESTS_FILE = "weights.json"
 
@@ -70,7 +71,13 @@ def load_candidate(
     digests.save()
     torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
     served = choose_route(loaded)
-    served = replace(served, groups=stored_groups(served.groups, config.cache_format))
+    groups = stored_groups(served.groups, config.cache_format, config.block_size)
+    if served.route is Route.CACHE and groups != served.groups:
+        raise ConfigError(
+            f"this model attends by itself to all that its cache has, and that cannot be stored as "
+            f"'{config.cache_format}'; use --cache-format exact"
+        )
+    served = replace(served, groups=groups)
     return Candidate(source=source, checkpoint=checkpoint, loaded=loaded, served=served)
 
 
@@ -83,7 +90,7 @@ def fingerprint_of(candidate: Candidate, config: EngineConfig, pool: DevicePool)
     storage = Storage(
         route=candidate.served.route,
         dtype=candidate.loaded.dtype,
-        cache_format=config.cache_format,
+        cache_format=canonical_cache_format(config.cache_format),
         block_size=config.block_size,
         layouts=pool.layouts(),
         rope_layouts={

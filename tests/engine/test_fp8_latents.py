@@ -10,15 +10,7 @@ from kvchat.engine.api.ids import GroupId
 from kvchat.errors import ConfigError
 from tests.engine.conftest import OpenEngine
 from tests.engine.latent_models import model_of
-from tests.engine.tiny_models import (
-    answer,
-    finish,
-    make_config,
-    open_recorded,
-    save_model,
-    submit,
-    token_ids,
-)
+from tests.engine.tiny_models import answer, finish, open_recorded, submit, token_ids
 
 pytestmark = pytest.mark.cpu
 
@@ -115,12 +107,14 @@ def test_logits_are_near_those_of_the_exact_format_and_not_the_same(model_dir: P
     assert torch.isfinite(rows[1]).all()
 
 
-def test_layers_that_keep_keys_and_values_are_refused(tmp_path: Path, open_engine: OpenEngine) -> None:
-    model_dir = save_model(make_config("llama"), tmp_path / "llama")
-    with pytest.raises(ConfigError, match=r"'fp8' stores latents \(MLA\) alone, and layer 0 .* \(full\)"):
-        open_engine(model_dir, cache_format="fp8")
+@pytest.mark.parametrize("cache_format", ["int8", "int4", "int2", "k=fp8,v=int8"])
+def test_other_codes_are_refused_with_the_reason(
+    model_dir: Path, cache_format: str, open_engine: OpenEngine
+) -> None:
+    with pytest.raises(ConfigError, match=r"no form for latents \(MLA\), which layer 0 .* fp8 or exact"):
+        open_engine(model_dir, cache_format=cache_format)
 
 
 def test_an_unknown_format_is_refused_by_name(model_dir: Path, open_engine: OpenEngine) -> None:
-    with pytest.raises(ConfigError, match="'int3' is unknown; use exact or fp8"):
+    with pytest.raises(ConfigError, match="'int3' is unknown; use exact, fp8, int8, int4, int2"):
         open_engine(model_dir, cache_format="int3")

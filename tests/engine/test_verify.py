@@ -9,6 +9,7 @@ import torch
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.build import build_parts
+from kvchat.engine.cache.spec import Fp8LatentSpec
 from kvchat.engine.engine import Engine
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
@@ -51,6 +52,15 @@ def test_numbers_where_zeros_must_be_are_found() -> None:
 def test_records_are_compared_by_the_numbers_in_them() -> None:
     """One code's difference passes, as rounding may make it; other numbers, scales and NaN do not."""
     record = Fp8Record(16, 8)
+    spec = Fp8LatentSpec(
+        num_kv_heads=1,
+        head_dim_k=record.num_bytes,
+        head_dim_v=0,
+        dtype="U8",
+        rank=16,
+        rope_dim=8,
+        rope_layout="halves",
+    )
     layout = (Region(name="layers.0.k", dtype="U8", shape=(1, 2, record.num_bytes)),)
     latents = torch.linspace(-1, 1, 32).view(2, 16)
     computed = pack(latents, torch.ones(2, 8), record)
@@ -58,7 +68,7 @@ def test_records_are_compared_by_the_numbers_in_them() -> None:
     def found(token: int, place: int, code: int) -> float:
         stored = computed.clone()
         stored[token, place] = code
-        return deviation(stored.numpy().tobytes(), computed.numpy().tobytes(), layout, record)
+        return deviation(stored.numpy().tobytes(), computed.numpy().tobytes(), layout, spec)
 
     code, exponent = int(computed[0, 0]), int(computed[0, record.scales_at + 3])
     assert 0 < found(0, 0, code - 1) <= tolerance(layout)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvchat.sealing.sealer import Sealer
 
-CACHE_FORMATS = ("exact", "fp8")
-"""Names of the formats in which KV can be stored; `engine/cache/formats.py` says what they are."""
+CACHE_FORMATS = ("exact", "fp8", "int8", "int4", "int2")
+"""Names of the formats in which KV can be stored; `api/cache_format.py` says how they are put together."""
 
 SPECULATE = ("auto", "off")
 
@@ -21,8 +21,9 @@ class EngineConfig:
         device: auto, cpu, cuda or mps.
         dtype: auto (as the checkpoint says), float32, bfloat16 or float16.
         weights: auto (as the checkpoint says), fp32, bf16 or fp16, int8 or int4 (quantised once and kept).
-        cache_format: storage format of KV: `exact` keeps it in the model's dtype, `fp8` packs latents (MLA)
-            into 8 bits; answers are then approximate.
+        cache_format: storage format of KV: `exact` keeps it in the model's dtype; fp8, int8, int4 and int2
+            keep all but the last one or two blocks in so many bits, and answers are then approximate. Keys
+            and values may differ (`k=int8,v=int4`), and layers (`int4; layers 0-1=exact`).
         block_size: tokens per block.
         device_bytes: limit of the device pool over all groups; None: chosen from the memory that is free.
         host_bytes: size of the host tier, which takes what the device pool evicts; None: none on a processor,

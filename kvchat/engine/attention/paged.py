@@ -1,4 +1,6 @@
-"""Exact attention over paged keys and values: write the new ones, attend through the block tables.
+"""Attention over paged keys and values: write the new ones, attend through the block tables.
+
+Where a layer is quantised, blocks that have become old with a step are quantised before its queries look.
 
 Stands behind the attention modules of one model. The runner sets `step` before each forward pass.
 """
@@ -14,6 +16,8 @@ from kvchat.engine.attention.call import AttentionCall
 from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, SlidingSpec
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan
+from kvchat.engine.kernels.sealed_attention import seal, sealed_attention
+from kvchat.engine.kernels.sealed_attention.args import SealedPool, SealedStep
 from kvchat.engine.kernels.store_kv import store_kv
 
 
@@ -22,14 +26,26 @@ class GroupStep:
     """Where one step's tokens go and what they see, in one group.
 
     Args:
-        slots: slot of every new token [T], int64.
+        slots: slot of every new token [T], int64; none where tokens have no place of their own.
         spans: the sequences of the batch.
         prepared: the same in the form that is computed with.
+        sealed: of groups of quantised blocks: what is read and what is written there.
     """
 
     slots: Tensor
     spans: Sequence[SequenceSpan]
     prepared: Prepared | None = None
+    sealed: SealedStep | None = None
+
+
+class SealedLayer(Protocol):
+    """One layer's quantised blocks."""
+
+    @property
+    def group(self) -> GroupId: ...
+
+    @property
+    def pool(self) -> SealedPool: ...
 
 
 class LayerPool(Protocol):
@@ -47,9 +63,12 @@ class LayerPool(Protocol):
     @property
     def values(self) -> Tensor: ...
 
+    @property
+    def sealed(self) -> SealedLayer | None: ...
+
 
 class PagedAttention:
-    """Backend of full, sliding and chunked layers.
+    """Backend of full, sliding and chunked layers, exact or quantised.
 
     Args:
         layers: the pools of the layers that store keys and values.
@@ -77,4 +96,10 @@ class PagedAttention:
             softcap=call.softcap,
             sinks=call.sinks,
         )
-        return paged_attention(query, pool.keys, pool.values, args)
+        if pool.sealed is None:
+            return paged_attention(query, pool.keys, pool.values, args)
+        old = self.step[pool.sealed.group].sealed
+        assert old is not None
+        if layer not in self._borrowed:
+            seal(pool.keys, pool.values, pool.sealed.pool, old)
+        return sealed_attention(query, (pool.keys, pool.values), pool.sealed.pool, args, old.blocks)

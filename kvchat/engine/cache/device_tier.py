@@ -38,6 +38,7 @@ class DeviceTier:
         """
         self.groups = tuple(groups)
         self.groups_with_tail = tuple(group for group in groups if group.spec.has_tail)
+        self.has_passing = any(group.spec.is_passing for group in groups)
         self.block_size = block_size
         self.host = host or HostTier((), {})
         self.index = PrefixIndex()

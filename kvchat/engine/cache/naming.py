@@ -34,7 +34,8 @@ class Naming:
         node = IndexNode(key, branch.parent_of(number), self._ids(branch, number), start)
         self._device.name(group.id, block, node)
         if not group.spec.is_passing:
-            replaced = branch.saved_tail if group.spec.has_tail else None
+            # Where passing blocks are stored at turns' ends alone, the tail there is the only way back to it.
+            replaced = None if self._device.has_passing else branch.saved_tail
             self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, replaced))
 
     def name_tail(self, branch: Branch) -> None:

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.cache.spec import FullSpec, Group
+from kvchat.engine.cache.spec import FullSpec, Group, SealedSpec
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.read_block.native import Places
+from kvchat.engine.kernels.sealed_attention.args import SealedPool
 from kvchat.engine.memory.block_file import Region
 from kvchat.engine.memory.pages import PAGE
 from kvchat.errors import OutOfMemory
@@ -31,13 +32,22 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if dtype.is_f
 
 
 @dataclass(frozen=True, slots=True)
+class SealedLayer:
+    """One layer's quantised blocks, and the group that has them."""
+
+    group: GroupId
+    pool: SealedPool
+
+
+@dataclass(frozen=True, slots=True)
 class LayerPool:
-    """One layer's part of its group's pool."""
+    """One layer's part of its group's pool; `sealed`: beside it, of a quantised layer, its older blocks."""
 
     group: GroupId
     spec: FullSpec
     keys: Tensor
     values: Tensor
+    sealed: SealedLayer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +83,23 @@ class DevicePool:
             raise OutOfMemory(
                 f"the cache of {total} bytes does not fit into memory; give less with --kv-device-bytes"
             ) from error
+        sealed = dict(self._sealed_layers())
         for group in groups:
-            for layer, keys, values in zip(group.layers, *self._pools[group.id].parts, strict=True):
-                self.layers[layer] = LayerPool(group=group.id, spec=group.spec, keys=keys, values=values)
+            if group.sealed_from is None:
+                for layer, keys, values in zip(group.layers, *self._pools[group.id].parts, strict=True):
+                    self.layers[layer] = LayerPool(group.id, group.spec, keys, values, sealed.get(layer))
+
+    def _sealed_layers(self) -> Iterator[tuple[int, SealedLayer]]:
+        for group in self._groups.values():
+            if isinstance(group.spec, SealedSpec):
+                records = group.spec.key_record, group.spec.value_record
+                for layer, keys, values in zip(group.layers, *self._pools[group.id].parts, strict=True):
+                    yield layer, SealedLayer(group.id, SealedPool(keys, values, *records))
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all pools, from the tensors themselves."""
-        return sum(pool.keys.nbytes + pool.values.nbytes for pool in self.layers.values())
+        return sum(part.nbytes for pool in self._pools.values() for part in pool.parts)
 
     def block_bytes(self, group: GroupId) -> int:
         return self._groups[group].block_bytes(self.block_size)
@@ -176,10 +195,7 @@ def _allocate(group: Group, num_blocks: int, block_size: int, device: torch.devi
     """Return a group's keys and values, one behind the other; both begin with a page, see `pages`."""
     spec = group.spec
     dtype = TORCH_DTYPES[spec.dtype]
-    shapes = [
-        (len(group.layers), num_blocks, spec.num_kv_heads, block_size, dim)
-        for dim in (spec.head_dim_k, spec.head_dim_v)
-    ]
+    shapes = [(len(group.layers), num_blocks, *shape) for shape in spec.shapes(block_size)]
     values_at = -(-prod(shapes[0]) * dtype.itemsize // PAGE) * PAGE
     num_bytes = values_at + prod(shapes[1]) * dtype.itemsize
     whole = torch.empty(num_bytes + PAGE, dtype=torch.uint8, device=device)
@@ -218,5 +234,5 @@ def _block_bytes(part: Tensor) -> int:
 
 
 def _region(layer: int, part: str, spec: FullSpec, block_size: int) -> Region:
-    dim = spec.head_dim_k if part == "k" else spec.head_dim_v
-    return Region(name=f"layers.{layer}.{part}", dtype=spec.dtype, shape=(spec.num_kv_heads, block_size, dim))
+    keys, values = spec.shapes(block_size)
+    return Region(name=f"layers.{layer}.{part}", dtype=spec.dtype, shape=keys if part == "k" else values)

@@ -12,7 +12,9 @@ _SLOT_AXIS = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleRegion:
-    """One tensor inside a block: a layer's keys or values, [H_kv, P, D]."""
+    """One tensor inside a block: a layer's keys or values, [H_kv, P, D]; of quantised blocks, which are never
+    cut, [H_kv, 1, D], a record of the whole block for each head.
+    """
 
     name: str
     dtype: str
@@ -28,7 +30,7 @@ BundleLayout = tuple[BundleRegion, ...]
 
 def payload_bytes(layout: BundleLayout, num_tokens: int) -> int:
     """Return the bytes of a block of which only the first `num_tokens` slots are kept."""
-    return sum(region.num_bytes // region.shape[_SLOT_AXIS] * num_tokens for region in layout)
+    return sum(kept for _, kept, _ in _runs(layout, num_tokens))
 
 
 def trimmed(payload: bytes, layout: BundleLayout, num_tokens: int) -> bytes:
@@ -56,6 +58,6 @@ def _runs(layout: BundleLayout, num_tokens: int) -> list[tuple[int, int, int]]:
         num_heads, num_slots = region.shape[0], region.shape[_SLOT_AXIS]
         slot_bytes = region.num_bytes // (num_heads * num_slots)
         for _ in range(num_heads):
-            runs.append((start, num_tokens * slot_bytes, num_slots * slot_bytes))
+            runs.append((start, min(num_tokens, num_slots) * slot_bytes, num_slots * slot_bytes))
             start += num_slots * slot_bytes
     return runs

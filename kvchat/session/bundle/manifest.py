@@ -168,7 +168,7 @@ def _region(fields: Fields, block_size: int) -> BundleRegion:
         raise fields.refuse(f"the type {dtype!r} is none of {', '.join(ITEM_BYTES)}")
     if len(shape) != 3 or not all(type(size) is int and 0 < size < _MAX_DIMENSION for size in shape):
         raise fields.refuse("a shape is heads, slots, numbers: three whole numbers above 0")
-    if shape[1] != block_size:
+    if shape[1] not in (1, block_size):
         raise fields.refuse(f"a region has {shape[1]} slots, and a block {block_size}")
     if prod(shape) > MAX_BLOCK_BYTES:
         raise fields.refuse(f"it would have more than {MAX_BLOCK_BYTES} bytes")

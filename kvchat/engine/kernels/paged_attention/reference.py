@@ -36,16 +36,20 @@ def _attend(
     block_size = k_pool.shape[2]
     positions = torch.arange(args.first_visible(position), position + 1)
     blocks = span.blocks[positions // block_size - span.first_block]
+    keys, values = (pool[blocks, :, positions % block_size] for pool in (k_pool, v_pool))
+    return attend(query, keys, values, args)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, args: AttentionArgs) -> Tensor:
+    """Return the attention of a query [H, D_k] over all of keys [S, H_kv, D_k] and values [S, H_kv, D_v]."""
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    keys = k_pool[blocks, :, positions % block_size].to(dtype)  # [S, H_kv, D_k]
-    values = v_pool[blocks, :, positions % block_size].to(dtype)  # [S, H_kv, D_v]
     group = query.shape[0] // keys.shape[1]
-    keys = keys.repeat_interleave(group, dim=1)
-    values = values.repeat_interleave(group, dim=1)
+    keys = keys.to(dtype).repeat_interleave(group, dim=1)
+    values = values.to(dtype).repeat_interleave(group, dim=1)
     scores = torch.einsum("hd,shd->hs", query.to(dtype), keys) * args.softmax_scale
     if args.softcap is not None:
         scores = args.softcap * torch.tanh(scores / args.softcap)
     if args.sinks is not None:
         scores = torch.cat([scores, args.sinks.to(dtype)[:, None]], dim=1)
-    weights = scores.softmax(dim=1)[:, : len(positions)]
+    weights = scores.softmax(dim=1)[:, : len(keys)]
     return torch.einsum("hs,shd->hd", weights, values)

@@ -43,7 +43,7 @@ def quantise(numbers: Tensor, record: SealedRecord) -> Tensor:
     _put(out, record.scales_at, scales)
     if record.code.has_minima:
         _put(out, record.minima_at, minima)
-    _put(out, record.factor_at, factors)
+    _put(out, record.factor_at, factors[..., None])
     return out
 
 
@@ -133,7 +133,7 @@ def _numbers(codes: Tensor, code: Code) -> Tensor:
 
 def _put(out: Tensor, start: int, part: Tensor) -> None:
     """Write a part's bytes into all records [N, H_kv, b]."""
-    part = part.contiguous().view(*out.shape[:2], -1).view(torch.uint8)
+    part = part.flatten(2).contiguous().view(torch.uint8)
     out[..., start : start + part.shape[2]] = part
 
 
