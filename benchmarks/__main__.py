@@ -28,6 +28,7 @@ SCENARIOS = (
     "decode",
     "encryption",
     "eviction",
+    "fused",
     "interleave",
     "latent",
     "meet",
