@@ -1,13 +1,29 @@
 """What a deletion would free, and what would stay, in words."""
 
 from kvchat.cli.removal import Removed
+from kvchat.session.branch_removal import BranchRemoval
 from kvchat.ui.figures import bytes_text, plural
 
+OTHERS = "branches or sessions"
+"""Who else may have what a branch has."""
 
-def deletion_words(would: Removed) -> str:
-    """Return what a deletion would free, and what would stay."""
+
+def branch_words(plan: BranchRemoval) -> str:
+    """Return which messages go with a branch, and which stay because other branches have them."""
+    words = f"{plural(len(plan.doomed), 'message')} would be gone for good"
+    if plan.num_shared:
+        words += f"; {plural(plan.num_shared, 'message')} stay, since other branches share them"
+    return words
+
+
+def deletion_words(would: Removed, owners: str = "sessions") -> str:
+    """Return what a deletion would free, and what would stay.
+
+    Args:
+        owners: who else may have it.
+    """
     words = f"{plural(would.freed_blocks, 'block')} of KV ({bytes_text(would.freed_bytes)}) would be freed"
     if would.shared_blocks:
         shared = f"{plural(would.shared_blocks, 'block')} ({bytes_text(would.shared_bytes)})"
-        words += f"; {shared} stay, since other sessions share them"
+        words += f"; {shared} stay, since other {owners} share them"
     return words

@@ -1,6 +1,6 @@
-"""Removing sessions together with the KV blocks that nothing else refers to."""
+"""Removing sessions and branches together with the KV blocks that nothing else refers to."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +8,18 @@ from pathlib import Path
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import IndexedBlock
 from kvchat.sealing.sealer import Sealer
-from kvchat.session.references import References, references
+from kvchat.session.branch_removal import BranchRemoval
+from kvchat.session.references import References, add_turns, references
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import SessionId
+from kvchat.session.tree import SessionId, Turn
+
+Refer = Callable[[int], References]
+"""Says what is referred to, in blocks of a size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """What the disk gave back, and what of the sessions' blocks stays because others share it."""
+    """What the disk gave back, and what of the doomed blocks stays because others share it."""
 
     freed_blocks: int = 0
     freed_bytes: int = 0
@@ -24,7 +28,7 @@ class Removed:
 
 
 class TidyStore(SessionStore):
-    """A store that deletes, with a session, the blocks that only this session referred to.
+    """A store that deletes, with a session or a branch, the blocks that only this one referred to.
 
     Args:
         path: see `SessionStore`.
@@ -50,14 +54,60 @@ class TidyStore(SessionStore):
             StorageError: the database or the blocks cannot be written.
         """
         doomed = tuple(doomed)
+        return self._remove(lambda size: references(self, size, doomed), lambda: self._delete_text(doomed))
+
+    def remove_branch(self, session_id: SessionId, name: str) -> Removed:
+        """Delete a branch with the messages that no other branch has, and return what that freed.
+
+        Raises:
+            SessionNotFound: there is no such branch.
+            UsageError: the session has no other.
+            StorageError: the database or the blocks cannot be written.
+        """
+        plan = self.removal_of(session_id, name)
+        return self._remove(
+            lambda size: self._references(plan.branch.session_id, plan.path, size),
+            lambda: self._delete_branch(session_id, name),
+        )
+
+    def would_remove(self, doomed: Iterable[SessionId]) -> Removed:
+        """Return what deleting sessions would free, and what of them would stay; changes nothing."""
+        doomed = set(doomed)
+        kept = [one.session.id for one in self.list_sessions() if one.session.id not in doomed]
+        return self._would_remove(
+            lambda size: references(self, size, doomed), lambda size: references(self, size, kept)
+        )
+
+    def would_remove_branch(self, plan: BranchRemoval) -> Removed:
+        """Return what deleting a branch would free, and what of it would stay; changes nothing."""
+        own = plan.branch.session_id
+        kept = [one.session.id for one in self.list_sessions() if one.session.id != own]
+
+        def others(size: int) -> References:
+            found = references(self, size, kept)
+            add_turns(found, self, own, plan.left, size)
+            return found
+
+        return self._would_remove(lambda size: self._references(own, plan.path, size), others)
+
+    def _delete_branch(self, session_id: SessionId, name: str) -> None:
+        super().remove_branch(session_id, name)
+
+    def _references(self, session_id: SessionId, turns: Sequence[Turn], block_size: int) -> References:
+        found = References()
+        add_turns(found, self, session_id, turns, block_size)
+        return found
+
+    def _remove(self, refer: Refer, delete: Callable[[], None]) -> Removed:
+        """Delete text, and then the blocks that it alone referred to."""
         if not self._cache_dir.is_dir():
-            self._delete_text(doomed)
+            delete()
             return Removed()
         with closing(BlockCatalog(self._cache_dir, sealer=self._sealer)) as catalog:
             blocks = catalog.blocks()
-            own = _refer(self, blocks, doomed)
-            self._delete_text(doomed)
-            others = _refer(self, blocks, None)
+            own = _by_size(blocks, refer)
+            delete()
+            others = _by_size(blocks, lambda size: references(self, size))
             shared = [
                 block for block in blocks if _is_referenced(block, own) and _is_referenced(block, others)
             ]
@@ -71,15 +121,12 @@ class TidyStore(SessionStore):
             shared_bytes=_num_bytes(shared),
         )
 
-    def would_remove(self, doomed: Iterable[SessionId]) -> Removed:
-        """Return what deleting sessions would free, and what of them would stay; changes nothing."""
-        doomed = set(doomed)
+    def _would_remove(self, refer: Refer, refer_others: Refer) -> Removed:
         if not self._cache_dir.is_dir():
             return Removed()
         with closing(BlockCatalog(self._cache_dir, sealer=self._sealer)) as catalog:
             blocks = catalog.blocks()
-        kept = [one.session.id for one in self.list_sessions() if one.session.id not in doomed]
-        own, others = _refer(self, blocks, doomed), _refer(self, blocks, kept)
+        own, others = _by_size(blocks, refer), _by_size(blocks, refer_others)
         touched = [block for block in blocks if _is_referenced(block, own)]
         shared = [block for block in touched if _is_referenced(block, others)]
         freed = [block for block in touched if not _is_referenced(block, others)]
@@ -99,7 +146,7 @@ class TidyStore(SessionStore):
         if not self._cache_dir.is_dir():
             return Removed()
         with closing(BlockCatalog(self._cache_dir, sealer=self._sealer)) as catalog:
-            known = _refer(self, catalog.blocks(), None)
+            known = _by_size(catalog.blocks(), lambda size: references(self, size))
             freed = catalog.collect(lambda block: _is_referenced(block, known))
         return Removed(freed_blocks=freed.num_blocks, freed_bytes=freed.num_bytes)
 
@@ -108,12 +155,9 @@ class TidyStore(SessionStore):
             super().delete_session(session_id)
 
 
-def _refer(
-    store: SessionStore, blocks: Iterable[IndexedBlock], sessions: Iterable[SessionId] | None
-) -> dict[int, References]:
-    """Return what sessions (None: all) refer to, for every block size that is on disk."""
-    sizes = {block.block_size for block in blocks}
-    return {size: references(store, size, sessions) for size in sizes}
+def _by_size(blocks: Iterable[IndexedBlock], refer: Refer) -> dict[int, References]:
+    """Return what is referred to, for every block size that is on disk."""
+    return {size: refer(size) for size in {block.block_size for block in blocks}}
 
 
 def _num_blocks(blocks: Iterable[IndexedBlock]) -> int:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvchat.cli.deletion_words import deletion_words
+from kvchat.cli.deletion_words import OTHERS, branch_words, deletion_words
 from kvchat.cli.export import Exporter, target_of
 from kvchat.cli.export_format import Format, format_of
 from kvchat.cli.removal import TidyStore
@@ -39,9 +39,15 @@ class SessionFiles:
             raise FileTaken(f"{target} exists already")
         return self._exporter.write(session, branch if format.is_one_branch else None, format, target).words
 
-    def freed_by_deleting(self, session_id: SessionId) -> str:
-        """Say what deleting a session would free on the disk, and what of it would stay."""
-        return deletion_words(self._store.would_remove([session_id]))
+    def freed_by_deleting(self, session_id: SessionId, branch: str | None = None) -> str:
+        """Say what deleting a session, or one of its branches, would free on the disk, and what of it would
+        stay.
+        """
+        if branch is None:
+            return deletion_words(self._store.would_remove([session_id]))
+        plan = self._store.removal_of(session_id, branch)
+        freed = deletion_words(self._store.would_remove_branch(plan), OTHERS)
+        return f"{branch_words(plan)}.\n{freed}"
 
 
 def _meant(wish: str) -> tuple[Path | None, Format]:

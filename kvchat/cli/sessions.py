@@ -8,7 +8,7 @@ from time import localtime, strftime, time
 
 import typer
 
-from kvchat.cli.deletion_words import deletion_words
+from kvchat.cli.deletion_words import OTHERS, branch_words, deletion_words
 from kvchat.cli.options import ListOptions, RowsOptions
 from kvchat.cli.removal import Removed, TidyStore
 from kvchat.cli.session_options import (
@@ -21,7 +21,7 @@ from kvchat.cli.session_options import (
 )
 from kvchat.cli.shelf import open_store, short_id
 from kvchat.cli.streams import Output, Status, written_as_json
-from kvchat.errors import SessionNotFound
+from kvchat.errors import SessionNotFound, UsageError
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn, Verdict
 from kvchat.session.trust import trust_of
@@ -157,7 +157,9 @@ def _pin(options: PinOptions, *, is_pinned: bool) -> None:
 
 
 def remove_sessions(options: RemoveOptions) -> int | None:
-    """Remove sessions, and the KV blocks that no other session needs."""
+    """Remove sessions or a branch, and the KV blocks that no other session needs."""
+    if options.branch is not None:
+        return _remove_branch(options, options.branch)
     output, status = Output(), Status(quiet=options.quiet)
     with closing(open_store(options.settings())) as store:
         doomed = list({one.id: one for one in map(store.find, options.sessions)}.values())
@@ -171,6 +173,32 @@ def remove_sessions(options: RemoveOptions) -> int | None:
     for session in doomed:
         status.note(f"removed {session.id}  {one_line(session.title)}")
     status.note(_freed_words(removed))
+    return None
+
+
+def _remove_branch(options: RemoveOptions, name: str) -> int | None:
+    if len(options.sessions) > 1:
+        raise UsageError("--branch removes a branch of one session: name one")
+    output, status = Output(), Status(quiet=options.quiet)
+    with closing(open_store(options.settings())) as store:
+        session = store.find(options.sessions[0])
+        plan = store.removal_of(session.id, name)
+        if not options.yes and sys.stdin.isatty():
+            status.note(branch_words(plan))
+            status.note(deletion_words(store.would_remove_branch(plan), OTHERS))
+            question = f"remove branch {one_line(name)} of {session.id} ({one_line(session.title)}) for good?"
+            if not typer.confirm(question, err=True):
+                status.note("nothing was removed")
+                return 1
+        removed = store.remove_branch(session.id, name)
+    if options.json:
+        counts = {"num_turns": len(plan.doomed), "num_shared_turns": plan.num_shared}
+        output.json({"session": session.id, "branch": name} | counts | asdict(removed))
+        return None
+    shared = f"; {plural(plan.num_shared, 'message')} stay" if plan.num_shared else ""
+    gone = f"{plural(len(plan.doomed), 'message')} gone{shared}"
+    status.note(f"removed branch {one_line(name)} of {session.id}  {one_line(session.title)}: {gone}")
+    status.note(_freed_words(removed, OTHERS))
     return None
 
 
@@ -281,11 +309,11 @@ _VERDICTS = {
 }
 
 
-def _freed_words(removed: Removed) -> str:
+def _freed_words(removed: Removed, owners: str = "sessions") -> str:
     words = f"freed {plural(removed.freed_blocks, 'block')}, {bytes_text(removed.freed_bytes)}"
     if removed.shared_blocks:
         shared = f"{plural(removed.shared_blocks, 'block')}, {bytes_text(removed.shared_bytes)}"
-        words += f"; {shared} stay, since other sessions share them"
+        words += f"; {shared} stay, since other {owners} share them"
     return words
 
 

@@ -60,13 +60,19 @@ def references(
         sessions = [summary.session.id for summary in store.list_sessions()]
     found = References()
     for session_id in sessions:
-        turns = store.all_turns(session_id)
-        namespace = store.session(session_id).namespace
-        for fingerprint in sorted({turn.fingerprint for turn in turns}):
-            root = chain_root(fingerprint, namespace)
-            if root is not None:
-                found.add(runs_of(turns, root, block_size))
+        add_turns(found, store, session_id, store.all_turns(session_id), block_size)
     return found
+
+
+def add_turns(
+    found: References, store: SessionStore, session_id: SessionId, turns: Sequence[Turn], block_size: int
+) -> None:
+    """Add what some turns of a session refer to, a parent before its children."""
+    namespace = store.session(session_id).namespace
+    for fingerprint in sorted({turn.fingerprint for turn in store.all_turns(session_id)}):
+        root = chain_root(fingerprint, namespace)
+        if root is not None:
+            found.add(runs_of(turns, root, block_size))
 
 
 def referenced_keys(store: SessionStore, block_size: int) -> set[BlockKey]:

@@ -16,6 +16,7 @@ from kvchat.engine.api.ids import u32le
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.sealing.sealer import Sealer
 from kvchat.session import damage, lookup, rows, statements
+from kvchat.session.branch_removal import BranchRemoval, plan_removal
 from kvchat.session.database import Database
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.reading import TurnReader
@@ -240,13 +241,34 @@ class SessionStore:
         with self._database.write() as connection:
             return statements.move(connection, branch, leaf_id)
 
-    def delete_branch(self, branch: Branch, successor: Branch) -> None:
-        """Delete a branch's name and make another the active one; the turns stay."""
+    def delete_branch(self, branch: Branch, successor: Branch, turn_ids: Sequence[TurnId] = ()) -> None:
+        """Delete a branch's name and make another the active one.
+
+        Args:
+            turn_ids: turns that go with it, which no other branch may have; the others stay.
+
+        Raises:
+            StorageError: somebody rests on one of them by now; nothing was changed.
+        """
         with self._database.write() as connection:
             connection.execute(
                 "DELETE FROM branches WHERE session_id = ? AND name = ?", (branch.session_id, branch.name)
             )
+            for turn_id in turn_ids:
+                connection.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
             statements.change_session(connection, branch.session_id, active_branch=successor.name)
+        if turn_ids:
+            self._database.forget_backups()
+
+    def removal_of(self, session_id: SessionId, name: str) -> BranchRemoval:
+        """Return what removing a branch would mean; raises as `branch` and `plan_removal`."""
+        branches, active = self.branches(session_id), self.session(session_id).active_branch
+        return plan_removal(self.branch(session_id, name), branches, self.all_turns(session_id), active)
+
+    def remove_branch(self, session_id: SessionId, name: str) -> object:
+        """Delete a branch with the messages that no other branch has."""
+        plan = self.removal_of(session_id, name)
+        return self.delete_branch(plan.branch, plan.successor, [turn.id for turn in plan.doomed])
 
     # Turns
 

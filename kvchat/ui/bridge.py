@@ -59,6 +59,10 @@ class SessionShelf(Protocol):
 
     def delete_session(self, session_id: SessionId) -> object: ...
 
+    def remove_branch(self, session_id: SessionId, name: str) -> object:
+        """Delete a branch with the messages that no other branch has."""
+        ...
+
 
 class Reading(Protocol):
     """The beginning of a message on its way into the cache."""
@@ -168,8 +172,8 @@ class SessionFiles(Protocol):
         """
         ...
 
-    def freed_by_deleting(self, session_id: SessionId) -> str:
-        """Say what deleting a session would free on the disk, and what of it would stay."""
+    def freed_by_deleting(self, session_id: SessionId, branch: str | None = None) -> str:
+        """Say what deleting a session (or a branch) would free on the disk, and what of it would stay."""
         ...
 
 

@@ -12,6 +12,7 @@ from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import SessionId
 from kvchat.ui.bridge import SessionFiles, SessionShelf
 from kvchat.ui.desk import Desk
+from kvchat.ui.plain_text import one_line
 from kvchat.ui.stored_sessions import StoredSessions
 from kvchat.ui.turns import Turns
 from kvchat.ui.widgets.session_rows import UNTITLED, Finding, Held, ListOptions, SessionWithBranches
@@ -27,8 +28,8 @@ class ShelfDesk(Desk, Protocol):
 
     def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None: ...
 
-    async def leave_session(self, session_id: SessionId) -> None:
-        """Take a session off the screen and let go of what it holds."""
+    async def leave_session(self, session_id: SessionId, branch: str | None = None) -> None:
+        """Take a session, or that branch alone, off the screen and let go of what it holds."""
         ...
 
 
@@ -79,8 +80,9 @@ class Shelf:
         """Write a session to a file; ask before one is replaced."""
         self._screen.begin(partial(self._export, partial(self._files.export, session_id, branch, wish)))
 
-    def ask_to_delete(self, session_id: SessionId) -> None:
-        self._screen.begin(partial(self._ask_to_delete, session_id))
+    def ask_to_delete(self, session_id: SessionId, branch: str | None = None) -> None:
+        """Delete a session, or one of its branches, if the person means it."""
+        self._screen.begin(partial(self._ask_to_delete, session_id, branch))
 
     def title(self, session_id: SessionId) -> str:
         return self.sessions.title(session_id) or UNTITLED
@@ -125,16 +127,23 @@ class Shelf:
         else:
             self._screen.tell(words, title="export")
 
-    async def _ask_to_delete(self, session_id: SessionId) -> None:
+    async def _ask_to_delete(self, session_id: SessionId, branch: str | None) -> None:
         if self._turns.is_answering(session_id):
             self._screen.warn("an answer is being written there: stop it with esc, then delete it")
             return
         try:
-            freed = await asyncio.to_thread(self._files.freed_by_deleting, session_id)
+            freed = await asyncio.to_thread(self._files.freed_by_deleting, session_id, branch)
         except KvchatError as error:
             freed = str(error)
-        consequence = f"Its messages are gone for good, on all branches.\n{freed}."
-        if not await self._screen.confirm(f"Delete “{self.title(session_id)}”?", consequence):
+        question, consequence = f"Delete “{self.title(session_id)}”?", f"{freed}."
+        if branch is None:
+            consequence = f"Its messages are gone for good, on all branches.\n{consequence}"
+        else:
+            question = f"Delete the branch “{one_line(branch)}” of “{self.title(session_id)}”?"
+        if not await self._screen.confirm(question, consequence):
             return
-        await self._screen.leave_session(session_id)
-        await self._change(lambda: self._store.delete_session(session_id))
+        await self._screen.leave_session(session_id, branch)
+        if branch is None:
+            await self._change(lambda: self._store.delete_session(session_id))
+        else:
+            await self._change(lambda: self._store.remove_branch(session_id, branch))

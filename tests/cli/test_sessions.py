@@ -14,6 +14,7 @@ from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store, short_id
 from kvchat.config import read_settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.sealing.sealer import Sealer
 from kvchat.session.store import SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, Turn
 from tests.engine.memory import chains
@@ -237,3 +238,91 @@ def test_a_short_name_is_as_long_as_it_must_be() -> None:
     assert short_id("abcdefgh", ["abcdefgh", "zzzzzzzz"]) == "abcd"
     assert short_id("abcdefgh", ["abcdefgh", "abcdezzz"]) == "abcdef"
     assert short_id("abcdefgh", ["abcdefgh", "abcdefgz"]) == "abcdefgh"
+
+
+def test_a_branch_is_removed_alone_with_what_no_other_branch_has(
+    store: TidyStore, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it shares with another branch stays, in text and in KV."""
+    session = store.create_session(title="Trip")
+    shared, own, others = [1, 2, 3, 4], [50, 60, 70, 80], [9, 9, 9, 9]
+    add(store, session, "Where to?", "To Oslo.", ids=[shared[:2], shared[2:]])
+    main = store.branch(session.id, "main")
+    store.create_branch(session.id, leaf_id=main.leaf_id, name="by boat")
+    add(store, store.session(session.id), "By boat?", "Yes.", ids=[own[:2], own[2:]])
+    main_session = replace(store.session(session.id), active_branch=main.name)
+    add(store, main_session, "By train?", "No.", ids=[others[:2], others[2:]])
+    disk = chains.open_store(home / "cache")
+    chains.write_all(disk, [*chains.chain(shared + own), *chains.chain(shared + others)[1:]])
+    disk.close()
+
+    assert run(["sessions", "rm", "Trip", "--branch", "by boat", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["branch"], said["num_turns"], said["num_shared_turns"]) == ("by boat", 2, 2)
+    assert (said["freed_blocks"], said["shared_blocks"]) == (1, 1)
+    assert [branch.name for branch in store.branches(session.id)] == ["main"]
+    assert store.session(session.id).active_branch == "main"
+    texts = [turn.text for turn in store.all_turns(session.id)]
+    assert texts == ["Where to?", "To Oslo.", "By train?", "No."]
+    assert store.search("boat") == ()
+    with closing(BlockCatalog(home / "cache")) as catalog:
+        assert {block.token_ids for block in catalog.blocks()} == {tuple(shared), tuple(others)}
+
+
+def test_what_hangs_behind_a_removed_branch_goes_with_it_and_nothing_else(store: TidyStore) -> None:
+    """An answer that was undone stands on no branch; a branch that ends inside another keeps what it has."""
+    session = store.create_session(title="Trip")
+    add(store, session, "Where to?", "To Oslo.", "And then?", "Home.")
+    main = store.branch(session.id, "main")
+    path = store.turns_to(main.leaf_id)
+    store.create_branch(session.id, leaf_id=path[1].id, name="short")
+    store.set_leaf(main, path[2].id)  # as an undo does: the last answer is on no branch
+    plan = store.removal_of(session.id, "main")
+    assert [turn.text for turn in plan.doomed] == ["And then?", "Home."]
+    assert plan.num_shared == 2
+    store.remove_branch(session.id, "main")
+    assert [turn.text for turn in store.all_turns(session.id)] == ["Where to?", "To Oslo."]
+    assert [branch.name for branch in store.branches(session.id)] == ["short"]
+
+
+def test_the_only_branch_an_unknown_one_or_one_of_several_sessions_is_not_removed(
+    store: TidyStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = store.create_session(title="Trip")
+    add(store, session, "q", "a")
+    store.create_session(title="Other")
+    assert run(["sessions", "rm", "Trip", "--branch", "main", "-y"]) == 2
+    assert "only branch" in capsys.readouterr().err
+    assert run(["sessions", "rm", "Trip", "--branch", "nobody", "-y"]) == 5
+    assert run(["sessions", "rm", "Trip", "Other", "--branch", "main", "-y"]) == 2
+    assert len(store.all_turns(session.id)) == 2
+
+
+def test_removing_a_branch_asks_and_says_what_is_shared(
+    store: TidyStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    session = store.create_session(title="Trip")
+    add(store, session, "q", "a")
+    store.create_branch(session.id, leaf_id=store.branch(session.id, "main").leaf_id, name="beside")
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert run(["sessions", "rm", "Trip", "--branch", "beside"]) == 1
+    asked = capsys.readouterr().err
+    assert "0 messages would be gone for good; 2 messages stay, since other branches share them" in asked
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert run(["sessions", "rm", "Trip", "--branch", "beside"]) == 0
+    assert len(store.branches(session.id)) == 1
+
+
+def test_a_branch_of_an_encrypted_store_is_removed_like_any_other(tmp_path: Path) -> None:
+    with closing(SessionStore(tmp_path / "sessions.db", Sealer(bytes(32)))) as store:
+        session = store.create_session(title="Trip")
+        add(store, session, "q", "a")
+        store.create_branch(session.id, leaf_id=store.branch(session.id, "main").leaf_id, name="beside")
+        add(store, store.session(session.id), "more", "yes")
+        store.remove_branch(session.id, "beside")
+        assert [turn.text for turn in store.all_turns(session.id)] == ["q", "a"]
+        assert store.session(session.id).active_branch == "main"

@@ -99,6 +99,9 @@ class ScriptedStore:
         for key in [key for key in self.paths if key[0] == session_id]:
             del self.paths[key]
 
+    def remove_branch(self, session_id: SessionId, name: str) -> None:
+        del self.paths[session_id, name]
+
 
 class ScriptedFiles:
     """Writes nothing, and knows which files there are."""
@@ -114,8 +117,8 @@ class ScriptedFiles:
         self.written[wish] = session_id, branch
         return f"wrote {wish}"
 
-    def freed_by_deleting(self, session_id: SessionId) -> str:
-        return f"the blocks of {session_id} would be freed"
+    def freed_by_deleting(self, session_id: SessionId, branch: str | None = None) -> str:
+        return f"the blocks of {session_id if branch is None else branch} would be freed"
 
 
 @dataclass

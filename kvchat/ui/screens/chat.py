@@ -197,12 +197,12 @@ class ChatScreen(DeskScreen):
             self.query_one(SessionList).show_sessions(sessions, options)
             self._draw_heading()
 
-    async def leave_session(self, session_id: SessionId) -> None:
-        """Take a session off the screen and let go of what it holds."""
+    async def leave_session(self, session_id: SessionId, branch: str | None = None) -> None:
+        """Take a session, or that branch alone, off the screen and let go of what it holds."""
         closing = self._kept.drop_session(session_id)
-        conversation = self.turns.conversation
-        if conversation is not None and conversation.session.id == session_id:
-            closing.append(conversation)
+        shown = self.turns.conversation
+        if shown is not None and shown.session.id == session_id and branch in (None, shown.branch.name):
+            closing.append(shown)
             await self.turns.show(None)
         await self._close(closing)
 
@@ -293,7 +293,7 @@ class ChatScreen(DeskScreen):
             )
 
     def on_session_list_delete_asked(self, event: SessionList.DeleteAsked) -> None:
-        self.shelf.ask_to_delete(event.session_id)
+        self.shelf.ask_to_delete(event.session_id, event.branch)
 
     def on_markdown_link_clicked(self, event: Any) -> None:
         self.app.copy_to_clipboard(event.href)

@@ -50,7 +50,10 @@ class SessionList(OptionList):
 
     @dataclass
     class DeleteAsked(Message):
+        """A session, or one of its branches, shall go."""
+
         session_id: SessionId
+        branch: BranchName | None = None
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False, compact=True)
@@ -78,7 +81,7 @@ class SessionList(OptionList):
 
     def action_delete(self) -> None:
         if self.chosen is not None:
-            self.post_message(self.DeleteAsked(self.chosen.session_id))
+            self.post_message(self.DeleteAsked(self.chosen.session_id, self.chosen.branch))
 
     def action_fold(self, is_folded: bool) -> None:
         """Fold the branches of the session under the highlight into its line, or show them again."""

@@ -110,3 +110,22 @@ async def test_the_field_is_there_in_a_narrow_terminal_too(tmp_path: Path) -> No
         await shown.pilot.press("down", "enter")
         await shown.until(lambda: shown.questions == ["What is a tail?"])
         await shown.until(lambda: shown.screen.query_one("#conversation-pane").display)
+
+
+async def test_delete_on_a_line_of_a_branch_deletes_that_branch_alone(tmp_path: Path) -> None:
+    """The conversation on screen, another branch of the same session, stays there."""
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/fork beside")
+        await shown.until(lambda: len(names(shown)) == 3)
+        await shown.pilot.press("f2")
+        lines = shown.screen.query_one(SessionList).lines
+        listed = shown.screen.query_one(SessionList)
+        listed.highlighted = next(at for at, line in enumerate(lines) if line.branch == "main")
+        await shown.pilot.press("delete")
+        await shown.until_shown("Delete the branch “main” of “hello”?")
+        assert "the blocks of main would be freed" in shown.text
+        await shown.pilot.press("enter")
+        await shown.until(lambda: [name for _, name in shown.chat.store.paths] == ["beside"])
+        assert shown.chat.store.sessions
+        assert shown.questions == ["hello"]
