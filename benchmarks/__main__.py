@@ -36,6 +36,8 @@ SCENARIOS = (
     "resume",
     "saving",
     "slots",
+    "speculation",
+    "start",
     "store",
     "switch",
     "weights",

@@ -70,7 +70,7 @@ def measure(quick: bool = False) -> list[Row]:
 
 
 def _measure(model: str, path: Path, num_rounds: int) -> list[Row]:
-    engine = Engine.load(str(path), EngineConfig(max_batch_tokens=BATCH_TOKENS))
+    engine = Engine.load(str(path), EngineConfig(max_batch_tokens=BATCH_TOKENS, speculate="off"))
     peer = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa").eval()
     ways: dict[str, Callable[[Prompts], object]] = {
         TOGETHER: lambda prompts: _generate(engine, prompts),

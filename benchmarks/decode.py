@@ -16,7 +16,7 @@ NUM_TOKENS = 64
 
 def measure() -> list[Row]:
     transformers.utils.logging.set_verbosity_error()
-    engine = Engine.load("starter", EngineConfig())
+    engine = Engine.load("starter", EngineConfig(speculate="off"))
     directory = locate_model("starter").path
     peer = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
     prompts = [[5 + (7 * index + round_) % 2000 for index in range(PROMPT_LEN)] for round_ in range(ROUNDS)]

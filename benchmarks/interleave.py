@@ -27,7 +27,7 @@ def measure(quick: bool = False) -> list[Row]:
 
 
 def _measure(name: str, model: str, num_tokens: int, num_rounds: int) -> list[Row]:
-    engine = Engine.load(model, EngineConfig())
+    engine = Engine.load(model, EngineConfig(speculate="off"))
     alone, beside, chunks = [], [], []
     for round_ in range(-1, num_rounds):  # the first one warms up
         gap = _longest_gap(_decoding(engine, round_, num_tokens))

@@ -22,8 +22,8 @@ FEWER_WEIGHTS = {"hidden_size": 320, "intermediate_size": 640, "num_attention_he
 def measure(*, quick: bool = False) -> list[Row]:
     with TemporaryDirectory() as directory:
         model_dir = str(_write_model(Path(directory) / "model", FEWER_WEIGHTS if quick else SHAPE_360M))
-        plain = Engine.load(model_dir, EngineConfig())
-        saving = Engine.load(model_dir, EngineConfig(cache_dir=Path(directory) / "cache"))
+        plain = Engine.load(model_dir, EngineConfig(speculate="off"))
+        saving = Engine.load(model_dir, EngineConfig(cache_dir=Path(directory) / "cache", speculate="off"))
         without, beside = [], []
         for number in range(QUICK_PAIRS if quick else PAIRS):
             without.append(_decode_rate(plain, number))

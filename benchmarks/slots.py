@@ -14,7 +14,7 @@ ROUNDS = 3
 def measure() -> list[Row]:
     empty, windows = [], []
     for round_ in range(ROUNDS):
-        engine = Engine.load("starter", EngineConfig())
+        engine = Engine.load("starter", EngineConfig(speculate="off"))
         random = Random(round_)
         lengths = [round(random.uniform(0.3, 1.7) * MEAN_LEN) for _ in range(NUM_SESSIONS)]
         lengths[-1] += max(0, NUM_SESSIONS * MEAN_LEN - sum(lengths))

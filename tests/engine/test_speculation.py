@@ -76,6 +76,7 @@ def expect_exact(
         engine.check_integrity()
     results = [finish(engine, handle) for handle in handles]
     for prompt, handle, result in zip(prompts, handles, results, strict=True):
+        assert len(result.token_ids) == num_tokens
         expect(model_dir, prompt, result.token_ids)
         expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
     drafted = sum(result.usage.drafted_tokens for result in results)

@@ -26,6 +26,7 @@ class KvchatEngine:
             disk_bytes=settings.get("disk_bytes"),
             disk_daily_bytes=1,  # nothing is saved while others are measured
             idle_demote_s=None,
+            speculate="off",  # every engine does the same work for a token
         )
         self._engine = Engine.load(model, config)
         self._branches: dict[int, BranchId] = {}
