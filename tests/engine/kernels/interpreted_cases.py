@@ -43,6 +43,9 @@ ATTENTION_CASES = {
 }
 OTHER_CASES = (
     "latent",
+    "latent neighbours",
+    "padding",
+    "recorded step",
     "records",
     "records by bits",
     "store records",
@@ -50,6 +53,7 @@ OTHER_CASES = (
     "neighbours",
     "permutation",
     "store",
+    "rope store",
     "merge",
     "move",
 )

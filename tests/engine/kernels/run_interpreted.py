@@ -28,7 +28,13 @@ from kvchat.engine.kernels.merge_lse import triton as merge_triton
 from kvchat.engine.kernels.move_blocks import reference as move_reference
 from kvchat.engine.kernels.move_blocks import triton as move_triton
 from kvchat.engine.kernels.paged_attention import reference as attention_reference
+from kvchat.engine.kernels.paged_attention import table_ops
 from kvchat.engine.kernels.paged_attention import triton as attention_triton
+from kvchat.engine.kernels.paged_attention.args import StepTables
+from kvchat.engine.kernels.paged_attention.step_tables import step_tables
+from kvchat.engine.kernels.rope_store import reference as rope_store_reference
+from kvchat.engine.kernels.rope_store import triton as rope_store_triton
+from kvchat.engine.kernels.rope_store.args import RopeStore
 from kvchat.engine.kernels.store_kv import reference as store_reference
 from kvchat.engine.kernels.store_kv import triton as store_triton
 from tests.engine.kernels.attention_cases import Case, Shape, make_case
@@ -125,6 +131,88 @@ def neighbours_error() -> float:
     return 0.0
 
 
+def latent_neighbours_error() -> float:
+    """The same of latents; infinite if not."""
+    latent_triton.PART_LEN = 32
+    query, pool, args = single(make_problem())
+    absorbed = latent_ops._absorb(query, args)
+    together = latent_triton.mean_latents(absorbed, pool, args, args.spans)
+    for span in args.spans:
+        own = slice(span.q_start, span.q_end)
+        alone = [replace(span, q_start=0, q_end=span.q_end - span.q_start)]
+        if not torch.equal(latent_triton.mean_latents(absorbed[own], pool, args, alone), together[own]):
+            return float("inf")
+    return 0.0
+
+
+def padding_error() -> float:
+    """Rows without a query, wider tables and room for more parts change no bit; infinite if they do."""
+    attention_triton.PART_LEN = 32
+    case = make_case(Shape(num_new=1), LENGTHS).to(torch.float32)
+    wanted = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+    query = torch.cat([case.query, torch.full_like(case.query[:3], float("nan"))])
+    for most_visible in (130, 1000):
+        args = replace(case.args, spans=(), prepared=padded(case, len(query), most_visible))
+        got = attention_triton.paged_attention(query, case.k_pool, case.v_pool, args)
+        if not torch.equal(got[: len(wanted)], wanted) or got[len(wanted) :].any():
+            return float("inf")
+    return 0.0
+
+
+def padded(case: Case, num_rows: int, most_visible: int) -> StepTables:
+    """Return the tables of a case whose queries stand alone, filled up to so many rows; poisoned behind."""
+    known = step_tables(case.args.spans, case.args.first_visible)
+    num = len(known.singles)
+
+    def filled(numbers: Tensor, value: int) -> Tensor:
+        more = torch.full((num_rows - num, *numbers.shape[1:]), value, dtype=torch.int32)
+        return torch.cat([numbers, more])
+
+    wide = torch.cat([known.tables, torch.full((num, 3), 2_147_480_000, dtype=torch.int32)], dim=1)
+    return StepTables(
+        q_starts=torch.arange(num_rows, dtype=torch.int32),
+        q_lens=filled(known.q_lens, 0),
+        positions=filled(known.positions, 0),
+        first_blocks=filled(known.first_blocks, 0),
+        tables=filled(wide, 2_147_480_000),
+        singles=tuple(range(num_rows)),
+        others=(),
+        most_visible=most_visible,
+    )
+
+
+def recorded_step_error() -> float:
+    """The kernel and the plain operations that stand in for it in steps that are recorded."""
+    attention_triton.PART_LEN = 32
+    errors = []
+    for shape in (Shape(num_new=1), Shape(num_new=1, window=37, has_sinks=True), Shape(num_new=1, chunk=37)):
+        case = make_case(shape, LENGTHS).to(torch.float32)
+        tables = step_tables(case.args.spans, case.args.first_visible)
+        got = table_ops.paged_attention(case.query, case.k_pool, case.v_pool, case.args, tables)
+        wanted = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
+        errors.append(_error(got, wanted))
+    return max(errors) / TOLERANCE[torch.float32]
+
+
+def rope_store_error() -> float:
+    """Heads turned as a whole and in part, keys of other dtypes than the pool, rows without a slot."""
+    generator = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for dim, turned in ((16, 16), (20, 12)):
+        query, key = (torch.randn(7, heads, dim, generator=generator) for heads in (6, 2))
+        value = torch.randn(2, 7, 9, generator=generator).transpose(0, 1)
+        cosines, sines = (torch.randn(7, turned, generator=generator) for _ in range(2))
+        pools = [torch.zeros(3, 2, 5, size).half() for size in (dim, 9)]
+        others = [pool.clone() for pool in pools]
+        slots = torch.tensor([14, 3, 15, 0, 7, 99, 8])
+        args = RopeStore(cosines=cosines, sines=sines, k_pool=pools[0], v_pool=pools[1], slots=slots)
+        theirs = replace(args, k_pool=others[0], v_pool=others[1])
+        got = rope_store_triton.rope_store(query, key, value, args)
+        worst = max(worst, _error(got, rope_store_reference.rope_store(query, key, value, theirs)))
+        worst = max(worst, *(_error(*pair) / 100 for pair in zip(pools, others, strict=True)))
+    return worst / TOLERANCE[torch.float32]
+
+
 def permutation_error() -> float:
     """Other places of the same blocks change no bit; infinite if they do."""
     attention_triton.PART_LEN = 64
@@ -198,6 +286,9 @@ def _error(got: Tensor, wanted: Tensor) -> float:
 
 CHECKS: dict[str, Callable[[], float]] = {
     "latent": latent_error,
+    "latent neighbours": latent_neighbours_error,
+    "padding": padding_error,
+    "recorded step": recorded_step_error,
     "records": records_error,
     "records by bits": partial(records_error, by_bits=True),
     "store records": store_records_error,
@@ -205,6 +296,7 @@ CHECKS: dict[str, Callable[[], float]] = {
     "neighbours": neighbours_error,
     "permutation": permutation_error,
     "store": store_error,
+    "rope store": rope_store_error,
     "merge": merge_error,
     "move": move_error,
 }

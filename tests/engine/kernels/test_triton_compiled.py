@@ -17,6 +17,7 @@ from kvchat.engine.kernels.move_blocks import triton as move_triton
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.paged_attention import triton as attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.rope_store import triton as rope_store_triton
 from kvchat.engine.kernels.store_kv import triton as store_triton
 from kvchat.engine.kernels.tiling import Tiling
 from tests.engine.kernels.compiled import SHARED_LIMITS, Compiled, compile_kernel
@@ -145,6 +146,11 @@ def test_the_small_kernels_fit(capability: int) -> None:
     blocks = {"BLOCK_H": 8, "BLOCK_K": 128, "BLOCK_V": 128}
     store = compile_kernel(store_triton._store, types, heads | blocks, capability=capability)
     assert_fits(store, capability)
+
+    names = ("query", "key", "value", "cosines", "sines", "out", "k_pool", "v_pool")
+    types = dict.fromkeys(names, "*bf16") | {"slots": "*i64"}
+    constants = rope_store_triton.constants(64, 128, 128, 128)
+    assert_fits(compile_kernel(rope_store_triton._turn, types, constants, capability=capability), capability)
 
     types = dict.fromkeys(("latents", "rope_keys", "pool_bf16"), "*bf16")
     types |= {"pool": "*u8", "pool_f32": "*fp32", "slots": "*i64"}

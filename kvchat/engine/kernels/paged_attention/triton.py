@@ -56,7 +56,8 @@ def paged_attention(
     if tables is None:
         known = args.prepared
         tables = known if isinstance(known, StepTables) else step_tables(args.spans, args.first_visible)
-    out = query.new_empty(query.shape[0], query.shape[1], v_pool.shape[3])
+    shape = query.shape[0], query.shape[1], v_pool.shape[3]
+    out = query.new_empty(shape) if args.spans else query.new_zeros(shape)  # rows may have no query
     if tables.singles:
         _decode(query, k_pool, v_pool, args, tables, out)
     if tables.others:

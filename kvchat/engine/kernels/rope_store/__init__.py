@@ -1,0 +1,26 @@
+"""Dispatch by device: Triton on GPUs that it is made for, the reference everywhere else."""
+
+from torch import Tensor
+
+from kvchat.engine.kernels.checks import check_slots, debugs
+from kvchat.engine.kernels.device import takes_triton
+from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.rope_store import reference
+from kvchat.engine.kernels.rope_store.args import RopeStore
+
+OPERATION = "turning and storing keys"
+
+
+def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Tensor:
+    """Do what the reference does; see there for arguments."""
+
+    def plain() -> Tensor:
+        return reference.rope_store(query, key, value, args)
+
+    if debugs():
+        check_slots(args.slots, args.k_pool)
+    if not takes_triton(args.k_pool, OPERATION):
+        return plain()
+    from kvchat.engine.kernels.rope_store import triton
+
+    return HEALTH.attempt(OPERATION, lambda: triton.rope_store(query, key, value, args), plain)
