@@ -1,0 +1,58 @@
+"""Every kernel against its definition, on numbers that no run had before: parts of the allowed error."""
+
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.gpu.problems import Heads, attention_of
+from benchmarks.gpu.stage import Figure, Stage
+from kvchat.engine.kernels import trials
+from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.paged_attention import paged_attention
+from kvchat.engine.kernels.paged_attention.reference import paged_attention as definition
+
+LENGTHS = (1, 63, 64, 65, 130)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+SCORES: dict[str, dict[str, object]] = {
+    "full": {},
+    "window": {"window": 37},
+    "chunks": {"chunk": 37},
+    "soft cap": {"softcap": 2.0},
+}
+
+
+def measure(stage: Stage) -> Iterator[Figure]:
+    # The interpreter computes bfloat16 wrongly.
+    dtypes = DTYPES[1:] if stage.is_dry else DTYPES
+    for dtype in dtypes:
+        for name, trial in (trials.TRIALS | trials.LATENT_TRIALS).items():
+            yield _figure(name, dtype, trial(stage.device, dtype))
+        heads = Heads(4, 2, 16) if stage.is_dry else Heads(32, 8, 128)
+        for name, scores in SCORES.items():
+            for words, num_new in (("decode", 1), ("prompts", 5)):
+                error = _attention_error(stage, heads, num_new, dtype, scores)
+                yield _figure(f"{words}, {name}, {heads.query}/{heads.kv} x {heads.dim}", dtype, error)
+        sinks = {"sinks": stage.random(heads.query, dtype=dtype)}
+        yield _figure("decode, sinks", dtype, _attention_error(stage, heads, 1, dtype, sinks))
+    if HEALTH.problems:
+        raise AssertionError(f"kernels were refused: {HEALTH.problems}")
+
+
+def _attention_error(
+    stage: Stage, heads: Heads, num_new: int, dtype: torch.dtype, scores: dict[str, object]
+) -> float:
+    lengths = LENGTHS[:3] if stage.is_dry else (*LENGTHS, 1500)
+    case = attention_of(stage, heads, lengths, num_new, dtype, **scores)
+    there = case.on_cpu()
+    wanted = definition(there.query, there.k_pool, there.v_pool, there.args)
+    got = paged_attention(case.query, case.k_pool, case.v_pool, case.args).cpu()
+    return float((got.double() - wanted.double()).abs().max())
+
+
+def _figure(name: str, dtype: torch.dtype, error: float) -> Figure:
+    part = error / trials.TOLERANCES[dtype]
+    words = f"{name}, {str(dtype).removeprefix('torch.')}"
+    figure = Figure(name=words, unit="of limit", value=part, low=part, high=part, target="at most 1")
+    if not part <= 1:
+        raise AssertionError(f"{words}: the error is {part:.3g} times what is allowed")
+    return figure

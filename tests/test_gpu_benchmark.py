@@ -1,0 +1,88 @@
+"""The GPU benchmark runs from a plain checkout with what a GPU machine has, and says where there is none."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.cpu
+
+ROOT = Path(__file__).parent.parent
+LAUNCH = """
+import runpy, sys
+
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in "textual typer xxhash platformdirs markdown_it cryptography".split():
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, NotInstalled())
+sys.argv = ["benchmarks.gpu", *sys.argv[1:]]
+runpy.run_module("benchmarks.gpu", run_name="__main__")
+"""
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the benchmark where neither the interface nor the store could be imported."""
+    command = [sys.executable, "-c", LAUNCH, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def check_report(ended: subprocess.CompletedProcess[str], path: Path) -> None:
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    report = json.loads(path.read_text())
+    assert report["is_dry"]
+    assert report["commit"]
+    assert report["versions"]["torch"]
+    assert all(part["figures"] and part["problem"] is None for part in report["parts"])
+    assert len(report["parts"]) >= 9
+    names = " ".join(figure["name"] for figure in report["parts"][-1]["figures"])
+    for way in ("kvchat decodes 1", "transformers generate, 1", "continuous batching", "static cache"):
+        assert way in names, ended.stdout[-3000:]
+
+
+def test_every_part_runs_without_a_gpu(tmp_path: Path) -> None:
+    """The two models are one where nothing is measured."""
+    path = tmp_path / "gpu.json"
+    parts = ["ceilings", "kernels", "decode", "prefill", "latent", "moves", "storing", "transfers", "1B"]
+    check_report(run("--dry-run", "--plain", "--json", str(path), "--only", *parts), path)
+
+
+@pytest.mark.slow
+def test_every_part_runs_with_interpreted_kernels(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    check_report(run("--dry-run", "--json", str(path)), path)
+
+
+def test_a_machine_without_a_gpu_is_told_with_code_2() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    ended = run()
+    assert ended.returncode == 2
+    assert "no GPU" in ended.stdout
+
+
+def test_a_part_that_fails_or_has_no_time_leaves_the_others() -> None:
+    import torch
+
+    from benchmarks.gpu.parts import Part, run_parts
+    from benchmarks.gpu.stage import Figure, Stage
+
+    def works(stage: Stage):  # type: ignore[no-untyped-def]
+        yield Figure(name="speed", unit="GB/s", value=1.0, low=1.0, high=1.0)
+
+    def fails(stage: Stage):  # type: ignore[no-untyped-def]
+        yield from works(stage)
+        raise RuntimeError("out of luck")
+
+    stage = Stage(device=torch.device("cpu"), is_dry=False, deadline_s=float("inf"), seed=1)
+    parts = [Part(name="fails", run=fails), Part(name="works", run=works)]
+    first, second = run_parts(parts, stage, lambda text: None)
+    assert (len(first.figures), first.problem) == (1, "RuntimeError: out of luck")
+    assert (len(second.figures), second.problem) == (1, None)
+    stage.deadline_s = float("-inf")
+    assert all(outcome.problem for outcome in run_parts(parts, stage, lambda text: None))
