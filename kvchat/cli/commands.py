@@ -71,7 +71,10 @@ TALKING = (
         home="serve.serve",
         takes=serve_options.ServeOptions,
         help="Keep a model loaded for other programs.",
-        examples=("kvchat serve --socket-only &    # `kvchat ask` answers at once then",),
+        examples=(
+            "kvchat serve --port 8080    # OpenAI's chat completions, on this machine alone",
+            "kvchat serve --socket-only &    # `kvchat ask` answers at once then",
+        ),
     ),
     Command(
         words="doctor",
@@ -188,7 +191,7 @@ SESSIONS = (
         home="sessions.remove_sessions",
         takes=session_options.RemoveOptions,
         help="Remove text, and KV of its own.",
-        examples=("kvchat sessions rm demo 7f3a --yes",),
+        examples=("kvchat sessions rm demo 7f3a --yes", "kvchat sessions rm demo --branch main-2"),
     ),
     Command(
         words="sessions verify",

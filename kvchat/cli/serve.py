@@ -1,35 +1,87 @@
 """`kvchat serve`: an engine without a window, for `kvchat ask` and for other programs."""
 
 from threading import Event
+from typing import Any
 
+from kvchat.chat import Chat
 from kvchat.cli.compose import Kvchat, opened, start_worker
 from kvchat.cli.logs import start_log
+from kvchat.cli.resume import lend_if_possible
 from kvchat.cli.serve_options import ServeOptions
 from kvchat.cli.signals import StopAsked, StopSignals
-from kvchat.cli.streams import Status
+from kvchat.cli.streams import Output, Status
 from kvchat.cli.waiting import wait_until_loaded
-from kvchat.errors import EngineFailed, UsageError
+from kvchat.config import Paths
+from kvchat.errors import ConfigError, EngineFailed, UsageError
+from kvchat.serve.api_key import own_key, read_key
 
 _IDLE_S = 900.0
 _POLL_S = 0.5
 
 
 def serve(options: ServeOptions) -> int:
-    """Lend an engine until nobody has used it for a while, or a signal comes."""
+    """Serve until a signal comes, or only lend an engine until nobody has used it for a while."""
     if options.temp:
-        raise UsageError("--temp keeps nothing, and an engine that is lent keeps KV; leave it out")
+        raise UsageError("--temp keeps nothing, and an engine that others use keeps KV; leave it out")
     settings = options.settings()
     start_log(settings.paths, verbose=options.verbose)
     status = Status(quiet=options.quiet, color=settings.display.color)
+    # What is missing is told before a model is loaded.
+    endpoint = None if options.socket_only else _Endpoint(options, settings.paths)
     with StopSignals() as signals:
         try:
             with opened(settings, start_worker) as kvchat:
-                kvchat.load(None, options.model)
-                lend(kvchat, status, signals, _IDLE_S if options.idle is None else options.idle)
+                chat = kvchat.load(None, options.model)
+                if endpoint is None:
+                    lend(kvchat, status, signals, _IDLE_S if options.idle is None else options.idle)
+                else:
+                    endpoint.run(kvchat, chat, status, signals)
         except StopAsked:
             pass
         status.clear()
         return signals.exit_code or 0
+
+
+class _Endpoint:
+    """The endpoint that is to be opened.
+
+    Raises:
+        ConfigError: its packages or its key are missing.
+    """
+
+    def __init__(self, options: ServeOptions, paths: Paths) -> None:
+        self._make_app, self._server_class = _server_parts()
+        self._key_file = options.api_key_file or paths.runtime_dir / "api-key"
+        self._key = read_key(self._key_file) if options.api_key_file else own_key(self._key_file)
+        self._port = options.port
+
+    def run(self, kvchat: Kvchat, chat: Chat, status: Status, signals: StopSignals) -> None:
+        """Answer until a signal comes; the URL is what standard output carries."""
+        lend_if_possible(kvchat)
+        wait_until_loaded(kvchat.engine, status)
+        app = self._make_app(kvchat.engine, chat.template, self._key, chat.sampling)
+        server = self._server_class(app, self._port)
+        stop = Event()
+        signals.stop_with(stop.set)
+        try:
+            server.start()
+            status.note(f"serving {kvchat.engine.info().model}; the API key is in {self._key_file}")
+            Output().line(server.url)
+            while not stop.wait(_POLL_S):
+                _check(kvchat)
+        finally:
+            server.close()
+
+
+def _server_parts() -> tuple[Any, Any]:
+    """Import what needs packages that not everybody has installed."""
+    try:
+        from kvchat.serve.app import make_app
+        from kvchat.serve.server import Server
+    except ImportError as error:
+        missing = f"the endpoint needs packages that are not installed ({error.name})"
+        raise ConfigError(f"{missing}: pip install 'kvchat[serve]'") from error
+    return make_app, Server
 
 
 def lend(kvchat: Kvchat, status: Status, signals: StopSignals, idle_s: float) -> None:

@@ -1,6 +1,7 @@
 """The options of `kvchat serve`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,14 @@ class ServeOptions(EngineOptions):
     socket_only: Annotated[
         bool, typer.Option("--socket-only", help="Open no port; only lend the engine to `kvchat ask`.")
     ] = False
+    port: Annotated[
+        int,
+        typer.Option(help="Of this machine alone; 0: the system chooses.", metavar="PORT", min=0, max=65535),
+    ] = 0
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help="The key clients have to know; else one is made.", metavar="FILE"),
+    ] = None
     idle: Annotated[
         float | None,
         typer.Option(help="End after so many seconds without a request; 0 never.", metavar="SECONDS", min=0),

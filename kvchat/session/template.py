@@ -185,13 +185,19 @@ class ChatTemplate:
         at = raw.rfind(text) if text else 0
         return raw[at + len(text) :] if at >= 0 else ""
 
-    def stream(self, prompt_ids: Sequence[int], so_far: Sequence[int] = ()) -> TextStream:
-        """Return the text stream of the answer to a prompt, behind the tokens it has already."""
+    def stream(
+        self, prompt_ids: Sequence[int], so_far: Sequence[int] = (), *, stops: Sequence[str] | None = None
+    ) -> TextStream:
+        """Return the text stream of the answer to a prompt, behind the tokens it has already.
+
+        Args:
+            stops: strings before which the text ends; None: the template's.
+        """
         stream = TextStream(
             self.tokenizer,
             reasoning=self._opens_reasoning(prompt_ids),
             trims_start=self.is_plain,
-            stop_strings=self.stop_strings,
+            stop_strings=self.stop_strings if stops is None else stops,
         )
         stream.resume(so_far)
         return stream

@@ -1,0 +1,50 @@
+"""The key that a client of the endpoint has to know, in a file that only its owner can read."""
+
+import os
+import secrets
+from pathlib import Path
+
+from kvchat.directories import make_private
+from kvchat.errors import ConfigError, StorageError
+
+_KEY_BYTES = 24
+_LEAST_LENGTH = 16
+
+
+def read_key(file: Path) -> str:
+    """Return the key in a file.
+
+    Raises:
+        ConfigError: it cannot be read, others can read it too, or it is short enough to be guessed.
+    """
+    try:
+        if file.stat().st_mode & 0o077:
+            raise ConfigError(f"others can read the API key in {file}: chmod 600 {file}")
+        key = file.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the API key in {file} must be ASCII text") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read the API key in {file}: {error.strerror or error}") from error
+    if len(key) < _LEAST_LENGTH or not key.isprintable() or " " in key:
+        raise ConfigError(f"the API key in {file} must be {_LEAST_LENGTH} or more characters without blanks")
+    return key
+
+
+def own_key(file: Path) -> str:
+    """Return the key in a file, made now if there is none.
+
+    Raises:
+        ConfigError: see `read_key`.
+        StorageError: it cannot be written.
+    """
+    try:
+        make_private(file.parent)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        return read_key(file)
+    except OSError as error:
+        raise StorageError(f"cannot write {file}: {error.strerror or error}") from error
+    key = f"kvchat-{secrets.token_urlsafe(_KEY_BYTES)}"
+    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+        stream.write(key + "\n")
+    return key

@@ -1,0 +1,196 @@
+"""One chat completion: from messages to ids, through the engine, and back to text as it comes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from threading import Thread
+from time import monotonic
+
+from kvchat.client import EngineClient, RequestHandle
+from kvchat.conversation import BEHIND
+from kvchat.engine.api.events import Event, RequestFinished, TokenEmitted
+from kvchat.engine.api.request import Request
+from kvchat.errors import EngineFailed, KvchatError
+from kvchat.serve.metrics import Metrics
+from kvchat.serve.transcripts import Transcripts
+from kvchat.serve.wish import Wish
+from kvchat.session.template import ChatTemplate, Message
+from kvchat.session.text_stream import Piece, StopStrings, TextStream
+from kvchat.session.tree import Role
+
+_EVENT_WAIT_S = 1.0
+_OWNER = "serve"
+
+
+class Completions:
+    """Answers wishes with one engine.
+
+    Args:
+        engine: the engine, loaded.
+        template: its model's.
+        metrics: what is counted.
+    """
+
+    def __init__(self, engine: EngineClient, template: ChatTemplate, metrics: Metrics) -> None:
+        self._engine = engine
+        self._template = template
+        self._metrics = metrics
+        self._transcripts = Transcripts()
+        self._ends = tuple(sorted(end for end in template.end_ids if end < engine.info().vocab_size))
+
+    async def begin(self, wish: Wish) -> "Completion":
+        """Hand a wish to the engine.
+
+        Raises:
+            KvchatError: it is refused, or there is no engine any more.
+        """
+        # Encoding a long document takes a while, and so does handing in: neither may hold up the others.
+        beginning = asyncio.ensure_future(asyncio.to_thread(self._begin, wish, asyncio.get_running_loop()))
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            beginning.add_done_callback(_stop_begun)
+            raise
+
+    def _begin(self, wish: Wish, loop: asyncio.AbstractEventLoop) -> "Completion":
+        prompt = self._prompt(wish)
+        stops = self._template.stop_strings + wish.stops
+        stream = self._template.stream(prompt, stops=stops)
+        matcher = StopStrings(self._template.stream(prompt, stops=stops), len(prompt)) if stops else None
+        sampling = replace(wish.sampling, stop_token_ids=self._ends)
+        request = Request(token_ids=prompt, sampling=sampling, owner=_OWNER, priority=BEHIND, stop=matcher)
+        handle = self._engine.submit(request)
+        return Completion(
+            handle,
+            stream,
+            loop,
+            on_finish=self._finished,
+            on_said=lambda text, ids: self._said(wish, prompt, text, ids),
+        )
+
+    def _prompt(self, wish: Wish) -> tuple[int, ...]:
+        """Return the ids of a conversation: those the model saw as far as they are known here."""
+        # The day, not the hour: a template that tells the time must not change the past with every question.
+        now = datetime.combine(datetime.now().date(), datetime.min.time())
+        known = self._transcripts.find(wish.history) if wish.history else None
+        if known is None or wish.history[-1].role != Role.ASSISTANT:
+            return tuple(self._template.whole(wish.history, wish.question, now=now))
+        token_ids, prompt_len = known
+        answer_ids = token_ids[prompt_len:]
+        closed = self._template.is_closed(answer_ids)
+        ended_with = "" if closed else self._template.ended_with(answer_ids, wish.history[-1].content)
+        following = self._template.following(
+            wish.history, wish.question, closed=closed, ended_with=ended_with, now=now
+        )
+        return (*token_ids, *following)
+
+    def _finished(self, event: RequestFinished, total_s: float) -> None:
+        """Count a request that has ended, and let go of its branch; its blocks stay cached."""
+        self._metrics.count(event, total_s)
+        with suppress(KvchatError):
+            self._engine.release(event.branch)
+
+    def _said(self, wish: Wish, prompt: tuple[int, ...], text: str, token_ids: Sequence[int]) -> None:
+        said = (*wish.history, Message(Role.USER, wish.question), Message(Role.ASSISTANT, text))
+        self._transcripts.remember(said, (*prompt, *token_ids), len(prompt))
+
+
+def _stop_begun(beginning: "asyncio.Future[Completion]") -> None:
+    """Stop what was begun for a client that is gone."""
+    if not beginning.cancelled() and beginning.exception() is None:
+        beginning.result().stop()
+
+
+class Completion:
+    """An answer on its way. Iterate `pieces` once; leaving it early stops the model.
+
+    Attributes:
+        finished: the engine's last event, None before it has come.
+        text: what was said so far, reasoning aside.
+        token_ids: what was sampled so far.
+    """
+
+    def __init__(
+        self,
+        handle: RequestHandle,
+        stream: TextStream,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_finish: Callable[[RequestFinished, float], None],
+        on_said: Callable[[str, Sequence[int]], None],
+    ) -> None:
+        """Args:
+        handle: the request.
+        stream: makes text of its tokens.
+        loop: where it is read.
+        on_finish: called with the last event and the seconds it took, in a thread of its own.
+        on_said: called in the loop with text and ids, when all of it has been read.
+        """
+        self.finished: RequestFinished | None = None
+        self.text = ""
+        self.token_ids: list[int] = []
+        self._handle = handle
+        self._stream = stream
+        self._loop = loop
+        self._on_finish = on_finish
+        self._on_said = on_said
+        self._start_s = monotonic()
+        self._queue: asyncio.Queue[Event | EngineFailed] = asyncio.Queue()
+        # A daemon: an engine that never answers must not keep the process alive.
+        Thread(target=self._pump, name="kvchat-completion", daemon=True).start()
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yield text as it comes.
+
+        Raises:
+            EngineFailed: the engine died, or the request did.
+        """
+        try:
+            while self.finished is None:
+                for piece in self._taken(await self._queue.get()):
+                    if not piece.reasoning:
+                        self.text += piece.text
+                    yield piece
+            if self.finished.error is not None:
+                raise EngineFailed(self.finished.error)
+            self._on_said(self.text, self.token_ids)
+        finally:
+            if self.finished is None:
+                self.stop()
+
+    def stop(self) -> None:
+        """Stop the model; nobody reads any more."""
+        self._handle.cancel()
+
+    def _taken(self, event: Event | EngineFailed) -> tuple[Piece, ...]:
+        if isinstance(event, EngineFailed):
+            raise event
+        if isinstance(event, TokenEmitted):
+            self.token_ids.append(event.token_id)
+            return self._stream.feed(event.token_id)
+        if isinstance(event, RequestFinished):
+            self.finished = event
+            return self._stream.finish()
+        return ()
+
+    # The thread that waits for the engine
+
+    def _pump(self) -> None:
+        is_last = False
+        try:
+            while not is_last:
+                for event in self._handle.take_events(_EVENT_WAIT_S):
+                    if isinstance(event, RequestFinished):
+                        is_last = True
+                        self._on_finish(event, monotonic() - self._start_s)
+                    self._hand_over(event)
+        except EngineFailed as error:
+            self._hand_over(error)
+
+    def _hand_over(self, event: Event | EngineFailed) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+        except RuntimeError:  # the loop has ended
+            self._handle.cancel()

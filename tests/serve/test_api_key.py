@@ -1,0 +1,39 @@
+"""The key of the endpoint: made once, for its owner alone, and refused where others could know it."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from kvchat.errors import ConfigError
+from kvchat.serve.api_key import own_key, read_key
+
+pytestmark = pytest.mark.pure
+
+
+def test_a_key_is_made_once_and_is_private(tmp_path: Path) -> None:
+    file = tmp_path / "run" / "api-key"
+    key = own_key(file)
+    assert own_key(file) == read_key(file) == key
+    assert len(key) > 30
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert own_key(tmp_path / "other") != key
+
+
+@pytest.mark.parametrize("text", ["", "short", "two words that are long enough", "näher-als-gedacht-1234"])
+def test_what_is_no_key_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(text)
+    file.chmod(0o600)
+    with pytest.raises(ConfigError, match="must be"):
+        read_key(file)
+
+
+def test_a_key_that_others_can_read_or_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_key(file)
+    file.write_text("long-enough-for-a-key")
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_key(file)

@@ -1,0 +1,223 @@
+"""What no good client sends, and clients that go away: refused or stopped, and the engine goes on."""
+
+import json
+import socket
+from collections.abc import Callable
+from time import monotonic, sleep
+
+import pytest
+
+from kvchat.errors import EngineFailed, PoolExhausted
+from kvchat.serve.guard import MAX_BODY_BYTES
+from tests.serve.conftest import KEY, REPLY, Served
+
+pytestmark = pytest.mark.pure
+
+ASK = {"model": "kvchat", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    deadline_s = monotonic() + 20
+    while not holds():
+        assert monotonic() < deadline_s, "it never came true"
+        sleep(0.005)
+
+
+def still_answers(served: Served) -> bool:
+    served.engine.step_s = 0.0
+    answer = json.loads(served.ask(json.dumps(ASK)).body)
+    return bool(answer["choices"][0]["message"]["content"] == served.reply)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost.evil.example:80"}, 403),
+        ({"Host": "127.0.0.1@evil.example"}, 403),
+        ({"Host": "127.0.0.1:99999999"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost.evil.example"}, 403),
+        ({"Authorization": ""}, 401),
+        ({"Authorization": "Bearer"}, 401),
+        ({"Authorization": f"Bearer {KEY}x"}, 401),
+        ({"Authorization": f"Basic {KEY}"}, 401),
+        ({"Authorization": "Bearer \xff\xfe"}, 401),
+        ({"Host": "localhost:1234", "Origin": "http://localhost:3000"}, 200),
+        ({"Host": "[::1]:80"}, 200),
+    ],
+)
+def test_only_this_machine_with_the_key_is_answered(
+    headers: dict[str, str], status: int, served: Served
+) -> None:
+    reply = served.ask(json.dumps(ASK), **headers)
+    assert reply.status == status
+    assert status == 200 or ("error" in json.loads(reply.body) and not served.engine.requests)
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def body(**changed: object) -> str:
+    return json.dumps(ASK | changed)
+
+
+def said(content: object, role: object = "user") -> str:
+    return body(messages=[{"role": role, "content": content}])
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        ("", None),
+        ("{", None),
+        ("[" * 100_000, None),
+        ("[]", None),
+        ("null", None),
+        ('"text"', None),
+        ("\xff\xfe", None),
+        (body(model=5), "model"),
+        (body(model=None), "model"),
+        (body(messages=[]), "messages"),
+        (body(messages="hello"), "messages"),
+        (body(messages=[5]), "messages.0"),
+        (said(5), "messages.0.content"),
+        (said(None), "messages.0.content"),
+        (said([{"type": "image_url", "image_url": {"url": "http://x"}}]), "messages.0.content"),
+        (said("\ud800"), "messages.0.content"),
+        (said("x", "tool"), "messages.0.role"),
+        (said("x", ["user"]), "messages.0.role"),
+        (said("x", "assistant"), "messages"),
+        (body(messages=ASK["messages"] * 2), "messages.1"),  # type: ignore[operator]
+        (body(stream="yes"), "stream"),
+        (body(stream_options=5), "stream_options"),
+        (body(stop=5), "stop"),
+        (body(stop=["a"] * 100), "stop"),
+        (body(stop=[None]), "stop"),
+        (body(tools=[{"type": "function"}]), "tools"),
+        (body(logprobs=True), "logprobs"),
+        (body(temperature="hot"), None),
+        (body(temperature=[1]), None),
+        (body(max_tokens=0), None),
+        (body(max_tokens=1.5), None),
+        (body(max_tokens=True), None),
+        (body(seed=-1), None),
+        (body(top_p=float("nan")), None),
+        (body().replace("}", "", 1), None),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_by_name(text: str, param: str | None, served: Served) -> None:
+    reply = served.ask(text.encode("latin-1") if "\xff" in text else text)
+    assert reply.status == 400
+    error = json.loads(reply.body)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    assert error["param"] == param
+    assert not served.engine.requests
+
+
+def test_a_body_that_is_too_long_is_not_read_to_its_end(served: Served) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as raw:
+        raw.sendall(_head(MAX_BODY_BYTES * 100))
+        part, sent = b" " * 2**20, 0
+        try:
+            while sent <= MAX_BODY_BYTES + 10 * len(part):
+                raw.sendall(part)
+                sent += len(part)
+        except OSError:
+            pass  # cut off
+    assert sent < MAX_BODY_BYTES + 10 * len(part) or not served.engine.requests
+    assert still_answers(served)
+
+
+def test_a_body_that_comes_too_slowly_is_given_up(served: Served) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as raw:
+        raw.sendall(_head(1000) + b"{")
+        assert raw.recv(100).startswith(b"HTTP/1.1 408")
+        assert still_answers(served)
+
+
+def test_many_who_never_finish_a_request_keep_nobody_from_asking(served: Served) -> None:
+    slow = [socket.create_connection(("127.0.0.1", served.port), timeout=30) for _ in range(40)]
+    for raw in slow:
+        raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Never: ")
+    assert still_answers(served)
+    for raw in slow:
+        raw.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_stops_the_model(stream: bool, served: Served) -> None:
+    served.engine.step_s = 0.02
+    served.reply = "word " * 400
+    data = json.dumps(ASK | {"stream": stream}).encode()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as raw:
+        raw.sendall(_head(len(data)) + data)
+        eventually(lambda: served.engine.handles)
+        if stream:
+            raw.recv(100)
+    handle = served.engine.handles[0]
+    eventually(handle.cancelled.is_set)
+    eventually(lambda: not served.engine.live)
+    served.reply = REPLY
+    assert still_answers(served)
+
+
+def test_a_client_that_reads_slowly_holds_up_nobody(served: Served) -> None:
+    served.reply = "word " * 300
+    data = json.dumps(ASK | {"stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        raw.sendall(_head(len(data)) + data)
+        eventually(lambda: served.engine.handles)
+        served.reply = REPLY
+        assert still_answers(served)
+
+
+def test_failures_of_the_engine_are_told(served: Served) -> None:
+    served.engine.dies_after = 2
+    assert served.ask(json.dumps(ASK)).status == 500
+    streamed = served.ask(json.dumps(ASK | {"stream": True})).body.decode()
+    assert "sessions are safe" in streamed
+    assert "[DONE]" in streamed
+
+
+def test_other_paths_and_methods_are_not_there(served: Served) -> None:
+    assert served.ask("", path="/v1/nothing").status == 404
+    assert served.ask("", method="GET").status == 405
+    assert served.ask("", path="/../../etc/passwd", method="GET").status == 404
+
+
+def test_health_needs_no_key_and_metrics_do(served: Served) -> None:
+    assert json.loads(served.ask("", path="/health", method="GET", Authorization="").body)["status"] == "ok"
+    assert served.ask("", path="/metrics", method="GET", Authorization="").status == 401
+    served.ask(json.dumps(ASK))
+    text = served.ask("", path="/metrics", method="GET").body.decode()
+    label = 'model_name="scripted"'
+    assert f"vllm:prompt_tokens_total{{{label}}} {len(served.engine.requests[0].token_ids)}\n" in text
+    assert f'vllm:request_success_total{{{label},finished_reason="stop"}} 1\n' in text
+    assert f'vllm:e2e_request_latency_seconds_bucket{{{label},le="+Inf"}} 1\n' in text
+
+
+def test_the_port_is_of_this_machine_alone(served: Served) -> None:
+    assert served.server.url.startswith("http://127.0.0.1:")
+
+
+def _head(length: int) -> bytes:
+    lines = (
+        "POST /v1/chat/completions HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {KEY}",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
+def test_memory_that_is_used_up_is_no_fault_of_the_client(served: Served) -> None:
+    for error, status in ((PoolExhausted("no block is left"), 503), (EngineFailed("gone"), 500)):
+
+        def refuse(request: object, error: Exception = error) -> object:
+            raise error
+
+        served.engine.submit = refuse  # type: ignore[assignment,method-assign]
+        assert served.ask(json.dumps(ASK)).status == status
