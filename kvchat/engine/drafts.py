@@ -18,8 +18,10 @@ from kvchat.engine.step_costs import StepCosts
 
 MOST_DRAFTED = 15
 """Tokens of one draft: with the one before them as many rows as kernels for few rows take."""
+MOST_OF_A_STEP = 32
+"""Tokens of all drafts of a step: each has a row of logits, for which no memory was set aside."""
 READ_AT_ONCE = 1024
-"""A long prompt is indexed in parts, so that no step waits for it."""
+"""Tokens indexed beside one step: long prompts are read in parts, so that no step waits for it."""
 LEAST_GAIN = 1.04
 """A step with drafts must yield this many times the tokens per second: estimates err by as much."""
 HOPED_ROW = 0.04
@@ -40,10 +42,10 @@ class _Text:
     acceptance: Acceptance
     repeats: Repeats = field(default_factory=Repeats)
 
-    def read(self, entry: Entry) -> bool:
-        """Take what is new of a sequence; False if there is more of it."""
+    def read(self, entry: Entry, most: int) -> bool:
+        """Take what is new of a sequence, at most so many tokens of its prompt; False if there is more."""
         token_ids, known = entry.branch.token_ids, len(self.repeats)
-        prompt_end = min(entry.prompt_len, known + READ_AT_ONCE)
+        prompt_end = min(entry.prompt_len, known + most)
         if known < prompt_end:
             self.repeats.feed(token_ids[known:prompt_end])
         if len(self.repeats) < entry.prompt_len:
@@ -81,7 +83,8 @@ class Drafts:
     ) -> Mapping[RequestId, tuple[int, ...]]:
         """See `Drafter.propose`. Beside prompts nothing is drafted: what it costs there is not known."""
         texts = {entry.id: self._text(entry) for entry in due}
-        is_read = [texts[entry.id].read(entry) for entry in due]
+        each = -(-READ_AT_ONCE // len(due))
+        is_read = [texts[entry.id].read(entry, each) for entry in due]
         if num_beside:
             return {}
         ranked = sorted(
@@ -92,7 +95,7 @@ class Drafts:
                 for chance in texts[entry.id].chances(min(MOST_DRAFTED, entry.most_drafted))
             ),
             key=lambda pair: -pair[0],
-        )[:most]
+        )[: min(most, MOST_OF_A_STEP)]
         num_drafted = self._num_worth_it([chance for chance, _ in ranked], due)
         nums: dict[RequestId, int] = {}
         for _, number in ranked[:num_drafted]:

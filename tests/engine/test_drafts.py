@@ -6,7 +6,7 @@ import pytest
 
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.batch import Batch, Chunk
-from kvchat.engine.drafts import MOST_DELAY, MOST_DRAFTED, READ_AT_ONCE, Drafts
+from kvchat.engine.drafts import MOST_DELAY, MOST_DRAFTED, MOST_OF_A_STEP, READ_AT_ONCE, Drafts
 from tests.engine.assembly import entry_of
 from tests.engine.cache.caches import Cache, full_group
 
@@ -116,6 +116,13 @@ def test_what_is_most_probably_right_is_drafted_first() -> None:
     proposed = steps.drafts.propose(steps.entries, 0, 8)
     assert len(proposed[RequestId(1)]) >= 7
     assert sum(map(len, proposed.values())) <= 8
+
+
+def test_a_step_has_a_bounded_number_of_guesses() -> None:
+    steps = Steps(CHEAP, *[CYCLE * 60] * 6)
+    for _ in range(80):
+        steps.step()
+    assert MOST_OF_A_STEP // 2 < max(steps.lengths) <= MOST_OF_A_STEP
 
 
 def test_sequences_do_not_wait_long_for_the_drafts_of_others() -> None:
