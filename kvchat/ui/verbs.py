@@ -9,6 +9,7 @@ from typing import Protocol
 from kvchat.errors import KvchatError
 from kvchat.revision import nth_last_question
 from kvchat.session.tree import Role, Turn, TurnId
+from kvchat.ui.attaching import Attaching
 from kvchat.ui.branching import Branching
 from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.commands import find_command, nearest_command, split_command
@@ -44,6 +45,8 @@ class CommandDesk(Desk, Protocol):
 
     def action_help(self) -> None: ...
 
+    def action_history(self) -> None: ...
+
     def action_stop(self) -> None: ...
 
     def action_cache(self) -> None: ...
@@ -61,6 +64,7 @@ class Helpers:
     shelf: Shelf
     branching: Branching
     outlet: Outlet
+    attaching: Attaching
 
 
 class Verbs:
@@ -74,6 +78,7 @@ class Verbs:
         self._shelf = helpers.shelf
         self._branching = helpers.branching
         self._outlet = helpers.outlet
+        self._attaching = helpers.attaching
         self._actions: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.action_help(),
             "new": self.new,
@@ -81,6 +86,9 @@ class Verbs:
             "retry": self.retry,
             "tokens": self.tokens,
             "aside": self.aside,
+            "attach": helpers.attaching.attach,
+            "detach": self.detach,
+            "history": lambda _: screen.action_history(),
             "copy": self.copy,
             "open": self.open,
             "edit": self.edit,
@@ -167,6 +175,10 @@ class Verbs:
             self._branching.end_aside()
         elif self._stored() is not None and self._is_free("ask aside"):
             self._branching.begin_aside(text)
+
+    def detach(self, _argument: str = "") -> None:
+        if not self._attaching.detach():
+            self._screen.warn("nothing is attached")
 
     def copy(self, argument: str = "") -> None:
         answer = self._answer("copy", "" if argument == "code" else argument)

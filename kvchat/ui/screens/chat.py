@@ -3,13 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import events, work
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Static
 
@@ -17,6 +14,8 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId, Turn
+from kvchat.ui.attaching import Attaching
+from kvchat.ui.attachments import split_message
 from kvchat.ui.branching import Branching
 from kvchat.ui.bridge import ChatService, ConversationView, EngineView, SessionFiles
 from kvchat.ui.courses import Courses
@@ -25,15 +24,13 @@ from kvchat.ui.engine_watch import EngineWatch, Shown
 from kvchat.ui.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.outlet import Outlet
-from kvchat.ui.panes import PaneWish, pane_widths
 from kvchat.ui.plain_text import one_line
-from kvchat.ui.screens.desk import DeskScreen
-from kvchat.ui.screens.help import HelpScreen
+from kvchat.ui.screens.history import HistoryScreen
+from kvchat.ui.screens.window import WindowScreen
 from kvchat.ui.shelf import Shelf
 from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
 from kvchat.ui.verbs import Helpers, Opener, Verbs
 from kvchat.ui.widgets.cache_panel import CachePanel
-from kvchat.ui.widgets.command_list import CommandList
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, ListOptions, SessionWithBranches
@@ -41,22 +38,17 @@ from kvchat.ui.widgets.sessions_pane import SessionsPane
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
 
-_SHORT_SCREEN = 18
 _ASIDE_NOTE = "  ·  thrown away when you leave · esc goes back"
 
 
-class ChatScreen(DeskScreen):
+class ChatScreen(WindowScreen):
     """Puts the widgets together; turns and commands are run by `Turns` and `Verbs`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f1", "help", "Help", id="help"),
-        Binding("f2", "sessions", "Sessions", id="sessions"),
-        Binding("f3", "cache", "Cache", id="cache"),
-        Binding("f4", "layers", "Layers", id="layers", show=False),
         Binding("f5", "continue", "Continue", id="continue", show=False),
-        Binding("ctrl+f", "find", "Find", id="find", priority=True),
         Binding("f6", "messages", "Messages", id="messages", priority=True),
         Binding("ctrl+g", "editor", "Editor", id="editor", show=False),
+        Binding("ctrl+r", "history", "History", id="history", show=False),
         Binding("ctrl+n", "new", "New", id="new"),
         Binding("ctrl+t", "reasoning", "Reasoning", id="reasoning", show=False),
         Binding("escape", "stop", "Stop", id="stop", show=False),
@@ -70,26 +62,8 @@ class ChatScreen(DeskScreen):
         self._files = files
         self.engine = engine
         self._initial = initial
-        self._wish = PaneWish()
         self._last_rate: float | None = None
         self._kept = KeptOpen()
-
-    def compose(self) -> ComposeResult:
-        with Horizontal(id="body"):
-            yield SessionsPane(id="sessions-pane")
-            with Vertical(id="conversation-pane"):
-                yield Static("", id="heading", markup=False)
-                yield Transcript(id="transcript")
-            with Vertical(id="cache-pane", classes="pane"):
-                yield Static("cache", classes="pane-title", markup=False)
-                yield CachePanel(id="cache")
-        with Vertical(id="composer"):
-            yield Static("", id="queue", markup=False)
-            yield CommandList(id="commands")
-            with Horizontal(id="prompt-row"):
-                yield Static("›", id="prompt-mark", markup=False)
-                yield Prompt(id="prompt")
-        yield StatusBar(id="status")
 
     def on_mount(self) -> None:
         self.prompt = self.query_one("#prompt", Prompt)
@@ -99,14 +73,21 @@ class ChatScreen(DeskScreen):
         self.shelf = Shelf(self, self._chat.store, self._files, self.turns)
         self.branching = Branching(self, self._chat, self.turns)
         self.outlet = Outlet(self)
+        self.attaching = Attaching(self, self._chat, self.turns)
         helpers = Helpers(
-            courses=self.courses, shelf=self.shelf, branching=self.branching, outlet=self.outlet
+            courses=self.courses,
+            shelf=self.shelf,
+            branching=self.branching,
+            outlet=self.outlet,
+            attaching=self.attaching,
         )
         self.verbs = Verbs(self, self._chat, self.turns, helpers)
         self._watch = EngineWatch(
             self.engine, self.query_one(CachePanel), self.query_one(StatusBar), self._phase_changed
         )
-        self.query_one("#queue").display = False
+        self.draw_lines("#queue", ())
+        self.draw_lines("#attachments", ())
+        self.begin(self._read_history)
         self.prompt.focus()
         self._drain = Drain(self, self.turns)
         self.set_timer(INTERVAL_S, self._look)
@@ -146,20 +127,7 @@ class ChatScreen(DeskScreen):
     def show_edit(self, text: str | None) -> None:
         if text is not None:
             self.prompt.set_text(text)
-        self._draw_heading()
-
-    def show_sessions_pane(self) -> None:
-        self._place_sessions()
-        self.query_one(SessionList).focus()
-
-    def find(self, words: str = "") -> None:
-        """Let the person look for words in sessions and messages."""
-        self._place_sessions()
-        self.query_one(SessionsPane).find(words)
-
-    def _place_sessions(self) -> None:
-        self._wish = replace(self._wish, sessions=True, last="sessions")
-        self._place_panes()
+        self.draw_heading()
 
     @work(exclusive=True, group="open")
     async def open_with(self, opener: Opener, draft: Draft | None = None) -> None:
@@ -180,6 +148,7 @@ class ChatScreen(DeskScreen):
             closing += stale
         self.courses.end_edit()
         await self.turns.show(conversation, draft)
+        self.attaching.read_again()
         await self._close(closing)
         if conversation is not None:
             for notice in await asyncio.to_thread(self._chat.notices, conversation):
@@ -195,7 +164,7 @@ class ChatScreen(DeskScreen):
     def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None:
         if self.is_attached and self.query(SessionList):  # the window may have been closed meanwhile
             self.query_one(SessionList).show_sessions(sessions, options)
-            self._draw_heading()
+            self.draw_heading()
 
     async def leave_session(self, session_id: SessionId, branch: str | None = None) -> None:
         """Take a session, or that branch alone, off the screen and let go of what it holds."""
@@ -222,7 +191,7 @@ class ChatScreen(DeskScreen):
         self._drain.wake()
 
     def conversation_changed(self) -> None:
-        self._draw_heading()
+        self.draw_heading()
         self.shelf.refresh()
 
     def turn_failed(self, error: Exception, unsent: str) -> None:
@@ -252,13 +221,42 @@ class ChatScreen(DeskScreen):
         if self.courses.editing is not None:
             self.courses.send_edit(event.text)
         else:
-            self.queue(PendingTurn(kind=TurnKind.SEND, text=event.text))
+            before, reading = self.attaching.take()
+            self.queue(PendingTurn(kind=TurnKind.SEND, text=before + event.text, reading=reading))
+
+    def on_prompt_attached(self, event: Prompt.Attached) -> None:
+        self.attaching.attach(event.path)
+
+    def on_prompt_pasted_much(self, event: Prompt.PastedMuch) -> None:
+        self.attaching.attach_text(event.text)
+
+    def on_prompt_pasted_binary(self) -> None:
+        self.warn("nothing was pasted: that is no text")
+
+    def on_prompt_erased_nothing(self) -> None:
+        self.attaching.detach()
+
+    def draw_attachments(self, lines: Sequence[str]) -> None:
+        self.draw_lines("#attachments", lines)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self.draw_heading)
+
+    async def _read_history(self) -> None:
+        with suppress(KvchatError):
+            messages = await asyncio.to_thread(self._chat.store.recent_questions)
+            self.prompt.begin_history([split_message(message)[1] for message in messages])
+
+    async def _find_message(self) -> None:
+        message = await self.ask(HistoryScreen(self.prompt.messages))
+        if message is not None:
+            self.write_prompt(message)
+
+    def action_history(self) -> None:
+        self.begin(self._find_message)
 
     def on_text_area_changed(self) -> None:
         self.courses.text_changed(self.prompt.text)
-
-    def on_prompt_completing(self, event: Prompt.Completing) -> None:
-        self.query_one(CommandList).show_commands(event.candidates, event.chosen)
 
     def on_prompt_interrupted(self) -> None:
         self.interrupt()
@@ -276,14 +274,6 @@ class ChatScreen(DeskScreen):
     def on_sessions_pane_closed(self) -> None:
         self._leave_sessions()
 
-    def _leave_sessions(self) -> None:
-        """Go back to the conversation, which a narrow terminal shows in the place of the sessions."""
-        self.query_one(SessionsPane).clear()
-        if not self.query_one("#conversation-pane").display:
-            self._wish = replace(self._wish, sessions=False)
-            self._place_panes()
-        self.prompt.focus()
-
     @work(exclusive=True, group="prefetch")
     async def on_session_list_selected(self, event: SessionList.Selected) -> None:
         """Load ahead of use what may be opened next; whatever goes wrong shows when it is opened."""
@@ -294,38 +284,6 @@ class ChatScreen(DeskScreen):
 
     def on_session_list_delete_asked(self, event: SessionList.DeleteAsked) -> None:
         self.shelf.ask_to_delete(event.session_id, event.branch)
-
-    def on_markdown_link_clicked(self, event: Any) -> None:
-        self.app.copy_to_clipboard(event.href)
-        self.tell(event.href, title="link copied")
-
-    def on_resize(self, event: events.Resize) -> None:
-        self.set_class(event.size.height < _SHORT_SCREEN, "-short")
-        self._place_panes()
-        self.call_after_refresh(self._draw_heading)
-
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen())
-
-    def action_sessions(self) -> None:
-        is_shown = self.query_one("#sessions-pane").display
-        if is_shown and self.query_one(SessionList).has_focus:
-            self._wish = replace(self._wish, sessions=False)
-            self._place_panes()
-            self.prompt.focus()
-        else:
-            self.show_sessions_pane()
-
-    def action_find(self) -> None:
-        self.find()
-
-    def action_cache(self) -> None:
-        is_shown = self.query_one("#cache-pane").display
-        self._wish = replace(self._wish, cache=not is_shown, last="cache")
-        self._place_panes()
-
-    def action_layers(self) -> None:
-        self.query_one(CachePanel).toggle_expanded()
 
     def action_new(self) -> None:
         self.verbs.new()
@@ -371,23 +329,11 @@ class ChatScreen(DeskScreen):
         else:
             self.tell("ctrl+q or /quit leaves; everything is kept")
 
-    async def action_page(self, direction: int) -> None:
-        """Scroll the conversation by a page; at the top, mount earlier messages."""
-        if direction < 0 and self.transcript.scroll_y <= 0:
-            await self.transcript.show_earlier()
-        elif direction < 0:
-            self.transcript.scroll_page_up()
-        else:
-            self.transcript.scroll_page_down()
-
     # Drawing
 
     def _draw_queue(self) -> None:
         waiting = [one_line(pending.text) or pending.kind.value for pending in self.turns.queue]
-        queue = self.query_one("#queue", Static)
-        if waiting or queue.display:
-            queue.display = bool(waiting)
-            queue.update(Content("\n".join(f"queued  {line}" for line in waiting[:3])))
+        self.draw_lines("#queue", [f"queued  {line}" for line in waiting])
 
     def _start_next(self) -> None:
         if self._watch.is_ready and self.turns.start_next():
@@ -417,13 +363,14 @@ class ChatScreen(DeskScreen):
         self._draw_welcome()
         if status.phase is EnginePhase.READY:
             self.turns.settle_garbage()
+            self.attaching.read_again()
             self._start_next()
         elif status.phase is EnginePhase.FAILED:
             reason = status.error or status.detail or "the engine stopped"
             self.notify(f"{reason}", title="engine", severity="error", timeout=30, markup=False)
             self._give_back(self.turns.stop_all())
 
-    def _draw_heading(self) -> None:
+    def draw_heading(self) -> None:
         if not self.query("#heading"):  # the window is being closed
             return
         conversation = self.turns.conversation
@@ -440,11 +387,3 @@ class ChatScreen(DeskScreen):
 
     def _draw_welcome(self) -> None:
         self.transcript.show_welcome(welcome_text(self._watch.status.phase, len(self.shelf.sessions.entries)))
-
-    def _place_panes(self) -> None:
-        widths = pane_widths(self.size.width, self._wish)
-        for name, width in (("#sessions-pane", widths.sessions), ("#cache-pane", widths.cache)):
-            pane = self.query_one(name)
-            pane.display = width > 0
-            pane.styles.width = width
-        self.query_one("#conversation-pane").display = widths.has_conversation

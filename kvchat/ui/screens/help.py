@@ -17,6 +17,8 @@ KEYS = (
     ("enter", "send"),
     ("ctrl+j, shift+enter", "new line"),
     ("esc", "stop the answer; queued text comes back"),
+    ("@file", "attach a text file; tab completes its path, backspace in an empty prompt leaves it out"),
+    ("ctrl+r", "find an earlier message"),
     ("up, down", "earlier messages, from the edge of the prompt"),
     ("pageup, pagedown", "scroll the conversation"),
     ("f1", "this page"),

@@ -4,7 +4,7 @@ from textual.content import Content
 from textual.style import Style
 from textual.widgets import Static
 
-from kvchat.ui.commands import Command
+from kvchat.ui.widgets.prompt import Choice
 
 _MAX_ROWS = 6
 
@@ -16,13 +16,13 @@ class CommandList(Static):
         super().__init__("", id=id, markup=False)
         self.display = False
 
-    def show_commands(self, candidates: tuple[Command, ...], chosen: int) -> None:
+    def show_commands(self, candidates: tuple[Choice, ...], chosen: int) -> None:
         self.display = bool(candidates)
         if candidates:
             self.update(_lines(candidates, chosen))
 
 
-def _lines(candidates: tuple[Command, ...], chosen: int) -> Content:
+def _lines(candidates: tuple[Choice, ...], chosen: int) -> Content:
     start = max(0, min(chosen - _MAX_ROWS // 2, len(candidates) - _MAX_ROWS))
     shown = candidates[start : start + _MAX_ROWS]
     usage_width = max(len(command.usage) for command in candidates)
@@ -32,7 +32,7 @@ def _lines(candidates: tuple[Command, ...], chosen: int) -> Content:
     return Content("\n").join(lines)
 
 
-def _line(command: Command, usage_width: int, *, is_chosen: bool) -> Content:
+def _line(command: Choice, usage_width: int, *, is_chosen: bool) -> Content:
     mark = "▸ " if is_chosen else "  "
     usage = Content.styled(f"{mark}{command.usage:<{usage_width}}", Style(bold=is_chosen))
     return usage + Content.styled(f"   {command.summary}", Style(dim=not is_chosen))

@@ -1,5 +1,6 @@
 """The prompt: many lines, history, slash commands that only typing can run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,8 +9,12 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
+from kvchat.ui.attachments import is_long, looks_binary, tidy
 from kvchat.ui.commands import Command, completions, message_text
+from kvchat.ui.path_choices import PathChoice, path_at_end, path_choices
 from kvchat.ui.plain_text import clean_text
+
+Choice = Command | PathChoice
 
 _NEWLINE_KEYS = frozenset({"ctrl+j", "shift+enter", "alt+enter"})
 
@@ -40,16 +45,34 @@ class Prompt(TextArea):
 
     @dataclass
     class Completing(Message):
-        """The commands that the line may become changed; `chosen` is the highlighted one's position."""
+        """What the line may become changed; `chosen` is the highlighted one's position."""
 
-        candidates: tuple[Command, ...]
+        candidates: tuple[Choice, ...]
         chosen: int
+
+    @dataclass
+    class Attached(Message):
+        """A file is to go with the message."""
+
+        path: str
+
+    @dataclass
+    class PastedMuch(Message):
+        """A text was pasted that is too long for a prompt."""
+
+        text: str
+
+    class PastedBinary(Message):
+        """Something was pasted that is no text; it was not taken."""
+
+    class ErasedNothing(Message):
+        """Backspace was pressed in an empty prompt."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, soft_wrap=True, show_line_numbers=False, compact=True)
         self.highlight_cursor_line = False
         self._has_typed_slash = False
-        self._candidates: tuple[Command, ...] = ()
+        self._candidates: tuple[Choice, ...] = ()
         self._chosen = 0
         self._history: list[tuple[str, bool]] = []
         self._history_at: int | None = None
@@ -62,6 +85,15 @@ class Prompt(TextArea):
         """Replace the text by `text`, which is no command, and go to its end."""
         self._has_typed_slash = False
         self._replace_all(text)
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """What was sent before, oldest first."""
+        return tuple(text for text, is_command in self._history if not is_command)
+
+    def begin_history(self, messages: Sequence[str]) -> None:
+        """Put messages of earlier runs before those of this one."""
+        self._history[:0] = [(text, False) for text in messages]
 
     def remember(self, text: str, *, is_command: bool) -> None:
         """Add a line to the history of this prompt."""
@@ -85,6 +117,8 @@ class Prompt(TextArea):
         elif event.key == "enter":
             self._take(event)
             self._submit()
+        elif event.key == "backspace" and not self.text:
+            self.post_message(self.ErasedNothing())
         elif self._moves_choice(event.key) or self._walks_history(event.key):
             self._take(event)
         elif event.character is not None and event.is_printable:
@@ -96,8 +130,13 @@ class Prompt(TextArea):
             self._has_typed_slash = False
         event.prevent_default()
         event.stop()
-        text = clean_text(event.text.replace("\r\n", "\n").replace("\r", "\n"))
-        if result := self._replace_via_keyboard(text, *self.selection):
+        if looks_binary(event.text):
+            self.post_message(self.PastedBinary())
+            return
+        text = tidy(event.text) if is_long(event.text) else _cleaned(event.text)
+        if is_long(text):
+            self.post_message(self.PastedMuch(text))
+        elif result := self._replace_via_keyboard(text, *self.selection):
             self.move_cursor(result.end_location)
 
     def on_text_area_changed(self) -> None:
@@ -125,9 +164,9 @@ class Prompt(TextArea):
             self._has_typed_slash = True
 
     def _submit(self) -> None:
-        if self.is_completing and self._is_unfinished_name():
+        if self.is_completing and self._is_unfinished():
             self._accept_choice()
-            if self._candidates_need_argument():
+            if self.is_completing or not self.text.startswith("/") or self.text.endswith(" "):
                 return
         text = self.text.rstrip()
         if not text.strip():
@@ -138,12 +177,9 @@ class Prompt(TextArea):
         self.set_text("")
         self.post_message(self.Submitted(sent, is_command))
 
-    def _is_unfinished_name(self) -> bool:
-        command = self._candidates[self._chosen]
-        return self.text[1:] not in command.names
-
-    def _candidates_need_argument(self) -> bool:
-        return self.text.endswith(" ")
+    def _is_unfinished(self) -> bool:
+        chosen = self._candidates[self._chosen]
+        return isinstance(chosen, PathChoice) or self.text[1:] not in chosen.names
 
     def _moves_choice(self, key: str) -> bool:
         """Handle a key that belongs to the list of commands; return whether it did."""
@@ -159,15 +195,34 @@ class Prompt(TextArea):
         return False
 
     def _accept_choice(self) -> None:
-        command = self._candidates[self._chosen]
-        self.set_text(f"/{command.name}" + (" " if command.needs_argument else ""))
+        chosen = self._candidates[self._chosen]
+        if isinstance(chosen, PathChoice):
+            self._accept_path(chosen)
+            return
+        self.set_text(f"/{chosen.name}" + (" " if chosen.needs_argument else ""))
         self._has_typed_slash = True
 
-    def _complete(self) -> None:
-        candidates = completions(self.text) if self._has_typed_slash else ()
-        self._offer(candidates, 0)
+    def _accept_path(self, chosen: PathChoice) -> None:
+        """Go into a directory; attach a file, whose path leaves the text."""
+        typed = path_at_end(self.text) or ""
+        is_command = self._has_typed_slash and self.text.startswith("/")
+        before = self.text[: len(self.text) - len(typed)]
+        if chosen.is_directory:
+            self._replace_all(before + chosen.usage)
+            self._has_typed_slash = is_command
+            return
+        self.set_text("" if is_command else before.removesuffix("@"))
+        self.post_message(self.Attached(chosen.path))
 
-    def _offer(self, candidates: tuple[Command, ...], chosen: int) -> None:
+    def _complete(self) -> None:
+        found: tuple[Choice, ...] = completions(self.text) if self._has_typed_slash else ()
+        if not found and self.cursor_location == self.document.end:
+            path = path_at_end(self.text)
+            is_typed = path is not None and (self._has_typed_slash or not self.text.startswith("/"))
+            found = path_choices(path) if is_typed and path is not None else ()
+        self._offer(found, 0)
+
+    def _offer(self, candidates: tuple[Choice, ...], chosen: int) -> None:
         if (candidates, chosen) != (self._candidates, self._chosen):
             self._candidates, self._chosen = candidates, chosen
             self.post_message(self.Completing(candidates, chosen))
@@ -187,3 +242,7 @@ class Prompt(TextArea):
         self._replace_all(text)
         self._history_at = None if is_past_end else at
         return True
+
+
+def _cleaned(text: str) -> str:
+    return clean_text(text.replace("\r\n", "\n").replace("\r", "\n"))

@@ -13,6 +13,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from kvchat.session.tree import Role, Session, Turn, TurnId
+from kvchat.ui.attachments import shown_message
 from kvchat.ui.figures import plural
 from kvchat.ui.plain_text import clean_text
 from kvchat.ui.widgets.answer import AnswerView
@@ -28,7 +29,7 @@ class QuestionView(Static):
     """A message of the person."""
 
     def __init__(self, turn: Turn) -> None:
-        super().__init__(Content(clean_text(turn.text)), markup=False, classes="question")
+        super().__init__(Content(shown_message(clean_text(turn.text))), markup=False, classes="question")
         self.turn = turn
 
 

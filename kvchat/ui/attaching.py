@@ -1,0 +1,111 @@
+"""What goes with the next message, and its reading while the person still types."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from kvchat.errors import KvchatError
+from kvchat.ui.attachments import PASTED, Attachment, before_message, read_attachment
+from kvchat.ui.bridge import ChatService, Reading
+from kvchat.ui.desk import Desk
+from kvchat.ui.figures import plural
+from kvchat.ui.plain_text import one_line
+from kvchat.ui.turns import Turns
+
+
+class AttachingDesk(Desk, Protocol):
+    """What is needed of the screen."""
+
+    def draw_attachments(self, lines: Sequence[str]) -> None: ...
+
+
+class Attaching:
+    """Keeps the attachments of the message in the prompt.
+
+    Attributes:
+        attachments: in the order in which they will stand.
+    """
+
+    def __init__(self, screen: AttachingDesk, chat: ChatService, turns: Turns) -> None:
+        self._screen = screen
+        self._chat = chat
+        self._turns = turns
+        self.attachments: tuple[Attachment, ...] = ()
+        self._reading: Reading | None = None
+        self._state = ""
+
+    def attach(self, path: str) -> None:
+        """Read a file and let it go with the next message."""
+        self._screen.begin(partial(self._attach, Path(path)))
+
+    def attach_text(self, text: str) -> None:
+        """Let a long paste go with the next message."""
+        number = sum(one.name.startswith(PASTED) for one in self.attachments) + 1
+        name = PASTED if number == 1 else f"{PASTED} {number}"
+        self._add(Attachment(name=name, text=text))
+        self._screen.tell(f"{plural(len(text), 'character')} go with your message; /detach leaves them out")
+
+    def detach(self) -> bool:
+        """Leave out what was attached last, and return whether there was anything."""
+        if not self.attachments:
+            return False
+        self._set(self.attachments[:-1])
+        return True
+
+    def take(self) -> tuple[str, Reading | None]:
+        """Return what stands before the message that is sent now and what was read of it; forget both."""
+        before, reading = before_message(self.attachments), self._reading
+        self.attachments, self._reading = (), None
+        self._draw("")
+        return before, reading
+
+    def read_again(self) -> None:
+        """Read for what is on screen now: another conversation, or an engine that has loaded."""
+        if self.attachments:
+            self._set(self.attachments)
+
+    async def _attach(self, path: Path) -> None:
+        try:
+            attachment = await asyncio.to_thread(read_attachment, path)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        else:
+            self._add(attachment)
+
+    def _add(self, attachment: Attachment) -> None:
+        self._set((*self.attachments, attachment))
+
+    def _set(self, attachments: tuple[Attachment, ...]) -> None:
+        self.attachments = attachments
+        if self._reading is not None:
+            self._reading.stop()
+            self._reading = None
+        self._draw("")
+        if attachments:
+            self._screen.begin(self._read, group="read ahead")
+
+    async def _read(self) -> None:
+        before, conversation = before_message(self.attachments), self._turns.conversation
+        system = self._turns.draft.system
+        try:
+            num_tokens = await asyncio.to_thread(self._chat.variants.num_tokens, before)
+            if not self._screen.is_engine_ready or self._turns.is_running:
+                self._draw(plural(num_tokens, "token"))
+                return
+            self._draw(f"{plural(num_tokens, 'token')}, being read")
+            reading = await asyncio.to_thread(self._chat.variants.read_ahead, conversation, system, before)
+            self._reading = reading
+            await asyncio.to_thread(reading.run)
+        except KvchatError as error:
+            self._draw(one_line(str(error)))
+            return
+        if self._reading is reading:
+            self._draw(f"{plural(num_tokens, 'token')}, read")
+
+    def _draw(self, state: str) -> None:
+        lines = [f"▤ {one_line(one.summary)}" for one in self.attachments]
+        if lines and state:
+            lines[-1] += f" · {state}"
+        self._screen.draw_attachments(lines)

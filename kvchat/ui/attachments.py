@@ -1,0 +1,104 @@
+"""Files that go with a message: read once, written before the words, and folded where the message is shown.
+
+Files stand first, so that the model can read them while the question is still typed. The number of lines in
+the tag says where a file ends, whatever is written in it.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvchat.errors import UsageError
+from kvchat.ui.figures import bytes_text, plural
+from kvchat.ui.plain_text import clean_text, one_line
+
+MOST_BYTES = 4 * 2**20
+PASTED = "pasted text"
+LONG_PASTE_CHARACTERS = 8_000
+LONG_PASTE_LINES = 200
+_MOST_STRANGE = 0.02
+"""More control and replacement characters than this share are no text."""
+_OPENING = re.compile(r'<file name="([^"\n]*)" lines="(\d{1,9})">\n')
+_CLOSING = "</file>\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """A text that goes with the next message."""
+
+    name: str
+    text: str
+
+    @property
+    def summary(self) -> str:
+        return f"{self.name} · {bytes_text(len(self.text.encode()))} · {plural(self.num_lines, 'line')}"
+
+    @property
+    def num_lines(self) -> int:
+        return self.text.count("\n") + 1
+
+
+def read_attachment(path: Path) -> Attachment:
+    """Return a text file as an attachment.
+
+    Raises:
+        UsageError: it is not there, no text, too long, or cannot be read.
+    """
+    path = path.expanduser()
+    try:
+        if not path.is_file():
+            kind = "a directory" if path.is_dir() else "no file" if path.exists() else "not there"
+            raise UsageError(f"{path} is {kind}; name a text file")
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path} has more than {bytes_text(MOST_BYTES)}; attach a part of it")
+        text = path.read_bytes().decode("utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    if looks_binary(text):
+        raise UsageError(f"{path} is no text")
+    return Attachment(name=path.name.replace('"', "'"), text=tidy(text))
+
+
+def looks_binary(text: str) -> bool:
+    """Return whether a text has what no text has: NUL, or many control or undecodable characters."""
+    if "\0" in text:
+        return True
+    strange = sum((ord(one) < 32 and one not in "\t\n\r\f\x1b") or one == "\ufffd" for one in text)
+    return strange > _MOST_STRANGE * len(text)
+
+
+def is_long(text: str) -> bool:
+    """Return whether a paste is too long for a prompt."""
+    return len(text) > LONG_PASTE_CHARACTERS or text.count("\n") > LONG_PASTE_LINES
+
+
+def tidy(text: str) -> str:
+    """Return a text with one kind of line ends and without control characters."""
+    return clean_text(text.replace("\r\n", "\n").replace("\r", "\n")).rstrip("\n")
+
+
+def before_message(attachments: Sequence[Attachment]) -> str:
+    """Return what stands before the words of a message."""
+    return "".join(
+        f'<file name="{one.name}" lines="{one.num_lines}">\n{one.text}\n{_CLOSING}' for one in attachments
+    )
+
+
+def split_message(text: str) -> tuple[tuple[Attachment, ...], str]:
+    """Return the files of a message, and its words."""
+    found = []
+    while (opening := _OPENING.match(text)) is not None:
+        lines = text[opening.end() :].split("\n", int(opening[2]))
+        rest = lines.pop() if len(lines) > int(opening[2]) else ""
+        if not rest.startswith(_CLOSING):
+            break
+        found.append(Attachment(name=opening[1], text="\n".join(lines)))
+        text = rest.removeprefix(_CLOSING)
+    return tuple(found), text
+
+
+def shown_message(text: str) -> str:
+    """Return a message with a line in the place of each file."""
+    attachments, words = split_message(text)
+    return "\n".join([*(f"▤ {one_line(one.summary)}" for one in attachments), words])

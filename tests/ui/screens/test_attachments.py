@@ -1,0 +1,130 @@
+"""What goes with a message: files, long pastes; and what is found of earlier messages."""
+
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from textual import events
+
+from tests.ui.harness import Window, window
+from tests.ui.scripted import ScriptedChat
+
+pytestmark = pytest.mark.tui
+
+
+async def paste(shown: Window, text: str) -> None:
+    shown.app.post_message(events.Paste(text))
+    await shown.pilot.pause()
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "place"
+    (place / "deep").mkdir(parents=True)
+    (place / "notes.txt").write_text("one\ntwo\n")
+    (place / "deep" / "inner.md").write_text("# Inner")
+    monkeypatch.chdir(place)
+    return place
+
+
+async def test_a_file_is_attached_by_its_path_read_ahead_and_sent_before_the_words(
+    tmp_path: Path, notes: Path
+) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("see @no")
+        await shown.until_shown("notes.txt")
+        await shown.pilot.press("tab")
+        await shown.until_shown("▤ notes.txt · 7 B · 2 lines")
+        await shown.until_shown("tokens, read")
+        [reading] = shown.chat.variants.readings
+        assert reading.text == '<file name="notes.txt" lines="2">\none\ntwo\n</file>\n\n'
+        await shown.type("what is it?")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.chat.sent == [f"{reading.text}see what is it?"])
+        assert reading.handed_to == ["s1"]
+        await shown.until_shown("▤ notes.txt · 7 B · 2 lines\n"[:-1])
+        assert "<file" not in shown.conversation_text
+
+
+async def test_a_path_is_completed_through_directories(tmp_path: Path, notes: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("@d")
+        await shown.pilot.press("tab")
+        assert shown.screen.prompt.text == "@deep/"
+        await shown.pilot.press("tab")
+        await shown.until_shown("▤ inner.md")
+        assert shown.screen.prompt.text == ""
+
+
+async def test_the_attach_command_completes_and_backspace_takes_back(tmp_path: Path, notes: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("/attach n")
+        await shown.until_shown("▸ notes.txt")
+        await shown.pilot.press("enter")
+        await shown.until_shown("▤ notes.txt")
+        assert shown.screen.prompt.text == ""
+        await shown.pilot.press("backspace")
+        await shown.until_gone("▤ notes.txt")
+        assert shown.chat.variants.readings[-1].is_stopped
+
+
+async def test_a_file_that_has_vanished_is_said_to_be_gone(tmp_path: Path, notes: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("@no")
+        await shown.until_shown("notes.txt")
+        (notes / "notes.txt").unlink()
+        await shown.pilot.press("tab")
+        await shown.until_shown("is not there; name a text file")
+
+
+async def test_a_long_paste_becomes_an_attachment_and_the_prompt_stays(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("look: ")
+        await paste(shown, "a line of it\n" * 100_000)
+        await shown.until_shown("▤ pasted text · 1.2 MiB · 100,000 lines")
+        assert shown.screen.prompt.text == "look: "
+        await shown.pilot.press("enter")
+        await shown.until(lambda: bool(shown.chat.sent))
+        assert shown.chat.sent[0].endswith("</file>\n\nlook:")
+
+
+async def test_commands_inside_a_long_paste_are_never_run(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await paste(shown, "/quit\n" * 300)
+        await shown.until_shown("▤ pasted text")
+        await paste(shown, "/quit")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: bool(shown.chat.sent))
+        assert shown.app.is_running
+        assert shown.chat.sent[0].endswith("\n\n/quit")
+
+
+@pytest.mark.parametrize("junk", ["\x00\x01\x02ELF", "\x7fELF\x02\x01\x01" + "\x03\x08\ufffd" * 40])
+async def test_pasted_binary_is_refused(tmp_path: Path, junk: str) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("before ")
+        await paste(shown, junk)
+        await shown.until_shown("nothing was pasted: that is no text")
+        assert shown.screen.prompt.text == "before "
+
+
+async def test_earlier_messages_are_found_by_words_also_those_of_other_sessions(tmp_path: Path) -> None:
+    def prepare(chat: ScriptedChat) -> None:
+        chat.add_session("Oslo", [("By boat?", "Yes."), ("How long does it take?", "Long.")])
+
+    async with window(tmp_path, prepare=prepare) as shown:
+        await shown.until(lambda: len(shown.screen.prompt.messages) == 2)
+        await shown.pilot.press("ctrl+r")
+        await shown.until_shown("earlier messages")
+        await shown.type("boat")
+        await shown.until_gone("How long does")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.screen.prompt.text == "By boat?")
+
+
+async def test_wide_and_right_to_left_text_keeps_the_window_in_order(tmp_path: Path) -> None:
+    async with window(tmp_path, size=(80, 24)) as shown:
+        await shown.say_and_wait(" ".join(["漢字かな交じり文 שלום עולם مرحبا"] * 5))
+        assert max(cell_len(line) for line in shown.text.splitlines()) <= 80
+        assert "漢字かな" in shown.text
+        assert "שלום" in shown.text
