@@ -59,6 +59,7 @@ class Chat:
         engine: the engine, loaded or still loading.
         model: the model's name, kept with every answer.
         sampling: used where a call brings none.
+        adapter: the directory of the LoRA that the engine is loaded with; empty for none.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class Chat:
         engine: EngineClient,
         model: str,
         sampling: SamplingParams | None = None,
+        adapter: str = "",
     ) -> None:
         self.store = store
         self.template = template
         self.engine = engine
         self.model = model
+        self.adapter = adapter
         self.sampling = sampling or SamplingParams()
         self._answering = Answering(store=store, template=template, engine=engine, model=model)
         self.variants = Variants(self._answering, sampling=self.sampling)
@@ -272,6 +275,8 @@ class Chat:
         history = prompts.history(conversation.session, conversation.turns)
         rewrite = self.template.history_rewrite(history)
         found = self.template.warnings + (() if rewrite is None else (str(rewrite),))
+        if (words := _adapter_words(conversation, self.adapter)) is not None:
+            found = (words, *found)
         if not conversation.session.namespace:
             return found
         return (_NOT_VERIFIED.format(conversation.session.id), *found)
@@ -423,3 +428,16 @@ def _split_at(path: tuple[Turn, ...], turn_id: TurnId) -> tuple[tuple[Turn, ...]
 
 def _outcome(turn: Turn) -> Outcome:
     return Outcome(finish=turn.finish, usage=turn.usage, loaded=turn.loaded, timings=turn.timings)
+
+
+def _adapter_words(conversation: Conversation, adapter: str) -> str | None:
+    """Say how the weights differ from those that a conversation was computed with, by their adapter."""
+    session = conversation.session
+    if session.adapter == adapter or not any(turn.fingerprint for turn in conversation.turns):
+        return None
+    was, here = (f"the adapter {name}" if name else "no adapter" for name in (session.adapter, adapter))
+    how = f"--adapter {session.adapter}" if session.adapter else "--adapter none"
+    return (
+        f"It was computed with {was}, and here is {here}: its KV is computed again, and answers may differ."
+        f" To go on as before: kvchat {session.id} {how}"
+    )

@@ -255,6 +255,9 @@ class Answering:
         """Return the request and note which weights answer it. Blocks while the engine loads."""
         info = self.engine.info()
         answer.mark(model=self.model, fingerprint=info.fingerprint, exact=info.is_exact)
+        if conversation.session.adapter != (adapter := info.adapter or ""):
+            self.store.note_adapter(conversation.session.id, adapter)
+            conversation.session = replace(conversation.session, adapter=adapter)
         so_far = tuple(answer.token_ids)
         return Request(
             token_ids=prompt + so_far,

@@ -122,6 +122,7 @@ class ScriptedEngine:
         self.step_s = 0.0
         self.handle_class = ScriptedHandle
         self.is_exact = True
+        self.adapter: str | None = None
         self._script = script
         self._max_context = max_context
         self._fingerprint = fingerprint
@@ -146,6 +147,7 @@ class ScriptedEngine:
             num_layers=1,
             disk_enabled=False,
             is_exact=self.is_exact,
+            adapter=self.adapter,
         )
 
     def submit(self, request: Request) -> ScriptedHandle:

@@ -81,7 +81,7 @@ class _Question:
     def _answer(self, reference: SessionId | None, prompt: str, signals: StopSignals) -> int:
         """Answer in a session, None: in a new one."""
         store = self._kvchat.store
-        chat = self._kvchat.load(reference, self._options.model)
+        chat = self._kvchat.load(reference, self._options.model, self._options.adapter)
         if reference is None:
             conversation = chat.create(title=self._options.new or "", system=self._settings.system)
         else:

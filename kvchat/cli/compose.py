@@ -13,10 +13,13 @@ from kvchat.config import Settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import lasting_name, locate_model
 from kvchat.engine.worker import Worker
+from kvchat.errors import ModelNotFound
 from kvchat.lending.borrower import borrow
 from kvchat.lending.lender import Lender
 from kvchat.lending.place import identity_of, socket_path
 from kvchat.session.template import ChatTemplate
+from kvchat.session.tree import Session
+from kvchat.ui.plain_text import one_line
 
 EngineFactory = Callable[[str, Path, EngineConfig], EngineClient]
 """Makes an engine that loads the model of this name from this directory, and returns while it loads."""
@@ -72,19 +75,24 @@ class Kvchat:
         assert self._engine is not None, "load comes first"
         return self._engine
 
-    def load(self, reference: str | None, model: str | None) -> Chat:
+    def load(self, reference: str | None, model: str | None, adapter: Path | None = None) -> Chat:
         """Begin to load a model, without waiting for it, and return the chat that uses it.
 
         Args:
             reference: the session to be opened; it goes on with the model it was started with.
             model: the model that was asked for by name, which comes before that; None: none was.
+            adapter: what was given for one (it may be `none`); None: nothing was, and the session goes on
+                with its own.
 
         Raises:
             SessionError: `reference` names no session.
-            ModelError: there is no such model, or its tokenizer cannot be read.
+            ModelError: there is no such model or adapter, or its tokenizer cannot be read.
         """
-        if model is None and reference is not None:
-            model = self.store.find(reference).model
+        session = None if reference is None else self.store.find(reference)
+        if session is not None and model in (None, session.model):
+            model = session.model
+            if adapter is None and self._settings.engine.adapter is None and session.adapter:
+                self._use_adapter_of(session)
         location = locate_model(model or self._settings.model, cache_dir=self._settings.paths.cache_dir)
         template = self._template = ChatTemplate.from_dir(location.path)
         self._model_dir = location.path
@@ -96,7 +104,17 @@ class Kvchat:
             engine=self._engine,
             model=name,
             sampling=self._settings.sampling,
+            adapter=str(used.absolute()) if (used := self._settings.engine.adapter) else "",
         )
+
+    def _use_adapter_of(self, session: Session) -> None:
+        path = Path(session.adapter)
+        if not path.is_dir():
+            raise ModelNotFound(
+                f"“{one_line(session.title)}” was computed with the adapter {path}, which is gone. Give its"
+                " place with --adapter DIR, or go on without it, which computes its KV again: --adapter none"
+            )
+        self._settings = replace(self._settings, engine=replace(self._settings.engine, adapter=path))
 
     def lend(self) -> Lender | None:
         """Lend the engine to other processes of this user until this is closed.

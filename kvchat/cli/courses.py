@@ -65,7 +65,7 @@ def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
     settings, status = options.settings(), Status(quiet=options.quiet)
     engine = LateStart()
     with opened(settings, engine) as kvchat:
-        chat = kvchat.load(options.session, options.model)
+        chat = kvchat.load(options.session, options.model, options.adapter)
         conversation = chat.open(options.session)
         # What cannot be done is told before a model is loaded.
         revision = plan(chat, conversation, options.number)

@@ -26,7 +26,7 @@ def resume(options: ResumeOptions) -> int:
                 " `kvchat ask` works without one"
             )
         start_log(settings.paths)
-        chat = kvchat.load(reference, options.model)
+        chat = kvchat.load(reference, options.model, options.adapter)
         # Imported last: a wrong word is answered without it.
         from kvchat.cli.session_files import SessionFiles
         from kvchat.ui.app import KvchatApp

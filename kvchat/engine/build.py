@@ -157,7 +157,7 @@ def _info(candidate: Candidate, config: EngineConfig, device: torch.device) -> E
     return EngineInfo(
         model="",
         model_dir=str(candidate.source.model_dir),
-        adapter=str(config.adapter) if config.adapter else None,
+        adapter=str(config.adapter.absolute()) if config.adapter else None,
         fingerprint="",
         dtype=loaded.dtype,
         device=str(device),

@@ -124,7 +124,7 @@ class Update:
             info,
             model=info.model if path == source.adapter_dir else str(path),
             model_dir=str(source.model_dir),
-            adapter=str(source.adapter_dir) if source.adapter_dir else None,
+            adapter=str(source.adapter_dir.absolute()) if source.adapter_dir else None,
             fingerprint=self.fingerprint.hex(),
             disk_enabled=self.store is not None,
             eos_token_ids=tuple(sorted(self.candidate.loaded.eos_token_ids)),

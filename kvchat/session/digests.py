@@ -24,8 +24,10 @@ _FACTS = (
 _COLUMN_BYTES = 8
 SESSION_COLUMNS = (
     "id", "title", "system", "model", "created_at", "updated_at", "active_branch", "pinned", "namespace",
-    "verified",
+    "verified", "adapter",
 )  # fmt: skip
+_LATER_COLUMNS = ("adapter",)
+"""The last of them, of which rows that are older have no digest; there they are believed."""
 BRANCH_COLUMNS = ("session_id", "name", "leaf_id", "updated_at")
 """What the digests of a session's and a branch's columns are taken over; the first names the session."""
 PART_COLUMNS = ("id", "text", "reasoning", "token_ids", *_FACTS)
@@ -138,13 +140,18 @@ def column_digest(session_id: str, name: str, value: object) -> bytes:
 def changed_digests(columns: Sequence[str], written: bytes, session_id: str, values: Row) -> bytes:
     """Return the digests of a row in which some columns change. The others keep theirs, right or not."""
     parts = [written[start : start + _COLUMN_BYTES] for start in range(0, len(written), _COLUMN_BYTES)]
-    for name in values.keys():  # noqa: SIM118  a row is no mapping
-        parts[columns.index(name)] = column_digest(session_id, name, values[name])
+    for name in columns:
+        if name in values.keys():  # noqa: SIM118  a row is no mapping
+            at = columns.index(name)
+            parts[at : at + 1] = [column_digest(session_id, name, values[name])]
     return b"".join(parts)
 
 
 def broken_columns(columns: Sequence[str], row: Row, written: bytes) -> frozenset[str]:
     """Return the columns that are not what was written; all of them if the row is another session's."""
+    earlier = [name for name in columns if name not in _LATER_COLUMNS]
+    if len(written) == _COLUMN_BYTES * len(earlier):
+        columns = earlier
     return frozenset(
         name
         for at, name in enumerate(columns)

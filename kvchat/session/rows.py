@@ -43,6 +43,7 @@ def session_of(row: sqlite3.Row) -> Session:
         pinned=bool(row["pinned"]),
         namespace=row["namespace"],
         verification=_verification_of(row["verified"]),
+        adapter=row["adapter"] or "",
         lost=_lost(row),
     )
 
@@ -175,6 +176,7 @@ def session_values(session: Session) -> dict[str, Any]:
         "pinned": int(session.pinned),
         "namespace": session.namespace,
         "verified": verification_json(session.verification),
+        "adapter": session.adapter,
         "lost": " ".join(sorted(session.lost)),
     }
 

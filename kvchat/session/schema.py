@@ -5,7 +5,8 @@ an entry that has shipped is never changed. Each entry changes the schema, so th
 does not confirm is known for damage.
 
     sessions    one conversation; `namespace`: whose blocks it may use; `verified`: what was found of its KV;
-                `digests` of its columns; `lost`: columns that are empty because of damage
+                `adapter`: the directory of the LoRA that it was computed with; `digests` of its columns;
+                `lost`: columns that are empty because of damage
     branches    a named leaf of a session's tree
     turns       one message; `token_ids` are u32le; `digest` covers what must not change, `parts` each part of
                 it (see `digests`); `repaired`: a part was rebuilt from another
@@ -131,19 +132,23 @@ _PARTS = (
     """,
 )
 
+_OF_FOURTH = SESSION_COLUMNS[:10]
+
 # Without digests a row is believed: nobody knows what was written.
 _COLUMNS = (
     "ALTER TABLE sessions ADD COLUMN digests BLOB",
     "ALTER TABLE sessions ADD COLUMN lost TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE branches ADD COLUMN digests BLOB",
     "ALTER TABLE pieces ADD COLUMN place INTEGER",
-    "UPDATE sessions SET digests = session_digests(" + ", ".join(SESSION_COLUMNS) + ")",
+    "UPDATE sessions SET digests = session_digests(" + ", ".join(_OF_FOURTH) + ")",
     "UPDATE branches SET digests = branch_digests(" + ", ".join(BRANCH_COLUMNS) + ")",
 )
 
+_ADAPTERS = ("ALTER TABLE sessions ADD COLUMN adapter TEXT NOT NULL DEFAULT ''",)
+
 _IMPLAUSIBLE_VERSION = 256
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _NAMESPACES, _PARTS, _COLUMNS)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _NAMESPACES, _PARTS, _COLUMNS, _ADAPTERS)
 
 
 def migrate(
@@ -163,7 +168,7 @@ def migrate(
         return
     connection.create_function("turn_digest", 5, turn_digest, deterministic=True)
     connection.create_function("part_digests", len(PART_COLUMNS), _part_digests, deterministic=True)
-    connection.create_function("session_digests", len(SESSION_COLUMNS), _session_digests, deterministic=True)
+    connection.create_function("session_digests", len(_OF_FOURTH), _session_digests, deterministic=True)
     connection.create_function("branch_digests", len(BRANCH_COLUMNS), _branch_digests, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -230,7 +235,7 @@ def _part_digests(*values: str | bytes | int | None) -> bytes:
 
 
 def _session_digests(*values: str | int | float | None) -> bytes:
-    return column_digests(SESSION_COLUMNS, dict(zip(SESSION_COLUMNS, values, strict=True)))
+    return column_digests(_OF_FOURTH, dict(zip(_OF_FOURTH, values, strict=True)))
 
 
 def _branch_digests(*values: str | int | float | None) -> bytes:

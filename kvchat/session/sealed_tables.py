@@ -49,6 +49,7 @@ _PLACES: Mapping[str, Mapping[str, str]] = {
         "system": "system",
         "model": "model of session",
         "namespace": "namespace",
+        "adapter": "adapter of session",
         "active_branch": "branch",
         "digests": "digests of session",
     },
@@ -68,6 +69,8 @@ _PLACES: Mapping[str, Mapping[str, str]] = {
         "digests": "digests of piece",
     },
 }
+_BORN_EMPTY = ("adapter of session",)
+"""Places of columns that came later: in rows from before they are empty, and not sealed."""
 _ENDURES_DAMAGE = ("turns", "pieces")
 
 CONCEAL = (
@@ -190,6 +193,8 @@ class SealedTables:
             return None
 
     def _opened_text(self, place: str, row_id: bytes, value: bytes | None) -> str | None:
+        if value == b"" and place in _BORN_EMPTY:
+            return ""
         try:
             data = None if value is None else self._opened(place, row_id, b64decode(value, validate=True))
             return None if data is None else data.decode()

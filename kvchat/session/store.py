@@ -116,6 +116,11 @@ class SessionStore:
             found = rows.verification_json(verification)
             statements.change_session(connection, session_id, verified=found, namespace=namespace)
 
+    def note_adapter(self, session_id: SessionId, adapter: str) -> None:
+        """Note the directory of the LoRA that a session is computed with from now on; empty for none."""
+        with self._database.write() as connection:
+            statements.change_session(connection, session_id, adapter=adapter)
+
     def session(self, session_id: SessionId) -> Session:
         with self._database.read() as connection:
             return statements.session(connection, session_id)
@@ -268,7 +273,8 @@ class SessionStore:
     def remove_branch(self, session_id: SessionId, name: str) -> object:
         """Delete a branch with the messages that no other branch has."""
         plan = self.removal_of(session_id, name)
-        return self.delete_branch(plan.branch, plan.successor, [turn.id for turn in plan.doomed])
+        self.delete_branch(plan.branch, plan.successor, [turn.id for turn in plan.doomed])
+        return plan
 
     # Turns
 

@@ -116,7 +116,8 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A conversation. `model` is the name it was started with; `system` its system prompt.
+    """A conversation. `model` is the name it was started with; `system` its system prompt; `adapter` the
+    directory of the LoRA that it was computed with last, empty for none.
 
     `namespace` is empty for a session whose KV was computed here. That of an imported session is its
     bundle's: it shares blocks with nothing else until they have been verified.
@@ -132,6 +133,7 @@ class Session:
     pinned: bool = False
     namespace: str = ""
     verification: Verification | None = None
+    adapter: str = ""
     lost: frozenset[str] = frozenset()
     """Which of `title`, `system` and `model` stand empty, because what was stored is damaged."""
 
