@@ -48,6 +48,7 @@ FLOORS = {
     "kvchat.engine.models": 3,
     "kvchat.engine.runner": 3,
     "kvchat.engine.sampler": 3,
+    "kvchat.engine.draws": 3,
     "kvchat.engine": 4,
     "kvchat.client": 0,
     "kvchat.recorder": 2,

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from kvchat.engine.api.events import TokenLogprobs
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.draws import draw
 
 LEAST_TEMPERATURE = 1e-6
 """Below this, float32 leaves only the most probable token anyway, and dividing by less would overflow."""
@@ -74,6 +75,8 @@ class Sampler:
         """
         if not rows:
             return []
+        if logits.is_cuda and all(map(_is_plain, rows)):
+            return self.sample_there(logits, rows)
         greedy = logits.argmax(dim=-1).tolist()
         finite = torch.isfinite(logits.amax(dim=-1)).tolist()
         chosen: list[list[Choice | None]] = []
@@ -87,6 +90,18 @@ class Sampler:
                 if choice is None or choice.token_id != drafted:
                     break
         return chosen
+
+    def sample_there(self, logits: Tensor, rows: Sequence[Row]) -> list[list[Choice | None]]:
+        """Do as `sample` where the logits lie: one copy goes there and one comes back.
+
+        Args:
+            rows: without drafts, penalties, and log-probabilities to tell.
+        """
+        numbers = [0.0 if row.params.is_greedy else self._number(row) for row in rows]
+        tokens = draw(logits, [row.params for row in rows], numbers)
+        is_finite = torch.isfinite(logits.amax(dim=1))
+        found = torch.stack([tokens, is_finite.long()], dim=1).tolist()
+        return [[Choice(token) if is_usable else None] for token, is_usable in found]
 
     def forget(self, request: RequestId) -> None:
         """Drop what is kept of a finished request."""
@@ -105,8 +120,14 @@ class Sampler:
         return Choice(token, report)
 
     def _draw(self, logits: Tensor, row: Row) -> int:
+        if logits.is_cuda:  # as in `sample_there`: a text must not depend on who else asks for what
+            return int(draw(logits[None], [row.params], [self._number(row)]))
         probabilities = distribution(logits, row.params).cpu()
         return int(torch.multinomial(probabilities, 1, generator=self._generator(row)))
+
+    def _number(self, row: Row) -> float:
+        """Return the request's next number in [0, 1)."""
+        return float(torch.rand((), generator=self._generator(row), dtype=torch.float64))
 
     def _penalized(self, logits: Tensor, row: Row) -> Tensor:
         penalty = row.params.repetition_penalty
@@ -130,6 +151,10 @@ class Sampler:
                 seed = int(torch.randint(2**62, (1,), generator=self._seeds))
             state.generator = Generator().manual_seed(seed)
         return state.generator
+
+
+def _is_plain(row: Row) -> bool:
+    return not row.draft and row.params.repetition_penalty == 1 and row.params.logprobs is None
 
 
 def distribution(logits: Tensor, params: SamplingParams) -> Tensor:
