@@ -67,7 +67,7 @@ def _figures(
     own = served.make_pass(pool)
     row = _row(served, length, batch)
     own_ms = [_best_ms(lambda: own.logits(row)) for _ in range(2)]
-    fused = fuse(loaded.module, served.groups).stand_before(served.make_pass(pool), pool)
+    fused = fuse(loaded, served.groups).stand_before(served.make_pass(pool), pool)
     same_bytes = torch.ones(_num_bytes(loaded, pool, length, batch) // 4)
     fused_ms, sum_ms = [], []
     for _ in range(num_rounds):

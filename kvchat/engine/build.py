@@ -104,7 +104,7 @@ def assemble(
     mover = Mover(pool, host, store, rates, _transport(pool, host, rates, device))
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
-    forward, unfused = fused_pass(candidate.loaded.module, candidate.served, pool)
+    forward, unfused = fused_pass(candidate.loaded, candidate.served, pool)
     short = short_steps(forward, groups, pool, info.max_context, report)
     return EngineParts(
         info=replace(

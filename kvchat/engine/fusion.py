@@ -6,7 +6,7 @@ logits. Any difference that rounding does not explain leaves the model as it is.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,6 +30,7 @@ from kvchat.engine.kernels.quantised_linear import QuantisedWeight
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.decoder_structure import Decoder, Unmatched, match_decoder, match_layer
 from kvchat.engine.models.float_layer import float_copy
+from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.rope_tables import RopeTables, Rotary
 from kvchat.engine.route import Route, Served
 from kvchat.engine.runner import ForwardPass, Row
@@ -74,7 +75,7 @@ class Fusion:
     Args:
         decoder: the model around its layers.
         layers: as they were matched.
-        rotaries: of all rotary embeddings.
+        ropes: makes tables of all rotary embeddings.
         factor: of what the embedding gives.
     """
 
@@ -82,12 +83,12 @@ class Fusion:
         self,
         decoder: Decoder,
         layers: Sequence[DecoderLayer],
-        rotaries: Sequence[Rotary],
+        ropes: Callable[[], RopeTables],
         factor: float,
     ) -> None:
         self.decoder = decoder
         self._layers = layers
-        self._rotaries = rotaries
+        self._ropes = ropes
         self._factor = factor
 
     def on(self, pool: DevicePool) -> FusedLayers:
@@ -106,12 +107,20 @@ class Fusion:
             for layer in (pool.layers[number] for number in numbers)
         ]
         native = NativeLayers(layers, pools, self.decoder.last_norm, self.decoder.head)
-        return FusedLayers(self._embed, native, RopeTables(self._rotaries), ids, self.decoder.softcap)
+        return FusedLayers(self._embed, native, self._ropes(), ids, self.decoder.softcap)
 
     def first_of_each_kind(self) -> list[int]:
         """Return the first layer of each kind: of other parts, other sizes, or another reach."""
         kinds = [layer.kind for layer in self._layers]
         return [number for number, kind in enumerate(kinds) if kinds.index(kind) == number]
+
+    def without_rope(self, numbers: Collection[int]) -> "Fusion":
+        """Return the same with layers that turn neither queries nor keys."""
+        layers = [
+            replace(layer, rope=None) if number in numbers else layer
+            for number, layer in enumerate(self._layers)
+        ]
+        return Fusion(self.decoder, layers, self._ropes, self._factor)
 
     @property
     def is_quantised(self) -> bool:
@@ -126,7 +135,7 @@ class Fusion:
         return embedded if self._factor == 1.0 else embedded * self._factor
 
 
-def fused_pass(module: Any, served: Served, pool: DevicePool) -> tuple[ForwardPass, str | None]:
+def fused_pass(loaded: LoadedModel, served: Served, pool: DevicePool) -> tuple[ForwardPass, str | None]:
     """Return a pass over `pool`: by fused layers, or by the model's own and why.
 
     Effect:
@@ -135,7 +144,7 @@ def fused_pass(module: Any, served: Served, pool: DevicePool) -> tuple[ForwardPa
     try:
         if served.route is not Route.ATTENTION:
             raise Unmatched(f"it runs by its {served.route}")
-        fusion = fuse(module, served.groups)
+        fusion = fuse(loaded, served.groups)
         own = served.make_pass(pool)
         return fusion.stand_before(own, pool), None
     except Unmatched as error:
@@ -147,7 +156,7 @@ def fused_pass(module: Any, served: Served, pool: DevicePool) -> tuple[ForwardPa
 
 
 @torch.inference_mode()
-def fuse(module: Any, groups: Sequence[Group]) -> Fusion:
+def fuse(loaded: LoadedModel, groups: Sequence[Group]) -> Fusion:
     """Return the fused layers of a model that runs by its attention.
 
     Raises: Unmatched: its layers cannot be fused; the message says why.
@@ -155,6 +164,7 @@ def fuse(module: Any, groups: Sequence[Group]) -> Fusion:
     Effect:
         Runs a few tokens through the model; whoever serves it makes a forward pass again.
     """
+    module: Any = loaded.module
     if library() is None:
         raise Unmatched(why_not() or "there are no native kernels")
     if module.device.type != "cpu" or not all(_is_plain(group) for group in groups):
@@ -165,7 +175,8 @@ def fuse(module: Any, groups: Sequence[Group]) -> Fusion:
     pool = _scratch(groups)
     row = _row(groups, module)
     seen, logits = _watch(module, decoder, pool, row)
-    fusion = _matched(decoder, pool, seen, row)
+    fusion = _matched(decoder, pool, seen, row, loaded.max_context)
+    fusion = fusion.without_rope(_far_layers(fusion, _scratch(groups), seen, row))
     _require_same(fusion, _scratch(groups), seen, row, logits)
     if module.dtype != torch.float32 or fusion.is_quantised:
         _require_structure(fusion, _scratch(_in_float32(groups)), seen, row)
@@ -242,7 +253,7 @@ def _watch(module: nn.Module, decoder: Decoder, pool: DevicePool, row: Row) -> t
     return seen, logits
 
 
-def _matched(decoder: Decoder, pool: DevicePool, seen: _Seen, row: Row) -> Fusion:
+def _matched(decoder: Decoder, pool: DevicePool, seen: _Seen, row: Row, max_context: int) -> Fusion:
     ropes: list[tuple[Tensor, Tensor]] = []
     layers: list[DecoderLayer] = []
     for number, layer in enumerate(decoder.layers):
@@ -253,7 +264,7 @@ def _matched(decoder: Decoder, pool: DevicePool, seen: _Seen, row: Row) -> Fusio
         ropes += [embeddings] if rope == len(ropes) else []
         layers.append(match_layer(layer, seen.calls[number], pool.layers[number].spec, rope))
     rotaries = [_rotary(decoder, known, row.positions[None]) for known in ropes]
-    return Fusion(decoder, layers, rotaries, _factor(decoder, seen, row))
+    return Fusion(decoder, layers, partial(RopeTables, rotaries, max_context), _factor(decoder, seen, row))
 
 
 def _is_same(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> bool:
@@ -289,12 +300,27 @@ def _factor(decoder: Decoder, seen: _Seen, row: Row) -> float:
     return factor
 
 
-def _require_same(fusion: Fusion, pool: DevicePool, seen: _Seen, row: Row, logits: Tensor) -> None:
-    """Compare every layer and the logits with the model's own."""
+def _far_layers(fusion: Fusion, pool: DevicePool, seen: _Seen, row: Row) -> list[int]:
+    """Return the layers that compute something else: some ignore the rotary embedding that they are given."""
+    fused = _on(fusion, pool)
+    pairs = enumerate(zip(seen.inputs, seen.outputs, strict=True))
+    return [
+        number
+        for number, (given, wanted) in pairs
+        if not _distance(fused.hidden(given.float(), row, number), given, wanted) <= 1
+    ]
+
+
+def _on(fusion: Fusion, pool: DevicePool) -> FusedLayers:
     try:
-        fused = fusion.on(pool)
+        return fusion.on(pool)
     except ValueError as error:
         raise Unmatched(f"there is no kernel for {error}") from error
+
+
+def _require_same(fusion: Fusion, pool: DevicePool, seen: _Seen, row: Row, logits: Tensor) -> None:
+    """Compare every layer and the logits with the model's own."""
+    fused = _on(fusion, pool)
     dtype = seen.inputs[0].dtype
     for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
         found = fused.hidden(given.float(), row, number)
@@ -321,11 +347,15 @@ def _require_structure(fusion: Fusion, pool: DevicePool, seen: _Seen, row: Row) 
 
 
 def _require_near(found: Tensor, given: Tensor, wanted: Tensor, name: str) -> None:
-    """Hold what a layer makes of `given` to what the model makes of it, row by row."""
+    """Hold what a layer makes of `given` to what the model makes of it."""
+    distance = _distance(found, given, wanted)
+    if not distance <= 1:
+        raise Unmatched(f"{name} computes something else ({distance:.2g} times the tolerance)")
+
+
+def _distance(found: Tensor, given: Tensor, wanted: Tensor) -> float:
+    """Return how far the row is off that is off most, in tolerances; NaN where a number is none."""
     of_change, of_sum = LAYER_TOLERANCE.get(wanted.dtype, COARSE_LAYER_TOLERANCE)
     given, wanted = given.float(), wanted.float()
-    distance = (found - wanted).norm(dim=1)
     bound = of_change * (wanted - given).norm(dim=1) + of_sum * wanted.norm(dim=1)
-    if not bool((distance <= bound).all()):
-        share = float((distance / bound).max())
-        raise Unmatched(f"{name} computes something else ({share:.2g} times the tolerance)")
+    return float(((found - wanted).norm(dim=1) / bound).max())

@@ -35,6 +35,10 @@ CONFIGS: dict[str, Any] = {
     "scaled rope": transformers.LlamaConfig(
         **SIZES, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
     ),
+    "rope that depends on the length": transformers.LlamaConfig(
+        **SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    ),
+    "layers without rope": transformers.SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
     "caps": transformers.Gemma2Config(**SIZES | {"head_dim": 16}, sliding_window=20),
 }
 OTHERS: dict[str, tuple[Any, str]] = {

@@ -87,13 +87,13 @@ def match_decoder(module: Any) -> Decoder:
     )
 
 
-def match_layer(layer: Any, call: AttentionCall, spec: FullSpec, rope: int) -> DecoderLayer:
+def match_layer(layer: Any, call: AttentionCall, spec: FullSpec, rope: int | None) -> DecoderLayer:
     """Return what a layer consists of.
 
     Args:
         call: what it passed to its attention.
         spec: what it keeps.
-        rope: number of its rotary embedding.
+        rope: number of its rotary embedding; None: it has none.
 
     Raises: Unmatched: it is of another structure.
     """

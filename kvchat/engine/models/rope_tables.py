@@ -15,16 +15,22 @@ Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class RopeTables:
-    """Tables of all rotary embeddings of a model, for positions [0, num_positions)."""
+    """Tables of all rotary embeddings of a model, for positions [0, num_positions).
 
-    def __init__(self, rotaries: Sequence[Rotary]) -> None:
+    Args:
+        most: positions that they ever hold: behind the longest context some embeddings change all others.
+    """
+
+    def __init__(self, rotaries: Sequence[Rotary], most: int) -> None:
         self._rotaries = rotaries
+        self._most = most
         self.num_positions = 0
         self.tables: list[RopeTable] = []
 
     def grow(self, num_positions: int) -> None:
         """Make the tables hold so many positions, or some more."""
-        self.num_positions = max(_LEAST, 1 << (num_positions - 1).bit_length())
+        rounded = max(_LEAST, 1 << (num_positions - 1).bit_length())
+        self.num_positions = max(num_positions, min(rounded, self._most))
         positions = torch.arange(self.num_positions)[None]
         self.tables = [
             RopeTable(cosines=cosines[0].float().contiguous(), sines=sines[0].float().contiguous())

@@ -49,7 +49,7 @@ class Shape:
     chunk: int | None = None
     softcap: float | None = None
     activation: Activation = Activation.SILU
-    num_layers: int = 2
+    num_layers: int = 3
     vocab: int = 131
     block_size: int = 16
 
@@ -70,8 +70,8 @@ class Model:
             torch.rand(NUM_POSITIONS, self.shape.rope_dim or self.shape.dim, generator=self._generator) * 6
         )
         turned = RopeTable(cosines=angles.cos(), sines=angles.sin())
-        still = RopeTable(cosines=torch.ones_like(angles), sines=torch.zeros_like(angles))
-        self.ropes = [turned, still]
+        other = RopeTable(cosines=(3 * angles).cos(), sines=(3 * angles).sin())
+        self.ropes = [turned, other]
 
     def numbers(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator)
@@ -122,7 +122,7 @@ class Model:
             before_mlp=self._norm(s.hidden),
             after_attention=after[0],
             after_mlp=after[1],
-            rope=number % 2,
+            rope=number if number < 2 else None,
         )
 
     def _norm(self, size: int) -> Norm:

@@ -104,7 +104,7 @@ class DecoderLayer:
     Args:
         after_attention: None: the result is added as it is.
         after_mlp: the same.
-        rope: number of the rotary embedding.
+        rope: number of the rotary embedding; None: queries and keys are not turned.
     """
 
     heads: Heads
@@ -114,7 +114,7 @@ class DecoderLayer:
     before_mlp: Norm
     after_attention: Norm | None = None
     after_mlp: Norm | None = None
-    rope: int = 0
+    rope: int | None = 0
 
     @property
     def kind(self) -> Hashable:

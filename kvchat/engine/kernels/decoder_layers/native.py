@@ -195,7 +195,7 @@ class NativeLayers:
             pool.keys.shape[2],
             heads.window or 0,
             heads.chunk or 0,
-            layer.rope,
+            -1 if layer.rope is None else layer.rope,
             pool.group,
             _ACTIVATIONS[layer.activation],
             heads.scale,

@@ -54,11 +54,20 @@ INLINE void load_pairs(const bf16* p, Vec* first, Vec* second) {
 #endif
 }
 
-// Adds inputs [0, count) of NUM rows to VECS vectors of outputs, one input after the other.
+// Asks for VECS vectors that lie `ahead` bytes behind `p`.
+template <int VECS>
+INLINE void fetch_line(const void* p, int64_t ahead) {
+  UNROLL
+  for (int i = 0; i < VECS * W * 4; i += 64) __builtin_prefetch((const char*)p + ahead + i);
+}
+
+// Adds inputs [0, count) of NUM rows to VECS vectors of outputs, one input after the other. Asks for what lies
+// `ahead` bytes behind, if that is not 0.
 template <int NUM, int VECS>
 INLINE void add_columns(Vec (*acc)[VECS], const float* x, int64_t x_stride, const float* weight, int64_t block,
-                        int64_t count) {
+                        int64_t count, int64_t ahead) {
   for (int64_t k = 0; k < count; k++) {
+    if (ahead) fetch_line<VECS>(weight + k * block, ahead);
     Vec w[VECS];
     UNROLL
     for (int i = 0; i < VECS; i++) w[i] = load(weight + k * block + i * W);
@@ -74,8 +83,9 @@ INLINE void add_columns(Vec (*acc)[VECS], const float* x, int64_t x_stride, cons
 // The same of pairs of inputs, the second of which may be padding, where rows are zero.
 template <int NUM, int VECS>
 INLINE void add_columns(Vec (*acc)[VECS], const float* x, int64_t x_stride, const bf16* weight, int64_t block,
-                        int64_t count) {
+                        int64_t count, int64_t ahead) {
   for (int64_t k = 0; k < count; k += 2) {
+    if (ahead) fetch_line<VECS>(weight + k * block, ahead);
     Vec first[VECS], second[VECS];
     UNROLL
     for (int i = 0; i < VECS; i++) load_pairs(weight + k * block + i * 2 * W, &first[i], &second[i]);
@@ -90,14 +100,14 @@ INLINE void add_columns(Vec (*acc)[VECS], const float* x, int64_t x_stride, cons
 
 template <int NUM, int VECS, typename T>
 void multiply_columns(float* out, const float* x, int64_t x_stride, const T* weight, int64_t block,
-                      int64_t count) {
+                      int64_t count, int64_t ahead) {
   Vec acc[NUM][VECS];
   UNROLL
   for (int r = 0; r < NUM; r++) {
     UNROLL
     for (int i = 0; i < VECS; i++) acc[r][i] = zero();
   }
-  add_columns<NUM, VECS>(acc, x, x_stride, weight, block, count);
+  add_columns<NUM, VECS>(acc, x, x_stride, weight, block, count, ahead);
   UNROLL
   for (int r = 0; r < NUM; r++) {
     UNROLL
@@ -114,12 +124,14 @@ void multiply_columns(float* out, const float* x, int64_t x_stride, int64_t num_
     const int64_t left = num_rows - t, rows = left >= MOST ? MOST : left >= 2 ? 2 : 1;
     float* to = out + t * UNIT;
     const float* from = x + t * x_stride;
+    // Later rows find the weight in the cache: meanwhile the next one comes from memory.
+    const int64_t ahead = t && rows == left ? block * count * (int64_t)sizeof(T) : 0;
     if (rows == 4)
-      multiply_columns<4, VECS>(to, from, x_stride, weight, block, count);
+      multiply_columns<4, VECS>(to, from, x_stride, weight, block, count, ahead);
     else if (rows == 2)
-      multiply_columns<2, VECS>(to, from, x_stride, weight, block, count);
+      multiply_columns<2, VECS>(to, from, x_stride, weight, block, count, ahead);
     else
-      multiply_columns<1, VECS>(to, from, x_stride, weight, block, count);
+      multiply_columns<1, VECS>(to, from, x_stride, weight, block, count, ahead);
     t += rows;
   }
 }

@@ -77,7 +77,7 @@ def _attend(
     query = _linear(x, products.query).unflatten(1, (heads.num_heads, heads.dim))
     key = _linear(x, products.key).unflatten(1, (heads.num_kv_heads, heads.dim))
     value = _linear(x, products.value).unflatten(1, (heads.num_kv_heads, heads.dim))
-    rope = ropes[layer.rope]
+    rope = None if layer.rope is None else ropes[layer.rope]
     query = _rotate(_norm(query, heads.query_norm), rope, step.positions)
     key = _rotate(_norm(key, heads.key_norm), rope, step.positions)
     store_kv(key.to(pool.keys.dtype), value.to(pool.values.dtype), pool.keys, pool.values, rows.slots)
@@ -92,7 +92,9 @@ def _attend(
     return _linear(paged_attention(query, pool.keys, pool.values, args).flatten(1), products.output)
 
 
-def _rotate(x: Tensor, rope: RopeTable, positions: Tensor) -> Tensor:
+def _rotate(x: Tensor, rope: RopeTable | None, positions: Tensor) -> Tensor:
+    if rope is None:
+        return x
     cosines, sines = rope.cosines[positions, None], rope.sines[positions, None]  # [T, 1, D_rope]
     turned, rest = x.split([cosines.shape[-1], x.shape[-1] - cosines.shape[-1]], dim=-1)
     first, second = turned.chunk(2, dim=-1)
