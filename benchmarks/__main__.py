@@ -24,6 +24,7 @@ RESULTS = Path(__file__).parent / "results"
 
 SCENARIOS = (
     "bookkeeping",
+    "commands",
     "concurrency",
     "decode",
     "encryption",

@@ -14,6 +14,7 @@ from typer._click.shell_completion import CompletionItem
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
+from kvchat.cli.coercion import HELP_NAMES, ease
 from kvchat.cli.commands import COMMANDS, DEFAULT_VERBS, FAMILIES, examples_text, help_text
 from kvchat.cli.completion import complete_session
 from kvchat.cli.options import takes
@@ -50,7 +51,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     subcommand_metavar="[SESSION] | COMMAND [ARGS]...",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": list(HELP_NAMES)},
 )
 
 
@@ -109,7 +110,9 @@ def run(words: Sequence[str]) -> int:
     """Run a command line and return its exit code; a failure is one message on standard error."""
     try:
         command = typer.main.get_command(app)
-        result = command.main(args=arrange(words, command), prog_name="kvchat", standalone_mode=False)
+        arranged = arrange(words, command)
+        ease(command, arranged)
+        result = command.main(args=arranged, prog_name="kvchat", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except TyperException as error:
         return _fail(words, error.format_message() or "see `kvchat --help`", error.exit_code)

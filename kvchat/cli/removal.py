@@ -4,14 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvchat.engine.memory.block_catalog import BlockCatalog
-from kvchat.engine.memory.block_index import IndexedBlock
 from kvchat.sealing.sealer import Sealer
 from kvchat.session.branch_removal import BranchRemoval
 from kvchat.session.references import References, add_turns, references
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId, Turn
+
+if TYPE_CHECKING:
+    from kvchat.engine.memory.block_catalog import BlockCatalog
+    from kvchat.engine.memory.block_index import IndexedBlock
 
 Refer = Callable[[int], References]
 """Says what is referred to, in blocks of a size."""
@@ -90,6 +93,12 @@ class TidyStore(SessionStore):
 
         return self._would_remove(lambda size: self._references(own, plan.path, size), others)
 
+    def _catalog(self) -> "BlockCatalog":
+        # Imported by whoever removes: a list of sessions is to be there at once.
+        from kvchat.engine.memory.block_catalog import BlockCatalog
+
+        return BlockCatalog(self._cache_dir, sealer=self._sealer)
+
     def _delete_branch(self, session_id: SessionId, name: str) -> None:
         super().remove_branch(session_id, name)
 
@@ -103,7 +112,7 @@ class TidyStore(SessionStore):
         if not self._cache_dir.is_dir():
             delete()
             return Removed()
-        with closing(BlockCatalog(self._cache_dir, sealer=self._sealer)) as catalog:
+        with closing(self._catalog()) as catalog:
             blocks = catalog.blocks()
             own = _by_size(blocks, refer)
             delete()
@@ -124,7 +133,7 @@ class TidyStore(SessionStore):
     def _would_remove(self, refer: Refer, refer_others: Refer) -> Removed:
         if not self._cache_dir.is_dir():
             return Removed()
-        with closing(BlockCatalog(self._cache_dir, sealer=self._sealer)) as catalog:
+        with closing(self._catalog()) as catalog:
             blocks = catalog.blocks()
         own, others = _by_size(blocks, refer), _by_size(blocks, refer_others)
         touched = [block for block in blocks if _is_referenced(block, own)]
@@ -145,7 +154,7 @@ class TidyStore(SessionStore):
         """
         if not self._cache_dir.is_dir():
             return Removed()
-        with closing(BlockCatalog(self._cache_dir, sealer=self._sealer)) as catalog:
+        with closing(self._catalog()) as catalog:
             known = _by_size(catalog.blocks(), lambda size: references(self, size))
             freed = catalog.collect(lambda block: _is_referenced(block, known))
         return Removed(freed_blocks=freed.num_blocks, freed_bytes=freed.num_bytes)
@@ -155,20 +164,20 @@ class TidyStore(SessionStore):
             super().delete_session(session_id)
 
 
-def _by_size(blocks: Iterable[IndexedBlock], refer: Refer) -> dict[int, References]:
+def _by_size(blocks: Iterable["IndexedBlock"], refer: Refer) -> dict[int, References]:
     """Return what is referred to, for every block size that is on disk."""
     return {size: refer(size) for size in {block.block_size for block in blocks}}
 
 
-def _num_blocks(blocks: Iterable[IndexedBlock]) -> int:
+def _num_blocks(blocks: Iterable["IndexedBlock"]) -> int:
     return sum(len(block.groups) for block in blocks)
 
 
-def _num_bytes(blocks: Iterable[IndexedBlock]) -> int:
+def _num_bytes(blocks: Iterable["IndexedBlock"]) -> int:
     return sum(block.num_bytes for block in blocks)
 
 
-def _is_referenced(block: IndexedBlock, found: dict[int, References]) -> bool:
+def _is_referenced(block: "IndexedBlock", found: dict[int, References]) -> bool:
     known = found.get(block.block_size, _NOTHING)
     if block.is_tail:
         return known.covers_tail(block.parent, block.token_ids)

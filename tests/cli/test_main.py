@@ -117,6 +117,7 @@ def test_an_unexpected_error_is_one_line_and_a_trace_in_a_private_log(home: Path
         ["--version"],
         ["ask", "--help"],
         ["sessions", "list"],
+        ["config", "show"],
         ["sessions", "search", "x"],
         ["cache"],
     ],
@@ -127,7 +128,7 @@ def test_commands_that_run_no_model_load_no_torch(words: list[str]) -> None:
         "import sys\n"
         "from kvchat.cli.main import run\n"
         f"code = run({words!r})\n"
-        "heavy = {'torch', 'transformers', 'textual'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'textual', 'pydantic'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy or code else 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
