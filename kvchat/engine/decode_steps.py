@@ -192,10 +192,21 @@ class _Step:
         self._repeat: Callable[[], None] = self._compute
 
     def record(self, recorder: Recorder) -> None:
-        """Make the step repeatable. Computes it, on rows without a query."""
+        """Make the step repeatable, and see that it is. Computes it, on rows without a query.
+
+        Raises:
+            RuntimeError: it cannot be recorded, or computes other numbers then.
+        """
         self.fill((), {})
         self._send()
         self._repeat = recorder.record(self._compute)
+        self._compute()
+        assert self._logits is not None
+        wanted = self._logits.clone()
+        self._logits.zero_()
+        self._repeat()
+        if not torch.allclose(self._logits, wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max())):
+            raise RuntimeError("a step that is repeated computes other numbers than it did")
 
     def fill(
         self, chunks: Sequence[Chunk], tables: Mapping[tuple[BranchId, GroupId], NDArray[np.int32]]

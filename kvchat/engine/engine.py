@@ -327,6 +327,7 @@ class Engine:
         self._promotion.stop()
         self._loading.advance()
         self._flights.close()
+        self._mover.settle()
         self._keeper.close(self._manager.branches.values())
         if self._store is not None:
             self._store.close()

@@ -9,6 +9,7 @@ from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
 from kvchat.engine.cuda_graphs import CudaGraphs
 from kvchat.engine.decode_steps import DecodeSteps, Limits
 from kvchat.engine.forward import PackedPass
+from kvchat.engine.kernels.checks import debugs
 from kvchat.engine.kernels.device import is_supported
 from kvchat.engine.kernels.trials import LATENT_TRIALS, TRIALS, try_kernels
 from kvchat.engine.memory.device_pool import DevicePool
@@ -35,7 +36,7 @@ def short_steps(
     forward: ForwardPass, groups: Sequence[Group], pool: DevicePool, context_len: int, report: Report
 ) -> DecodeSteps | None:
     """Return recorded steps where a GPU can repeat this model's; None: nothing is recorded."""
-    if forward.device.type != "cuda" or not can_record(forward, groups):
+    if forward.device.type != "cuda" or debugs() or not can_record(forward, groups):
         return None
     steps = DecodeSteps(forward, groups, limits_of(groups, pool, context_len), CudaGraphs(forward.device))
     seconds = steps.prepare(report)

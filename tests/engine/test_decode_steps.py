@@ -136,6 +136,21 @@ def test_a_step_that_cannot_be_recorded_is_not_used(tiny: Any, caplog: pytest.Lo
     assert "not permitted" in caplog.text
 
 
+def test_a_step_that_computes_other_numbers_when_it_is_repeated_is_not_used(
+    tiny: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Forgets:
+        def record(self, step: Any) -> Any:
+            return lambda: None
+
+    sequences = open_sequences(tiny("llama"))
+    steps = sequences.steps((2,))
+    steps._recorder = Forgets()
+    steps.prepare()
+    assert not steps.takes(sequences.last([0]))
+    assert "other numbers" in caplog.text
+
+
 def test_a_recorded_step_reads_its_buffers_anew(tiny: Any) -> None:
     """What a recorder keeps is the step's first run: nothing of a batch may have gone into it but buffers."""
     sequences = open_sequences(tiny("llama"))

@@ -55,6 +55,10 @@ class Mover:
         """Carry out the moves in their order."""
         self._transport.execute(moves)
 
+    def settle(self) -> None:
+        """Wait until all moves are carried out."""
+        self._transport.settle()
+
     def fetch(self, move: Fetch) -> bool:
         """Carry out one move to the device, in any thread; False if its block is not to be had."""
         if isinstance(move, Load):

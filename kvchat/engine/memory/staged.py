@@ -81,7 +81,6 @@ class StagedTransport:
         self._streams.beside(Lane.IN, bring, after).wait()
 
     def settle(self) -> None:
-        """Wait until host memory holds all that was moved there."""
         while self._leaving:
             self._take_oldest()
 

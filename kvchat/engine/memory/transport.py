@@ -24,6 +24,10 @@ class Transport(Protocol):
         """Bring a block to the device, in any thread; it is there on return."""
         ...
 
+    def settle(self) -> None:
+        """Wait until host memory holds all that was moved there."""
+        ...
+
 
 class DirectTransport:
     """In the calling thread, byte by byte: where the device is the processor, or one without streams."""
@@ -45,6 +49,9 @@ class DirectTransport:
 
     def promote(self, move: Promote) -> None:
         self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
+
+    def settle(self) -> None:
+        pass
 
 
 def runs_of(moves: Iterable[Move]) -> Iterable[Sequence[Copy] | Sequence[Demote]]:
