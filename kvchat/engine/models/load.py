@@ -14,6 +14,7 @@ from torch import nn
 from kvchat.engine.models import quantised_checkpoint  # noqa: F401  transformers finds it by its name
 from kvchat.engine.models.adapter import merge_adapter
 from kvchat.engine.models.latent_sizes import check_latent_sizes
+from kvchat.engine.models.mapped import own_memory
 from kvchat.engine.models.weight_files import read_config
 from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel
 
@@ -116,7 +117,7 @@ def load_model(
         module = merge_adapter(module, adapter_dir)  # before the move, so that the sum is that of any device
     module.eval().requires_grad_(False)
     if device.type == "cpu" and not may_map:
-        _own_memory(module)
+        own_memory((*module.parameters(), *module.buffers()))
     module.to(device)
     text_config = module.config.get_text_config()
     return LoadedModel(
@@ -183,14 +184,6 @@ def _check_layers(module: nn.Module, info: dict[str, Any], model_dir: Path) -> N
             f"{model_dir} has weights of more layers than its config.json says, {dropped[0]} for example. "
             "Fetch the model again, or use `-m starter`."
         )
-
-
-def _own_memory(module: nn.Module) -> None:
-    """Copy the weights out of their files, which are mapped: whoever writes over one, or cuts it short, would
-    change them under the engine, or end it.
-    """
-    for tensor in (*module.parameters(), *module.buffers()):
-        tensor.data = tensor.data.clone()
 
 
 def _max_context(text_config: Any) -> int:

@@ -34,7 +34,8 @@ def pack_linears(model: nn.Module, spared: Collection[nn.Module] = ()) -> int:
         spared: layers whose weights others read.
     """
     num_packed = 0
-    for parent in list(model.modules()):
+    # A list with the layers in it would keep the plain weights of all of them to the end.
+    for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
         for name, layer in list(parent.named_children()):
             if type(layer) is nn.Linear and layer not in spared and can_pack(layer.weight):
                 setattr(parent, name, PackedLinear(layer))
