@@ -170,3 +170,43 @@ def test_a_seed_that_no_generator_takes_is_refused_at_once(seed: int) -> None:
     """One request's bad number must not stop the engine for all."""
     with pytest.raises(InvalidRequest, match="seed"):
         SamplingParams(temperature=1.0, seed=seed)
+
+
+# Drafts
+
+
+def test_a_draft_is_followed_up_to_the_first_token_that_is_not_chosen() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
+    right = logits.argmax(dim=1).tolist()
+    for num_right in range(5):
+        draft = (*right[:num_right], (right[num_right] + 1) % 50, *right[num_right + 1 : 4])[:5]
+        (chosen,) = Sampler(0).sample(
+            logits[: 1 + len(draft)], [Row(RequestId(1), SamplingParams(), (0,), draft)]
+        )
+        assert [choice.token_id for choice in chosen if choice] == right[: num_right + 1]
+    (chosen,) = Sampler(0).sample(logits, [Row(RequestId(1), SamplingParams(), (0,), tuple(right[:5]))])
+    assert [choice.token_id for choice in chosen if choice] == right
+
+
+def test_drafted_tokens_are_drawn_as_they_are_one_by_one_whatever_is_beside_them() -> None:
+    """The generator and the penalty of a sequence go on exactly as far as its tokens do."""
+    params = SamplingParams(temperature=1.0, seed=5, repetition_penalty=1.4)
+    logits = torch.randn(40, 8, generator=torch.Generator().manual_seed(2))
+    wanted = draw_one(Sampler(0), logits, [row(params)])
+    sampler, tokens = Sampler(0), list[int]()
+    while len(tokens) < 36:
+        start = len(tokens)
+        draft = (*wanted[start : start + 2], 7 - wanted[start + 2])
+        rows = [Row(RequestId(2), SamplingParams(), (0,)), Row(RequestId(1), params, (0,), draft)]
+        beside, chosen = sampler.sample(torch.cat([logits[:1], logits[start : start + 4]]), rows)
+        assert len(beside) == 1
+        tokens += [choice.token_id for choice in chosen if choice]
+    assert tokens == wanted[: len(tokens)]
+
+
+def test_a_row_that_is_not_a_number_ends_a_draft() -> None:
+    logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
+    right = tuple(logits.argmax(dim=1).tolist())
+    logits[2] = nan
+    (chosen,) = Sampler(0).sample(logits, [Row(RequestId(1), SamplingParams(), (0,), right[:3])])
+    assert [choice and choice.token_id for choice in chosen] == [*right[:2], None]

@@ -405,3 +405,30 @@ def test_branches_that_come_and_go_between_two_batches_leave_nothing_to_tell() -
     assert cache.manager.take_changes() == ((), ())
     cache.manager.release(branch)
     assert cache.manager.take_changes() == ((), (branch.id,))
+
+
+@pytest.mark.parametrize("num_kept", range(1, 8))
+def test_what_was_written_behind_the_last_computed_token_is_let_go(num_kept: int) -> None:
+    """Trap 14: its blocks are nobody's, and what follows is written over what they held."""
+    cache = Cache(full_group(), sliding_group(5), num_blocks=8)
+    manager = cache.manager
+    branch = cache.computed([*range(6), 6])
+    branch.token_ids += [7]
+    before = cache.num_used()
+    guess = [50 + number for number in range(6)]
+    moves = manager.extend(branch, 1 + len(guess))
+    assert moves is not None
+    cache.carry_out(moves)
+    cache.device.apply(*manager.take_changes())
+    cache.device.write(branch, 7, 8 + len(guess), guess)
+    branch.token_ids += guess[: num_kept - 1]
+    manager.commit(branch, num_kept)
+    manager.retract(branch)
+    assert all(len(table) == -(-(7 + num_kept) // 4) for table in branch.tables)
+    assert cache.num_used()[0] - before[0] == -(-(7 + num_kept) // 4) - 2
+    cache.check()
+    branch.token_ids += [90, 91, 92, 93, 94]
+    cache.compute(branch)
+    cache.check()
+    assert cache.matched_len([*branch.token_ids, 1]) == len(branch.token_ids)
+    assert cache.matched_len([*range(8), *guess, 1]) == 7 + num_kept

@@ -156,6 +156,26 @@ class CacheTraces(RuleBasedStateMachine):
         self.device.write(branch, start, start + min(num_written, num_tokens))
         self.take_back(branch)
 
+    @precondition(lambda self: any(branch.num_uncomputed for branch in self.admitted))
+    @rule(which=pick, draft=st.lists(token, min_size=1, max_size=9), num_right=st.integers(0, 9))
+    def step_with_a_draft(self, which: int, draft: list[int], num_right: int) -> None:
+        """Compute the last token and a guess behind it, of which the first tokens are right."""
+        due = [branch for branch in self.admitted if branch.num_uncomputed]
+        branch = due[which % len(due)]
+        self.compute(branch, leave=1)
+        del draft[MAX_LEN - len(branch.token_ids) :]
+        start, end = branch.computed_len, branch.computed_len + 1 + len(draft)
+        self.cache.carry_out(self.extend(branch, end - start, {}))
+        self.device.apply(*self.manager.take_changes())
+        self.device.write(branch, start, end, draft)
+        self.device.check_seen(branch, start, end, draft)
+        self.manager.commit(branch, 1)
+        for chosen in draft[:num_right]:
+            branch.token_ids.append(chosen)
+            self.manager.commit(branch, 1)
+        self.manager.retract(branch)
+        self.remember(branch)
+
     @precondition(lambda self: self.admitted and len(self.manager.branches) < MAX_BRANCHES)
     @rule(which=pick, written=token)
     def step_whose_source_is_given_up(self, which: int, written: int) -> None:
