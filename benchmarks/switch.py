@@ -9,7 +9,8 @@ from time import perf_counter
 
 from benchmarks.table import Row
 from kvchat.cli.compose import Kvchat, opened, start_worker
-from kvchat.cli.session_files import SessionFiles
+from kvchat.cli.engine_swap import EngineSwap
+from kvchat.cli.interface_host import InterfaceHost
 from kvchat.config import Settings, read_settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -96,7 +97,10 @@ async def _in_window(settings: Settings, kvchat: Kvchat) -> list[tuple[float, fl
     chat = kvchat.load(None, None)
     sessions = [summary.session.id for summary in kvchat.store.list_sessions()]
     app = KvchatApp(
-        chat, kvchat.engine, SessionFiles(settings, kvchat.store), log_path=settings.paths.log_file
+        chat,
+        kvchat.engine,
+        InterfaceHost(settings, kvchat, chat, EngineSwap()),
+        log_path=settings.paths.log_file,
     )
     async with app.run_test(size=(150, 40)):
         await _until(lambda: app.chat_screen.is_mounted and app.chat_screen.is_engine_ready)

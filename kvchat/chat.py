@@ -73,12 +73,18 @@ class Chat:
         adapter: str = "",
     ) -> None:
         self.store = store
-        self.template = template
         self.engine = engine
-        self.model = model
         self.adapter = adapter
         self.sampling = sampling or SamplingParams()
-        self._answering = Answering(store=store, template=template, engine=engine, model=model)
+        self.use(template, model)
+
+    def use(self, template: ChatTemplate, model: str) -> None:
+        """Go on with another model, which the engine has loaded or begins to load. No answer is in progress,
+        and conversations are opened again: their live branches were the other model's.
+        """
+        self.template = template
+        self.model = model
+        self._answering = Answering(store=self.store, template=template, engine=self.engine, model=model)
         self.variants = Variants(self._answering, sampling=self.sampling)
 
     # Conversations

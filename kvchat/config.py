@@ -11,7 +11,7 @@ talk to it, and nothing that costs disk space, opens a path or reaches further.
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,30 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display:
-    """How things are shown. `color`: None decides by terminal and NO_COLOR."""
+    """How things are shown. `color`: None decides by terminal and NO_COLOR. `theme`: the interface's."""
 
     color: bool | None = None
     stats: bool = True
+    theme: str = "kvchat"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """Other keys for what the interface does, several separated by commas; None: those it comes with."""
+
+    help: str | None = None
+    sessions: str | None = None
+    cache: str | None = None
+    layers: str | None = None
+    find: str | None = None
+    go_on: str | None = None
+    messages: str | None = None
+    editor: str | None = None
+    history: str | None = None
+    new: str | None = None
+    reasoning: str | None = None
+    stop: str | None = None
+    quit: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +88,7 @@ class Settings:
     system: str = ""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     display: Display = field(default_factory=Display)
+    keys: Keys = field(default_factory=Keys)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
 
@@ -167,6 +188,7 @@ KEYS: Mapping[str, Key] = {
     "sampling.seed": Key(read=or_none(integer), variable="KVCHAT_SEED", in_project=True),
     "display.color": Key(read=yes_or_no, variable="KVCHAT_COLOR", in_project=True),
     "display.stats": Key(read=yes_or_no, variable="KVCHAT_STATS", in_project=True),
+    "display.theme": Key(read=text, variable="KVCHAT_THEME"),
     "engine.device": Key(read=one_of("auto", "cpu", "cuda", "mps"), variable="KVCHAT_DEVICE"),
     "engine.dtype": Key(read=one_of("auto", "float32", "bfloat16", "float16"), variable="KVCHAT_DTYPE"),
     "engine.weights": Key(
@@ -185,6 +207,10 @@ KEYS: Mapping[str, Key] = {
     "engine.max_context": Key(read=or_none(positive), variable="KVCHAT_MAX_CONTEXT"),
     "engine.speculate": Key(read=one_of(*SPECULATE), variable="KVCHAT_SPECULATE"),
     "engine.threads": Key(read=or_none(positive), variable="KVCHAT_THREADS"),
+    **{
+        f"keys.{one.name}": Key(read=or_none(text), variable=f"KVCHAT_KEY_{one.name.upper()}")
+        for one in fields(Keys)
+    },
     "paths.data_dir": Key(read=path, variable="KVCHAT_DATA_DIR"),
     "paths.cache_dir": Key(read=path, variable="KVCHAT_CACHE_DIR"),
 }
@@ -328,6 +354,7 @@ def _assemble(values: Mapping[str, object], paths: Paths, chosen: Path | None) -
         system=str(values.get("system", "")),
         sampling=SamplingParams(**({"max_tokens": DEFAULT_MAX_TOKENS} | _section("sampling", values))),
         display=Display(**_section("display", values)),
+        keys=Keys(**_section("keys", values)),
         engine=EngineConfig(
             **({"disk_bytes": DEFAULT_DISK_BYTES} | _section("engine", values)), cache_dir=paths.cache_dir
         ),

@@ -1,11 +1,12 @@
 """Layers of settings: who overrules whom, and what is refused with which words."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from kvchat.config import KEYS, Settings, read_settings
+from kvchat.config import KEYS, Keys, Settings, read_settings
 from kvchat.errors import ConfigError, UsageError
 
 pytestmark = pytest.mark.pure
@@ -181,6 +182,7 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
         "sampling.seed": 5,
         "display.color": True,
         "display.stats": False,
+        "display.theme": "nord",
         "engine.device": "cpu",
         "engine.dtype": "float32",
         "engine.weights": "int8",
@@ -197,6 +199,7 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
         "engine.max_context": 5,
         "engine.speculate": "off",
         "engine.threads": 2,
+        **{f"keys.{one.name}": f"f{number}" for number, one in enumerate(fields(Keys), 1)},
         "paths.data_dir": "/data",
         "paths.cache_dir": "/cache",
     }

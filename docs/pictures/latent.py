@@ -16,7 +16,8 @@ import transformers
 from make import SIZE, Person
 
 from kvchat.cli.compose import opened, start_worker
-from kvchat.cli.session_files import SessionFiles
+from kvchat.cli.engine_swap import EngineSwap
+from kvchat.cli.interface_host import InterfaceHost
 from kvchat.config import read_settings
 from kvchat.ui.app import KvchatApp
 
@@ -66,8 +67,9 @@ async def draw(model_dir: Path, home: Path, cache_format: str) -> None:
     }
     settings = read_settings(flags)
     with opened(settings, start_worker) as kvchat:
-        chat, files = kvchat.load(None, str(model_dir)), SessionFiles(settings, kvchat.store)
-        app = KvchatApp(chat, kvchat.engine, files, None, log_path=home / "log")
+        chat = kvchat.load(None, str(model_dir))
+        host = InterfaceHost(settings, kvchat, chat, EngineSwap())
+        app = KvchatApp(chat, kvchat.engine, host, None, log_path=home / "log")
         async with app.run_test(size=SIZE) as pilot:
             person = Person(app, pilot)
             await person.waits_for_the_model()

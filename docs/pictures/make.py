@@ -16,7 +16,8 @@ from time import monotonic
 from textual.pilot import Pilot
 
 from kvchat.cli.compose import opened, start_worker
-from kvchat.cli.session_files import SessionFiles
+from kvchat.cli.engine_swap import EngineSwap
+from kvchat.cli.interface_host import InterfaceHost
 from kvchat.config import read_settings
 from kvchat.engine.api.status import EnginePhase
 from kvchat.session.tree import Turn
@@ -104,8 +105,8 @@ async def draw(model: str | None, home: Path) -> None:
     settings = read_settings(flags)
     with opened(settings, start_worker) as kvchat:
         chat = kvchat.load(None, model)
-        files = SessionFiles(settings, kvchat.store)
-        app = KvchatApp(chat, kvchat.engine, files, None, log_path=home / "log")
+        host = InterfaceHost(settings, kvchat, chat, EngineSwap())
+        app = KvchatApp(chat, kvchat.engine, host, None, log_path=home / "log")
         async with app.run_test(size=SIZE) as pilot:
             person = Person(app, pilot)
             await person.waits_for_the_model()

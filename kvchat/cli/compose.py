@@ -133,10 +133,15 @@ class Kvchat:
         self._lender = lender if lender.start() else None
         return self._lender
 
+    def stop_lending(self) -> None:
+        """Lend the engine no more, because it will have another model."""
+        lender, self._lender = self._lender, None
+        if lender is not None:
+            lender.close()
+
     def close(self) -> None:
         """Save what the engine has not saved yet, and free its memory."""
-        if self._lender is not None:
-            self._lender.close()
+        self.stop_lending()
         if self._engine is not None:
             self._engine.close()
 

@@ -4,7 +4,8 @@ import logging
 import sys
 from difflib import get_close_matches
 
-from kvchat.cli.compose import Kvchat, LateStart, opened
+from kvchat.cli.compose import Kvchat, opened
+from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import ResumeOptions
 from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
@@ -17,7 +18,7 @@ _COMMANDS = ("ask", "resume", "export", "import", "sessions", "cache", "encrypt"
 def resume(options: ResumeOptions) -> int:
     """Open the terminal interface and return its exit code."""
     settings = options.settings()
-    engine = LateStart()
+    engine = EngineSwap()
     with opened(settings, engine, temp=options.temp) as kvchat:
         reference = _session_id(kvchat, options)
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -28,7 +29,7 @@ def resume(options: ResumeOptions) -> int:
         start_log(settings.paths)
         chat = kvchat.load(reference, options.model, options.adapter)
         # Imported last: a wrong word is answered without it.
-        from kvchat.cli.session_files import SessionFiles
+        from kvchat.cli.interface_host import InterfaceHost
         from kvchat.ui.app import KvchatApp
 
         def begin() -> None:
@@ -39,7 +40,7 @@ def resume(options: ResumeOptions) -> int:
         app = KvchatApp(
             chat,
             kvchat.engine,
-            SessionFiles(settings, kvchat.store),
+            InterfaceHost(settings, kvchat, chat, engine, options.config),
             reference,
             log_path=settings.paths.log_file,
             on_first_frame=begin,
@@ -48,7 +49,7 @@ def resume(options: ResumeOptions) -> int:
 
 
 def lend_if_possible(kvchat: Kvchat) -> None:
-    """Lend the engine to `kvchat ask`; a window without a socket is as good a window."""
+    """Lend the engine to `kvchat ask`; what runs without a socket runs as well."""
     try:
         kvchat.lend()
     except (KvchatError, OSError) as error:

@@ -15,11 +15,12 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Input
 
-from kvchat.ui.bridge import ChatService, EngineView, SessionFiles
+from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.commands import COMMANDS, Command
+from kvchat.ui.host import Host
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.terminal import guarded_terminal, key_by_key, term_with_a_size
-from kvchat.ui.theme import KVCHAT_THEME
+from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.prompt import Prompt
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class KvchatApp(App[None]):
     Args:
         chat: the service that runs turns.
         engine: what the status line and the cache panel read.
-        files: what may be done with the files behind the sessions.
+        host: what may be done with the machine: files, settings, models.
         initial: the session to open; None begins a new conversation.
         log_path: where writes go that would spoil the screen.
         on_first_frame: called once when the window has been drawn.
@@ -53,7 +54,7 @@ class KvchatApp(App[None]):
         self,
         chat: ChatService,
         engine: EngineView,
-        files: SessionFiles,
+        host: Host,
         initial: str | None = None,
         *,
         log_path: Path,
@@ -63,7 +64,8 @@ class KvchatApp(App[None]):
             super().__init__()
         self.register_theme(KVCHAT_THEME)
         self.theme = KVCHAT_THEME.name
-        self.chat_screen = ChatScreen(chat, engine, files, initial)
+        self._appearance = host.appearance()
+        self.chat_screen = ChatScreen(chat, engine, host, initial)
         self._log_path = log_path
         self._on_first_frame = on_first_frame
         self._early_input: list[events.Key | events.Paste] = []
@@ -86,6 +88,8 @@ class KvchatApp(App[None]):
         return self.chat_screen
 
     def on_mount(self) -> None:
+        self.set_keymap(self._appearance.keys)
+        self.show_theme(self._appearance.theme or KVCHAT_THEME.name)
         loop = asyncio.get_running_loop()
         for number, status in _SIGNALS.items():
             loop.add_signal_handler(number, partial(self.chat_screen.quit, status))
@@ -105,6 +109,18 @@ class KvchatApp(App[None]):
         for event in early:
             self.post_message(event)
         self.call_after_refresh(self._on_first_frame)
+
+    def show_theme(self, name: str) -> None:
+        """Take other colours; `ansi-dark` and `ansi-light` are the terminal's own."""
+        if name in self.available_themes:
+            self.theme = name
+        else:
+            known = ", ".join(sorted(self.available_themes))
+            self.chat_screen.warn(f"there is no theme {name!r}; there are {known}")
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Give kvchat's own colours to themes that do not have them."""
+        return own_variables(self.current_theme)
 
     def action_leave(self) -> None:
         self.chat_screen.quit()

@@ -51,6 +51,10 @@ COMMANDS = (
     Command(name="title", argument="TITLE", summary="rename the conversation"),
     Command(name="pin", summary="keep the conversation on top of the list, or no longer"),
     Command(name="delete", summary="delete the conversation"),
+    Command(name="model", argument="[name]", summary="choose another model; sizes and what fits"),
+    Command(name="reload", summary="load the engine again"),
+    Command(name="set", argument="[name value]", summary="see and change settings, in your own file"),
+    Command(name="theme", argument="NAME", summary="other colours; ansi-dark has the terminal's own"),
     Command(name="quit", summary="leave; everything is kept", aliases=("bye", "exit")),
 )
 _BY_NAME = {name: command for command in COMMANDS for name in command.names}

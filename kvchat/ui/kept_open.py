@@ -52,6 +52,11 @@ class KeptOpen:
         """Forget a session's conversations and return them to be closed."""
         return [self._kept.pop(key) for key in list(self._kept) if key[0] == session_id]
 
+    def drop_all(self) -> list[ConversationView]:
+        """Forget all and return them to be closed."""
+        dropped, self._kept = list(self._kept.values()), {}
+        return dropped
+
     def drop_for_room(self, snapshot: CacheSnapshot) -> list[ConversationView]:
         """Forget the oldest if a whole context would no longer fit beside what is held."""
         if not self._kept or _evictable_tokens(snapshot) >= snapshot.max_context:

@@ -1,5 +1,6 @@
 """The interface's own colours: calm, few, and never the only carrier of a meaning."""
 
+from textual.color import Color, ColorParseError
 from textual.theme import Theme
 
 KVCHAT_THEME = Theme(
@@ -39,3 +40,41 @@ KVCHAT_THEME = Theme(
         "kv-free": "#39414d",
     },
 )
+
+
+_ANSI = {
+    "faint": "ansi_bright_black",
+    "kv-own": "ansi_green",
+    "kv-shared": "ansi_yellow",
+    "kv-kept": "ansi_blue",
+    "kv-free": "ansi_bright_black",
+}
+"""The terminal's own colours."""
+_FAINTNESS = 0.45
+
+
+def own_variables(theme: Theme) -> dict[str, str]:
+    """Return what kvchat's colours are in a theme that does not know them."""
+    if theme.name.startswith("ansi"):
+        return _ANSI
+    faint = _faint(theme)
+    return {
+        "faint": faint,
+        "kv-own": theme.success or theme.secondary or theme.primary,
+        "kv-shared": theme.warning or theme.accent or theme.primary,
+        "kv-kept": theme.primary,
+        "kv-free": faint,
+    }
+
+
+def _faint(theme: Theme) -> str:
+    """Return a colour between text and background."""
+    usual = ("#d0d0d0", "#121212") if theme.dark else ("#202020", "#e8e8e8")
+    try:
+        front, back = (
+            Color.parse(colour or other)
+            for colour, other in zip((theme.foreground, theme.background), usual, strict=True)
+        )
+    except ColorParseError:
+        front, back = map(Color.parse, usual)
+    return front.blend(back, _FAINTNESS, alpha=1.0).hex

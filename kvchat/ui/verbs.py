@@ -16,6 +16,7 @@ from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.courses import Courses
 from kvchat.ui.desk import Desk
 from kvchat.ui.figures import plural
+from kvchat.ui.housekeeping import Housekeeping
 from kvchat.ui.outlet import Outlet
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.shelf import Shelf
@@ -65,6 +66,7 @@ class Helpers:
     branching: Branching
     outlet: Outlet
     attaching: Attaching
+    housekeeping: Housekeeping
 
 
 class Verbs:
@@ -79,6 +81,7 @@ class Verbs:
         self._branching = helpers.branching
         self._outlet = helpers.outlet
         self._attaching = helpers.attaching
+        self._housekeeping = helpers.housekeeping
         self._actions: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.action_help(),
             "new": self.new,
@@ -89,6 +92,10 @@ class Verbs:
             "attach": helpers.attaching.attach,
             "detach": self.detach,
             "history": lambda _: screen.action_history(),
+            "model": self.model,
+            "reload": lambda _: helpers.housekeeping.reload(),
+            "set": self.set,
+            "theme": lambda name: helpers.housekeeping.change("display.theme", name),
             "copy": self.copy,
             "open": self.open,
             "edit": self.edit,
@@ -175,6 +182,19 @@ class Verbs:
             self._branching.end_aside()
         elif self._stored() is not None and self._is_free("ask aside"):
             self._branching.begin_aside(text)
+
+    def model(self, name: str = "") -> None:
+        if name:
+            self._housekeeping.reload(name)
+        else:
+            self._housekeeping.models()
+
+    def set(self, argument: str = "") -> None:
+        name, _, value = argument.partition(" ")
+        if name:
+            self._housekeeping.change(name, value.strip())
+        else:
+            self._housekeeping.settings()
 
     def detach(self, _argument: str = "") -> None:
         if not self._attaching.detach():

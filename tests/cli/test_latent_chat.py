@@ -9,7 +9,8 @@ import pytest
 from textual.pilot import Pilot
 
 from kvchat.cli.compose import opened, start_worker
-from kvchat.cli.session_files import SessionFiles
+from kvchat.cli.engine_swap import EngineSwap
+from kvchat.cli.interface_host import InterfaceHost
 from kvchat.config import read_settings
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.app import KvchatApp
@@ -49,8 +50,9 @@ async def test_the_latent_group_is_seen_in_the_cache_panel(
     flags: dict[str, object] = {"engine.cache_format": cache_format, "sampling.max_tokens": 6}
     settings = read_settings(flags)
     with opened(settings, start_worker) as kvchat:
-        chat, files = kvchat.load(None, str(model_dir)), SessionFiles(settings, kvchat.store)
-        app = KvchatApp(chat, kvchat.engine, files, None, log_path=tmp_path / "log")
+        chat = kvchat.load(None, str(model_dir))
+        host = InterfaceHost(settings, kvchat, chat, EngineSwap())
+        app = KvchatApp(chat, kvchat.engine, host, None, log_path=tmp_path / "log")
         async with app.run_test(size=(140, 40)) as pilot:
             await until(pilot, lambda: kvchat.engine.status().phase is EnginePhase.READY)
             await pilot.press(*"Hello", "enter")

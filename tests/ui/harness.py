@@ -8,6 +8,7 @@ from time import monotonic
 from textual.pilot import Pilot
 
 from kvchat.ui.app import KvchatApp
+from kvchat.ui.host import Appearance
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import QuestionView, Transcript
@@ -102,12 +103,14 @@ async def window(
     prepare: Callable[[ScriptedChat], object] = lambda chat: None,
     initial: str | None = None,
     size: tuple[int, int] = WIDE,
+    appearance: Appearance | None = None,
 ) -> AsyncIterator[Window]:
     """Run the interface on a script. `prepare` stores sessions before it starts."""
     engine = engine or ScriptedEngine()
     chat = ScriptedChat(engine, _or_default(answers))
     prepare(chat)
     files = ScriptedFiles()
+    files.shown_as = appearance or files.shown_as
     app = KvchatApp(chat, engine, files, initial, log_path=tmp_path / "kvchat.log")
     async with app.run_test(size=size, notifications=True) as pilot:
         shown = Window(app, pilot, chat, engine, files)

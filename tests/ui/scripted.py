@@ -23,6 +23,7 @@ from kvchat.revision import plan_undo
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.miss import Explanation, explain
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
+from kvchat.ui.host import Appearance, ModelEntry, SettingEntry
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
 from tests.ui.scripted_variants import ScriptedVariants
 
@@ -104,10 +105,36 @@ class ScriptedStore:
 
 
 class ScriptedFiles:
-    """Writes nothing, and knows which files there are."""
+    """A machine that writes nothing, and knows which files, settings and models there are."""
 
     def __init__(self) -> None:
         self.written: dict[str, tuple[SessionId, str]] = {}
+        self.shown_as = Appearance()
+        self.values = {"display.theme": "kvchat", "sampling.temperature": "0.0"}
+        self.loaded: list[str | None] = []
+
+    def appearance(self) -> Appearance:
+        return self.shown_as
+
+    def settings(self) -> Sequence[SettingEntry]:
+        return [SettingEntry(name=name, value=value, origin="file") for name, value in self.values.items()]
+
+    def change_setting(self, name: str, value: str) -> str:
+        if name not in self.values:
+            raise UsageError(f"there is no setting {name!r}")
+        self.values[name] = value
+        return f"{name} = {value}"
+
+    def models(self) -> Sequence[ModelEntry]:
+        return [
+            ModelEntry(name="starter", summary="30 MiB · all of its context fits", is_current=True),
+            ModelEntry(name="large", summary="9 GiB · does not fit"),
+        ]
+
+    def reload(self, model: str | None = None) -> None:
+        if model == "nowhere":
+            raise UsageError("there is no model 'nowhere'")
+        self.loaded.append(model)
 
     def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
         if not wish.endswith(".md"):

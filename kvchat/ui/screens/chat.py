@@ -17,11 +17,13 @@ from kvchat.session.tree import SessionId, Turn
 from kvchat.ui.attaching import Attaching
 from kvchat.ui.attachments import split_message
 from kvchat.ui.branching import Branching
-from kvchat.ui.bridge import ChatService, ConversationView, EngineView, SessionFiles
+from kvchat.ui.bridge import ChatService, ConversationView, EngineView
 from kvchat.ui.courses import Courses
 from kvchat.ui.drain import INTERVAL_S, Drain
 from kvchat.ui.engine_watch import EngineWatch, Shown
 from kvchat.ui.heading import editing_text, heading_text, welcome_text
+from kvchat.ui.host import Host
+from kvchat.ui.housekeeping import Housekeeping
 from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.outlet import Outlet
 from kvchat.ui.plain_text import one_line
@@ -45,7 +47,7 @@ class ChatScreen(WindowScreen):
     """Puts the widgets together; turns and commands are run by `Turns` and `Verbs`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f5", "continue", "Continue", id="continue", show=False),
+        Binding("f5", "continue", "Continue", id="go_on", show=False),
         Binding("f6", "messages", "Messages", id="messages", priority=True),
         Binding("ctrl+g", "editor", "Editor", id="editor", show=False),
         Binding("ctrl+r", "history", "History", id="history", show=False),
@@ -54,12 +56,10 @@ class ChatScreen(WindowScreen):
         Binding("escape", "stop", "Stop", id="stop", show=False),
     ]
 
-    def __init__(
-        self, chat: ChatService, engine: EngineView, files: SessionFiles, initial: str | None
-    ) -> None:
-        super().__init__()
+    def __init__(self, chat: ChatService, engine: EngineView, host: Host, initial: str | None) -> None:
+        super().__init__(host.appearance().keys)
         self._chat = chat
-        self._files = files
+        self._host = host
         self.engine = engine
         self._initial = initial
         self._last_rate: float | None = None
@@ -70,7 +70,7 @@ class ChatScreen(WindowScreen):
         self.transcript = self.query_one("#transcript", Transcript)
         self.turns = Turns(self._chat, self.transcript, self)
         self.courses = Courses(self, self._chat, self.turns)
-        self.shelf = Shelf(self, self._chat.store, self._files, self.turns)
+        self.shelf = Shelf(self, self._chat.store, self._host, self.turns)
         self.branching = Branching(self, self._chat, self.turns)
         self.outlet = Outlet(self)
         self.attaching = Attaching(self, self._chat, self.turns)
@@ -80,6 +80,7 @@ class ChatScreen(WindowScreen):
             branching=self.branching,
             outlet=self.outlet,
             attaching=self.attaching,
+            housekeeping=Housekeeping(self, self._chat, self._host, self.turns),
         )
         self.verbs = Verbs(self, self._chat, self.turns, helpers)
         self._watch = EngineWatch(
@@ -174,6 +175,12 @@ class ChatScreen(WindowScreen):
             closing.append(shown)
             await self.turns.show(None)
         await self._close(closing)
+
+    async def let_go_of_engine(self) -> None:
+        await self._close(self._kept.drop_all())
+
+    def show_theme(self, name: str) -> None:
+        self.app.show_theme(name)  # type: ignore[attr-defined]
 
     def quit(self, return_code: int = 0) -> None:
         """Stop what runs, keep it, and leave."""
@@ -367,7 +374,7 @@ class ChatScreen(WindowScreen):
             self._start_next()
         elif status.phase is EnginePhase.FAILED:
             reason = status.error or status.detail or "the engine stopped"
-            self.notify(f"{reason}", title="engine", severity="error", timeout=30, markup=False)
+            self.fail(f"{reason}\n/reload loads it again; what was said is kept", title="engine")
             self._give_back(self.turns.stop_all())
 
     def draw_heading(self) -> None:

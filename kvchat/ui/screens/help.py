@@ -1,6 +1,6 @@
 """Keys and commands on one page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -14,27 +14,28 @@ from textual.widgets import Static
 from kvchat.ui.commands import COMMANDS
 
 KEYS = (
-    ("enter", "send"),
-    ("ctrl+j, shift+enter", "new line"),
-    ("esc", "stop the answer; queued text comes back"),
-    ("@file", "attach a text file; tab completes its path, backspace in an empty prompt leaves it out"),
-    ("ctrl+r", "find an earlier message"),
-    ("up, down", "earlier messages, from the edge of the prompt"),
-    ("pageup, pagedown", "scroll the conversation"),
-    ("f1", "this page"),
-    ("f2", "sessions: up, down, enter opens, delete deletes, left and right fold"),
-    ("ctrl+f", "find sessions by title and messages by words"),
-    ("f6", "walk through the messages: up, down, enter says what can be done"),
-    ("ctrl+g", "write the message in $EDITOR"),
-    ("f3", "cache panel"),
-    ("f4", "every layer, or alike layers as one row"),
-    ("f5", "go on with an interrupted answer"),
-    ("ctrl+n", "new conversation"),
-    ("ctrl+t", "show or fold reasoning"),
-    ("ctrl+p", "command palette"),
-    ("ctrl+z", "suspend"),
-    ("ctrl+q", "quit; everything is kept"),
+    ("enter", "send", ""),
+    ("ctrl+j, shift+enter", "new line", ""),
+    ("esc", "stop the answer; queued text comes back", "stop"),
+    ("@file", "attach a text file: tab completes; backspace in an empty prompt leaves it out", ""),
+    ("ctrl+r", "find an earlier message", "history"),
+    ("up, down", "earlier messages, from the edge of the prompt", ""),
+    ("ctrl+g", "write the message in $EDITOR", "editor"),
+    ("f6", "walk through the messages: enter says what can be done and what it costs", "messages"),
+    ("pageup, pagedown", "scroll the conversation", ""),
+    ("f1", "this page", "help"),
+    ("f2", "sessions: enter opens, delete deletes, left and right fold", "sessions"),
+    ("ctrl+f", "find sessions by title and messages by words", "find"),
+    ("f3", "cache panel", "cache"),
+    ("f4", "every layer, or alike layers as one row", "layers"),
+    ("f5", "go on with an interrupted answer", "go_on"),
+    ("ctrl+n", "new conversation", "new"),
+    ("ctrl+t", "show or fold reasoning", "reasoning"),
+    ("ctrl+p", "command palette", ""),
+    ("ctrl+z", "suspend", ""),
+    ("ctrl+q", "quit; everything is kept", "quit"),
 )
+"""Keys, what they do, and the ids by which a person may change them."""
 _LEGEND = (
     ("▒ shared", "blocks that several branches hold"),
     ("▓ own", "blocks that one branch holds; closing it frees them"),
@@ -44,7 +45,9 @@ _LEGEND = (
 
 
 _MARKS = (
-    ("●  ○  ·", "on screen, on the device, stored"),
+    ("●  ○  ◐  ·", "on screen, on the device, open but moved off the device, stored"),
+    ("★", "pinned: stays on top"),
+    ("▒1.2M  4.0M", "bytes shared with others, bytes of its own"),
     ("?", "KV that was imported and is not all verified; it serves this session alone"),
     ("✓", "KV that was verified: all of it was computed again and agrees"),
     ("!", "KV of which some was found wrong; that is set aside and computed again"),
@@ -54,10 +57,15 @@ _MARKS = (
 class HelpScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,enter,ctrl+c", "dismiss", "Close")]
 
+    def __init__(self, own_keys: Mapping[str, str]) -> None:
+        super().__init__()
+        self._own_keys = own_keys
+
     def compose(self) -> ComposeResult:
+        keys = [(self._own_keys.get(name, key), meaning) for key, meaning, name in KEYS]
         commands = [(command.usage, command.summary) for command in COMMANDS]
         with VerticalScroll(classes="dialog help"):
-            yield Static(_table("keys", KEYS))
+            yield Static(_table("keys (/set changes them: keys.help, keys.find ...)", keys))
             yield Static(_table("commands (// sends a line that begins with /)", commands))
             yield Static(_table("sessions", _MARKS))
             yield Static(_table("cache panel", _LEGEND))

@@ -1,6 +1,6 @@
 """The window: its panes and what moves between them, whatever is said in it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ class WindowScreen(DeskScreen):
 
     Attributes:
         prompt, transcript: once the window is mounted.
+        own_keys: the person's other keys, by the ids of what they do.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -44,8 +45,9 @@ class WindowScreen(DeskScreen):
     prompt: Prompt
     transcript: Transcript
 
-    def __init__(self) -> None:
+    def __init__(self, own_keys: Mapping[str, str]) -> None:
         super().__init__()
+        self.own_keys = own_keys
         self._wish = PaneWish()
 
     def compose(self) -> ComposeResult:
@@ -89,7 +91,7 @@ class WindowScreen(DeskScreen):
         self._place_panes()
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen())
+        self.app.push_screen(HelpScreen(self.own_keys))
 
     def action_sessions(self) -> None:
         is_shown = self.query_one("#sessions-pane").display

@@ -1,0 +1,84 @@
+"""An engine that can begin anew, with the same model or another, while chat and interface keep hold of it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kvchat.client import RequestHandle
+from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.status import EngineStatus
+from kvchat.engine.worker import Worker
+
+
+class EngineSwap:
+    """Makes a worker that begins to load when `start` is called, once the window is drawn; and is its proxy.
+
+    Implements `EngineClient`. Live branches end with the worker that has them: whoever holds any lets go of
+    them before a swap.
+    """
+
+    def __init__(self) -> None:
+        self._made: tuple[str, Path, EngineConfig] | None = None
+        self._worker: Worker | None = None
+
+    def __call__(self, model: str, model_dir: Path, config: EngineConfig) -> "EngineSwap":
+        self._made = model, model_dir, config
+        self._worker = Worker(model, model_dir, config)
+        return self
+
+    @property
+    def model(self) -> str:
+        """The name of the model that is loaded, or is being loaded."""
+        assert self._made is not None, "it is made before it is used"
+        return self._made[0]
+
+    def start(self) -> None:
+        self._engine.start()
+
+    def swap(self, model: str | None = None, model_dir: Path | None = None) -> None:
+        """Close the worker, which saves what it has not saved yet, and begin to load again."""
+        assert self._made is not None, "it is made before it is swapped"
+        self._engine.close()
+        name, place, config = self._made
+        if model is not None:
+            config = replace(config, adapter=None)  # made for the model that goes
+        self(model or name, model_dir or place, config)
+        self.start()
+
+    def status(self) -> EngineStatus:
+        return self._engine.status()
+
+    def info(self) -> EngineInfo:
+        return self._engine.info()
+
+    def submit(self, request: Request) -> RequestHandle:
+        return self._engine.submit(request)
+
+    def prioritise_branch(self, branch: BranchId, priority: int) -> None:
+        self._engine.prioritise_branch(branch, priority)
+
+    def fork(self, branch: BranchId) -> BranchId:
+        return self._engine.fork(branch)
+
+    def release(self, branch: BranchId) -> None:
+        self._engine.release(branch)
+
+    def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
+        return self._engine.reusable_len(token_ids, namespace)
+
+    def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
+        self._engine.prefetch(token_ids, beside=beside, namespace=namespace)
+
+    def snapshot(self) -> CacheSnapshot | None:
+        return self._engine.snapshot()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    @property
+    def _engine(self) -> Worker:
+        assert self._worker is not None, "it is made before it is used"
+        return self._worker

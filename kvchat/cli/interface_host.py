@@ -1,0 +1,114 @@
+"""What the interface does with the machine: files, settings, models, and an engine that begins anew."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from kvchat.chat import Chat
+from kvchat.cli.compose import Kvchat
+from kvchat.cli.config import value_of
+from kvchat.cli.config_file import literal, with_setting, write_private
+from kvchat.cli.engine_swap import EngineSwap
+from kvchat.cli.model_shelf import models_here
+from kvchat.cli.session_files import SessionFiles
+from kvchat.config import KEYS, Settings, did_you_mean, file_text, own_file, read_layers, settings_in
+from kvchat.engine.models.locate import lasting_name, locate_model
+from kvchat.errors import UsageError
+from kvchat.session.template import ChatTemplate
+from kvchat.ui.host import Appearance, ModelEntry, SettingEntry
+
+
+class InterfaceHost(SessionFiles):
+    """Implements the interface's `Host`.
+
+    Args:
+        settings: as this run has them.
+        kvchat: the open store.
+        chat: what goes on with another model after a change.
+        engine: what is loaded again.
+        config_file: the person's file, where another than the usual one was named.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        kvchat: Kvchat,
+        chat: Chat,
+        engine: EngineSwap,
+        config_file: Path | None = None,
+    ) -> None:
+        super().__init__(settings, kvchat.store)
+        self._settings = settings
+        self._kvchat = kvchat
+        self._chat = chat
+        self._engine = engine
+        self._config_file = config_file
+
+    def appearance(self) -> Appearance:
+        keys = {name: key for name, key in asdict(self._settings.keys).items() if key}
+        return Appearance(theme=self._settings.display.theme, keys=keys)
+
+    def settings(self) -> Sequence[SettingEntry]:
+        layers = read_layers(config_file=self._config_file)
+        origins = {name: layer.origin for layer in layers for name in layer.values}
+        found = {name: value for layer in layers for name, value in layer.values.items()}
+        entries = []
+        for name in KEYS:
+            value = found.get(name, value_of(self._settings, name))
+            entries.append(
+                SettingEntry(
+                    name=name,
+                    value="" if value is None else str(value),
+                    origin=_short(origins.get(name, "default")),
+                )
+            )
+        return entries
+
+    def change_setting(self, name: str, value: str) -> str:
+        """Write a setting into the person's file, or take it out.
+
+        Raises:
+            UsageError: there is no such setting, or it does not take the value.
+            ConfigError, StorageError: the file cannot be changed.
+        """
+        if name not in KEYS:
+            raise UsageError(f"there is no setting {name!r}{did_you_mean(name, KEYS)}")
+        file = own_file(self._config_file)
+        before = file_text(file)
+        try:
+            written = literal(name, value) if value else None
+        except ValueError as error:
+            raise UsageError(f"{name} {error}") from error
+        after = with_setting(before, name, written)
+        settings_in(after, file)
+        write_private(file, after)
+        when = "" if name == "display.theme" else "; it counts from the next start on"
+        return f"{name} = {written}{when}" if written else f"{name} is no longer set{when}"
+
+    def models(self) -> Sequence[ModelEntry]:
+        named = {summary.session.model for summary in self._kvchat.store.list_sessions()}
+        return models_here(self._engine.model, named, self._settings.paths.cache_dir)
+
+    def reload(self, model: str | None = None) -> None:
+        """Load the engine again, or another model.
+
+        Raises:
+            ModelError: there is no such model; the engine is as it was.
+        """
+        if model is None:
+            self._engine.swap()
+            return
+        location = locate_model(model, cache_dir=self._settings.paths.cache_dir)
+        template = ChatTemplate.from_dir(location.path)
+        name = lasting_name(location)
+        # Others have been promised the model that goes.
+        self._kvchat.stop_lending()
+        self._engine.swap(name, location.path)
+        self._chat.use(template, name)
+        self._chat.adapter = ""
+
+
+def _short(origin: str) -> str:
+    home = os.path.expanduser("~")
+    return origin.replace(home, "~", 1) if origin.startswith(home) else origin

@@ -1,0 +1,59 @@
+"""What the interface may do with the machine it runs on: files, settings, models."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvchat.ui.bridge import SessionFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appearance:
+    """How a person wants the interface. `keys`: other keys, by the ids of what they do."""
+
+    theme: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingEntry:
+    """A setting as it stands. `origin`: who set it."""
+
+    name: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """A model that is here. `summary`: its size and what fits. `is_current`: it answers now."""
+
+    name: str
+    summary: str
+    is_current: bool = False
+
+
+class Host(SessionFiles, Protocol):
+    """The machine. Every method but `appearance` may wait and belongs into a thread."""
+
+    def appearance(self) -> Appearance: ...
+
+    def settings(self) -> Sequence[SettingEntry]: ...
+
+    def change_setting(self, name: str, value: str) -> str:
+        """Write a setting into the person's file (an empty value takes it out) and say what was done.
+
+        Raises:
+            KvchatError: the value is not possible, or the file cannot be written.
+        """
+        ...
+
+    def models(self) -> Sequence[ModelEntry]: ...
+
+    def reload(self, model: str | None = None) -> None:
+        """Close the engine and begin to load it again, or another model in its place.
+
+        Raises:
+            KvchatError: there is no such model; the engine is as it was.
+        """
+        ...

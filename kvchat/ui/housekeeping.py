@@ -1,0 +1,119 @@
+"""Settings, models, and an engine that begins anew."""
+
+import asyncio
+from functools import partial
+from typing import Protocol
+
+from kvchat.errors import KvchatError
+from kvchat.ui.bridge import ChatService, ConversationView
+from kvchat.ui.desk import Desk
+from kvchat.ui.host import Host, SettingEntry
+from kvchat.ui.screens.choices import ChoiceScreen, LineScreen
+from kvchat.ui.turns import Turns
+
+_NAME_WIDTH = 30
+_VALUE_WIDTH = 26
+
+
+class HousekeepingDesk(Desk, Protocol):
+    """What is needed of the screen."""
+
+    async def let_go_of_engine(self) -> None:
+        """Close what is kept open behind the conversation on screen."""
+        ...
+
+    def show_theme(self, name: str) -> None: ...
+
+
+class Housekeeping:
+    """Runs what a person changes about kvchat itself. Whatever reads a file runs in a thread."""
+
+    def __init__(self, screen: HousekeepingDesk, chat: ChatService, host: Host, turns: Turns) -> None:
+        self._screen = screen
+        self._chat = chat
+        self._host = host
+        self._turns = turns
+
+    def settings(self) -> None:
+        """Show all settings; what is chosen is changed and written into the person's file."""
+        self._screen.begin(self._settings)
+
+    def change(self, name: str, value: str) -> None:
+        self._screen.begin(partial(self._change, name, value))
+
+    def models(self) -> None:
+        """Show the models that are here; the one that is chosen answers from now on."""
+        self._screen.begin(self._models)
+
+    def reload(self, model: str | None = None) -> None:
+        """Begin to load the engine again, or another model in its place."""
+        if self._turns.is_any_running:
+            self._screen.warn("an answer is being written: esc stops it, then load again")
+        else:
+            self._screen.begin(partial(self._reload, model))
+
+    async def _settings(self) -> None:
+        at = 0
+        while True:
+            try:
+                entries = await asyncio.to_thread(self._host.settings)
+            except KvchatError as error:
+                self._screen.warn(str(error))
+                return
+            lines = [setting_line(entry) for entry in entries]
+            chosen = await self._screen.ask(ChoiceScreen("settings", lines, highlighted=at))
+            if chosen is None:
+                return
+            at = chosen
+            await self._ask_for(entries[at])
+
+    async def _ask_for(self, entry: SettingEntry) -> None:
+        hint = "enter writes it into your file · empty takes it out · esc closes"
+        value = await self._screen.ask(LineScreen(entry.name, entry.value, hint))
+        if value is not None and value != entry.value:
+            await self._change(entry.name, value)
+
+    async def _change(self, name: str, value: str) -> None:
+        try:
+            words = await asyncio.to_thread(self._host.change_setting, name, value)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+            return
+        self._screen.tell(words, title="settings")
+        if name == "display.theme" and value:
+            self._screen.show_theme(value)
+
+    async def _models(self) -> None:
+        try:
+            entries = await asyncio.to_thread(self._host.models)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+            return
+        width = max((len(entry.name) for entry in entries), default=0)
+        lines = [
+            f"{'●' if entry.is_current else ' '} {entry.name:<{width}}  {entry.summary}" for entry in entries
+        ]
+        chosen = await self._screen.ask(ChoiceScreen("models · /model NAME loads any other", lines))
+        if chosen is not None and not entries[chosen].is_current:
+            self.reload(entries[chosen].name)
+
+    async def _reload(self, model: str | None) -> None:
+        conversation = self._turns.conversation
+        await self._screen.let_go_of_engine()
+        try:
+            if conversation is not None:
+                await asyncio.to_thread(self._chat.close, conversation)
+            await asyncio.to_thread(self._host.reload, model)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        if conversation is not None:
+            # Another object: the one before belongs to the engine that is gone.
+            fresh: ConversationView = await asyncio.to_thread(
+                self._chat.open, conversation.session.id, conversation.branch.name
+            )
+            await self._turns.show(fresh)
+
+
+def setting_line(entry: SettingEntry) -> str:
+    """Return a setting with its value and its origin, in columns."""
+    return f"{entry.name:<{_NAME_WIDTH}} {entry.value or '–':<{_VALUE_WIDTH}} {entry.origin}"

@@ -1,0 +1,70 @@
+"""What the interface does with the machine, on the starter model and real files."""
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.cli.compose import opened
+from kvchat.cli.engine_swap import EngineSwap
+from kvchat.cli.interface_host import InterfaceHost
+from kvchat.cli.model_shelf import models_here, summary_of
+from kvchat.config import read_settings
+from kvchat.engine.models.locate import locate_model
+from kvchat.errors import ModelNotFound, UsageError
+
+pytestmark = pytest.mark.cpu
+
+
+def test_an_engine_begins_anew_with_the_same_and_with_another_model(home: Path, tiny_model: Path) -> None:
+    settings = read_settings({"sampling.max_tokens": 4})
+    engine = EngineSwap()
+    with opened(settings, engine) as kvchat:
+        chat = kvchat.load(None, str(tiny_model))
+        host = InterfaceHost(settings, kvchat, chat, engine)
+        engine.start()
+        conversation = chat.create("talk")
+        list(chat.send(conversation, "one"))
+        chat.close(conversation)
+        host.reload()
+        conversation = chat.open("talk")
+        list(chat.send(conversation, "two"))
+        chat.close(conversation)
+        with pytest.raises(ModelNotFound):
+            host.reload("no such model")
+        host.reload("starter")
+        conversation = chat.open("talk")
+        list(chat.send(conversation, "three"))
+        models = [turn.model for turn in conversation.turns[1::2]]
+        assert models == [str(tiny_model), str(tiny_model), "starter"]
+        assert [one.name for one in host.models() if one.is_current] == ["starter"]
+
+
+def test_a_setting_is_written_into_the_persons_file_and_counts_there(home: Path) -> None:
+    settings = read_settings()
+    with opened(settings, EngineSwap()) as kvchat:
+        host = InterfaceHost(settings, kvchat, None, EngineSwap())  # type: ignore[arg-type]
+        assert "next start" in host.change_setting("sampling.temperature", "0.7")
+        assert host.change_setting("keys.help", "f9")
+        assert read_settings().sampling.temperature == 0.7
+        assert InterfaceHost(
+            read_settings(),
+            kvchat,
+            None,
+            EngineSwap(),  # type: ignore[arg-type]
+        ).appearance().keys == {"help": "f9"}
+        by_name = {entry.name: entry for entry in host.settings()}
+        assert (by_name["sampling.temperature"].value, by_name["model"].origin) == ("0.7", "default")
+        with pytest.raises(UsageError, match="did you mean"):
+            host.change_setting("sampling.temperatur", "1")
+        with pytest.raises(UsageError):
+            host.change_setting("sampling.temperature", "hot")
+        host.change_setting("sampling.temperature", "")
+        assert read_settings().sampling.temperature == 0
+
+
+def test_models_say_their_size_and_what_fits(tmp_path: Path) -> None:
+    [entry] = models_here("starter", ["", "no/such"], tmp_path)
+    assert entry.is_current
+    place = locate_model("starter").path
+    assert "fits, with 8.2k tokens" in summary_of(place, 64 * 2**30)
+    assert "does not fit" in summary_of(place, 2**20)
