@@ -1,8 +1,8 @@
 """Words of the command line to values, without the validator that Typer would import for it.
 
 Typer builds a pydantic adapter for every parameter of a command that runs, given or not; importing that
-library alone takes as long as a list of sessions may. Text, paths, numbers, their ranges and lists of them are
-read here; choices and whatever else a parameter says are left to Typer.
+library alone takes as long as a list of sessions may. Text, paths, numbers, their ranges and lists of them
+are read here; choices and whatever else a parameter says are left to Typer.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@ One table for what is run, what `--help` shows and what the manual page says.
 
 from dataclasses import dataclass
 
-from kvchat.cli import config_options, options, serve_options, session_options
+from kvchat.cli import config_options, models_options, options, serve_options, session_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,19 @@ class Command:
 
 FAMILIES = {
     "sessions": "List, show, search, rename and remove sessions.",
+    "models": "What can be loaded without a network.",
     "cache": "What is kept on disk.",
     "config": "What is set, and where.",
     "encrypt": "Encrypt conversations and KV on disk.",
 }
 
-DEFAULT_VERBS = {"sessions": "list", "cache": "status", "config": "show", "encrypt": "status"}
+DEFAULT_VERBS = {
+    "sessions": "list",
+    "models": "list",
+    "cache": "status",
+    "config": "show",
+    "encrypt": "status",
+}
 """What a family does when nothing is said."""
 
 TALKING = (
@@ -203,6 +210,20 @@ SESSIONS = (
 )
 
 KEEPING = (
+    Command(
+        words="models list",
+        home="models.list_models",
+        takes=options.RowsOptions,
+        help="List the models that are here, and whether they fit.",
+        examples=("kvchat models", "kvchat models list --json | jq -r '.[].name'"),
+    ),
+    Command(
+        words="models show",
+        home="models.show_model",
+        takes=models_options.ModelOptions,
+        help="Say what is known of one of them.",
+        examples=("kvchat models show starter",),
+    ),
     Command(
         words="cache status",
         home="cache.cache_status",

@@ -1,0 +1,90 @@
+"""`kvchat models`: what is in the cache of Hugging Face's libraries, whole or not, and the starter."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvchat.cli.main import run
+
+pytestmark = pytest.mark.pure
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    hub = tmp_path / "hub"
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    return hub
+
+
+def cached(hub: Path, name: str, model_dir: Path, revision: str = "abc") -> Path:
+    """Put a model where a download would."""
+    repo = hub / ("models--" + name.replace("/", "--"))
+    snapshot = repo / "snapshots" / revision
+    shutil.copytree(model_dir, snapshot)
+    (repo / "refs").mkdir(exist_ok=True)
+    (repo / "refs" / "main").write_text(revision)
+    return snapshot
+
+
+def listed(capsys: Capture) -> dict[str, dict[str, object]]:
+    capsys.readouterr()
+    assert run(["models", "--json"]) == 0
+    return {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+
+
+def test_the_starter_is_always_there_and_fits(hub: Path, capsys: Capture) -> None:
+    starter = listed(capsys)["starter"]
+    assert starter["fits"] is True
+    assert starter["problem"] is None
+    assert isinstance(starter["num_bytes"], int)
+    assert starter["num_bytes"] > 2**20
+
+
+def test_models_of_the_hub_cache_are_listed_with_what_is_wrong(
+    hub: Path, model_dir: Path, capsys: Capture
+) -> None:
+    whole = cached(hub, "someone/whole", model_dir)
+    (cached(hub, "someone/half", model_dir) / "model.safetensors").unlink()
+    (hub / "models--someone--empty").mkdir()
+    (hub / "datasets--someone--text").mkdir()
+    found = listed(capsys)
+    assert set(found) == {"starter", "someone/whole", "someone/half"}
+    assert found["someone/whole"]["path"] == str(whole)
+    # Its config says nothing of heads and layers.
+    assert (found["someone/whole"]["fits"], found["someone/whole"]["problem"]) == (None, None)
+    assert "safetensors" in str(found["someone/half"]["problem"])
+    assert run(["models"]) == 0
+    assert "someone/half" in capsys.readouterr().out
+
+
+def test_a_model_that_memory_does_not_hold_is_told(hub: Path, model_dir: Path, capsys: Capture) -> None:
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 10_000,
+        "hidden_size": 100_000,
+        "num_attention_heads": 1000,
+        "num_key_value_heads": 1000,
+        "max_position_embeddings": 100_000,
+        "torch_dtype": "float32",
+    }
+    (model_dir / "config.json").write_text(json.dumps(config))
+    cached(hub, "someone/huge", model_dir)
+    huge = listed(capsys)["someone/huge"]
+    assert huge["fits"] is False
+    assert huge["token_bytes"] == 2 * 10_000 * 100_000 * 4
+    assert run(["models", "show", "someone/huge"]) == 0
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_a_model_that_is_not_here_exits_4(hub: Path, capsys: Capture) -> None:
+    assert run(["models", "show", "nobody/nothing"]) == 4
+    assert "kvchat ask -m nobody/nothing" in capsys.readouterr().err
+
+
+def test_a_directory_is_shown_too(hub: Path, model_dir: Path, capsys: Capture) -> None:
+    assert run(["models", "show", str(model_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == str(model_dir)
