@@ -23,7 +23,7 @@ from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.read_block.native import Places
 from kvchat.engine.kernels.sealed_attention.args import SealedPool
 from kvchat.engine.memory.block_file import Region
-from kvchat.engine.memory.pages import PAGE
+from kvchat.engine.memory.pages import PAGE, mapped
 from kvchat.errors import OutOfMemory
 
 TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
@@ -78,7 +78,7 @@ class DevicePool:
         try:
             for group in groups:
                 self._pools[group.id] = _allocate(group, num_blocks[group.id], block_size, device)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, OSError, ValueError, OverflowError) as error:
             total = sum(group.block_bytes(block_size) * num_blocks[group.id] for group in groups)
             raise OutOfMemory(
                 f"the cache of {total} bytes does not fit into memory; give less with --kv-device-bytes"
@@ -191,6 +191,12 @@ class DevicePool:
             start = end
 
 
+def _bytes(num_bytes: int, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return torch.frombuffer(mapped(num_bytes), dtype=torch.uint8)
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
 def _allocate(group: Group, num_blocks: int, block_size: int, device: torch.device) -> GroupPool:
     """Return a group's keys and values, one behind the other; both begin with a page, see `pages`."""
     spec = group.spec
@@ -198,7 +204,7 @@ def _allocate(group: Group, num_blocks: int, block_size: int, device: torch.devi
     shapes = [(len(group.layers), num_blocks, *shape) for shape in spec.shapes(block_size)]
     values_at = -(-prod(shapes[0]) * dtype.itemsize // PAGE) * PAGE
     num_bytes = values_at + prod(shapes[1]) * dtype.itemsize
-    whole = torch.empty(num_bytes + PAGE, dtype=torch.uint8, device=device)
+    whole = _bytes(num_bytes + PAGE, device)
     buffer = whole[-whole.data_ptr() % PAGE :][:num_bytes]
     keys, values = (
         buffer[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape)

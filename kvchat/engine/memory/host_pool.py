@@ -4,11 +4,11 @@ Arenas are anonymous maps, taken from the system page by page as they are first 
 the system offers them. For devices that copy by themselves others are to be had: see `pinned`.
 """
 
-import mmap
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from kvchat.engine.api.ids import BlockId, GroupId
+from kvchat.engine.memory.pages import mapped
 from kvchat.errors import OutOfMemory
 
 
@@ -75,12 +75,7 @@ class MappedArena:
 
     def __init__(self, num_places: int, place_bytes: int) -> None:
         self._place_bytes = place_bytes
-        self._map = mmap.mmap(-1, num_places * place_bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without transparent huge pages: the arena works all the same
+        self._map = mapped(num_places * place_bytes)
 
     @property
     def num_bytes(self) -> int:
