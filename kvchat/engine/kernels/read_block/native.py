@@ -13,7 +13,7 @@ from typing import Final
 
 from kvchat.engine.kernels.native.library import Library, library
 
-BUFFER_BYTES: Final = 128 << 10
+BUFFER_BYTES: Final = 256 << 10
 """What is read at one time: it stays in a core's own cache beside the bytes it is copied to."""
 STRIPE_BYTES: Final = 64
 MIN_BYTES: Final = 256
