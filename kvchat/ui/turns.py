@@ -358,7 +358,7 @@ class Turns:
             await self._answer.add_text(text)
 
     async def _draw_finish(self, event: TurnFinished) -> None:
-        answer, self._answer = self._answer, None
+        answer, self._answer, self._question_id = self._answer, None, None
         if answer is not None:
             await answer.finish(event.answer)
         if event.error:

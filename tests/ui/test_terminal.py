@@ -130,3 +130,49 @@ def test_a_bug_is_logged_without_the_values_of_variables(tmp_path: Path) -> None
     assert "the interface failed" in written
     assert "RuntimeError: a bug" in written
     assert "what was said" not in written
+
+
+EDITOR = """#!/bin/sh
+test -t 1 || exit 3
+printf 'written in the editor' > "$1"
+"""
+
+
+def test_the_editor_has_the_terminal_and_its_text_comes_back(tmp_path: Path) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text(EDITOR)
+    editor.chmod(0o700)
+    with terminal(tmp_path / "log", EDITOR=str(editor), VISUAL="", TMPDIR=str(tmp_path)) as shown:
+        shown.until_shown("Say something.")
+        shown.type("typed\x07")
+        shown.until_shown("› written in the editor")
+        assert not list(tmp_path.glob("kvchat-*"))
+        shown.type("\x11")
+        assert shown.exit_status() == 0
+
+
+def test_an_editor_that_is_not_there_is_named_and_the_text_stays(tmp_path: Path) -> None:
+    with terminal(tmp_path / "log", EDITOR="/no/such/editor", VISUAL="") as shown:
+        shown.until_shown("Say something.")
+        shown.type("typed\x07")
+        shown.until_shown("the editor /no/such/editor is")
+        shown.until_shown("› typed")
+
+
+def test_a_terminal_that_goes_away_ends_it_and_keeps_nothing_running(tmp_path: Path) -> None:
+    with terminal(tmp_path / "log") as shown:
+        shown.until_shown("Say something.")
+        shown.type("go\r")
+        shown.until_shown("By train")
+        shown.hang_up()
+        assert shown.process.wait(20) in (0, 129, -1, 1)
+
+
+def test_a_terminal_of_a_few_lines_shows_the_prompt(tmp_path: Path) -> None:
+    with terminal(tmp_path / "log", size=(30, 6)) as shown:
+        shown.until(lambda: "›" in shown.text)
+        shown.type("still here")
+        shown.until_shown("› still here")
+        shown.resize(12, 3)
+        shown.resize(80, 24)
+        shown.until_shown("› still here")

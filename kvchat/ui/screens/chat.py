@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import ClassVar
 
 from textual import events, work
@@ -27,6 +28,7 @@ from kvchat.ui.housekeeping import Housekeeping
 from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.outlet import Outlet
 from kvchat.ui.plain_text import one_line
+from kvchat.ui.price_words import reach_words
 from kvchat.ui.screens.history import HistoryScreen
 from kvchat.ui.screens.window import WindowScreen
 from kvchat.ui.shelf import Shelf
@@ -152,12 +154,26 @@ class ChatScreen(WindowScreen):
         self.attaching.read_again()
         await self._close(closing)
         if conversation is not None:
+            self.begin(partial(self._tell_reach, conversation), group="reach")
             for notice in await asyncio.to_thread(self._chat.notices, conversation):
                 self.warn(notice)
+
+    async def _tell_reach(self, conversation: ConversationView) -> None:
+        """Say how much of a conversation that has come on screen need not be computed."""
+        if not self.is_engine_ready or self.turns.is_running:
+            return
+        with suppress(KvchatError):
+            cost = await asyncio.to_thread(self._chat.variants.reach, conversation)
+            if words := reach_words(cost, self.snapshot):
+                self.tell(words)
 
     async def _close(self, conversations: Sequence[ConversationView]) -> None:
         for conversation in conversations:
             await asyncio.to_thread(self._chat.close, conversation)
+
+    def show_sessions_pane(self) -> None:
+        super().show_sessions_pane()
+        self.shelf.refresh()  # another window may have changed them
 
     def held_sessions(self) -> dict[str, Held]:
         return self._watch.held_sessions()
