@@ -163,6 +163,34 @@ def test_a_closed_pipe_and_ctrl_c_stop_the_borrowed_engine_at_once(ask: Asker) -
     assert ends == [("pipe", 141), ("key", 130)]
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (8, ("--fail-on-length", "--new", "short", "Tell me a story.")),
+        (6, ("--new", "long", "word " * 9000)),
+    ],
+)
+def test_a_length_that_ends_an_answer_and_one_that_no_context_holds_have_codes(
+    code: int, words: tuple[str, ...], ask: Asker
+) -> None:
+    with ask.start("--json", *words, max_tokens=3) as process:
+        out, err = process.communicate()
+    assert process.returncode == code, err
+    assert code != 6 or json.loads(out)["error"] == "ContextOverflow"
+    assert code != 8 or json.loads(out)["finish_reason"] == "length"
+
+
+def test_sigterm_saves_what_was_shown_and_exits_143(ask: Asker) -> None:
+    with ask.start("--new", "term", "Tell me a story.", max_tokens=_MANY) as process:
+        assert process.stdout is not None
+        shown = process.stdout.read(5)
+        process.terminate()
+        assert process.wait(timeout=60) == 143
+    answer = ask.turns("term")[-1]
+    assert answer["finish"] == "interrupted"
+    assert answer["text"].startswith(shown)
+
+
 def _close(process: "subprocess.Popen[str]") -> None:
     assert process.stdout is not None
     process.stdout.close()

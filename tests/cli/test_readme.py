@@ -1,0 +1,47 @@
+"""The README's transcript for scripts, run line by line by a shell."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_warm import environ_of, lending
+
+pytestmark = pytest.mark.cpu
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN = "**In a script.**"
+
+
+def transcript(text: str) -> list[tuple[str, str]]:
+    """Return the commands of the section, each with what it prints."""
+    section = text.partition(BEGIN)[2].partition("\n**")[0]
+    steps: list[tuple[str, str]] = []
+    for line in section.splitlines():
+        if line.startswith("    $ "):
+            steps.append((line.removeprefix("    $ "), ""))
+        elif line.startswith("    "):
+            command, printed = steps[-1]
+            steps[-1] = command, printed + line.removeprefix("    ") + "\n"
+    return steps
+
+
+def test_the_transcript_for_scripts_is_what_a_shell_prints(home: Path, tmp_path: Path) -> None:
+    steps = transcript(README.read_text())
+    assert len(steps) >= 7
+    # An engine that is lent: that `ask` prints the same without one has a test of its own.
+    environ = environ_of(home) | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with lending(home, Path("starter")):
+        for command, printed in steps:
+            done = subprocess.run(
+                ["sh", "-c", command],
+                capture_output=True,
+                text=True,
+                cwd=tmp_path,
+                stdin=subprocess.DEVNULL,
+                env=environ,
+                check=False,
+            )
+            assert done.stdout == printed, command
