@@ -19,6 +19,9 @@ from kvchat.errors import StorageError
 Row = tuple[object, ...]
 
 _BUSY_TIMEOUT_S = 5.0
+_FORMATS = slice(18, 20)
+"""Bytes of a file's head: the formats for writing and for reading it."""
+_NEWEST_FORMAT = 2
 # What SQLite raises for a damaged file; a damaged page size asks for too much memory.
 _SQLITE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError, MemoryError)
 _DAMAGE_CODES = (
@@ -163,6 +166,7 @@ class IndexFile:
     def _connect(self) -> sqlite3.Connection:
         # Created first with the mode it must have; SQLite gives its side files the same.
         os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        self._refuse_another_format()
         connection = sqlite3.connect(
             self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
@@ -178,6 +182,13 @@ class IndexFile:
             connection.close()
             raise
         return connection
+
+    def _refuse_another_format(self) -> None:
+        """Raise if the head names a format that SQLite would read and never write: damage alone does."""
+        with self._path.open("rb") as file:
+            head = file.read(_FORMATS.stop)
+        if head[_FORMATS] and max(head[_FORMATS]) > _NEWEST_FORMAT:
+            raise sqlite3.DatabaseError("a format of a SQLite that is still to come")
 
     def _create_tables(self, connection: sqlite3.Connection) -> None:
         connection.execute("BEGIN EXCLUSIVE")

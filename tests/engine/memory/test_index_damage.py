@@ -69,6 +69,16 @@ def check(place: Path) -> None:
     assert list((place / "blocks").rglob("*")) == []
 
 
+@pytest.mark.parametrize("at", range(16, 24))
+def test_a_head_that_asks_for_another_sqlite_is_damage_like_any_other(
+    tmp_path: Path, files: Files, at: int
+) -> None:
+    """A format of the future would be read for ever and never written."""
+    data = files[INDEX]
+    put(tmp_path / "cache", {**files, INDEX: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]})
+    check(tmp_path / "cache")
+
+
 def flips(data: bytes, step: int) -> Iterator[bytes]:
     random = Random(step)
     for start in range(0, len(data), step):
