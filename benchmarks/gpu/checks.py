@@ -11,6 +11,7 @@ from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as definition
 
+EVERY_TRIAL = trials.TRIALS | trials.LATENT_TRIALS | trials.FUSED_TRIALS
 LENGTHS = (1, 63, 64, 65, 130)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SCORES: dict[str, dict[str, object]] = {
@@ -25,7 +26,7 @@ def measure(stage: Stage) -> Iterator[Figure]:
     # The interpreter computes bfloat16 wrongly.
     dtypes = DTYPES[1:] if stage.is_dry else DTYPES
     for dtype in dtypes:
-        for name, trial in (trials.TRIALS | trials.LATENT_TRIALS).items():
+        for name, trial in EVERY_TRIAL.items():
             yield _figure(name, dtype, trial(stage.device, dtype))
         heads = Heads(4, 2, 16) if stage.is_dry else Heads(32, 8, 128)
         for name, scores in SCORES.items():

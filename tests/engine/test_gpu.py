@@ -13,8 +13,7 @@ from kvchat.engine.cache.plan import Promote
 from kvchat.engine.cache.rates import Rates
 from kvchat.engine.engine import Engine
 from kvchat.engine.kernels.health import HEALTH, Health
-from kvchat.engine.kernels.rope_store import OPERATION as ROPE_STORE
-from kvchat.engine.kernels.trials import LATENT_TRIALS, TRIALS, try_kernels
+from kvchat.engine.kernels.trials import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
@@ -33,9 +32,9 @@ pytestmark = [
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_every_kernel_passes_its_trial(dtype: torch.dtype) -> None:
     health = Health()
-    try_kernels(torch.device("cuda"), dtype, TRIALS | LATENT_TRIALS, health)
+    try_kernels(torch.device("cuda"), dtype, TRIALS | LATENT_TRIALS | FUSED_TRIALS, health)
     assert health.problems == {}
-    assert not set(HEALTH.problems) - {ROPE_STORE}
+    assert HEALTH.problems == {}
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])

@@ -6,14 +6,14 @@ definitions compute on the processor.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import inf
 
 import torch
 from torch import Tensor
 
 from kvchat.engine.kernels import latent_attention as latent
-from kvchat.engine.kernels import latent_record, move_blocks, paged_attention, store_kv
+from kvchat.engine.kernels import latent_record, move_blocks, paged_attention, rope_store, store_kv
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.health import HEALTH, Health
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
@@ -22,6 +22,8 @@ from kvchat.engine.kernels.latent_record import reference as record_reference
 from kvchat.engine.kernels.move_blocks import reference as move_reference
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
+from kvchat.engine.kernels.rope_store import reference as rope_store_reference
+from kvchat.engine.kernels.rope_store.args import RopeStore
 from kvchat.engine.kernels.store_kv import reference as store_reference
 
 LENGTHS = (1, 64, 65, 200)
@@ -128,6 +130,20 @@ def records_error(device: torch.device, dtype: torch.dtype) -> float:
     )
 
 
+def rope_store_error(device: torch.device, dtype: torch.dtype) -> float:
+    """Heads of which a part is turned; rounding alone may differ, by a step of the dtype."""
+    query, key, value = (_random(device, dtype, 9, heads, 64, seed=heads) for heads in (4, 2, 2))
+    cosines, sines = (_random(device, dtype, 9, 32, seed=seed).tanh() for seed in (5, 6))
+    pools = [_random(device, dtype, 4, 2, 16, 64, seed=seed) for seed in (7, 8)]
+    slots = torch.arange(9, device=device) * 5
+    args = RopeStore(cosines=cosines, sines=sines, k_pool=pools[0], v_pool=pools[1], slots=slots)
+    there = RopeStore(**{part.name: getattr(args, part.name).cpu().clone() for part in fields(args)})
+    wanted = rope_store_reference.rope_store(query.cpu(), key.cpu(), value.cpu(), there)
+    errors = [_error(rope_store.rope_store(query, key, value, args), wanted)]
+    errors += [_error(*pair) for pair in zip(pools, (there.k_pool, there.v_pool), strict=True)]
+    return max(errors)
+
+
 TRIALS: dict[str, Trial] = {
     paged_attention.OPERATION: both_attentions_error,
     store_kv.OPERATION: store_error,
@@ -137,6 +153,8 @@ LATENT_TRIALS: dict[str, Trial] = {
     latent.OPERATION: latents_error,
     latent_record.OPERATION: records_error,
 }
+FUSED_TRIALS: dict[str, Trial] = {rope_store.OPERATION: rope_store_error}
+"""Of what no model uses yet."""
 
 
 def _problem(

@@ -9,7 +9,7 @@ from kvchat.engine.kernels.checks import check_slots
 from kvchat.engine.kernels.health import EVERY, Health
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables
-from kvchat.engine.kernels.trials import LATENT_TRIALS, TRIALS, try_kernels
+from kvchat.engine.kernels.trials import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
 
 pytestmark = pytest.mark.cpu
 
@@ -75,7 +75,7 @@ def test_a_kernel_that_fails_its_trial_is_not_used() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_used_without_a_gpu_passes_every_trial(dtype: torch.dtype) -> None:
     health = Health()
-    try_kernels(CPU, dtype, TRIALS | LATENT_TRIALS, health)
+    try_kernels(CPU, dtype, TRIALS | LATENT_TRIALS | FUSED_TRIALS, health)
     assert health.problems == {}
 
 
