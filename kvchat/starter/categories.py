@@ -84,13 +84,14 @@ def _outside(prober: Prober, split: Split, rng: random.Random) -> Probe:
 
 def _recall_categories(prober: Prober, sizes: Sizes) -> Iterator[Category]:
     columns = (
-        ("trained phrasings, echoed", TRAIN, True),
-        ("held-out phrasings, echoed", HELD_OUT, True),
-        ("held-out phrasings, said once", HELD_OUT, False),
+        ("trained phrasings, fresh values", TRAIN, TRAIN, True),
+        ("trained phrasings, echoed", TRAIN, HELD_OUT, True),
+        ("held-out phrasings, echoed", HELD_OUT, HELD_OUT, True),
+        ("held-out phrasings, said once", HELD_OUT, HELD_OUT, False),
     )
-    for label, forms, echo in columns:
+    for label, forms, values, echo in columns:
         for length in sizes.recall_lengths:
-            make = partial(prober.recall, forms=forms, length=length, echo=echo)
+            make = partial(prober.recall, forms=forms, length=length, echo=echo, values=values)
             yield Category(f"recall {length}, {label}", _many(sizes.recall, make))
 
 

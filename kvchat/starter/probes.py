@@ -67,16 +67,18 @@ class Prober:
             num_tokens -= sum(self.measure(message.text) + 2 for message in turn)
         return messages
 
-    def _facts(self, rng: random.Random, number: int) -> tuple[Fact, ...]:
+    def _facts(self, rng: random.Random, number: int, values: Split = HELD_OUT) -> tuple[Fact, ...]:
         chosen: dict[tuple[str, str], Fact] = {}
         while len(chosen) < number:
-            fact = facts.make_fact(rng, HELD_OUT, self.lexicon, facts.pick_kind(rng))
+            fact = facts.make_fact(rng, values, self.lexicon, facts.pick_kind(rng))
             chosen[fact.kind.name, fact.key] = fact
         return tuple(chosen.values())
 
-    def recall(self, rng: random.Random, forms: Split, length: int, echo: bool) -> Probe:
+    def recall(
+        self, rng: random.Random, forms: Split, length: int, echo: bool, values: Split = HELD_OUT
+    ) -> Probe:
         """Three facts, then other turns up to `length` tokens, then a question for one of the three."""
-        told = self._facts(rng, 3)
+        told = self._facts(rng, 3, values)
         messages: list[Message] = []
         for fact in told:
             messages += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from kvchat.starter.conversation import Mix
 from kvchat.starter.skills import Exercises
@@ -108,9 +109,14 @@ FINE_MIX = replace(
     ),
 )
 OPENING_MIX = replace(FINE_MIX, faq=11, exercises=replace(FINE_MIX.exercises, first=40))
-CLOSING_MIX = replace(FINE_MIX, faq=16, small=6, exercises=replace(FINE_MIX.exercises, add=36, first=30))
+WIDE_MIX = replace(
+    FINE_MIX, faq=20, small=7, skill=21, exercises=replace(FINE_MIX.exercises, add=36, first=36)
+)
+CLOSING_MIX = replace(
+    WIDE_MIX, faq=18, skill=28, exercises=replace(WIDE_MIX.exercises, first=110, list_opens_share=0.8)
+)
 SHORTER, LONGER = (1024, 2048, 1024, 2048, 4096), (2048, 4096, 1024, 4096, 2048, 4096)
-MIXED = (2048, 1024, 4096, 512, 2048, 4096)
+MIXED, SPREAD = (2048, 1024, 4096, 512, 2048, 4096), (2048, 1024, 4096, 1024, 512, 2048, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +130,8 @@ class Stage:
         mix: What the conversations consist of.
         start_rate, end_rate: The learning rate, which moves from one to the other along a line.
         muon: Whether Muon moves the matrices; AdamW moves the rest, and all if not.
+        is_kept: Whether the weights at its end are kept. What is shipped is the mean of all that are kept:
+            each of two endings is better at what its own mix practised, and their mean at both.
     """
 
     num_tokens: int
@@ -132,6 +140,7 @@ class Stage:
     start_rate: float
     end_rate: float
     muon: bool = False
+    is_kept: bool = False
 
     def length_at(self, step: int) -> int:
         """Return the length of the sequences of a step."""
@@ -158,7 +167,29 @@ STAGES = (
     Stage(
         num_tokens=4_240_000, lengths=MIXED, mix=OPENING_MIX, start_rate=3.4e-3, end_rate=1.8e-3, muon=True
     ),
-    Stage(num_tokens=4_400_000, lengths=MIXED, mix=CLOSING_MIX, start_rate=1.8e-3, end_rate=3e-5, muon=True),
+    Stage(num_tokens=9_200_000, lengths=SPREAD, mix=WIDE_MIX, start_rate=4e-3, end_rate=4e-3, muon=True),
+    Stage(num_tokens=5_180_000, lengths=SPREAD, mix=WIDE_MIX, start_rate=4e-3, end_rate=1.5e-3, muon=True),
+    Stage(
+        num_tokens=3_530_000,
+        lengths=SPREAD,
+        mix=WIDE_MIX,
+        start_rate=1.5e-3,
+        end_rate=2e-5,
+        muon=True,
+        is_kept=True,
+    ),
+    Stage(
+        num_tokens=1_630_000, lengths=SPREAD, mix=CLOSING_MIX, start_rate=2.5e-3, end_rate=2.5e-3, muon=True
+    ),
+    Stage(
+        num_tokens=4_160_000,
+        lengths=SPREAD,
+        mix=CLOSING_MIX,
+        start_rate=2.5e-3,
+        end_rate=2e-5,
+        muon=True,
+        is_kept=True,
+    ),
 )
 TOTAL_TOKENS = sum(stage.num_tokens for stage in STAGES)
 
@@ -169,6 +200,12 @@ class Setting:
 
     stage: Stage
     rate: float
+
+
+def num_kept_at(position: float) -> int:
+    """Return how many stages that keep their weights end at `position` or before; pure."""
+    ends = accumulate(stage.num_tokens for stage in STAGES)
+    return sum(stage.is_kept for stage, end in zip(STAGES, ends, strict=True) if end <= position)
 
 
 def setting_at(position: float) -> Setting:

@@ -12,8 +12,6 @@ from kvchat.starter.split import Split, forms_of, is_held_out_value
 from kvchat.starter.words import Lexicon
 
 NUM_HELD_OUT_FORMS = 2
-# A word that opens a message has no space before it and so other tokens than in the answer: more practice.
-LIST_OPENS_SHARE = 0.4
 REPEATED = (1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8)
 
 NUMBER_WORDS = phrases(
@@ -205,6 +203,8 @@ class Exercises:
 
     Args:
         repeated: Numbers of words to repeat, all as likely as each other.
+        list_opens_share: Of requests for the first word, those whose list opens the message. There the word
+            has no space before it and so other tokens than in the answer, which takes more practice.
     """
 
     repeat: float = 34
@@ -215,6 +215,7 @@ class Exercises:
     first: float = 8
     last: float = 9
     repeated: tuple[int, ...] = REPEATED
+    list_opens_share: float = 0.4
 
 
 def exercise(rng: random.Random, lexicon: Lexicon, exercises: Exercises) -> Exercise:
@@ -227,7 +228,7 @@ def exercise(rng: random.Random, lexicon: Lexicon, exercises: Exercises) -> Exer
         lambda: add(rng, train, train): exercises.add,
         lambda: times(rng, train, train, lexicon): exercises.times,
         lambda: pick_item(
-            rng, train, train, lexicon, False, rng.random() < LIST_OPENS_SHARE
+            rng, train, train, lexicon, False, rng.random() < exercises.list_opens_share
         ): exercises.first,
         lambda: pick_item(rng, train, train, lexicon, last=True): exercises.last,
     }

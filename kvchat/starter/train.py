@@ -26,7 +26,7 @@ from kvchat.starter.export import export_model
 from kvchat.starter.initialisation import initial_parameters
 from kvchat.starter.muon import Muon
 from kvchat.starter.network import Network, Shape
-from kvchat.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, Setting, setting_at
+from kvchat.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, Setting, num_kept_at, setting_at
 from kvchat.starter.tokenizer import train_tokenizer
 
 BETAS, WEIGHT_DECAY = (0.9, 0.98), 0.05
@@ -54,6 +54,7 @@ class Progress:
     num_steps: int = 0
     num_tokens: int = 0
     elapsed_s: float = 0.0
+    num_kept: int = 0
 
 
 class ThreadChooser:
@@ -98,6 +99,7 @@ class Trainer:
         self.network = Network(shape, self.parameters)
         self.batches = Batches(tokenizer)
         self.progress = Progress()
+        self.mean = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         matrices = [p for name, p in self.parameters.items() if p.dim() == 2 and "embed" not in name]
         self.others = [p for name, p in self.parameters.items() if p.dim() == 1 or "embed" in name]
         groups = [
@@ -138,12 +140,22 @@ class Trainer:
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
 
+    def keep(self, num_kept: int) -> None:
+        """Let the weights as they are count in what is shipped, unless so many have been kept before."""
+        if self.progress.num_kept >= num_kept:
+            return
+        self.progress.num_kept += 1
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                self.mean[name].lerp_(parameter, 1 / self.progress.num_kept)
+
     def save(self, directory: Path) -> None:
         """Write the model and a checkpoint from which training continues as if it had not stopped."""
         export_model(directory, self.shape, self.parameters, self.tokenizer)
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
             tensors[f"weight:{name}"] = parameter.detach()
+            tensors[f"mean:{name}"] = self.mean[name]
             for key, value in self.adam.state[parameter].items():
                 tensors[f"{key}:{name}"] = value
             if parameter in self.muon.momenta:
@@ -153,6 +165,7 @@ class Trainer:
             "steps": progress.num_steps,
             "tokens": progress.num_tokens,
             "elapsed_s": progress.elapsed_s,
+            "kept": progress.num_kept,
         }
         partial = directory / "checkpoint.partial"
         save_file(tensors, partial, metadata={key: str(value) for key, value in metadata.items()})
@@ -165,12 +178,16 @@ class Trainer:
             names = set(file.keys())
             for name, parameter in self.parameters.items():
                 parameter.copy_(file.get_tensor(f"weight:{name}"))
+                self.mean[name].copy_(file.get_tensor(f"mean:{name}"))
                 keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}:{name}" in names]
                 self.adam.state[parameter] = {key: file.get_tensor(f"{key}:{name}") for key in keys}
                 if parameter in self.muon.momenta:
                     self.muon.momenta[parameter] = file.get_tensor(f"momentum:{name}")
         self.progress = Progress(
-            int(metadata["steps"]), int(metadata["tokens"]), float(metadata["elapsed_s"])
+            num_steps=int(metadata["steps"]),
+            num_tokens=int(metadata["tokens"]),
+            elapsed_s=float(metadata["elapsed_s"]),
+            num_kept=int(metadata["kept"]),
         )
 
 
@@ -203,6 +220,7 @@ def run(trainer: Trainer, directory: Path, minutes: float | None, max_threads: i
     finished = False
     try:
         while (position := _position(progress, minutes)) < TOTAL_TOKENS:
+            trainer.keep(num_kept_at(position))
             setting = setting_at(position)
             chooser.prepare(progress.num_steps)
             started = time.perf_counter()
@@ -217,10 +235,13 @@ def run(trainer: Trainer, directory: Path, minutes: float | None, max_threads: i
             if progress.elapsed_s - saved_s > CHECKPOINT_S:
                 trainer.save(directory)
                 saved_s = progress.elapsed_s
+        trainer.keep(num_kept_at(TOTAL_TOKENS))
         finished = True
     except KeyboardInterrupt:
         print("interrupted; continue with --resume", flush=True)
     trainer.save(directory)
+    if finished:
+        export_model(directory, trainer.shape, trainer.mean, trainer.tokenizer)
     return finished
 
 
@@ -286,7 +307,7 @@ def main() -> None:
     if arguments.resume:
         trainer.load(directory)
     if run(trainer, directory, arguments.minutes, arguments.threads) and arguments.out is None:
-        export_model(MODEL_DIRECTORY, trainer.shape, trainer.parameters, tokenizer)
+        export_model(MODEL_DIRECTORY, trainer.shape, trainer.mean, tokenizer)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, setting_at
+from kvchat.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, num_kept_at, setting_at
 
 pytestmark = pytest.mark.pure
 
@@ -33,3 +33,9 @@ def test_the_rate_warms_up_and_ends_where_the_table_says() -> None:
     assert 0 < setting_at(0).rate < STAGES[0].start_rate / 50
     assert setting_at(TOTAL_TOKENS).rate == STAGES[-1].end_rate
     assert setting_at(TOTAL_TOKENS * 3).stage is STAGES[-1]
+
+
+def test_the_weights_of_two_endings_are_kept_and_the_last_stage_is_one_of_them() -> None:
+    last = STAGES[-1].num_tokens
+    assert [num_kept_at(position) for position in (0, TOTAL_TOKENS - last, TOTAL_TOKENS - 1)] == [0, 1, 1]
+    assert num_kept_at(TOTAL_TOKENS) == sum(stage.is_kept for stage in STAGES) == 2

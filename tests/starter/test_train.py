@@ -54,6 +54,21 @@ def test_a_training_may_change_to_muon_on_its_way(tmp_path: Path) -> None:
     assert trainer.step(SETTING, num_sequences=4) < first
 
 
+def test_what_is_shipped_is_the_mean_of_what_was_kept(tmp_path: Path) -> None:
+    trainer = Trainer(Shape(), train_tokenizer(num_turns=500), seed=3)
+    kept = []
+    for num_kept in (1, 2):
+        trainer.step(SETTING, num_sequences=2)
+        trainer.keep(num_kept)
+        kept.append({name: p.detach().clone() for name, p in trainer.parameters.items()})
+        trainer.keep(num_kept)
+        trainer.save(tmp_path)
+        trainer.load(tmp_path)
+    assert trainer.progress.num_kept == 2
+    for name, mean in trainer.mean.items():
+        torch.testing.assert_close(mean, (kept[0][name] + kept[1][name]) / 2)
+
+
 def test_what_has_to_be_found_weighs_as_much_as_the_first_tokens() -> None:
     tokenizer = train_tokenizer(num_turns=500)
     mix = Mix(fact=1, query=1, faq=0, small=0, outside=0, skill=0, document=0, unknown_share=0)
