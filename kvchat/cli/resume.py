@@ -4,6 +4,7 @@ import logging
 import sys
 from difflib import get_close_matches
 
+from kvchat.cli.commands import COMMANDS
 from kvchat.cli.compose import Kvchat, opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.logs import start_log
@@ -11,8 +12,6 @@ from kvchat.cli.options import ResumeOptions
 from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
 
 log = logging.getLogger(__name__)
-
-_COMMANDS = ("ask", "resume", "export", "import", "sessions", "cache", "encrypt")
 
 
 def resume(options: ResumeOptions) -> int:
@@ -63,7 +62,8 @@ def _session_id(kvchat: Kvchat, options: ResumeOptions) -> str | None:
     try:
         return kvchat.store.find(options.reference).id
     except SessionNotFound as error:
-        near = get_close_matches(options.reference.split()[0], _COMMANDS, n=1)
+        commands = {command.words.split()[0] for command in COMMANDS}
+        near = get_close_matches(options.reference.split()[0], sorted(commands), n=1)
         if not near:
             raise
         raise SessionNotFound(f"{error}\nDid you mean the command `kvchat {near[0]}`?") from error
