@@ -6,6 +6,7 @@ Keys go in, screenshots come out as SVG beside this file; the sessions of the ru
 """
 
 import asyncio
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from time import monotonic
 
 from textual.pilot import Pilot
 
-from kvchat.cli.compose import opened, start_worker
+from kvchat.cli.compose import opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.interface_host import InterfaceHost
 from kvchat.config import read_settings
@@ -87,10 +88,22 @@ class Person:
         await self._pilot.resize_terminal(width, height)
         await self._pilot.pause(0.8)
 
-    async def _types(self, text: str) -> None:
+    async def waits_for(self, text: str) -> None:
+        """Wait until something stands on the screen."""
+        await self._until(lambda: text in self._text())
+        await self._pilot.pause(0.3)
+
+    async def types(self, text: str) -> None:
+        names = {" ": "space", "/": "slash", "@": "at", ".": "full_stop"}
         for character in text:
-            await self._pilot.press({" ": "space", "/": "slash"}.get(character, character))
+            await self._pilot.press(names.get(character, character))
+
+    async def _types(self, text: str) -> None:
+        await self.types(text)
         await self._pilot.press("enter")
+
+    def _text(self) -> str:
+        return "\n".join(strip.text for strip in self._app.screen._compositor.render_strips())
 
     async def _until(self, predicate: Callable[[], bool]) -> None:
         deadline = monotonic() + PATIENCE_S
@@ -102,10 +115,13 @@ class Person:
 
 async def draw(model: str | None, home: Path) -> None:
     flags: dict[str, object] = {"paths.data_dir": home / "data", "paths.cache_dir": home / "cache"}
+    os.environ["KVCHAT_HOME"] = str(home)  # settings are changed, too
     settings = read_settings(flags)
-    with opened(settings, start_worker) as kvchat:
+    engine = EngineSwap()
+    with opened(settings, engine) as kvchat:
         chat = kvchat.load(None, model)
-        host = InterfaceHost(settings, kvchat, chat, EngineSwap())
+        engine.start()
+        host = InterfaceHost(settings, kvchat, chat, engine)
         app = KvchatApp(chat, kvchat.engine, host, None, log_path=home / "log")
         async with app.run_test(size=SIZE) as pilot:
             person = Person(app, pilot)
@@ -125,9 +141,48 @@ async def play(person: Person) -> None:
     await person.commands("/fork shorter answers")
     await person.says("What is eviction?")
     await person.looks("fork")
+    await play_variants(person)
+    await play_settings(person)
     await person.resizes(*SMALL)
     await person.presses("f3")
     await person.looks("small")
+    await person.presses("f3", "f6", "up", "up", "enter")
+    await person.looks("small-actions")
+
+
+async def play_variants(person: Person) -> None:
+    """Other ways for the conversation."""
+    await person.presses("f6", "up", "enter")
+    await person.looks("actions")
+    await person.presses("escape")
+    await person.commands("/retry 3")
+    await person.waits_for("enter takes it")
+    await person.looks("compare")
+    await person.presses("escape")
+    await person.commands("/tokens")
+    await person.presses("right", "right", "right", "down")
+    await person.looks("tokens")
+    await person.presses("escape")
+
+
+async def play_settings(person: Person) -> None:
+    """What goes with a message, what is found, what can be set."""
+    await person.commands("/new")
+    await person.says("Where does a block go when the device is full?")
+    await person.presses("ctrl+f", *"tier")
+    await person.looks("find")
+    await person.presses("escape")
+    await person.types("What does this say? @README.m")
+    await person.presses("tab")
+    await person.waits_for("tokens, read")
+    await person.looks("attach")
+    await person.presses("ctrl+u", "backspace")
+    await person.commands("/model")
+    await person.looks("models")
+    await person.presses("escape")
+    await person.commands("/theme ansi-dark")
+    await person.looks("ansi")
+    await person.commands("/theme kvchat")
 
 
 def _said(turns: Turns) -> Sequence[Turn]:

@@ -95,7 +95,7 @@ class Branching:
         fork = price_words(await self._fork_cost(conversation, turn), self._screen.snapshot)
         if turn.role is Role.USER:
             return (
-                Action(key="e", label="change it", note="on a new branch; the cost is shown while you type"),
+                Action(key="e", label="change it", note="on a new branch; says what it costs"),
                 Action(key="f", label="fork before it", note=fork),
                 Action(key="d", label="leave it out", note="with its answer; asks first"),
                 Action(key="c", label="copy"),

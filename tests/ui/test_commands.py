@@ -23,7 +23,7 @@ def test_a_slash_offers_every_command() -> None:
 
 
 def test_what_is_typed_narrows_the_offer_and_aliases_count() -> None:
-    assert names("/s") == ["stop", "switch", "system"]
+    assert names("/s") == ["stop", "switch", "search", "system", "set"]
     assert names("/by") == ["quit"]
 
 

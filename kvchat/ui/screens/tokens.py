@@ -21,6 +21,7 @@ from kvchat.ui.plain_text import clean_text, padded
 _REST_S = 0.06
 _BAR_WIDTH = 20
 _TEXT_WIDTH = 18
+_LEAST_SHOWN = 1e-4
 
 TokenChoice = tuple[int, int]
 """A place in an answer, and the token to put there."""
@@ -139,7 +140,8 @@ class TokensScreen(ModalScreen[TokenChoice | None]):
         text = "■ ends here" if one.is_end else f"“{_shown(one.text)}”"
         bar = "█" * round(one.probability * _BAR_WIDTH)
         said = "  as it was" if is_said else ""
-        line = f"{mark} {padded(text, _TEXT_WIDTH)} {one.probability:7.2%}  {padded(bar, _BAR_WIDTH)}{said}"
+        share = f"{one.probability:.2%}" if one.probability >= _LEAST_SHOWN else "< 0.01%"
+        line = f"{mark} {padded(text, _TEXT_WIDTH)} {share:>7}  {padded(bar, _BAR_WIDTH)}{said}"
         return Content.styled(line, Style(bold=number == self._chosen))
 
 
