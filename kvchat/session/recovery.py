@@ -149,10 +149,12 @@ def recover(path: Path, tables: Tables) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """Where rows may be had. `head`: what the file is made to begin with; `log`: what is read for its log."""
+    """Where rows may be had. `is_older`: others have newer rows; `head`: what the file is made to begin with;
+    `log`: what is read for its log.
+    """
 
     path: Path
-    is_copy: bool = False
+    is_older: bool = False
     head: bytes = _FIXED_HEADER
     log: bytes | None = None
 
@@ -166,17 +168,19 @@ def _sources(aside: Path, backups: tuple[Path, Path], first_page: bytes) -> list
     """
     log = wal.mended(_log_of(aside))
     mended = [] if log is None else [_Source(path=aside, log=log.data)]
+    # Without its mended log the file itself is as it was some messages ago.
     return [
         *mended,
-        _Source(path=aside),
-        _Source(path=aside, head=_own_size(first_page)),
-        *(_Source(path=backup, is_copy=True) for backup in backups),
+        _Source(path=aside, is_older=bool(mended)),
+        _Source(path=aside, is_older=bool(mended), head=_own_size(first_page)),
+        *(_Source(path=backup, is_older=True) for backup in backups),
     ]
 
 
 def _collect(target: sqlite3.Connection, tables: Tables, sources: list[_Source]) -> None:
     """Copy what can be read, as it lies: whole rows first, from whichever source has them."""
     target.execute("BEGIN IMMEDIATE")
+    older: dict[tuple[str, str], str | None] = {}  # leaves
     for takes_damaged in (False, True):
         for source in sources:
             with (
@@ -186,11 +190,13 @@ def _collect(target: sqlite3.Connection, tables: Tables, sources: list[_Source])
                 for table in _TABLES:
                     stored = tables.stored_name(table)
                     for row in _rows(connection, stored):
-                        is_newest = not (source.is_copy and _grows(table, row))
+                        is_newest = not (source.is_older and _changes(table, row))
                         if takes_damaged or (is_newest and tables.is_whole(table, row)):
                             _insert(target, stored, row)
+                        elif table == "branches" and tables.is_whole(table, row):
+                            older.setdefault((row["session_id"], row["name"]), row["leaf_id"])
     tie_turns(target)
-    tie_sessions(target)
+    tie_sessions(target, older)
     target.execute("COMMIT")
 
 
@@ -248,9 +254,11 @@ def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
             yield from source.execute(f"SELECT rowid AS row_num, * FROM {table} WHERE rowid = ?", (place,))
 
 
-def _grows(table: str, row: sqlite3.Row) -> bool:
-    """Whether a row is of an answer that is not finished: a copy has less of it than a damaged newer one."""
-    return table == "pieces" or (table == "turns" and row["finish"] == "partial")
+def _changes(table: str, row: sqlite3.Row) -> bool:
+    """Whether a damaged newer row is worth more than this older one: of an answer that is not finished the
+    older has less, and a branch has gone on since.
+    """
+    return table in ("pieces", "branches") or (table == "turns" and row["finish"] == "partial")
 
 
 def _insert(target: sqlite3.Connection, table: str, row: sqlite3.Row) -> None:

@@ -13,33 +13,35 @@ from kvchat.session.digests import BRANCH_COLUMNS, SESSION_COLUMNS
 from kvchat.session.tree import MAIN, Branch, BranchName, Session, SessionId, TurnId
 
 Values = dict[str, Any]
+Leaves = Mapping[tuple[str, str], str | None]
 
 _LOST = {"title", "system", "model"}
 """Columns of a session that nothing stands for, and that must be told."""
 _MOST_NUMBERED = 64
 
 
-def tie_sessions(target: sqlite3.Connection) -> None:
-    """Give every turn a session, and every session a branch. Runs in the caller's transaction."""
-    _mend_branches(target)
+def tie_sessions(target: sqlite3.Connection, older: Leaves) -> None:
+    """Give every turn a session, and every session a branch. Runs in the caller's transaction.
+
+    Args:
+        older: where branches led earlier, by session and name, for those that a digest proves nothing about.
+    """
+    _mend_branches(target, older)
     _mend_sessions(target)
 
 
-def _mend_branches(target: sqlite3.Connection) -> None:
-    found = [dict(row) for row in target.execute("SELECT * FROM branches")]
+def _mend_branches(target: sqlite3.Connection, older: Leaves) -> None:
+    # Whole newest rows came first, then damaged ones, then those that had become older.
+    found = [dict(row) for row in target.execute("SELECT * FROM branches ORDER BY rowid")]
     turns: dict[str, list[str]] = {}
     for row in target.execute("SELECT id, session_id FROM turns ORDER BY num"):
         turns.setdefault(row["session_id"], []).append(row["id"])
     sessions = turns.keys() | {row["id"] for row in target.execute("SELECT id FROM sessions")}
     target.execute("DELETE FROM branches")
-    whole = [values for values in found if not _broken_branch(values)]
-    for values in whole:
-        _insert_branch(target, _branch(values))
     for values in found:
-        if values not in whole:
-            mended = _mended_branch(target, values, sessions, turns)
-            if mended is not None:
-                _insert_branch(target, mended)
+        mended = _mended_branch(target, values, sessions, turns, older)
+        if mended is not None:
+            _insert_branch(target, mended)
     for session_id in sessions:
         if not statements.branch_names(target, SessionId(session_id)):
             newest = TurnId(turns[session_id][-1]) if session_id in turns else None
@@ -55,7 +57,11 @@ def _broken_branch(values: Values) -> set[str]:
 
 
 def _mended_branch(
-    target: sqlite3.Connection, values: Values, sessions: Iterable[str], turns: Mapping[str, list[str]]
+    target: sqlite3.Connection,
+    values: Values,
+    sessions: Iterable[str],
+    turns: Mapping[str, list[str]],
+    older: Leaves,
 ) -> Branch | None:
     """Return a branch with its name and its leaf as they were, as far as they can be found."""
     tried = (values | {"session_id": session_id} for session_id in (values["session_id"], *sessions))
@@ -64,9 +70,12 @@ def _mended_branch(
         return None
     session_id = SessionId(found["session_id"])
     ids = turns.get(session_id, [])
-    names = _names(target, session_id)
-    found = _tried(found, "name", names) or found | {"name": _free(target, session_id, "recovered")}
-    found = _tried(found, "leaf_id", [None, *ids]) or found | {"leaf_id": ids[-1] if ids else None}
+    key = (session_id, found["name"])
+    names = [*(name for place, name in older if place == session_id), *_names(target, session_id)]
+    free = found["name"] if key in older else _free(target, session_id, "recovered")
+    found = _tried(found, "name", names) or found | {"name": free}
+    newest = found["leaf_id"] if found["leaf_id"] in ids else older.get(key, ids[-1] if ids else None)
+    found = _tried(found, "leaf_id", [None, *ids]) or found | {"leaf_id": newest}
     if "updated_at" in _broken_branch(found):
         found["updated_at"] = 0.0
     if found["name"] in statements.branch_names(target, session_id):

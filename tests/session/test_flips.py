@@ -87,6 +87,21 @@ def test_a_byte_flipped_anywhere_in_the_log_takes_nothing_back(
         _after_trouble(lambda: go_on(tmp_path / "home"))
 
 
+def test_a_branch_whose_newest_row_cannot_be_corrected_still_leads_where_it_led(
+    template: ChatTemplate, files: Files, tmp_path: Path
+) -> None:
+    """A flip of a word's highest bit is explained by many places of a page, so that the byte stays damaged;
+    the file below the log holds the branch as it was one message earlier, and whole.
+    """
+    files = without_copies(files)
+    wanted, log = _seen(tmp_path, template, files), files[LOG]
+    row = log.rindex(b"by boat")
+    for at in range(row | 3, row + 60, 4):
+        damaged = log[:at] + bytes([log[at] ^ 0x80]) + log[at + 1 :]
+        found = _seen(tmp_path, template, {**files, LOG: damaged})
+        assert complaints(found, wanted, may_lose_both=False) == [], at
+
+
 def test_every_byte_of_the_heads_of_the_log_may_be_damaged(
     template: ChatTemplate, files: Files, tmp_path: Path
 ) -> None:
