@@ -1,5 +1,6 @@
 """Other ways for a conversation, by keys: at a message, several at once, at a token, aside."""
 
+import asyncio
 from pathlib import Path
 from threading import Event
 
@@ -103,6 +104,8 @@ async def test_an_answer_is_opened_as_tokens_and_gone_on_from_another(tmp_path: 
         await shown.pilot.press("down")
         # The pilot would wait for what the closed screen was still to do.
         shown.app.simulate_key("enter")
+        while shown.app.screen is not shown.screen:
+            await asyncio.sleep(0.02)
         await shown.until(lambda: [view.turn.text for view in shown.answers][-1] == "Seven hours 900")
         assert shown.chat.open("Oslo", "main").turns[-1].text == "Seven hours or so."
 

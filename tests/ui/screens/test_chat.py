@@ -276,9 +276,9 @@ async def test_the_palette_lists_and_runs_the_commands(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")
         await shown.pilot.press("ctrl+p")
-        await shown.until_shown("/retry")
+        await shown.until_shown("/attach FILE")
         await shown.type("retry")
-        await shown.until(lambda: "/fork" not in shown.text)
+        await shown.until(lambda: "/retry" in shown.text and "/attach" not in shown.text)
         await shown.pilot.press("enter")
         await shown.until(lambda: len(shown.chat.store.paths) == 2)
 
