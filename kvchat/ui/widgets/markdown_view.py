@@ -1,5 +1,7 @@
 """Markdown for answers: streamed, never markup, cheap while a code fence is open."""
 
+from asyncio import CancelledError
+from contextlib import suppress
 from typing import ClassVar
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -54,7 +56,9 @@ class AnswerMarkdown(Markdown):
         stream, self._stream = self._stream, None
         self.is_streaming = False
         if stream is not None:
-            await stream.stop()
+            # A stream that never came to run ends with the cancellation by which it is stopped.
+            with suppress(CancelledError):
+                await stream.stop()
         await self.update(full_text)
 
 
