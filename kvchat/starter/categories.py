@@ -123,7 +123,7 @@ def _skill_categories(prober: Prober, sizes: Sizes) -> Iterator[Category]:
         makers: dict[str, Callable[[random.Random], Exercise]] = {
             "repeat 1-8 words": partial(skills.repeat, forms=forms, values=HELD_OUT, lexicon=lexicon),
             "first item": partial(
-                skills.pick_item, forms=forms, last=False, values=HELD_OUT, lexicon=lexicon
+                skills.pick_item, forms=forms, last=False, values=HELD_OUT, lexicon=lexicon, list_opens=False
             ),
             "last item": partial(skills.pick_item, forms=forms, last=True, values=HELD_OUT, lexicon=lexicon),
             "count up to 60": partial(skills.count_up, forms=forms),
@@ -132,6 +132,10 @@ def _skill_categories(prober: Prober, sizes: Sizes) -> Iterator[Category]:
         }
         for name, make in makers.items():
             yield Category(f"{name}, {label} form", _exercises(prober, number, make))
+    opening = partial(
+        skills.pick_item, forms=TRAIN, last=False, values=HELD_OUT, lexicon=lexicon, list_opens=True
+    )
+    yield Category("first item of a list that opens the message", _exercises(prober, number, opening))
     for highest in (9, 20, 99):
         add = partial(skills.add, forms=TRAIN, values=HELD_OUT, highest=highest)
         yield Category(f"add 0-{highest}, trained form", _exercises(prober, number, add))
