@@ -4,22 +4,40 @@ Works on any device: a dispatch mode sees each operation's results and notes whe
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
+@dataclass(slots=True)
+class Part:
+    """Part of a run: bytes that live when it begins, and the most that live at one time until it ends."""
+
+    start_bytes: int
+    peak_bytes: int
+
+
 class StorageWatch(TorchDispatchMode):
-    """Counts the bytes of storages that operations inside the context allocate, and their peak."""
+    """Counts the bytes of storages that operations inside the context allocate, and their peaks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live_bytes = 0
-        self.peak_bytes = 0
+        self.parts = [Part(0, 0)]
         self._known: set[int] = set()
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(part.peak_bytes for part in self.parts)
+
+    def begin_part(self) -> None:
+        """End the part of the run that lasts until now."""
+        self.parts.append(Part(self.live_bytes, self.live_bytes))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -36,7 +54,7 @@ class StorageWatch(TorchDispatchMode):
         num_bytes, identity = storage.nbytes(), storage._cdata
         self._known.add(identity)
         self.live_bytes += num_bytes
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.parts[-1].peak_bytes = max(self.parts[-1].peak_bytes, self.live_bytes)
         weakref.finalize(storage, self._forget, identity, num_bytes)
 
     def _forget(self, identity: int, num_bytes: int) -> None:
@@ -62,3 +80,14 @@ def peak_bytes(run: Callable[[], object]) -> int:
     with watch:
         run()
     return watch.peak_bytes
+
+
+def layer_parts(layers: Sequence[nn.Module], run: Callable[[], object]) -> list[Part]:
+    """Return what `run` holds before these layers, and from the start of each to that of the next."""
+    watch = StorageWatch()
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.register_forward_pre_hook(lambda *_: watch.begin_part()).remove)
+        with watch:
+            run()
+    return watch.parts

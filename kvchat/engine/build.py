@@ -91,7 +91,7 @@ def assemble(
     lengths = Lengths(
         context_len=info.max_context, chunk_len=config.max_batch_tokens, block_size=config.block_size
     )
-    activation = activation_bytes(make_pass, groups, device, lengths)
+    activation = activation_bytes(candidate.loaded.module, make_pass, groups, lengths)
     num_blocks = _num_blocks(config, groups, lengths, _free_bytes(device) - activation)
     pool = DevicePool(groups, num_blocks, config.block_size, device)
     digest = fingerprint_of(candidate, config, pool)

@@ -4,15 +4,20 @@ Before the pools exist, two short steps are run at the end of a full context and
 block per group that every table entry points to. The peak lies in the attention or in the layers beside it,
 and grows linearly with the tokens of a step in either; at the end of a context attention hides the others, so
 the steeper of both growths bounds the largest step.
+
+The end of a long context costs seconds for each dozen of layers, and layers of one sort allocate the same one
+after the other. So only the first of every sort run there, if the whole model at the beginning shows that
+later layers neither hold more nor find more that earlier ones left.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
+from torch import nn
 
-from kvchat.engine.activation import peak_bytes
+from kvchat.engine.activation import Part, layer_parts, peak_bytes
 from kvchat.engine.api.config import Capacity, PoolCapacity
 from kvchat.engine.api.ids import BlockId, BranchId, GroupId, RequestId
 from kvchat.engine.batch import Batch, Chunk
@@ -20,11 +25,14 @@ from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.sizing import least_blocks
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.first_layers import first_layers, layers_of, num_telling_layers
 from kvchat.engine.runner import ForwardPass, Runner
 from kvchat.errors import UnsupportedModel
 
 PROBE_LENS = (8, 24)
 _BRANCH = BranchId(0)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,37 +45,74 @@ class Lengths:
 
 
 def activation_bytes(
+    module: nn.Module,
     make_pass: Callable[[DevicePool], ForwardPass],
     groups: Sequence[Group],
-    device: torch.device,
     lengths: Lengths,
 ) -> int:
     """Return the peak of what the largest step allocates at the end of the longest conversation.
 
+    Args:
+        make_pass: makes a pass of `module`.
+
     Effect:
-        Runs the model four times on a pool of its own; whoever serves the model makes a forward pass again.
+        Runs the model a few times on a pool of its own; whoever serves it makes a forward pass again.
 
     Raises:
         UnsupportedModel: it does not compute at the end of the longest conversation.
     """
+    device = next(module.parameters()).device
     pool = DevicePool(groups, {group.id: 1 for group in groups}, lengths.block_size, device)
-    runner = Runner(make_pass(pool), groups, lengths.block_size)
+    forward = make_pass(pool)
     short, long = (min(length, lengths.context_len) for length in PROBE_LENS)
 
-    def peak(start: int, num_tokens: int) -> int:
-        batch = _batch(groups, lengths.block_size, start, num_tokens)
+    def step(start: int, num_tokens: int) -> None:
+        runner = Runner(forward, groups, lengths.block_size)  # a new one, since it keeps what it once made
         try:
-            return peak_bytes(partial(runner.run, batch))
+            runner.run(_batch(groups, lengths.block_size, start, num_tokens))
         except IndexError as error:
             raise UnsupportedModel(
                 f"the model has no position {start + num_tokens - 1}, though its context is to be "
                 f"{lengths.context_len} tokens; correct its config, or choose another model"
             ) from error
 
-    high = peak(lengths.context_len - long, long)
-    growths = (high - peak(lengths.context_len - short, short), peak(0, long) - peak(0, short))
+    def peak(start: int, num_tokens: int) -> int:
+        return peak_bytes(partial(step, start, num_tokens))
+
+    with first_layers(module, _num_telling(module, groups, partial(step, 0, long))):
+        high = peak(lengths.context_len - long, long)
+        growths = (high - peak(lengths.context_len - short, short), peak(0, long) - peak(0, short))
     slope = max(0, *growths) / max(1, long - short)
     return int(high + slope * max(0, lengths.chunk_len - long))
+
+
+def _num_telling(module: nn.Module, groups: Sequence[Group], run: Callable[[], None]) -> int | None:
+    """Return how many first layers hold as much at one time as all of them; None: only all do."""
+    layers, number = layers_of(module), num_telling_layers(module, groups)
+    if number is None or number == len(layers):
+        return None
+    whole = layer_parts(layers, run)
+    with first_layers(module, number):
+        first = layer_parts(layers, run)
+    if len(whole) == len(layers) + 1 and len(first) == number + 1 and _holds_as_much(first, whole):
+        return number
+    log.info("what a step allocates is measured on all layers: some hold more than the first %d", number)
+    return None
+
+
+def _holds_as_much(first: Sequence[Part], whole: Sequence[Part]) -> bool:
+    """Compare a model's first layers with all; the last part of each holds what is behind the layers too."""
+    early, late = whole[1 : len(first)], whole[len(first) :]
+    starts_alike = _most_at_start(late) <= _most_at_start(early)
+    return starts_alike and _most(late[:-1]) <= _most(early) and _most(late[-1:]) <= _most(first)
+
+
+def _most_at_start(parts: Sequence[Part]) -> int:
+    return max(part.start_bytes for part in parts)
+
+
+def _most(parts: Sequence[Part]) -> int:
+    return max((part.peak_bytes for part in parts), default=0)
 
 
 def measured(

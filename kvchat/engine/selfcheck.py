@@ -17,7 +17,7 @@ from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.first_layers import first_layers, num_kinds_prefix
+from kvchat.engine.models.first_layers import first_layers, num_telling_layers
 from kvchat.engine.models.hook import IMPLEMENTATION, accepted_arguments, set_implementation
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probe import model_name
@@ -46,7 +46,7 @@ def require_own_logits(
     module: Any = loaded.module
     before = module.config.get_text_config()._attn_implementation
     try:
-        with first_layers(module, _num_layers(module, groups)):
+        with first_layers(module, num_telling_layers(module, groups)):
             wanted = _own_logits(module, texts)
             if before == IMPLEMENTATION:
                 set_implementation(module, IMPLEMENTATION)
@@ -65,13 +65,6 @@ def require_own_logits(
             f"{model_name(module.config)} computes other logits on kvchat's cache than by itself "
             f"(they differ by {distance:.2g} of their size)"
         )
-
-
-def _num_layers(module: Any, groups: tuple[Group, ...]) -> int | None:
-    """Return how many first layers show all there is; None: all, where later ones read what others keep."""
-    if any(group.borrowers for group in groups):
-        return None
-    return num_kinds_prefix(module, {layer: group.spec for group in groups for layer in group.layers})
 
 
 def _texts(vocab_size: int) -> list[Tensor]:

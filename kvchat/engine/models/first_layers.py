@@ -1,12 +1,20 @@
 """A model cut down to its first layers, for checks that need one layer of each sort but not all of them."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
+from kvchat.engine.cache.spec import Group
+
 LEAST = 2
+
+
+def layers_of(module: nn.Module) -> list[nn.Module]:
+    """Return the layers that stand in a row, none if they are not found."""
+    lists = _layer_lists(module)
+    return list(lists[0][2]) if lists else []
 
 
 def num_kinds_prefix(module: nn.Module, specs: Mapping[int, Hashable]) -> int | None:
@@ -14,12 +22,18 @@ def num_kinds_prefix(module: nn.Module, specs: Mapping[int, Hashable]) -> int | 
 
     Layers are of one sort if they keep the same and consist of the same modules with the same settings.
     """
-    lists = _layer_lists(module)
-    if not lists:
+    layers = layers_of(module)
+    if not layers:
         return None
-    layers = list(lists[0][2])
     sorts = [(specs.get(number), _settings(layer)) for number, layer in enumerate(layers)]
     return max(min(LEAST, len(layers)), 1 + max(sorts.index(sort) for sort in sorts))
+
+
+def num_telling_layers(module: nn.Module, groups: Sequence[Group]) -> int | None:
+    """Return how many first layers show all there is; None: all, where later ones read what others keep."""
+    if any(group.borrowers for group in groups):
+        return None
+    return num_kinds_prefix(module, {layer: group.spec for group in groups for layer in group.layers})
 
 
 @contextmanager
