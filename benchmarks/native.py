@@ -32,7 +32,7 @@ SHAPES = ((15, 5, 64), (32, 8, 128), (8, 1, 256))
 """Query heads, key-value heads, head size."""
 LENGTHS = (512, 4096, 16384, 32768)
 WEIGHT = (2560, 960)
-NUM_ROWS = (1, 4, 16)
+NUM_ROWS = (1, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from kvchat.engine.kernels.quantised_linear import Coding, QuantisedWeight
-from kvchat.engine.kernels.quantised_linear.weight import pack
+from kvchat.engine.kernels.quantised_linear.weight import pack, to_tiles
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.float32]
@@ -54,7 +54,7 @@ def quantised(data: Bytes, kind: GGMLQuantizationType) -> QuantisedWeight:
 
 
 def _by_row(numbers: Numbers, num_outputs: int) -> torch.Tensor:
-    return torch.from_numpy(numbers.astype(np.float16)).view(num_outputs, -1)
+    return to_tiles(torch.from_numpy(numbers.astype(np.float16)).view(num_outputs, -1))
 
 
 def _read_q8_0(blocks: Bytes) -> Groups:

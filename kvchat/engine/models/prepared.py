@@ -26,7 +26,7 @@ EXPANDED = "expanded"
 """What a checkpoint of 8-bit floats in blocks becomes before anything else."""
 PREPARED_DIR = "weights"
 """In the cache directory."""
-VERSION = 1
+VERSION = 2
 """Of how they are made and written."""
 WEIGHTS_FILE = "model.safetensors"
 _MADE_FILE = "made.json"

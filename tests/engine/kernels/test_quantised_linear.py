@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from kvchat.engine.kernels.quantised_linear import Coding, QuantisedWeight, dequantise, quantise
 from kvchat.engine.kernels.quantised_linear.reference import linear
-from kvchat.engine.kernels.quantised_linear.weight import GROUP, pack, unpack
+from kvchat.engine.kernels.quantised_linear.weight import GROUP, from_tiles, pack, to_tiles, unpack
 
 pytestmark = pytest.mark.cpu
 
@@ -35,7 +35,7 @@ def test_a_number_moves_by_at_most_half_a_scale(bits: int) -> None:
     """With 4 bits the end opposite to the largest number has no code: there it is a whole scale."""
     weight = normal(64, 512)
     quantised = quantise(weight, bits)
-    scales = quantised.scales.float().abs().repeat_interleave(GROUP, dim=1)
+    scales = from_tiles(quantised.scales).float().abs().repeat_interleave(GROUP, dim=1)
     rounding = weight.abs() * 2**-10  # of the scale itself
     error = (dequantise(quantised) - weight).abs()
     most = {8: 0.5, 4: 1.0}[bits]
@@ -79,6 +79,23 @@ def test_packed_codes_come_apart_again(group: int) -> None:
     packed = pack(codes, coding)
     assert packed.shape == (5, 64)
     assert torch.equal(unpack(packed, coding), codes)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 15, 16, 35])
+@pytest.mark.parametrize("width", [1, 4])
+def test_tiles_are_the_rows_in_another_order(num_rows: int, width: int) -> None:
+    rows = torch.arange(num_rows * 24).view(num_rows, 24)
+    tiles = to_tiles(rows, width)
+    assert torch.equal(from_tiles(tiles, width), rows)
+    assert torch.equal(tiles[num_rows // 16 * 16 :], rows[num_rows // 16 * 16 :])
+    if num_rows >= 16:
+        assert tiles.flatten()[: 16 * width].tolist() == rows[:16, :width].flatten().tolist()
+
+
+def test_a_part_is_the_same_weight_of_fewer_outputs() -> None:
+    weight = coded(Coding(bits=4, has_minima=True), num_outputs=90)
+    assert torch.equal(dequantise(weight.part(32, 64)), dequantise(weight)[32:64])
+    assert torch.equal(dequantise(weight.part(64, 96)), dequantise(weight)[64:])
 
 
 @pytest.mark.parametrize(("bits", "group", "has_minima", "wanted"), [(8, 32, False, 8.5), (4, 32, True, 5.0)])

@@ -36,10 +36,10 @@ FLAGS = (
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "x86_64": {"avx2": _AVX2, "avx512": (*_AVX2, *_AVX512)},
-    "aarch64": {"neon": ()},
+    "x86_64": {"avx2": _AVX2, "avxvnni": (*_AVX2, "-mavxvnni"), "avx512": (*_AVX2, *_AVX512)},
+    "aarch64": {"neon": (), "dotprod": ("-march=armv8.2-a+dotprod",)},
 }
-"""Machine → levels of instructions that it may have, with the compiler's names for them."""
+"""Machine → levels of instructions that it may have, the best last, with the compiler's names for them."""
 _COMPILERS = ("c++", "g++", "clang++")
 _LONGEST_S = 300
 

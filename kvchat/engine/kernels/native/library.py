@@ -59,12 +59,11 @@ def _open() -> tuple[list[Library], str | None]:
         return [], NOT_BUILT
     try:
         loaded = ctypes.CDLL(str(path))
-        loaded.kvchat_level.restype = ctypes.c_char_p
-        best = loaded.kvchat_level().decode()
+        loaded.kvchat_levels.restype = ctypes.c_char_p
+        here = loaded.kvchat_levels().decode().split()
     except (OSError, AttributeError) as error:
         return [], f"they cannot be loaded: {error}"
-    levels = list(LEVELS[machine()])
-    known = levels[: levels.index(best) + 1] if best in levels else []
+    known = [level for level in LEVELS[machine()] if level in here]
     parallel = _parallel()
     # A compiler may have been too old for some of them.
     found = [Library(name, parallel, loaded) for name in known if hasattr(loaded, f"paged_attention_{name}")]

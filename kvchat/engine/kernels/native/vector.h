@@ -216,9 +216,13 @@ INLINE float to_float(bf16 x) {
   return out;
 }
 INLINE float to_float(fp16 x) {
-  float lanes[W];
-  store(lanes, load_part(&x, 1));
-  return lanes[0];
+#if defined(__ARM_NEON)
+  __fp16 half;
+  memcpy(&half, &x, 2);
+  return (float)half;
+#else
+  return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(x.bits)));
+#endif
 }
 
 // Rounded to nearest, ties to even; what is too large becomes infinite, and NaN stays NaN.
@@ -235,6 +239,31 @@ INLINE void round_to(fp16* out, float x) {
   memcpy(out, &half, 2);
 #else
   out->bits = (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT), 0);
+#endif
+}
+
+// The same for W numbers.
+INLINE void store(bf16* out, Vec a) {
+#if defined(__AVX512F__)
+  const __m512i bits = _mm512_castps_si512(a), one = _mm512_set1_epi32(1);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+  __m512i round = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
+  round = _mm512_mask_mov_epi32(round, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), _mm512_set1_epi32(0x7FC00000));
+  _mm256_storeu_si256((__m256i*)out, _mm512_cvtepi32_epi16(_mm512_srli_epi32(round, 16)));
+#else
+  float lanes[W];
+  store(lanes, a);
+  for (int i = 0; i < W; i++) round_to(out + i, lanes[i]);
+#endif
+}
+INLINE void store(fp16* out, Vec a) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256((__m256i*)out, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+  _mm_storeu_si128((__m128i*)out, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+#else
+  const float16x4_t half = vcvt_f16_f32(a);
+  memcpy(out, &half, sizeof half);
 #endif
 }
 

@@ -7,12 +7,15 @@
 
 #include "kvchat/engine/kernels/native/threads.h"
 #include "kvchat/engine/kernels/native/vector.h"
-#include "kvchat/engine/kernels/quantised_linear/rows.h"
+#include "kvchat/engine/kernels/quantised_linear/expand.h"
 
 namespace {
 
-constexpr int64_t OUTPUTS = 32;  // of one task
-constexpr int64_t ROWS = 16;     // whose outputs are found at one time
+using namespace quantised;
+
+constexpr int64_t PIECE = 32;  // outputs that are found at one time
+constexpr int64_t ROWS = 16;   // whose outputs are found at one time
+constexpr int64_t TASKS = 8;   // of every thread
 
 // The fields of native.py's `_Call`, in order.
 struct Call {
@@ -27,91 +30,75 @@ struct Call {
   int64_t num_rows, num_inputs, num_outputs, x_t;
 };
 
+Weight weight_of(const Call& call) {
+  return {call.codes, call.scales, call.minima, call.bits, call.group, call.num_inputs, call.num_outputs};
+}
+
 template <typename X>
 struct Linear {
   const Call& call;
-  QuantisedRows weight;
+  Weight weight;
   Activations x;
+  int64_t outputs;  // of one task
 
   explicit Linear(const Call& call)
-      : call(call),
-        weight{call.codes, call.scales, call.minima, call.bits, call.group, call.num_inputs, call.num_outputs},
-        x{nullptr, call.num_inputs, sizeof(X) == 4} {}
+      : call(call), weight(weight_of(call)), x{nullptr, call.num_inputs, sizeof(X) == 4} {
+    // Long runs of memory are read fastest; short tasks keep threads together.
+    const int64_t wanted = call.num_outputs / (call.num_threads * TASKS);
+    outputs = most(PIECE, wanted / TILE * TILE);
+  }
 
   int compute() {
-    const int64_t num_bytes = call.num_rows * Activations::row_bytes(call.num_inputs, x.is_fine);
+    const int64_t num_bytes = call.num_rows * x.row_bytes();
     x.memory = (uint8_t*)allocate(num_bytes / (int64_t)sizeof(float));
     if (!x.memory) return 1;
     for (int64_t t = 0; t < call.num_rows; t++) x.prepare(t, (const X*)call.x + t * call.x_t);
-    run_tasks(*this, (call.num_outputs + OUTPUTS - 1) / OUTPUTS, call.parallel, call.num_threads);
+    run_tasks(*this, (call.num_outputs + outputs - 1) / outputs, call.parallel, call.num_threads);
     free(x.memory);
     return 0;
   }
 
   void run(int64_t task) const {
-    const int64_t begin = task * OUTPUTS, end = least(begin + OUTPUTS, call.num_outputs);
-    float found[ROWS * OUTPUTS];
+    const int64_t stop = least((task + 1) * outputs, call.num_outputs);
+    for (int64_t n = task * outputs; n < stop; n += PIECE) compute_piece(n, least(n + PIECE, stop));
+  }
+
+  void compute_piece(int64_t begin, int64_t end) const {
+    float found[ROWS * PIECE];
     for (int64_t t = 0; t < call.num_rows; t += ROWS) {
       const int64_t stop = least(t + ROWS, call.num_rows);
-      multiply_rows(weight, x, t, stop, begin, end, found, OUTPUTS);
-      for (int64_t r = t; r < stop; r++) write(found + (r - t) * OUTPUTS, r, begin, end);
+      multiply_rows(weight, x, t, stop, begin, end, found, PIECE);
+      for (int64_t r = t; r < stop; r++) write(found + (r - t) * PIECE, r, begin, end);
     }
   }
 
   void write(const float* found, int64_t t, int64_t begin, int64_t end) const {
-    for (int64_t n = begin; n < end; n++) {
-      const float y = found[n - begin];
-      round_to((X*)call.out + t * call.num_outputs + n,
-               call.bias ? y + to_float(((const X*)call.bias)[n]) : y);
+    X* out = (X*)call.out + t * call.num_outputs;
+    const X* bias = (const X*)call.bias;
+    int64_t n = begin;
+    for (; n + W <= end; n += W) {
+      const Vec y = load(found + n - begin);
+      store(out + n, bias ? add(y, load(bias + n)) : y);
     }
+    for (; n < end; n++) round_to(out + n, found[n - begin] + (bias ? to_float(bias[n]) : 0.0f));
   }
 };
 
-// The weight itself [N, K] in the type of `out`: what longer prompts are multiplied with.
 template <typename X>
-struct Expansion {
+struct Expand {
   const Call& call;
-  Halves halves;
+  Expansion<X> expansion;
 
-  explicit Expansion(const Call& call) : call(call), halves(call.minima ? 0.0f : 8.0f) {}
-
-  void run(int64_t task) {
-    const int64_t end = least((task + 1) * OUTPUTS, call.num_outputs);
-    for (int64_t n = task * OUTPUTS; n < end; n++) write_row(n);
-  }
-
-  void write_row(int64_t n) const {
-    const int64_t num_groups = call.num_inputs / call.group, half = call.group / 2;
-    const uint8_t* codes = call.codes + n * call.num_inputs * call.bits / 8;
-    for (int64_t g = 0; g < num_groups; g++) {
-      const Vec scale = fill(to_float(call.scales[n * num_groups + g]));
-      const Vec minimum = call.minima ? fill(to_float(call.minima[n * num_groups + g])) : zero();
-      X* to = (X*)call.out + n * call.num_inputs + g * call.group;
-      if (call.bits == 8) {
-        for (int64_t k = 0; k < call.group; k += W)
-          write(to + k, add(mul(load_codes((const int8_t*)codes + g * call.group + k), scale), minimum));
-      } else {
-        for (int64_t j = 0; j < half; j += W) {
-          Vec low, high;
-          load_halves(halves, codes + g * half + j, &low, &high);
-          write(to + j, add(mul(low, scale), minimum));
-          write(to + half + j, add(mul(high, scale), minimum));
-        }
-      }
-    }
-  }
-
-  static void write(X* to, Vec numbers) {
-    float lanes[W];
-    store(lanes, numbers);
-    for (int i = 0; i < W; i++) round_to(to + i, lanes[i]);
+  void run(int64_t task) const {
+    expansion.expand(task * PIECE, least((task + 1) * PIECE, call.num_outputs));
   }
 };
 
 template <typename X>
 int expand(const Call& call) {
-  Expansion<X> expansion(call);
-  run_tasks(expansion, (call.num_outputs + OUTPUTS - 1) / OUTPUTS, call.parallel, call.num_threads);
+  const Weight weight = weight_of(call);
+  const Expand<X> expand = {call, {weight, (X*)call.out}};
+  run_tasks(expand, (call.num_outputs + PIECE - 1) / PIECE, call.parallel, call.num_threads);
   return 0;
 }
 

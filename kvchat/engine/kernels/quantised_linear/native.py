@@ -34,8 +34,7 @@ class _Call(ctypes.Structure):
 
 def takes(x: Tensor, weight: QuantisedWeight) -> bool:
     """Whether there is a native kernel for these tensors. Pure."""
-    is_whole = weight.coding.bits == 8 or weight.coding.group >= 32
-    return library() is not None and x.device.type == "cpu" and x.dtype in TYPES and is_whole
+    return library() is not None and x.device.type == "cpu" and x.dtype in TYPES
 
 
 def linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, native: Library | None = None) -> Tensor:

@@ -14,6 +14,10 @@ from torch import Tensor
 
 GROUP = 32
 """Inputs of one group in what kvchat quantises itself."""
+TILE = 16
+"""Outputs whose codes lie together."""
+_QUAD = 4
+"""Bytes of one output that lie together in a tile."""
 _ZERO = 8
 _LARGEST = {8: 127.0, 4: 8.0}
 _ROWS_AT_ONCE = 4096
@@ -47,9 +51,12 @@ class Coding:
 class QuantisedWeight:
     """The tensors of one weight [N, K].
 
+    Outputs lie in tiles of TILE, a remainder one by one. Within a tile, numbers of all its outputs follow
+    each other before those of further inputs: kernels multiply the outputs of a tile side by side.
+
     Args:
-        codes: int8 [N, K] with 8 bits. With 4 bits uint8 [N, K / 2]: within a group the low halves of its
-            G / 2 bytes are the first half of its codes, the high halves the second.
+        codes: int8 [N, K] with 8 bits, four inputs of an output together. With 4 bits uint8 [N, K / 2], four
+            bytes of an output together: their low halves are four inputs, their high halves the next four.
         scales: float16 [N, K / G].
         minima: float16 [N, K / G], or None.
     """
@@ -64,7 +71,7 @@ class QuantisedWeight:
         return self.scales.shape[0], self.scales.shape[1] * self.coding.group
 
     def part(self, start: int, end: int) -> "QuantisedWeight":
-        """Return outputs [start, end) of the weight, as views."""
+        """Return outputs [start, end) of the weight, multiples of TILE or the last, as views."""
         return QuantisedWeight(
             coding=self.coding,
             codes=self.codes[start:end],
@@ -92,15 +99,15 @@ def quantise(weight: Tensor, bits: int) -> QuantisedWeight:
     codes, scales = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     if not bool(scales.isfinite().all()):
         raise ValueError("its numbers are not finite, or too large")
-    return QuantisedWeight(coding=coding, codes=codes, scales=scales)
+    return QuantisedWeight(coding=coding, codes=codes, scales=to_tiles(scales))
 
 
 def dequantise(weight: QuantisedWeight) -> Tensor:
     """Return the weight [N, K] in float32."""
     codes = unpack(weight.codes, weight.coding).float().unflatten(1, (-1, weight.coding.group))
-    scales = weight.scales.float()[:, :, None]
+    scales = from_tiles(weight.scales).float()[:, :, None]
     if weight.minima is not None:
-        return (scales * codes + weight.minima.float()[:, :, None]).flatten(1)
+        return (scales * codes + from_tiles(weight.minima).float()[:, :, None]).flatten(1)
     zero = 0 if weight.coding.bits == 8 else _ZERO
     return (scales * (codes - zero)).flatten(1)
 
@@ -108,17 +115,32 @@ def dequantise(weight: QuantisedWeight) -> Tensor:
 def pack(codes: Tensor, coding: Coding) -> Tensor:
     """Return codes [N, K], 0 to 15 with 4 bits, as `QuantisedWeight` keeps them."""
     if coding.bits == 8:
-        return codes.to(torch.int8)
-    first, second = codes.to(torch.uint8).unflatten(1, (-1, 2, coding.group // 2)).unbind(2)
-    return (first | second << 4).flatten(1)
+        return to_tiles(codes.to(torch.int8), _QUAD)
+    first, second = codes.to(torch.uint8).unflatten(1, (-1, 2, _QUAD)).unbind(2)
+    return to_tiles((first | second << 4).flatten(1), _QUAD)
 
 
 def unpack(codes: Tensor, coding: Coding) -> Tensor:
     """Return the codes of `QuantisedWeight` one by one [N, K]."""
+    codes = from_tiles(codes, _QUAD)
     if coding.bits == 8:
         return codes
-    halves = codes.unflatten(1, (-1, coding.group // 2))
+    halves = codes.unflatten(1, (-1, _QUAD))
     return torch.stack([halves & 15, halves >> 4], dim=2).flatten(1)
+
+
+def to_tiles(rows: Tensor, width: int = 1) -> Tensor:
+    """Return rows [N, M] in tiles: every `width` numbers of TILE rows beside each other."""
+    whole, rest = rows.tensor_split([len(rows) // TILE * TILE])
+    tiles = whole.unflatten(0, (-1, TILE)).unflatten(2, (-1, width)).transpose(1, 2)
+    return torch.cat([tiles.reshape(whole.shape), rest])
+
+
+def from_tiles(tiles: Tensor, width: int = 1) -> Tensor:
+    """Return rows from what `to_tiles` made of them."""
+    whole, rest = tiles.tensor_split([len(tiles) // TILE * TILE])
+    rows = whole.reshape(len(whole) // TILE, whole.shape[1] // width, TILE, width).transpose(1, 2)
+    return torch.cat([rows.reshape(whole.shape), rest])
 
 
 def _quantise_rows(weight: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
