@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-from kvchat.engine.kernels.sealed_attention import reference, seal, torch_ops
+from kvchat.engine.kernels.sealed_attention import native, reference, seal, torch_ops
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.kernels.sealed_record import Code
+from tests.engine.kernels import native_library
+from tests.engine.kernels.native_library import all_levels
 from tests.engine.kernels.sealed_cases import SealedCase, SealedShape, make_sealed_case
 
 pytestmark = pytest.mark.cpu
@@ -79,3 +81,47 @@ def test_only_the_blocks_of_the_step_are_written() -> None:
     seal(
         *case.pools, case.sealed, SealedStep(case.blocks, span.blocks[:0], torch.tensor([], dtype=torch.long))
     )
+
+
+CODES = ((Code.INT8, Code.INT8), (Code.FP8, Code.FP8), (Code.INT8, Code.INT4), (Code.INT4, Code.INT2))
+
+
+@all_levels
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *(SealedShape(key_code=key, value_code=value) for key, value in CODES),
+        SealedShape(num_heads=6, num_kv_heads=2, head_dim_k=33, head_dim_v=70, key_code=Code.INT2),
+        SealedShape(num_heads=5, num_kv_heads=5, head_dim_k=128, head_dim_v=128, block_size=64),
+        SealedShape(block_size=100, key_code=Code.INT4, value_code=Code.INT4),
+        SealedShape(block_size=4, softcap=2.0),
+        SealedShape(has_sinks=True, dtype=torch.bfloat16),
+    ],
+)
+def test_the_native_kernel_computes_what_torch_operations_do(shape: SealedShape, level: str) -> None:
+    """What no query may see, in either form, is NaN."""
+    case = make_sealed_case(shape, [*SEQUENCES, (700, 3)])
+    arguments = case.query, case.pools, case.sealed, case.args, case.blocks
+    found = native.sealed_attention(*arguments, native_library.native(level))
+    tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 2e-5
+    torch.testing.assert_close(found, torch_ops.sealed_attention(*arguments), rtol=tolerance, atol=tolerance)
+
+
+@all_levels
+@pytest.mark.parametrize("code", Code)
+def test_how_a_prompt_is_cut_changes_no_bit_of_the_native_kernels_results(code: Code, level: str) -> None:
+    """Trap 32. Queries of one prompt beside each other, and each alone."""
+    library = native_library.native(level)
+    shape = SealedShape(block_size=16, key_code=code, value_code=code)
+    case = make_sealed_case(shape, [(330, 70)])
+    whole = native.sealed_attention(case.query, case.pools, case.sealed, case.args, case.blocks, library)
+    (span,), (old,) = case.args.spans, case.blocks
+    for row in range(0, 70, 3):
+        position = span.position + row
+        first, end = position // 16 - 1, position // 16 + 1
+        listed = span.blocks[first - span.first_block : end - span.first_block]
+        args = replace(case.args, spans=[SequenceSpan(0, 1, position, first, listed)])
+        alone = native.sealed_attention(
+            case.query[row : row + 1], case.pools, case.sealed, args, [old[:first]], library
+        )
+        assert torch.equal(alone[0], whole[row])

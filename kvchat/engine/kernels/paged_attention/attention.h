@@ -26,7 +26,7 @@ struct Span {
   const int64_t* blocks;  // the first of them is logical block `first_block`
 };
 
-// The fields of native.py's `_Call`, in order.
+// The fields of native.py's `AttentionCall`, in order.
 struct AttentionCall {
   const void* query;
   const void* k_pool;
@@ -41,6 +41,30 @@ struct AttentionCall {
   int64_t query_t, query_h, k_n, k_h, k_p, v_n, v_h, v_p, out_t, out_h;  // strides
   int64_t window, chunk;                                                 // 0: none
   float scale, softcap;                                                  // softcap 0: none
+};
+
+// Keys and values of one head at positions [p, p + length), `k_p` and `v_p` numbers apart; `next`: keys that
+// are read after them, or null. Numbers that share a scale with the others of their token are multiplied by
+// none: scores and weights are.
+template <typename K, typename V = K>
+struct Tile {
+  const K* keys;
+  const V* values;
+  const K* next;
+  int64_t k_p, v_p, p, length;
+  const float* key_scales = nullptr;  // of each token, or null: 1
+  const float* value_scales = nullptr;
+};
+
+// What stands beside the pools where queries read older blocks in another form: here nothing.
+struct NothingOlder {
+  // The first position that reads the block of position p in the other form.
+  int64_t first_reader(int64_t) const { return INT64_MAX; }
+  // Numbers of memory that a task needs to read such a block.
+  int64_t scratch(int64_t, int64_t) const { return 0; }
+  // Calls `take(tile)` with a tile in the other form.
+  template <typename Take>
+  void open(float*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, Take) const {}
 };
 
 struct Task {
@@ -98,9 +122,10 @@ struct State {
   }
 };
 
-template <typename T>
+template <typename T, typename Older = NothingOlder>
 struct Attention {
   const AttentionCall& call;
+  const Older older;
   const Span* spans;
   Task* tasks = nullptr;
   float* partials = nullptr;
@@ -108,8 +133,9 @@ struct Attention {
   bool failed = false;                // for lack of memory
   int64_t group, stride_k, stride_v;  // strides of queries and sums as float32, whole vectors
 
-  explicit Attention(const AttentionCall& call)
+  explicit Attention(const AttentionCall& call, Older older = {})
       : call(call),
+        older(older),
         spans(call.spans),
         group(call.num_heads / call.num_kv_heads),
         stride_k((call.dim_k + W - 1) / W * W),
@@ -144,7 +170,8 @@ struct Attention {
   void run(int64_t number) {
     const Task& task = tasks[number];
     const int64_t rows = num_rows(task), size = State::size(rows, stride_v);
-    float* memory = allocate(State::padded(rows * stride_k) + 2 * size);
+    float* memory =
+        allocate(State::padded(rows * stride_k) + 2 * size + older.scratch(stride_k, stride_v));
     if (!memory) {
       __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
       return;
@@ -184,17 +211,37 @@ struct Attention {
     for (int64_t p = part * PART; p < end;) {
       const int64_t length = tile_len(p);
       if (p + length > begin) {
-        const T* keys = at(call.k_pool, call.k_n, call.k_p, span, p);
-        const T* values = at(call.v_pool, call.v_n, call.v_p, span, p);
-        const T* later = p + length < end ? at(call.k_pool, call.k_n, call.k_p, span, p + length) : nullptr;
-        for (int64_t h = task.head; h < task.head + task.num_heads; h++) {
-          const T* next = h + 1 < task.head + task.num_heads ? keys + (h + 1) * call.k_h : later;
-          add_tile(task, query, state, h - task.head, keys + h * call.k_h, values + h * call.v_h, next, p,
-                   length);
-        }
+        const int64_t exact = least(most(older.first_reader(p) - position, 0), task.num_queries);
+        if (exact) add_exact(task, query, state, exact, p, length, end);
+        if (exact < task.num_queries) add_older(task, query, state, exact, p, length);
       }
       p += length;
     }
+  }
+
+  // The tile at p of all heads, for the first `num` queries of a task; later ones, up to `end`, follow.
+  void add_exact(const Task& task, const float* query, const State& state, int64_t num, int64_t p,
+                        int64_t length, int64_t end) const {
+    const Span& span = spans[task.span];
+    const T* keys = at(call.k_pool, call.k_n, call.k_p, span, p);
+    const T* values = at(call.v_pool, call.v_n, call.v_p, span, p);
+    const T* later = p + length < end ? at(call.k_pool, call.k_n, call.k_p, span, p + length) : nullptr;
+    for (int64_t h = task.head; h < task.head + task.num_heads; h++) {
+      const T* next = h + 1 < task.head + task.num_heads ? keys + (h + 1) * call.k_h : later;
+      const Tile<T> tile = {keys + h * call.k_h, values + h * call.v_h, next, call.k_p, call.v_p, p, length};
+      add_tile(task, query, state, h - task.head, 0, num, tile);
+    }
+  }
+
+  // The same in its other form, for the queries from the `first` one on.
+  void add_older(const Task& task, const float* query, const State& state, int64_t first, int64_t p,
+                 int64_t length) const {
+    const int64_t rows = num_rows(task), size = State::size(rows, stride_v);
+    float* scratch = (float*)query + State::padded(rows * stride_k) + 2 * size;
+    for (int64_t h = 0; h < task.num_heads; h++)
+      older.open(
+          scratch, stride_k, stride_v, task.span, task.head + h, p, length,
+          [&](const auto& tile) { add_tile(task, query, state, h, first, task.num_queries, tile); });
   }
 
   // Keys of a tile that begins at position p: up to where its block or its part ends.
@@ -208,30 +255,32 @@ struct Attention {
            p % call.block_size * stride_p;
   }
 
-  // One tile of keys, which stand at [p, p + length), and all rows of one key-value head.
-  void add_tile(const Task& task, const float* query, const State& state, int64_t h, const T* keys,
-                const T* values, const T* next, int64_t p, int64_t length) const {
-    const int64_t num = task.num_queries * group, start = h * num;
-    for (int64_t row = 0; row < num;) {
-      const int64_t left = num - row;
+  // One tile of keys, and the rows of queries [first, last) of one key-value head.
+  template <typename K, typename V>
+  void add_tile(const Task& task, const float* query, const State& state, int64_t h, int64_t first,
+                int64_t last, const Tile<K, V>& tile) const {
+    const int64_t start = h * task.num_queries * group, end = last * group;
+    for (int64_t row = first * group; row < end;) {
+      const int64_t left = end - row;
       const int64_t rows = left >= 8 ? 8 : left == 6 ? 3 : left >= 4 ? 4 : left;
       if (rows == 8)
-        add_rows<8>(task, query, state, start + row, row, keys, values, next, p, length);
+        add_rows<8>(task, query, state, start + row, row, tile);
       else if (rows == 4)
-        add_rows<4>(task, query, state, start + row, row, keys, values, next, p, length);
+        add_rows<4>(task, query, state, start + row, row, tile);
       else if (rows == 3)
-        add_rows<3>(task, query, state, start + row, row, keys, values, next, p, length);
+        add_rows<3>(task, query, state, start + row, row, tile);
       else if (rows == 2)
-        add_rows<2>(task, query, state, start + row, row, keys, values, next, p, length);
+        add_rows<2>(task, query, state, start + row, row, tile);
       else
-        add_rows<1>(task, query, state, start + row, row, keys, values, next, p, length);
+        add_rows<1>(task, query, state, start + row, row, tile);
       row += rows;
     }
   }
 
-  template <int ROWS>
+  template <int ROWS, typename K, typename V>
   void add_rows(const Task& task, const float* query, const State& state, int64_t row, int64_t number,
-                const T* keys, const T* values, const T* next, int64_t p, int64_t length) const {
+                const Tile<K, V>& tile) const {
+    const int64_t p = tile.p, length = tile.length;
     alignas(64) float scores[ROWS][MOST_KEYS + W];
     float decay[ROWS];
     int64_t begins[ROWS], ends[ROWS], begin = length, end = 0;
@@ -245,8 +294,9 @@ struct Attention {
       end = most(end, ends[r]);
     }
     if (begin >= end) return;
-    dot_keys<ROWS>(scores, query + row * stride_k, stride_k, keys, call.k_p, call.dim_k, begin, end, values,
-                   call.v_p, call.dim_v);
+    dot_keys<ROWS>(scores, query + row * stride_k, stride_k, tile.keys, tile.k_p, call.dim_k, begin, end,
+                   tile.values, tile.v_p, call.dim_v);
+    if (tile.key_scales) scale<ROWS>(scores, tile.key_scales, begin, end);
     UNROLL
     for (int r = 0; r < ROWS; r++) {
       const bool is_seen = begins[r] < ends[r];
@@ -260,8 +310,16 @@ struct Attention {
       for (int64_t i = begin; i < least(first, end); i++) scores[r][i] = 0.0f;
       for (int64_t i = behind; i < end; i++) scores[r][i] = 0.0f;
     }
-    add_values<ROWS>(state.acc + row * stride_v, stride_v, decay, scores, values, call.v_p, call.dim_v, begin,
-                     end, next, call.k_p, call.dim_k);
+    if (tile.value_scales) scale<ROWS>(scores, tile.value_scales, begin, end);
+    add_values<ROWS>(state.acc + row * stride_v, stride_v, decay, scores, tile.values, tile.v_p, call.dim_v,
+                     begin, end, tile.next, tile.k_p, call.dim_k);
+  }
+
+  template <int ROWS>
+  static void scale(float (*scores)[MOST_KEYS + W], const float* scales, int64_t begin, int64_t end) {
+    UNROLL
+    for (int r = 0; r < ROWS; r++)
+      for (int64_t i = begin; i < end; i++) scores[r][i] *= scales[i];
   }
 
   void write(const Task& task, const State& all) const {

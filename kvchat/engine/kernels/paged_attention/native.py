@@ -19,8 +19,8 @@ LEAST_BYTES = 2**18
 """A further thread computes for every so many bytes of keys and values; less is done before it has begun."""
 
 
-class _Call(ctypes.Structure):
-    """The fields of native.cpp's `Call`, in order."""
+class AttentionCall(ctypes.Structure):
+    """The fields of attention.h's `AttentionCall`, in order."""
 
     _fields_ = [
         *(
@@ -71,13 +71,24 @@ def paged_attention(
     """
     native = native or library()
     assert native is not None
+    out = query.new_empty(len(query), query.shape[1], v_pool.shape[3])
+    call, _kept = attention_call(query, (k_pool, v_pool), out, args, native)
+    if native.function("paged_attention")(ctypes.byref(call)):
+        raise MemoryError("attention needs more memory than there is")
+    return out
+
+
+def attention_call(
+    query: Tensor, pools: tuple[Tensor, Tensor], out: Tensor, args: AttentionArgs, native: Library
+) -> tuple[AttentionCall, tuple[object, ...]]:
+    """Return the call that computes into `out`, and what must live as long as it, beside its tensors."""
+    k_pool, v_pool = pools
     table = args.prepared if isinstance(args.prepared, SpanTable) else span_table(args.spans)
-    num_tokens, num_heads, dim_k = query.shape
+    _, num_heads, dim_k = query.shape
     num_kv_heads, block_size, dim_v = v_pool.shape[1:]
-    out = query.new_empty(num_tokens, num_heads, dim_v)
     sinks = None if args.sinks is None else args.sinks.float().contiguous()
     num_bytes = table.num_keys * num_kv_heads * (dim_k + dim_v) * k_pool.element_size()
-    call = _Call(
+    call = AttentionCall(
         query.data_ptr(),
         k_pool.data_ptr(),
         v_pool.data_ptr(),
@@ -103,6 +114,4 @@ def paged_attention(
         args.softmax_scale,
         args.softcap or 0.0,
     )
-    if native.function("paged_attention")(ctypes.byref(call)):
-        raise MemoryError("attention needs more memory than there is")
-    return out
+    return call, (sinks, table)

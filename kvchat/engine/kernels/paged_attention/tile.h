@@ -21,9 +21,9 @@ INLINE void fetch(const T* p, int64_t count) {
 }
 
 // Scores of ROWS queries [ROWS, stride] with keys [begin, end) of a tile, at the same places of `scores`.
-template <int ROWS, typename T>
+template <int ROWS, typename T, typename V>
 void dot_keys(float (*scores)[MOST_KEYS + W], const float* query, int64_t stride, const T* keys, int64_t k_p,
-              int64_t dim, int64_t begin, int64_t end, const T* values, int64_t v_p, int64_t dim_v) {
+              int64_t dim, int64_t begin, int64_t end, const V* values, int64_t v_p, int64_t dim_v) {
   // As many keys at one time as give a vector of sums.
   constexpr int FIT = W / ROWS ? W / ROWS : 1;
   constexpr int KEYS = FIT >= 16 ? 16 : FIT >= 8 ? 8 : FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
