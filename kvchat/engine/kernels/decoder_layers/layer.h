@@ -60,7 +60,8 @@ struct Buffer {
     stride = (width + 31) / 32 * 32;
     rows = allocate(num_rows * stride);
     if (rows) memset(rows, 0, num_rows * stride * sizeof(float));
-    codes = (uint8_t*)allocate(num_rows * Activations::row_bytes(stride, is_fine) / sizeof(float));
+    const quantised::Activations as_codes = {nullptr, stride, is_fine};
+    codes = (uint8_t*)allocate(num_rows * as_codes.row_bytes() / (int64_t)sizeof(float));
     return rows && codes;
   }
   void release() const {

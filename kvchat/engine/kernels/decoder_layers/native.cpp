@@ -112,7 +112,7 @@ struct Job {
 
   bool is_fine() const { return step.pool_type == 0; }
 
-  Activations activations(const Product& product, const Buffer& from) const {
+  quantised::Activations activations(const Product& product, const Buffer& from) const {
     return {from.codes, product.num_inputs, is_fine()};
   }
 
@@ -123,7 +123,7 @@ struct Job {
     bool is_quantised = false;
     for (int64_t i = 0; i < found.num; i++) is_quantised |= found.all[i]->layout == QUANTISED;
     if (!is_quantised) return;
-    const Activations to = activations(*found.all[0], *found.from);
+    const quantised::Activations to = activations(*found.all[0], *found.from);
     for (int64_t t = 0; t < found.num_rows; t++) to.prepare(t, found.from->row(t));
   }
 

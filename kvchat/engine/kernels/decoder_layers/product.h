@@ -15,7 +15,6 @@ enum Layout : int64_t { ROWS = 0, COLUMNS = 1, QUANTISED = 2 };
 constexpr int64_t PIECE_LEN = 512;  // inputs of one task, where there are few outputs
 constexpr int64_t MANY = 8192;      // outputs that are enough tasks without cutting the inputs
 constexpr int UNIT = 64;            // most outputs of one task
-constexpr int64_t MOST_ROWS = 16;   // that are multiplied with quantised weights at one time
 
 // The fields of native.py's `_Product`, in order: one linear layer.
 struct Product {
@@ -238,13 +237,12 @@ INLINE void multiply_dense(const Product& product, float* out, const float* x, i
 }
 
 // The same with a quantised weight, and rows that are prepared for it.
-INLINE void multiply_quantised(const Product& product, float* out, const Activations& x, int64_t num_rows,
-                               int64_t unit) {
-  const QuantisedRows weight = {(const uint8_t*)product.weight, product.scales, product.minima, product.bits,
-                                product.group, product.num_inputs, product.num_outputs};
+INLINE void multiply_quantised(const Product& product, float* out, const quantised::Activations& x,
+                               int64_t num_rows, int64_t unit) {
+  const quantised::Weight weight = {(const uint8_t*)product.weight, product.scales, product.minima,
+                                    product.bits, product.group, product.num_inputs, product.num_outputs};
   const int64_t begin = unit * product.unit(), end = least(begin + product.unit(), product.num_outputs);
-  for (int64_t t = 0; t < num_rows; t += MOST_ROWS)
-    multiply_rows(weight, x, t, least(t + MOST_ROWS, num_rows), begin, end, out + t * UNIT, UNIT);
+  quantised::multiply_rows(weight, x, 0, num_rows, begin, end, out, UNIT);
 }
 
 }  // namespace
