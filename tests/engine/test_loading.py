@@ -16,7 +16,6 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache.plan import Fetch
-from kvchat.engine.cache.rates import WINDOW, Rates
 from kvchat.engine.engine import Engine
 from kvchat.engine.handle import Handle
 from kvchat.engine.memory.block_file import SUFFIX
@@ -24,7 +23,15 @@ from kvchat.engine.memory.reader import Reader
 from kvchat.engine.parts import EngineParts
 from tests.engine.conftest import TinyModels
 from tests.engine.stepped_reader import SteppedReader
-from tests.engine.tiny_models import answer, finish, open_engine, reference, submit, token_ids
+from tests.engine.tiny_models import (
+    answer,
+    finish,
+    make_computing_slow,
+    open_engine,
+    reference,
+    submit,
+    token_ids,
+)
 
 pytestmark = pytest.mark.cpu
 
@@ -67,17 +74,11 @@ def parts_of(model_dir: Path, **settings: Any) -> EngineParts:
 
 def gated(engines: list[Engine], model_dir: Path, **settings: Any) -> tuple[Engine, Gate]:
     parts = parts_of(model_dir, **settings)
-    _make_computing_slow(parts.rates)
+    make_computing_slow(parts.rates)
     gate = Gate(parts.mover.fetch)
     engine = Engine(replace(parts, reader=Reader(gate, max_bytes=2**30)))
     engines.append(engine)
     return engine, gate
-
-
-def _make_computing_slow(rates: Rates) -> None:
-    """A medium that is held up would lose its turn to computing, so let computing seem to take days."""
-    for _ in range(WINDOW):
-        rates.observe_prefill(BLOCK_SIZE, 0, 1e6)
 
 
 def stepped(engines: list[Engine], model_dir: Path, **settings: Any) -> tuple[Engine, SteppedReader]:
