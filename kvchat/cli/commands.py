@@ -5,7 +5,7 @@ One table for what is run, what `--help` shows and what the manual page says.
 
 from dataclasses import dataclass
 
-from kvchat.cli import config_options, models_options, options, serve_options, session_options
+from kvchat.cli import bench_options, config_options, models_options, options, serve_options, session_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +96,13 @@ TALKING = (
         takes=options.PlanOptions,
         help="Say how many bytes a model's cache takes.",
         examples=("kvchat plan config.json --context 128k",),
+    ),
+    Command(
+        words="bench",
+        home="bench.bench",
+        takes=bench_options.BenchOptions,
+        help="Measure this machine, from the source tree.",
+        examples=("kvchat bench start    # where the time to a first word goes", "kvchat bench cpu --quick"),
     ),
     Command(
         words="export",

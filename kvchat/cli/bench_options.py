@@ -1,0 +1,21 @@
+"""The options of `kvchat bench`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from kvchat.cli.options import ListOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions(ListOptions):
+    scenarios: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="What to measure, such as start or resume; all without any, but for cpu and gpu.",
+            metavar="[SCENARIO]...",
+            show_default=False,
+        ),
+    ] = None
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, where a scenario knows how.")] = False

@@ -1,0 +1,95 @@
+"""`kvchat bench` runs the scenarios of the source tree, and says where they are when they are not here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import SCENARIOS
+from kvchat.cli.bench import measure, source_tree
+from kvchat.cli.bench_options import BenchOptions
+from kvchat.cli.main import run
+from kvchat.errors import KvchatError
+
+pytestmark = pytest.mark.pure
+
+Capture = pytest.CaptureFixture[str]
+
+MAIN = """
+import json, sys
+from pathlib import Path
+print("table of", *sys.argv[1:], flush=True)
+if "--json" in sys.argv:
+    Path(sys.argv[-1]).write_text(json.dumps({"rows": sys.argv[1:-2]}))
+sys.exit(3 if "failing" in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A source tree whose scenarios print what they are called with."""
+    package = tmp_path / "benchmarks"
+    (package / "cpu").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").touch()
+    for name in ("__init__.py", "cpu/__init__.py", "table.py"):
+        (package / name).touch()
+    for name in ("__main__.py", "cpu/__main__.py"):
+        (package / name).write_text(MAIN)
+    for name in ("start", "failing"):
+        (package / f"{name}.py").write_text("\ndef measure():\n    pass\n")
+    return tmp_path
+
+
+def options(*scenarios: str, quick: bool = False, json: bool = False) -> BenchOptions:
+    return BenchOptions(scenarios=list(scenarios), quick=quick, json=json)
+
+
+def test_scenarios_run_in_processes_of_their_own(tree: Path, capfd: Capture) -> None:
+    assert measure(options("start", "cpu", quick=True), tree) == 0
+    assert capfd.readouterr().out == "table of start --quick\ntable of --quick\n"
+
+
+def test_without_a_name_all_scenarios_run(tree: Path, capfd: Capture) -> None:
+    assert measure(options(), tree) == 0
+    out, err = capfd.readouterr()
+    assert out == "table of\n"
+    assert "takes long" in err
+
+
+def test_json_is_one_object_and_the_table_goes_to_standard_error(tree: Path, capfd: Capture) -> None:
+    assert measure(options("start", json=True), tree) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"rows": ["start"]}
+    assert "table of start" in err
+
+
+def test_a_scenario_that_fails_gives_its_exit_code(tree: Path) -> None:
+    assert measure(options("failing", "cpu"), tree) == 3
+    with pytest.raises(KvchatError, match="exit code 3"):
+        measure(options("failing", json=True), tree)
+
+
+def test_an_unknown_scenario_is_refused_with_those_that_are_there(capsys: Capture) -> None:
+    assert run(["bench", "start", "nonsense", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["event"] == "error"
+    assert "no scenario is called nonsense" in err
+    assert all(name in err for name in (*SCENARIOS, "cpu", "gpu"))
+
+
+def test_a_scenario_that_prints_a_table_alone_refuses_json(capsys: Capture) -> None:
+    assert run(["bench", "cpu", "--json"]) == 2
+    assert "leave out --json" in capsys.readouterr().err
+
+
+def test_an_installed_package_says_where_the_measurements_are(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__main__.py").touch()  # somebody else's, beside all other packages
+    with pytest.raises(KvchatError, match="make bench"):
+        source_tree(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_scenario_of_this_tree_runs(capfd: Capture) -> None:
+    assert run(["bench", "bookkeeping", "--quick", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["rows"]
