@@ -56,12 +56,13 @@ class Terminal:
         self.until(lambda: self.process.poll() is not None)
         return self.process.returncode
 
-    def hang_up(self) -> None:
-        """Let the terminal vanish, as when its window is closed."""
+    def hang_up(self, *, is_told: bool = True) -> None:
+        """Let the terminal vanish, as when its window is closed; `is_told`: the program gets the signal."""
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, self._fd)
         os.close(null)
-        self.process.send_signal(signal.SIGHUP)
+        if is_told:
+            self.process.send_signal(signal.SIGHUP)
 
     def _read(self, timeout_s: float) -> None:
         if select.select([self._fd], [], [], timeout_s)[0]:

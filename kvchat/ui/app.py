@@ -19,7 +19,7 @@ from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.commands import COMMANDS, Command
 from kvchat.ui.host import Host
 from kvchat.ui.screens.chat import ChatScreen
-from kvchat.ui.terminal import guarded_terminal, key_by_key, term_with_a_size
+from kvchat.ui.terminal import guarded_terminal, hang_up_told, key_by_key, term_with_a_size
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.prompt import Prompt
 
@@ -73,7 +73,7 @@ class KvchatApp(App[None]):
 
     def run_in_terminal(self) -> int:
         """Run until the person leaves and return the exit status; stray writes go to the log."""
-        with guarded_terminal(self._log_path), key_by_key() as typed:
+        with hang_up_told(), guarded_terminal(self._log_path), key_by_key() as typed:
             self._early_input += _events_of(typed)
             self.run()
         return self.return_code or 0

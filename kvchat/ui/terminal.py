@@ -6,13 +6,17 @@ and stderr go to the log file until the interface ends.
 """
 
 import fcntl
+import io
 import os
+import select
+import signal
 import struct
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import TextIO
 
 from kvchat.directories import make_private
@@ -31,7 +35,7 @@ def guarded_terminal(log_path: Path) -> Iterator[None]:
     until the context ends. A stdout that is not a terminal (a pipe, a file) is left alone.
     """
     with ExitStack() as stack:
-        terminal = stack.enter_context(os.fdopen(os.dup(_STDERR_FD), "w", encoding="utf-8", errors="replace"))
+        terminal = stack.enter_context(_Terminal(os.dup(_STDERR_FD)))
         log_fd = _open_log(log_path)
         stack.callback(os.close, log_fd)
         stack.enter_context(_descriptor_to(_STDERR_FD, log_fd))
@@ -39,6 +43,67 @@ def guarded_terminal(log_path: Path) -> Iterator[None]:
             stack.enter_context(_descriptor_to(_STDOUT_FD, log_fd))
         stack.enter_context(_drawing_on(terminal))
         yield
+
+
+class _Terminal(io.TextIOWrapper):
+    """What the interface draws on. Where it has gone away, it takes everything and shows nothing: Textual's
+    thread that writes would end with an error, and its queue stop the interface for ever.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(
+            os.fdopen(fd, "wb"), encoding="utf-8", errors="replace", line_buffering=os.isatty(fd)
+        )
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            self._let_go()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.fileno())
+        os.close(null)
+
+
+@contextmanager
+def hang_up_told() -> Iterator[None]:
+    """Send this process SIGHUP when its terminal goes away; the system tells the leader of its session alone.
+
+    Without it Textual would read the end of its input for ever, as fast as it can.
+    """
+    if not os.isatty(_STDERR_FD):
+        yield
+        return
+    watched = os.dup(_STDERR_FD)
+    ended, end = os.pipe()
+    watcher = Thread(target=_tell_of_hang_up, args=(watched, ended), name="kvchat-terminal", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        os.write(end, b".")
+        watcher.join()
+        for fd in (watched, ended, end):
+            os.close(fd)
+
+
+def _tell_of_hang_up(terminal_fd: int, ended_fd: int) -> None:
+    poll = select.poll()
+    poll.register(terminal_fd, 0)  # errors and the end are told without being asked for
+    poll.register(ended_fd, select.POLLIN)
+    happened = dict(poll.poll())
+    # Some systems cannot wait for a terminal: there it is not watched.
+    if happened.get(terminal_fd, 0) & (select.POLLHUP | select.POLLERR):
+        os.kill(os.getpid(), signal.SIGHUP)
 
 
 @contextmanager
@@ -58,7 +123,8 @@ def key_by_key() -> Iterator[str]:
     try:
         yield _pending_input().replace("\n", "\r")
     finally:
-        termios.tcsetattr(_STDIN_FD, termios.TCSANOW, saved)
+        with suppress(termios.error):  # it is gone
+            termios.tcsetattr(_STDIN_FD, termios.TCSANOW, saved)
 
 
 def _pending_input() -> str:
