@@ -12,7 +12,6 @@ from torch import Tensor
 from benchmarks.clock import Cost, cost_of
 from benchmarks.table import Row
 from kvchat.engine.activation import peak_bytes
-from kvchat.engine.api.config import CACHE_FORMATS
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
 from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.formats import stored_groups
@@ -135,7 +134,7 @@ def _step(loaded: LoadedModel, length: int) -> Step:
     cache = transformers.DynamicCache()
     for layer, rows in past.items():
         cache.update(rows[None, None, :, :rank].clone(), rows[None, None, :, rank:].clone(), layer)
-    forms = {name: stored_groups(served.groups, name) for name in CACHE_FORMATS}
+    forms = {name: stored_groups(served.groups, name, BLOCK_SIZE) for name in ("exact", "fp8")}
 
     @torch.inference_mode()
     def theirs() -> Tensor:
