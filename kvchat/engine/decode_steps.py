@@ -115,7 +115,7 @@ class DecodeSteps:
                 self._steps[size] = _Step(self._forward, self._groups, self._limits, size)
                 self._steps[size].record(self._recorder)
             except torch.OutOfMemoryError as error:
-                del self._steps[size]
+                self._steps.pop(size, None)
                 log.warning("no memory for decode steps of %d rows: %s", size.num_rows, error)
             except (RuntimeError, NotImplementedError) as error:
                 self._steps.clear()

@@ -149,7 +149,7 @@ def fused_pass(loaded: LoadedModel, served: Served, pool: DevicePool) -> tuple[F
         return fusion.stand_before(own, pool), None
     except Unmatched as error:
         reason = str(error)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = f"it does not run as expected: {error!r}"[:300]  # whatever a model of another structure says
     log.info("decoder layers are not fused: %s", reason)
     return served.make_pass(pool), reason

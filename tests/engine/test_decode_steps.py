@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
 from kvchat.engine.batch import Batch, Chunk
@@ -14,7 +15,7 @@ from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps, Limits
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import load_model
 from kvchat.engine.route import Served, choose_route
-from kvchat.engine.runner import Runner
+from kvchat.engine.runner import Row, Runner
 from tests.engine.tiny_models import token_ids
 
 pytestmark = pytest.mark.cpu
@@ -23,6 +24,17 @@ BLOCK_SIZE, NUM_BLOCKS, CONTEXT_LEN = 8, 40, 128
 LENGTHS = (1, 7, 8, 9, 63, 90)
 KINDS = ("llama", "qwen3", "gpt2")
 CPU = torch.device("cpu")
+
+
+class Full:
+    """A model on a device without any memory left."""
+
+    @property
+    def device(self) -> torch.device:
+        raise torch.OutOfMemoryError
+
+    def logits(self, row: Row) -> Tensor:
+        raise NotImplementedError
 
 
 class Sequences:
@@ -160,3 +172,10 @@ def test_a_recorded_step_reads_its_buffers_anew(tiny: Any) -> None:
     assert (step._device.data_ptr(), [host.data_ptr() for host in step._hosts]) == (device, hosts)
     assert not torch.equal(first, second)
     assert torch.equal(steps.logits(sequences.last([0, 1])), first)
+
+
+def test_a_size_whose_buffers_find_no_memory_is_left_out() -> None:
+    limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
+    steps = DecodeSteps(Full(), (), limits, ComputesAnew())
+    steps.prepare()
+    assert not steps.takes(Batch((Chunk(RequestId(1), BranchId(1), 0, (5,), True),), (), (), ()))

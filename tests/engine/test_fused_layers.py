@@ -53,6 +53,18 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "scaled residuals": (transformers.GraniteConfig(**SIZES, residual_multiplier=0.9), "something else"),
     "another activation": (transformers.LlamaConfig(**SIZES, hidden_act="relu"), "activation"),
     "layer norms": (transformers.CohereConfig(**SIZES | {"hidden_size": 96}), "norms"),
+    "queries scaled by position": (
+        transformers.Ministral3Config(
+            **SIZES | {"head_dim": 10},
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "llama_4_scaling_beta": 4.0,
+                "original_max_position_embeddings": 48,
+            },
+        ),
+        "asks for positions",
+    ),
     "rope in pairs": (transformers.Ernie4_5Config(**SIZES | {"head_dim": 10}), "something else"),
 }
 

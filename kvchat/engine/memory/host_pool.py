@@ -35,8 +35,6 @@ class HostPool:
                 group: make_arena(count, block_bytes[group])
                 for group, count in num_blocks.items()
                 if count > 0
-                for group, count in num_blocks.items()
-                if count > 0
             }
         except (OSError, ValueError, OverflowError) as error:
             total = sum(count * block_bytes[group] for group, count in num_blocks.items())

@@ -2,11 +2,12 @@
 
 A layer matches if it is made of norms, linear layers, one attention and one gated MLP, under the names that
 most models give them, and of nothing else. Norms and activations are tried out. Whether the whole computes
-what the structure says is not decided here; see `decoder_check`.
+what the structure says is not decided here; see `engine/fusion.py`.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -103,6 +104,9 @@ def match_layer(layer: Any, call: AttentionCall, spec: FullSpec, rope: int | Non
     if _child_names(layer.mlp) - {"act_fn"} != {"gate_proj", "up_proj", "down_proj"}:
         raise Unmatched("its layers have no gated MLP")
     attention, mlp = layer.self_attn, layer.mlp
+    if "position_ids" in signature(attention.forward).parameters:
+        # Queries may be scaled by where they stand, from a position on that no trial reaches.
+        raise Unmatched("its attention asks for positions")
     matched = DecoderLayer(
         heads=_heads(attention, call, spec),
         projections=Projections(
