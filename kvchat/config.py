@@ -221,7 +221,8 @@ _PLACES = ("KVCHAT_HOME", "KVCHAT_CONFIG")
 PASSPHRASE_VARIABLES = ("KVCHAT_PASSPHRASE", "KVCHAT_PASSPHRASE_FD", "KVCHAT_NEW_PASSPHRASE")
 """Read only where something encrypted is opened, so they are no settings either."""
 
-_NO_SETTINGS = _PLACES + PASSPHRASE_VARIABLES
+_NO_SETTINGS = (*_PLACES, *PASSPHRASE_VARIABLES, "KVCHAT_DEBUG_KERNELS")
+"""The last one is read where kernels are launched."""
 
 
 def _places(environ: Mapping[str, str]) -> tuple[Paths, Path | None]:

@@ -98,7 +98,11 @@ def tokens(value: object) -> int:
 
 
 def path(value: object) -> Path:
-    return Path(text(os.fspath(value) if isinstance(value, Path) else value)).expanduser().absolute()
+    written = text(os.fspath(value) if isinstance(value, Path) else value)
+    try:
+        return Path(written).expanduser().absolute()
+    except RuntimeError as error:  # `~name` of nobody
+        raise ValueError(f"must be a path; {written} is in nobody's home") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,11 @@
 
 import json
 import os
-import shlex
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
-from kvchat.cli.config_file import literal, with_setting, write_private
+from kvchat.cli.config_file import change_file, write_private
 from kvchat.cli.config_options import SetOptions, ShowOptions
 from kvchat.cli.options import PlaceOptions
 from kvchat.cli.streams import Output, Status
@@ -16,14 +15,13 @@ from kvchat.config import (
     Layer,
     Settings,
     did_you_mean,
-    file_text,
     own_file,
     read_layers,
     read_settings,
-    settings_in,
 )
 from kvchat.errors import UsageError
 from kvchat.quantities import OneOf, OrNone, integer, number, parse_size, positive, yes_or_no
+from kvchat.ui.editor import editor_command
 
 _DEFAULT = "default"
 _KINDS = {integer: "integer", positive: "integer", number: "number", yes_or_no: "boolean"}
@@ -58,15 +56,7 @@ def set_value(options: SetOptions) -> None:
     if (options.value is None) is not options.unset:
         raise UsageError(f"give a value, or --unset: kvchat config set {name} VALUE")
     file = own_file(options.config)
-    before = file_text(file)
-    settings_in(before, file)  # what is wrong already is told before anything is changed
-    try:
-        value = None if options.value is None else literal(name, options.value)
-    except ValueError as error:
-        raise UsageError(f"{name} {error}") from error
-    after = with_setting(before, name, value)
-    settings_in(after, file)
-    write_private(file, after)
+    value = change_file(file, name, options.value)
     done = f"{name} is no longer set" if value is None else f"{name} = {value}"
     status = Status(quiet=options.quiet)
     status.note(f"{done} in {file}")
@@ -80,7 +70,7 @@ def edit_config(options: PlaceOptions) -> None:
     file = own_file(options.config)
     if not file.exists():
         write_private(file, _DRAFT)
-    editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    editor = editor_command(os.environ)
     try:
         code = subprocess.run([*editor, str(file)], check=False).returncode
     except OSError as error:

@@ -7,9 +7,29 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvchat.config import KEYS
+from kvchat.config import KEYS, file_text, settings_in
 from kvchat.directories import make_private
-from kvchat.errors import ConfigError, StorageError
+from kvchat.errors import ConfigError, StorageError, UsageError
+
+
+def change_file(file: Path, name: str, written: str | None) -> str | None:
+    """Write a setting into a file, None takes it out, and return its value as TOML.
+
+    Raises:
+        UsageError: the setting does not take the value.
+        ConfigError: something in the file is wrong already, or cannot be changed safely; it stays as it is.
+        StorageError: the file cannot be written.
+    """
+    before = file_text(file)
+    settings_in(before, file)
+    try:
+        value = None if written is None else literal(name, written)
+    except ValueError as error:
+        raise UsageError(f"{name} {error}") from error
+    after = with_setting(before, name, value)
+    settings_in(after, file)
+    write_private(file, after)
+    return value
 
 
 def literal(name: str, written: str) -> str:
@@ -18,12 +38,17 @@ def literal(name: str, written: str) -> str:
     Raises:
         ValueError: the setting does not take it; the message says what it takes.
     """
+    try:
+        written.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("must be text in UTF-8") from error
     value = KEYS[name].read(written)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float) and re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", written):
         return written
-    return json.dumps(str(value) if isinstance(value, Path) else written, ensure_ascii=False)
+    text = json.dumps(str(value) if isinstance(value, Path) else written, ensure_ascii=False)
+    return text.replace("\x7f", r"\u007f")  # which JSON lets stand and TOML does not
 
 
 def with_setting(text: str, name: str, value: str | None) -> str:
@@ -55,7 +80,8 @@ def with_setting(text: str, name: str, value: str | None) -> str:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Replace a file at once, for its owner alone."""
+    """Replace a file at once, for its owner alone; where a link leads to it, the link stays."""
+    file = Path(os.path.realpath(file))
     hidden = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         make_private(file.parent)

@@ -8,11 +8,11 @@ from pathlib import Path
 from kvchat.chat import Chat
 from kvchat.cli.compose import Kvchat
 from kvchat.cli.config import value_of
-from kvchat.cli.config_file import literal, with_setting, write_private
+from kvchat.cli.config_file import change_file
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.model_shelf import models_here
 from kvchat.cli.session_files import SessionFiles
-from kvchat.config import KEYS, Settings, did_you_mean, file_text, own_file, read_layers, settings_in
+from kvchat.config import KEYS, Settings, did_you_mean, own_file, read_layers
 from kvchat.engine.models.locate import lasting_name, locate_model
 from kvchat.errors import UsageError
 from kvchat.session.template import ChatTemplate
@@ -74,15 +74,7 @@ class InterfaceHost(SessionFiles):
         """
         if name not in KEYS:
             raise UsageError(f"there is no setting {name!r}{did_you_mean(name, KEYS)}")
-        file = own_file(self._config_file)
-        before = file_text(file)
-        try:
-            written = literal(name, value) if value else None
-        except ValueError as error:
-            raise UsageError(f"{name} {error}") from error
-        after = with_setting(before, name, written)
-        settings_in(after, file)
-        write_private(file, after)
+        written = change_file(own_file(self._config_file), name, value or None)
         when = "" if name == "display.theme" else "; it counts from the next start on"
         return f"{name} = {written}{when}" if written else f"{name} is no longer set{when}"
 

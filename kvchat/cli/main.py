@@ -181,7 +181,9 @@ def _options_with_values(command: Any) -> set[str]:
 
 def _fail(words: Sequence[str], error: KvchatError | str, exit_code: int) -> int:
     """Say what went wrong on standard error, and to whoever reads JSON on standard output too."""
-    print(f"kvchat: {error}", file=sys.stderr)
+    from kvchat.session.plain_text import clean_text
+
+    print(f"kvchat: {clean_text(str(error))}", file=sys.stderr)  # it may name what an import brought
     if "--json" in words or "--ndjson" in words:
         from kvchat.cli.answer import error_event
         from kvchat.cli.streams import Output

@@ -9,7 +9,7 @@ import pytest
 
 from kvchat.cli.config_file import with_setting
 from kvchat.cli.main import run
-from kvchat.config import KEYS
+from kvchat.config import KEYS, read_settings
 from kvchat.errors import ConfigError
 
 pytestmark = pytest.mark.pure
@@ -154,3 +154,37 @@ def test_the_schema_names_every_setting_and_its_kind(capsys: Capture) -> None:
     assert properties["sampling"]["properties"]["top_k"]["type"] == ["integer", "string"]
     assert "cuda" in properties["engine"]["properties"]["device"]["enum"]
     assert properties["sampling"]["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [("system", "a\x7fb", 0), ("system", "a\udcffb", 2), ("engine.adapter", "~nobody-has-this-name/x", 2)],
+)
+def test_odd_values_are_kept_or_refused(home: Path, name: str, value: str, code: int) -> None:
+    assert run(["config", "set", name, value]) == code
+    assert code or read_settings().system == value
+    assert [file.name for file in home.glob("*config*")] == ([] if code else ["config.toml"])
+
+
+def test_a_link_to_a_configuration_file_stays_one(home: Path, tmp_path: Path) -> None:
+    home.mkdir()
+    (tmp_path / "kept.toml").write_text('model = "a"\n')
+    (home / "config.toml").symlink_to(tmp_path / "kept.toml")
+    assert run(["config", "set", "model", "b"]) == 0
+    assert (home / "config.toml").is_symlink()
+    assert (tmp_path / "kept.toml").read_text() == 'model = "b"\n'
+
+
+@pytest.mark.parametrize("editor", ["vi 'x", "nobody-has-this-editor"])
+def test_an_editor_that_cannot_be_started_is_told(
+    home: Path, editor: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", editor)
+    assert run(["config", "edit"]) == 2
+    assert "set EDITOR" in capsys.readouterr().err
+
+
+def test_looking_at_kernels_is_no_setting_and_no_mistake(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCHAT_DEBUG_KERNELS", "1")
+    assert run(["config", "show", "-q"]) == 0

@@ -10,7 +10,7 @@ from kvchat.cli.interface_host import InterfaceHost
 from kvchat.cli.model_shelf import models_here, summary_of
 from kvchat.config import read_settings
 from kvchat.engine.models.locate import locate_model
-from kvchat.errors import ModelNotFound, UsageError
+from kvchat.errors import ConfigError, ModelNotFound, UsageError
 
 pytestmark = pytest.mark.cpu
 
@@ -58,6 +58,12 @@ def test_a_setting_is_written_into_the_persons_file_and_counts_there(home: Path)
             host.change_setting("sampling.temperatur", "1")
         with pytest.raises(UsageError):
             host.change_setting("sampling.temperature", "hot")
+        before = (home / "config.toml").read_text()
+        (home / "config.toml").write_text("half [saved")
+        with pytest.raises(ConfigError, match="not valid TOML"):
+            host.change_setting("sampling.temperature", "0.5")
+        assert (home / "config.toml").read_text() == "half [saved"
+        (home / "config.toml").write_text(before)
         host.change_setting("sampling.temperature", "")
         assert read_settings().sampling.temperature == 0
 
