@@ -96,6 +96,8 @@ class Attaching:
                 return
             self._draw(f"{plural(num_tokens, 'token')}, being read")
             reading = await asyncio.to_thread(self._chat.variants.read_ahead, conversation, system, before)
+            if before != before_message(self.attachments):
+                return  # the message was sent meanwhile
             self._reading = reading
             await asyncio.to_thread(reading.run)
         except KvchatError as error:

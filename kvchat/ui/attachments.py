@@ -45,8 +45,8 @@ def read_attachment(path: Path) -> Attachment:
     Raises:
         UsageError: it is not there, no text, too long, or cannot be read.
     """
-    path = path.expanduser()
     try:
+        path = path.expanduser()
         if not path.is_file():
             kind = "a directory" if path.is_dir() else "no file" if path.exists() else "not there"
             raise UsageError(f"{path} is {kind}; name a text file")
@@ -55,6 +55,8 @@ def read_attachment(path: Path) -> Attachment:
         text = path.read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except RuntimeError as error:  # `~name` of nobody
+        raise UsageError(f"{path} is not there; name a text file") from error
     if looks_binary(text):
         raise UsageError(f"{path} is no text")
     return Attachment(name=path.name.replace('"', "'"), text=tidy(text))

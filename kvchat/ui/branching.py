@@ -19,6 +19,7 @@ from kvchat.ui.screens.actions import Action, ActionsScreen
 from kvchat.ui.screens.compare import CompareScreen
 from kvchat.ui.screens.tokens import TokensScreen
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
+from kvchat.variants.samples import MOST_SAMPLES
 
 _ASIDE = "aside"
 _TITLE_LEN = 50
@@ -143,6 +144,9 @@ class Branching:
 
     def compare(self, num: int) -> None:
         """Answer the last question several times at once, and go on with the one that is chosen."""
+        if not 2 <= num <= MOST_SAMPLES:
+            self._screen.warn(f"2 to {MOST_SAMPLES} answers can be compared")
+            return
         self._screen.begin(partial(self._compare, num))
 
     async def _compare(self, num: int) -> None:

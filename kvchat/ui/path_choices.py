@@ -28,16 +28,15 @@ class PathChoice:
 def path_choices(beginning: str) -> tuple[PathChoice, ...]:
     """Return what a path may become: directories first, hidden ones only where the beginning says so."""
     head, name = os.path.split(beginning)
-    place = Path(head or ".").expanduser()
     found = []
     try:
-        with os.scandir(place) as entries:
+        with os.scandir(Path(head or ".").expanduser()) as entries:
             for seen, entry in enumerate(entries):
                 if seen >= _MOST_SEEN:
                     break
                 if entry.name.startswith(name) and (name.startswith(".") or not entry.name.startswith(".")):
                     found.append(PathChoice(path=os.path.join(head, entry.name), is_directory=_is_dir(entry)))
-    except OSError:
+    except (OSError, RuntimeError, ValueError):  # `~name` of nobody; what can be no path
         return ()
     return tuple(sorted(found, key=lambda one: (not one.is_directory, one.path.casefold()))[:_MOST])
 

@@ -213,6 +213,9 @@ class Turns:
     def _stop(self, lane: Lane) -> str:
         if lane.feed.is_running and lane.conversation is not None:
             self._chat.stop(lane.conversation)
+        for pending in lane.queue:
+            if pending.reading is not None:
+                pending.reading.stop()  # it would hold its blocks
         unsent = "\n".join(pending.text for pending in lane.queue if pending.text)
         lane.queue.clear()
         return unsent

@@ -167,7 +167,7 @@ class Verbs:
             return
         if argument in ("", "1"):
             self._screen.queue(PendingTurn(kind=TurnKind.RETRY))
-        elif argument.isdecimal():
+        elif argument.isdecimal() and len(argument) < 4:
             self._branching.compare(int(argument))
         else:
             self._screen.warn(f"how many answers? /retry 3, not /retry {argument}")

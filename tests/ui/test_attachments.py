@@ -74,3 +74,9 @@ def test_paths_are_completed_directories_first_and_hidden_ones_on_asking(tmp_pat
     assert found == ["zeta/", "beta.txt"]
     assert [one.path for one in path_choices(f"{tmp_path}/.s")] == [f"{tmp_path}/.secret"]
     assert path_choices(f"{tmp_path}/none/") == ()
+
+
+def test_the_home_of_nobody_is_no_place() -> None:
+    assert path_choices("~nobody-has-this-name/") == ()
+    with pytest.raises(UsageError, match="not there"):
+        read_attachment(Path("~nobody-has-this-name/a.txt"))

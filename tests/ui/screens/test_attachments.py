@@ -6,8 +6,10 @@ import pytest
 from rich.cells import cell_len
 from textual import events
 
+from kvchat.ui.turns import PendingTurn, TurnKind
 from tests.ui.harness import Window, window
 from tests.ui.scripted import ScriptedChat
+from tests.ui.scripted_variants import ScriptedReading
 
 pytestmark = pytest.mark.tui
 
@@ -128,3 +130,11 @@ async def test_wide_and_right_to_left_text_keeps_the_window_in_order(tmp_path: P
         assert max(cell_len(line) for line in shown.text.splitlines()) <= 80
         assert "漢字かな" in shown.text
         assert "שלום" in shown.text
+
+
+async def test_what_was_read_for_a_queued_message_is_let_go_when_the_queue_is_emptied(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        reading = ScriptedReading("one two")
+        shown.screen.turns.add(PendingTurn(kind=TurnKind.SEND, text="why?", reading=reading))
+        assert shown.screen.turns.stop() == "why?"
+        assert reading.is_stopped

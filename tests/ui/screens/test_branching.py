@@ -93,6 +93,15 @@ async def test_comparing_can_be_stopped_and_left(tmp_path: Path) -> None:
         assert [view.turn.text for view in shown.answers][-1] == "Seven hours or so."
 
 
+@pytest.mark.parametrize("number", ["0", "9", "300"])
+async def test_only_a_few_answers_can_be_compared(tmp_path: Path, number: str) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say(f"/retry {number}")
+        await shown.until(lambda: bool(shown.app._notifications))
+        assert shown.app.screen is shown.screen
+
+
 async def test_an_answer_is_opened_as_tokens_and_gone_on_from_another(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
         await opened(shown)
