@@ -43,6 +43,8 @@ TEXTS = ((0, 5), (37, 3))
 LAYER_TOLERANCE = {torch.float32: (1e-4, 1e-6)}
 COARSE_LAYER_TOLERANCE = (0.05, 0.01)
 """Most error of a layer: of what it adds, and of the sum."""
+UNTURNED = 0.01
+"""Keys no farther from their projection were not turned."""
 LOGITS_TOLERANCE = 1e-3
 COARSE_LOGITS_TOLERANCE = 0.1
 
@@ -55,6 +57,7 @@ class _Seen:
     outputs: list[Tensor] = field(default_factory=list)
     arguments: list[dict[str, Any]] = field(default_factory=list)
     calls: dict[int, AttentionCall] = field(default_factory=dict)
+    keys: dict[int, Tensor] = field(default_factory=dict)
 
 
 class _Watched(PagedAttention):
@@ -65,7 +68,7 @@ class _Watched(PagedAttention):
         self._seen = seen
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        self._seen.calls[layer] = call
+        self._seen.calls[layer], self._seen.keys[layer] = call, key
         return super().attend(layer, query, key, value, call)
 
 
@@ -87,17 +90,17 @@ class Fusion:
         factor: float,
     ) -> None:
         self.decoder = decoder
-        self._layers = layers
+        self.layers = layers
         self._ropes = ropes
         self._factor = factor
 
     def on(self, pool: DevicePool) -> FusedLayers:
         """Return the layers with their keys and values in `pool`."""
-        return self._made(self._layers, sorted(pool.layers), pool)
+        return self._made(self.layers, sorted(pool.layers), pool)
 
     def with_layer(self, number: int, layer: Any, call: AttentionCall, pool: DevicePool) -> FusedLayers:
         """Return one layer alone, which stands in for layer `number`."""
-        matched = match_layer(layer, call, pool.layers[number].spec, self._layers[number].rope)
+        matched = match_layer(layer, call, pool.layers[number].spec, self.layers[number].rope)
         return self._made([matched], [number], pool)
 
     def _made(self, layers: Sequence[DecoderLayer], numbers: Sequence[int], pool: DevicePool) -> FusedLayers:
@@ -111,20 +114,20 @@ class Fusion:
 
     def first_of_each_kind(self) -> list[int]:
         """Return the first layer of each kind: of other parts, other sizes, or another reach."""
-        kinds = [layer.kind for layer in self._layers]
+        kinds = [layer.kind for layer in self.layers]
         return [number for number, kind in enumerate(kinds) if kinds.index(kind) == number]
 
     def without_rope(self, numbers: Collection[int]) -> "Fusion":
         """Return the same with layers that turn neither queries nor keys."""
         layers = [
             replace(layer, rope=None) if number in numbers else layer
-            for number, layer in enumerate(self._layers)
+            for number, layer in enumerate(self.layers)
         ]
         return Fusion(self.decoder, layers, self._ropes, self._factor)
 
     @property
     def is_quantised(self) -> bool:
-        return any(isinstance(linear.weight, QuantisedWeight) for linear in self._layers[0].projections.all)
+        return any(isinstance(linear.weight, QuantisedWeight) for linear in self.layers[0].projections.all)
 
     def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
         """Return a pass that computes short sequences by fused layers and others by `own`."""
@@ -176,7 +179,7 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group]) -> Fusion:
     row = _row(groups, module)
     seen, logits = _watch(module, decoder, pool, row)
     fusion = _matched(decoder, pool, seen, row, loaded.max_context)
-    fusion = fusion.without_rope(_far_layers(fusion, _scratch(groups), seen, row))
+    fusion = fusion.without_rope(_unturned_layers(decoder, seen))
     _require_same(fusion, _scratch(groups), seen, row, logits)
     if module.dtype != torch.float32 or fusion.is_quantised:
         _require_structure(fusion, _scratch(_in_float32(groups)), seen, row)
@@ -300,15 +303,24 @@ def _factor(decoder: Decoder, seen: _Seen, row: Row) -> float:
     return factor
 
 
-def _far_layers(fusion: Fusion, pool: DevicePool, seen: _Seen, row: Row) -> list[int]:
-    """Return the layers that compute something else: some ignore the rotary embedding that they are given."""
-    fused = _on(fusion, pool)
-    pairs = enumerate(zip(seen.inputs, seen.outputs, strict=True))
+def _unturned_layers(decoder: Decoder, seen: _Seen) -> list[int]:
+    """Return the layers that ignore the rotary embedding that they are given: their keys are as projected.
+
+    What they add tells too little: beside a large sum it is within the tolerance of 16 bits either way.
+    """
     return [
         number
-        for number, (given, wanted) in pairs
-        if not _distance(fused.hidden(given.float(), row, number), given, wanted) <= 1
+        for number, layer in enumerate(decoder.layers)
+        if _is_projected(layer, seen.inputs[number], seen.keys[number])
     ]
+
+
+def _is_projected(layer: Any, given: Tensor, key: Tensor) -> bool:
+    attention = layer.self_attn
+    projected = attention.k_proj(layer.input_layernorm(given)).view(key.shape)
+    norm = getattr(attention, "k_norm", None)
+    wanted = projected if norm is None else norm(projected)
+    return float((key - wanted).float().norm()) <= UNTURNED * float(wanted.float().norm())
 
 
 def _on(fusion: Fusion, pool: DevicePool) -> FusedLayers:

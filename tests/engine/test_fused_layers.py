@@ -9,6 +9,9 @@ import transformers
 from torch import Tensor
 
 from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.fusion import fuse
+from kvchat.engine.models.load import load_model
+from kvchat.engine.route import choose_route
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.kernels.native_library import compiled
 from tests.engine.test_update_weights import other_of, rewrite
@@ -91,6 +94,18 @@ def test_fused_layers_answer_as_transformers_does(name: str, tmp_path: Path, ope
     found = engine.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0.0))
     for prompt, result in zip(PROMPTS, found, strict=True):
         assert list(result.token_ids) == reference(model_dir).answer(prompt, 24)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_without_rope_are_found_however_little_they_add(dtype: str, tmp_path: Path) -> None:
+    model_dir = save_model(CONFIGS["layers without rope"], tmp_path / "model")
+    loaded = load_model(rewrite(model_dir, enlarge_embedding), dtype=dtype, device=torch.device("cpu"))
+    fusion = fuse(loaded, choose_route(loaded).groups)
+    assert [layer.rope is None for layer in fusion.layers] == [False, True, False]
+
+
+def enlarge_embedding(tensors: dict[str, Tensor]) -> None:
+    tensors["model.embed_tokens.weight"] *= 1000
 
 
 @pytest.mark.parametrize("name", OTHERS)
