@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, LoadPlanned
+from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.load_choice import meeting, weigh
 from kvchat.engine.cache.match import PrefixMatch
@@ -154,6 +155,7 @@ class Loading:
                 return None
             resumption.flight = self._flights.begin(match, entry.branch.root)
             if resumption.flight is not None:
+                resumption.fetched |= self._brought_before(match)
                 return self._front_obstacle(resumption)
             if self._scheduler.make_room(entry):
                 continue
@@ -164,6 +166,12 @@ class Loading:
                 return None  # alone and still too much: what is on the device must do
             # The copy's source takes a block of its own; the last request must not fail for that.
             max_len = len(match.keys) * self._manager.block_size
+
+    def _brought_before(self, match: PrefixMatch) -> dict[BlockKey, Tier]:
+        """Return where blocks came from that a promotion has brought for the path of this request."""
+        brought = self._manager.device.brought
+        keys = [*match.keys, *([match.partial.key] if match.partial and match.partial.key else [])]
+        return {key: brought[key] for key in keys if key in brought}
 
     def _estimate(self, resumption: Resumption, match: PrefixMatch) -> LoadEstimate:
         """Weigh loading against computing, and tell it once."""

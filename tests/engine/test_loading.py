@@ -249,6 +249,24 @@ def test_a_path_that_was_promoted_is_on_the_device_when_its_request_comes(
     assert again.loaded == Loaded(device=len(text))
 
 
+@pytest.mark.parametrize("num_promoted", [1, 4, 7])
+def test_what_was_promoted_and_what_the_request_brings_itself_count_together(
+    num_promoted: int, tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    model_dir = tiny("qwen3")
+    text = say(model_dir, tmp_path, token_ids(150))
+    engine, reader = stepped(engines, model_dir, cache_dir=tmp_path)
+    engine.promote(text)
+    while reader.num_read < num_promoted:
+        engine.tick()
+    engine.promote(())
+    while engine.is_loading:
+        engine.tick()
+    result = answer(engine, text + token_ids(4, seed=5), 8)
+    assert result.loaded == Loaded(disk=len(text) - 1)
+    assert not engine.is_loading
+
+
 def test_a_promotion_ends_when_the_wish_changes_and_what_has_arrived_stays(
     tiny: TinyModels, engines: list[Engine], tmp_path: Path
 ) -> None:
@@ -283,8 +301,7 @@ def test_a_request_takes_over_from_the_promotion_of_its_path(
     result = answer(engine, text + token_ids(4), 8)
     assert reader.num_read == len(text) // BLOCK_SIZE + 1
     assert result.usage.cached_tokens == len(text) - 1
-    assert result.loaded.disk > 0
-    assert result.loaded.device > 0
+    assert result.loaded == Loaded(disk=len(text) - 1)
     assert result.token_ids == reference(model_dir).answer(text + token_ids(4), 8)
 
 
