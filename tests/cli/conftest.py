@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import save_file as save_arrays
 
 from tests.tiny_models import write_model
 
@@ -26,15 +26,22 @@ def model_dir(tmp_path: Path) -> Path:
     """A directory that looks like a model up to the moment its weights are loaded."""
     directory = write_model(tmp_path / "model")
     (directory / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    save_file({"weight": numpy.zeros(1, dtype=numpy.float32)}, directory / "model.safetensors")
+    save_arrays({"weight": numpy.zeros(1, dtype=numpy.float32)}, directory / "model.safetensors")
     return directory
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Full and sliding layers with random weights; it hardly ever ends its answer."""
+    from safetensors.torch import load_file, save_file
+
     from tests.engine.tiny_models import make_config, save_model
 
     directory = write_model(tmp_path_factory.mktemp("tiny"))
-    num_tokens = len(json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"])
-    return save_model(make_config("qwen3", vocab_size=num_tokens, max_position_embeddings=8192), directory)
+    vocabulary = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"]
+    config = make_config("qwen3", vocab_size=len(vocabulary), max_position_embeddings=8192)
+    weights = save_model(config, directory) / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["lm_head.weight"][vocabulary["<|end|>"]] = 0  # some other token is always likelier
+    save_file(tensors, weights, metadata={"format": "pt"})
+    return directory
