@@ -175,8 +175,11 @@ class NativeLayers:
         joint = (self._product(products.gate), self._product(products.up))
         if joint[0].layout != joint[1].layout or joint[0].block != joint[1].block:
             raise ValueError("gates and ups are of different kinds")
-        sinks = None if heads.sinks is None else heads.sinks.float().contiguous()
-        self._kept.append(sinks)
+        sinks = heads.sinks
+        if sinks is not None and not (sinks.dtype == torch.float32 and sinks.is_contiguous()):
+            raise ValueError(
+                f"sinks of {sinks.dtype}, or with gaps"
+            )  # a copy would outlive exchanged weights
         return _Layer(
             *map(_norm, (layer.before_attention, layer.after_attention, layer.before_mlp, layer.after_mlp)),
             *map(_norm, (heads.query_norm, heads.key_norm)),
