@@ -120,10 +120,13 @@ class DecoderLayer:
     def kind(self) -> Hashable:
         """The same for layers that compute the same with other numbers."""
         heads = self.heads
-        norms = (self.after_attention, self.after_mlp, heads.query_norm, heads.key_norm)
+        norms = (
+            *(self.before_attention, self.before_mlp, self.after_attention, self.after_mlp),
+            *(heads.query_norm, heads.key_norm),
+        )
         sizes = tuple((linear.num_outputs, linear.bias is not None) for linear in self.projections.all)
         reach = (heads.window, heads.chunk, heads.scale, heads.softcap, heads.sinks is not None, self.rope)
-        return self.activation, sizes, reach, tuple(norm is not None for norm in norms)
+        return self.activation, sizes, reach, tuple(norm and (norm.epsilon, norm.adds_one) for norm in norms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
