@@ -9,7 +9,7 @@ from typing import Protocol
 from kvchat.chat import EditCost
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.session.tree import Role, Turn
+from kvchat.session.tree import Role, SessionId, Turn
 from kvchat.ui.bridge import Alternative, ChatService, ConversationView
 from kvchat.ui.desk import Desk
 from kvchat.ui.figures import plural
@@ -50,19 +50,22 @@ class Aside:
     here: ConversationView
     back: ConversationView
 
+    def is_line_of(self, conversation: ConversationView | None) -> bool:
+        """Whether a conversation is this aside, also where it was opened anew."""
+        here = self.here
+        if conversation is None or conversation is here:
+            return conversation is here
+        return (conversation.session.id, conversation.branch.name) == (here.session.id, here.branch.name)
+
 
 class Branching:
-    """Runs what leads away from the last answer. Prices are looked up before anything is done.
-
-    Attributes:
-        aside: the aside on screen, if there is one.
-    """
+    """Runs what leads away from the last answer. Prices are looked up before anything is done."""
 
     def __init__(self, screen: BranchingDesk, chat: ChatService, turns: Turns) -> None:
         self._screen = screen
         self._chat = chat
         self._turns = turns
-        self.aside: Aside | None = None
+        self._asides: list[Aside] = []  # on screen, or being answered behind it
 
     # At a message
 
@@ -200,6 +203,17 @@ class Branching:
 
     # Asides
 
+    @property
+    def aside(self) -> Aside | None:
+        """The aside on screen, if there is one."""
+        return self._aside_of(self._turns.conversation)
+
+    def _aside_of(self, conversation: ConversationView | None) -> Aside | None:
+        found = next((one for one in self._asides if one.is_line_of(conversation)), None)
+        if found is None or conversation is None:
+            return None
+        return replace(found, here=conversation)  # opened anew, it knows what was said since
+
     def begin_aside(self, text: str) -> None:
         """Ask something on a fork that is thrown away afterwards."""
         self._screen.begin(partial(self._begin_aside, text))
@@ -213,8 +227,8 @@ class Branching:
             except KvchatError as error:
                 self._screen.warn(str(error))
                 return
+            self._asides.append(Aside(here=here, back=back))
             await self._turns.show(here)
-            self.aside = Aside(here=here, back=back)
             self._screen.tell("this is thrown away when you leave it: esc or /aside goes back", title=_ASIDE)
         if text:
             self._screen.queue(PendingTurn(kind=TurnKind.SEND, text=text))
@@ -227,28 +241,55 @@ class Branching:
 
     def end_aside(self) -> None:
         """Throw the aside away and go back to where it began."""
+        aside = self.aside
         if self._turns.is_busy:
             self._screen.warn("the aside is being answered: esc stops it, then go back")
-        elif self.aside is not None:
-            aside, self.aside = self.aside, None
+        elif aside is not None:
             self._screen.begin(partial(self._end_aside, aside))
 
     async def leave_aside(self, to: ConversationView | None) -> bool:
-        """Throw the aside away because something else comes on screen, and return whether that was done."""
+        """Throw the aside away because something else comes on screen, and return whether that was done.
+
+        One that is being answered goes behind the screen, and is thrown away when its answer has ended.
+        """
         aside = self.aside
-        if aside is None or to is aside.here or self._turns.is_busy:
+        if aside is None or aside.is_line_of(to) or self._turns.is_busy:
             return False
-        self.aside = None
-        return await asyncio.to_thread(self._chat.variants.throw_away, aside.here, aside.back)
+        return await self._throw_away(aside)
 
     async def _end_aside(self, aside: Aside) -> None:
+        is_gone = await self._throw_away(aside)
+        await self._turns.show(aside.back)
+        self._tell_end(is_gone)
+
+    def end_behind(self, conversation: ConversationView) -> bool:
+        """Throw away what has been answered behind the screen, if it is an aside; return whether it is."""
+        aside = self._aside_of(conversation)
+        if aside is not None:
+            self._screen.begin(partial(self._end_behind, aside))
+        return aside is not None
+
+    async def _end_behind(self, aside: Aside) -> None:
+        self._tell_end(await self._throw_away(aside))
+
+    async def _throw_away(self, aside: Aside) -> bool:
+        self.forget_asides(aside.here.session.id, aside.here.branch.name)
         try:
-            is_gone = await asyncio.to_thread(self._chat.variants.throw_away, aside.here, aside.back)
+            return bool(await asyncio.to_thread(self._chat.variants.throw_away, aside.here, aside.back))
         except KvchatError as error:
             self._screen.warn(str(error))
-            is_gone = False
-        await self._turns.show(aside.back)
+            return False
+
+    def _tell_end(self, is_gone: bool) -> None:
         self._screen.tell("the aside is gone" if is_gone else "the aside stays: a branch rests on it")
+
+    def forget_asides(self, session_id: SessionId, branch: str | None = None) -> None:
+        """Let a session's lines, or that one alone, be asides no more: they are gone, or kept."""
+        self._asides = [
+            one
+            for one in self._asides
+            if one.here.session.id != session_id or branch not in (None, one.here.branch.name)
+        ]
 
 
 class _Looks:

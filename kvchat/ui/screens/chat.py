@@ -186,6 +186,7 @@ class ChatScreen(WindowScreen):
     async def leave_session(self, session_id: SessionId, branch: str | None = None) -> None:
         """Take a session, or that branch alone, off the screen and let go of what it holds."""
         closing = self._kept.drop_session(session_id)
+        self.branching.forget_asides(session_id, branch)
         shown = self.turns.conversation
         if shown is not None and shown.session.id == session_id and branch in (None, shown.branch.name):
             closing.append(shown)
@@ -222,6 +223,8 @@ class ChatScreen(WindowScreen):
         self._give_back(unsent)
 
     def ended_behind(self, conversation: ConversationView) -> None:
+        if self.branching.end_behind(conversation):
+            return
         self.tell("the answer has ended", title=self.shelf.title(conversation.session.id))
         self.run_worker(self._close(self._kept.keep(conversation)))
 

@@ -19,6 +19,11 @@ def talk(chat: ScriptedChat) -> None:
     chat.add_session("Oslo", [("By boat?", "By train."), ("How long?", "Seven hours or so.")])
 
 
+def two_talks(chat: ScriptedChat) -> None:
+    talk(chat)
+    chat.add_session("Bergen", [("By bus?", "By air.")])
+
+
 async def opened(shown: Window) -> None:
     await shown.until(lambda: shown.questions == ["By boat?", "How long?"])
 
@@ -149,4 +154,62 @@ async def test_an_aside_is_gone_after_switching_to_another_session(tmp_path: Pat
         await shown.until(lambda: not shown.screen.turns.is_running)
         await shown.pilot.press("ctrl+n")
         await shown.until(lambda: shown.questions == [])
+        assert len(shown.chat.store.paths) == 1
+
+
+async def leave_answered_aside(shown: Window) -> None:
+    await opened(shown)
+    await shown.say("/aside What is a fjord?")
+    await shown.until_shown("A fjord")
+    await shown.pilot.press("ctrl+n")
+    await shown.until(lambda: shown.questions == [])
+
+
+async def test_an_aside_left_while_it_is_answered_goes_when_its_answer_ends(tmp_path: Path) -> None:
+    hold = Event()
+    answer = Answer(text="A fjord is a bay.", piece_len=8, hold=hold)
+    async with window(tmp_path, answer, prepare=talk, initial="Oslo") as shown:
+        await leave_answered_aside(shown)
+        assert "thrown away when you leave" not in shown.text.splitlines()[0]
+        await shown.pilot.press("escape")
+        await shown.pilot.pause(0.1)
+        assert len(shown.chat.store.paths) == 2  # its answer still writes
+        hold.set()
+        await shown.until(lambda: len(shown.chat.store.paths) == 1)
+        assert shown.questions == []
+
+
+async def test_another_session_has_an_aside_of_its_own_while_one_is_answered_behind(tmp_path: Path) -> None:
+    hold = Event()
+    answers = [Answer(text="A fjord is a bay.", piece_len=8, hold=hold), Answer(text="A sound is a strait.")]
+    async with window(tmp_path, *answers, prepare=two_talks, initial="Oslo") as shown:
+        await leave_answered_aside(shown)
+        await shown.say("/switch Bergen")
+        await shown.until(lambda: shown.questions == ["By bus?"])
+        await shown.say("/aside What is a sound?")
+        await shown.until_shown("A sound is a strait.")
+        await shown.until(lambda: not shown.screen.turns.is_running)
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.questions == ["By bus?"])
+        hold.set()
+        await shown.until(lambda: len(shown.chat.store.paths) == 2)
+        assert not any("sound" in turn.text for path in shown.chat.store.paths.values() for turn in path)
+
+
+async def test_opening_the_asides_own_line_keeps_it(tmp_path: Path) -> None:
+    async with window(tmp_path, Answer(text="A fjord is a bay."), prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say("/aside What is a fjord?")
+        await shown.until_shown("A fjord is a bay.")
+        await shown.until(lambda: not shown.screen.turns.is_running)
+        here = shown.screen.turns.conversation
+        assert here is not None
+        shown.screen.open_with(
+            lambda: asyncio.to_thread(shown.chat.open, here.session.id, here.branch.name)  # a fresh object
+        )
+        await shown.pilot.pause(0.2)
+        assert len(shown.chat.store.paths) == 2
+        assert shown.questions[-1:] == ["What is a fjord?"]
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.questions == ["By boat?", "How long?"])
         assert len(shown.chat.store.paths) == 1
