@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import ne
 
-PAGE_BYTES = 4096
+from kvchat.session.page import PAGE_BYTES, can_be_page
+
 _HEADER_BYTES = 32
 _FRAME_BYTES = 24 + PAGE_BYTES
 _SIGNED = 24
@@ -89,7 +90,8 @@ class _Log:
                 likely = [one for one in right if not one[0] and not one[4]]  # no file has 2^24 pages
                 self.is_damaged = True
                 self.is_exact &= len(likely) == 1
-                signed = likely[0] if len(likely) == 1 or signed[0] or signed[4] else signed
+                if likely and (len(likely) == 1 or signed[0] or signed[4] or not _is_sound(signed)):
+                    signed = next(filter(_is_sound, likely), likely[0])
                 found = _unpacked(written)
             self._sums = found
             yield signed
@@ -99,6 +101,10 @@ class _Log:
         frame = self._data[start : start + _FRAME_BYTES]
         is_whole = len(frame) == _FRAME_BYTES
         return is_whole and _packed(_sums(frame[:8] + frame[24:], sums, self._order)) == frame[16:24]
+
+
+def _is_sound(signed: bytes) -> bool:
+    return can_be_page(int.from_bytes(signed[:4], "big"), signed[8:])
 
 
 def _right_header(header: bytes, salts: bytes) -> bytes | None:
