@@ -1,12 +1,13 @@
 """Whether a model's decoder layers can be fused: matched by their structure, then held to the model itself.
 
-A few tokens of two texts run through the model, one of them far from its beginning, where all earlier keys
-are zero. What every layer gets and gives is noted and computed again by the fused layers, and so are the
-logits. Any difference that rounding does not explain leaves the model as it is.
+A few tokens of two texts run through the model, one of them behind some keys that are zero. What every layer
+gets and gives is noted and computed again by the fused layers, and so are the logits. Then all runs once more
+with the last positions of the model's context, since a model may compute something else from a position on.
+Any difference that rounding does not explain leaves the model as it is.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 BLOCK_SIZE = 4
 TEXTS = ((0, 5), (37, 3))
 """Position of the first token, and number of tokens."""
+NUM_POSITIONS = 40
+"""Up to behind the last of them."""
 LAYER_TOLERANCE = {torch.float32: (1e-4, 1e-6)}
 COARSE_LAYER_TOLERANCE = (0.05, 0.01)
 """Most error of a layer: of what it adds, and of the sum."""
@@ -78,7 +81,8 @@ class Fusion:
     Args:
         decoder: the model around its layers.
         layers: as they were matched.
-        ropes: makes tables of all rotary embeddings.
+        rotaries: all rotary embeddings.
+        num_positions: that these may be asked for.
         factor: of what the embedding gives.
     """
 
@@ -86,12 +90,14 @@ class Fusion:
         self,
         decoder: Decoder,
         layers: Sequence[DecoderLayer],
-        ropes: Callable[[], RopeTables],
+        rotaries: Sequence[Rotary],
+        num_positions: int,
         factor: float,
     ) -> None:
         self.decoder = decoder
         self.layers = layers
-        self._ropes = ropes
+        self._rotaries = rotaries
+        self._num_positions = num_positions
         self._factor = factor
 
     def on(self, pool: DevicePool) -> FusedLayers:
@@ -110,7 +116,8 @@ class Fusion:
             for layer in (pool.layers[number] for number in numbers)
         ]
         native = NativeLayers(layers, pools, self.decoder.last_norm, self.decoder.head)
-        return FusedLayers(self._embed, native, self._ropes(), ids, self.decoder.softcap)
+        ropes = RopeTables(self._rotaries, self._num_positions)
+        return FusedLayers(self._embed, native, ropes, ids, self.decoder.softcap)
 
     def first_of_each_kind(self) -> list[int]:
         """Return the first layer of each kind: of other parts, other sizes, or another reach."""
@@ -123,7 +130,12 @@ class Fusion:
             replace(layer, rope=None) if number in numbers else layer
             for number, layer in enumerate(self.layers)
         ]
-        return Fusion(self.decoder, layers, self._ropes, self._factor)
+        return Fusion(self.decoder, layers, self._rotaries, self._num_positions, self._factor)
+
+    def moved(self, offset: int) -> "Fusion":
+        """Return the same for texts whose first position is `offset`."""
+        rotaries = [partial(_moved, rotary, offset) for rotary in self._rotaries]
+        return Fusion(self.decoder, self.layers, rotaries, self._num_positions - offset, self._factor)
 
     @property
     def is_quantised(self) -> bool:
@@ -180,10 +192,21 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group]) -> Fusion:
     seen, logits = _watch(module, decoder, pool, row)
     fusion = _matched(decoder, pool, seen, row, loaded.max_context)
     fusion = fusion.without_rope(_unturned_layers(decoder, seen))
-    _require_same(fusion, _scratch(groups), seen, row, logits)
-    if module.dtype != torch.float32 or fusion.is_quantised:
-        _require_structure(fusion, _scratch(_in_float32(groups)), seen, row)
+    _require_all(fusion, groups, seen, row, logits)
+    offset = loaded.max_context - NUM_POSITIONS
+    if offset > 0:
+        seen, logits = _watch(module, decoder, pool, replace(row, positions=row.positions + offset))
+        try:
+            _require_all(fusion.moved(offset), groups, seen, row, logits)
+        except Unmatched as error:
+            raise Unmatched(f"{error} at the end of its context") from error
     return fusion
+
+
+def _require_all(fusion: Fusion, groups: Sequence[Group], seen: _Seen, row: Row, logits: Tensor) -> None:
+    _require_same(fusion, _scratch(groups), seen, row, logits)
+    if seen.outputs[0].dtype != torch.float32 or fusion.is_quantised:
+        _require_structure(fusion, _scratch(_in_float32(groups)), seen, row)
 
 
 def _is_plain(group: Group) -> bool:
@@ -267,7 +290,7 @@ def _matched(decoder: Decoder, pool: DevicePool, seen: _Seen, row: Row, max_cont
         ropes += [embeddings] if rope == len(ropes) else []
         layers.append(match_layer(layer, seen.calls[number], pool.layers[number].spec, rope))
     rotaries = [_rotary(decoder, known, row.positions[None]) for known in ropes]
-    return Fusion(decoder, layers, partial(RopeTables, rotaries, max_context), _factor(decoder, seen, row))
+    return Fusion(decoder, layers, rotaries, max_context, _factor(decoder, seen, row))
 
 
 def _is_same(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> bool:
@@ -290,6 +313,10 @@ def _rotary(decoder: Decoder, known: tuple[Tensor, Tensor], positions: Tensor) -
 def _of_type(module: Any, x: Tensor, kind: str, positions: Tensor) -> tuple[Tensor, Tensor]:
     found: tuple[Tensor, Tensor] = module(x, positions, layer_type=kind)
     return found
+
+
+def _moved(rotary: Rotary, offset: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    return rotary(positions + offset)
 
 
 def _factor(decoder: Decoder, seen: _Seen, row: Row) -> float:

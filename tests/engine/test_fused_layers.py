@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.fusion import fuse
+from kvchat.engine.models.decoder_structure import Unmatched
 from kvchat.engine.models.load import load_model
 from kvchat.engine.route import choose_route
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
@@ -45,6 +46,15 @@ CONFIGS: dict[str, Any] = {
     "layers without rope": transformers.SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
     "caps": transformers.Gemma2Config(**SIZES | {"head_dim": 16}, sliding_window=20),
 }
+SCALED_FROM_48_ON: Any = transformers.Ministral3Config(
+    **SIZES | {"head_dim": 10},
+    rope_parameters={
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "llama_4_scaling_beta": 4.0,
+        "original_max_position_embeddings": 48,
+    },
+)
 OTHERS: dict[str, tuple[Any, str]] = {
     "norms behind alone": (transformers.Olmo2Config(**SIZES), "other parts"),
     "experts": (
@@ -56,18 +66,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "scaled residuals": (transformers.GraniteConfig(**SIZES, residual_multiplier=0.9), "something else"),
     "another activation": (transformers.LlamaConfig(**SIZES, hidden_act="relu"), "activation"),
     "layer norms": (transformers.CohereConfig(**SIZES | {"hidden_size": 96}), "norms"),
-    "queries scaled by position": (
-        transformers.Ministral3Config(
-            **SIZES | {"head_dim": 10},
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "llama_4_scaling_beta": 4.0,
-                "original_max_position_embeddings": 48,
-            },
-        ),
-        "asks for positions",
-    ),
+    "queries scaled by position": (SCALED_FROM_48_ON, "asks for positions"),
     "rope in pairs": (transformers.Ernie4_5Config(**SIZES | {"head_dim": 10}), "something else"),
 }
 
@@ -118,6 +117,25 @@ def test_other_structures_run_unmodified_and_say_why(
     assert engine.info.unfused is not None
     assert reason in engine.info.unfused
     assert answer(engine, PROMPTS[0]).token_ids == reference(model_dir).answer(PROMPTS[0], 24)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_begins_far_behind_the_first_tokens_is_seen_in_numbers(dtype: str, tmp_path: Path) -> None:
+    """Trap 33, by no name of an argument: attention takes whatever it is given."""
+    model_dir = save_model(SCALED_FROM_48_ON, tmp_path / "model")
+    loaded = load_model(model_dir, dtype=dtype, device=torch.device("cpu"))
+    for layer in loaded.module.modules():
+        if hasattr(layer, "self_attn"):
+            layer.self_attn.__class__ = type("Taking", (Taking, type(layer.self_attn)), {})
+    with pytest.raises(Unmatched, match=r"something else .* at the end of its context"):
+        fuse(loaded, choose_route(loaded).groups)
+
+
+class Taking:
+    """Tells nobody which arguments it uses."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
