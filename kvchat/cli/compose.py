@@ -1,5 +1,6 @@
 """The one place where sessions, engine and chat are put together."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -7,19 +8,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvchat.chat import Chat, EngineClient
+from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store
 from kvchat.config import Settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import lasting_name, locate_model
 from kvchat.engine.worker import Worker
-from kvchat.errors import ModelNotFound
+from kvchat.errors import KvchatError, ModelNotFound
 from kvchat.lending.borrower import borrow
 from kvchat.lending.lender import Lender
 from kvchat.lending.place import identity_of, socket_path
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import Session
 from kvchat.ui.plain_text import one_line
+
+log = logging.getLogger(__name__)
 
 EngineFactory = Callable[[str, Path, EngineConfig], EngineClient]
 """Makes an engine that loads the model of this name from this directory, and returns while it loads."""
@@ -69,6 +73,7 @@ class Kvchat:
         self._template: ChatTemplate | None = None
         self._model_dir: Path | None = None
         self._lender: Lender | None = None
+        self._is_to_be_lent = False
 
     @property
     def engine(self) -> EngineClient:
@@ -129,15 +134,34 @@ class Kvchat:
         assert self._model_dir is not None
         identity = identity_of(self._model_dir, self._settings.engine)
         path = socket_path(self._settings.paths.runtime_dir, identity)
-        lender = Lender(self.engine, self._template, path, identity)
+        self._is_to_be_lent = True
+        # A worker itself: a borrower that ends late must not release a branch of the worker after it.
+        engine = self.engine.worker if isinstance(self.engine, EngineSwap) else self.engine
+        lender = Lender(engine, self._template, path, identity)
         self._lender = lender if lender.start() else None
         return self._lender
 
     def stop_lending(self) -> None:
-        """Lend the engine no more, because it will have another model."""
+        """Lend the engine no more, because it ends or begins anew."""
         lender, self._lender = self._lender, None
         if lender is not None:
             lender.close()
+
+    def lend_again(self, model_dir: Path | None = None, template: ChatTemplate | None = None) -> None:
+        """Lend the engine that has begun anew, perhaps with another model, if it was to be lent before."""
+        if model_dir is not None:
+            self._model_dir, self._template = model_dir, template
+            engine = replace(self._settings.engine, adapter=None)  # made for the model that went
+            self._settings = replace(self._settings, engine=engine)
+        if self._is_to_be_lent:
+            self.lend_if_possible()
+
+    def lend_if_possible(self) -> None:
+        """Lend the engine to `kvchat ask`; what runs without a socket runs as well."""
+        try:
+            self.lend()
+        except (KvchatError, OSError) as error:
+            log.warning("the engine is not lent: %s", error)
 
     def close(self) -> None:
         """Save what the engine has not saved yet, and free its memory."""

@@ -36,12 +36,12 @@ class EngineSwap:
         return self._made[0]
 
     def start(self) -> None:
-        self._engine.start()
+        self.worker.start()
 
     def swap(self, model: str | None = None, model_dir: Path | None = None) -> None:
         """Close the worker, which saves what it has not saved yet, and begin to load again."""
         assert self._made is not None, "it is made before it is swapped"
-        self._engine.close()
+        self.worker.close()
         name, place, config = self._made
         if model is not None:
             config = replace(config, adapter=None)  # made for the model that goes
@@ -49,36 +49,37 @@ class EngineSwap:
         self.start()
 
     def status(self) -> EngineStatus:
-        return self._engine.status()
+        return self.worker.status()
 
     def info(self) -> EngineInfo:
-        return self._engine.info()
+        return self.worker.info()
 
     def submit(self, request: Request) -> RequestHandle:
-        return self._engine.submit(request)
+        return self.worker.submit(request)
 
     def prioritise_branch(self, branch: BranchId, priority: int) -> None:
-        self._engine.prioritise_branch(branch, priority)
+        self.worker.prioritise_branch(branch, priority)
 
     def fork(self, branch: BranchId) -> BranchId:
-        return self._engine.fork(branch)
+        return self.worker.fork(branch)
 
     def release(self, branch: BranchId) -> None:
-        self._engine.release(branch)
+        self.worker.release(branch)
 
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
-        return self._engine.reusable_len(token_ids, namespace)
+        return self.worker.reusable_len(token_ids, namespace)
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
-        self._engine.prefetch(token_ids, beside=beside, namespace=namespace)
+        self.worker.prefetch(token_ids, beside=beside, namespace=namespace)
 
     def snapshot(self) -> CacheSnapshot | None:
-        return self._engine.snapshot()
+        return self.worker.snapshot()
 
     def close(self) -> None:
-        self._engine.close()
+        self.worker.close()
 
     @property
-    def _engine(self) -> Worker:
+    def worker(self) -> Worker:
+        """The worker of now; another one after a swap."""
         assert self._worker is not None, "it is made before it is used"
         return self._worker

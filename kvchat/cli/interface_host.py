@@ -89,7 +89,9 @@ class InterfaceHost(SessionFiles):
             ModelError: there is no such model; the engine is as it was.
         """
         if model is None:
+            self._kvchat.stop_lending()
             self._engine.swap()
+            self._kvchat.lend_again()
             return
         location = locate_model(model, cache_dir=self._settings.paths.cache_dir)
         template = ChatTemplate.from_dir(location.path)
@@ -99,6 +101,7 @@ class InterfaceHost(SessionFiles):
         self._engine.swap(name, location.path)
         self._chat.use(template, name)
         self._chat.adapter = ""
+        self._kvchat.lend_again(location.path, template)
 
 
 def _short(origin: str) -> str:

@@ -1,6 +1,5 @@
 """`kvchat [SESSION]`: the terminal interface."""
 
-import logging
 import sys
 from difflib import get_close_matches
 
@@ -9,9 +8,7 @@ from kvchat.cli.compose import Kvchat, opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import ResumeOptions
-from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
-
-log = logging.getLogger(__name__)
+from kvchat.errors import NoTerminal, SessionNotFound
 
 
 def resume(options: ResumeOptions) -> int:
@@ -34,7 +31,7 @@ def resume(options: ResumeOptions) -> int:
         def begin() -> None:
             engine.start()
             if not options.temp:
-                lend_if_possible(kvchat)
+                kvchat.lend_if_possible()
 
         app = KvchatApp(
             chat,
@@ -45,14 +42,6 @@ def resume(options: ResumeOptions) -> int:
             on_first_frame=begin,
         )
         return app.run_in_terminal()
-
-
-def lend_if_possible(kvchat: Kvchat) -> None:
-    """Lend the engine to `kvchat ask`; what runs without a socket runs as well."""
-    try:
-        kvchat.lend()
-    except (KvchatError, OSError) as error:
-        log.warning("the engine is not lent: %s", error)
 
 
 def _session_id(kvchat: Kvchat, options: ResumeOptions) -> str | None:

@@ -6,7 +6,6 @@ from typing import Any
 from kvchat.chat import Chat
 from kvchat.cli.compose import Kvchat, opened, start_worker
 from kvchat.cli.logs import start_log
-from kvchat.cli.resume import lend_if_possible
 from kvchat.cli.serve_options import ServeOptions
 from kvchat.cli.signals import StopAsked, StopSignals
 from kvchat.cli.streams import Output, Status
@@ -57,7 +56,7 @@ class _Endpoint:
 
     def run(self, kvchat: Kvchat, chat: Chat, status: Status, signals: StopSignals) -> None:
         """Answer until a signal comes; the URL is what standard output carries."""
-        lend_if_possible(kvchat)
+        kvchat.lend_if_possible()
         wait_until_loaded(kvchat.engine, status)
         app = self._make_app(kvchat.engine, chat.template, self._key, chat.sampling)
         server = self._server_class(app, self._port)

@@ -8,9 +8,12 @@ from kvchat.cli.compose import opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.interface_host import InterfaceHost
 from kvchat.cli.model_shelf import models_here, summary_of
-from kvchat.config import read_settings
+from kvchat.config import Settings, read_settings
+from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ConfigError, ModelNotFound, UsageError
+from kvchat.lending.borrower import Borrowed, borrow
+from kvchat.lending.place import identity_of, socket_path
 
 pytestmark = pytest.mark.cpu
 
@@ -37,6 +40,44 @@ def test_an_engine_begins_anew_with_the_same_and_with_another_model(home: Path, 
         models = [turn.model for turn in conversation.turns[1::2]]
         assert models == [str(tiny_model), str(tiny_model), "starter"]
         assert [one.name for one in host.models() if one.is_current] == ["starter"]
+
+
+def test_a_window_lends_its_engine_again_after_it_has_begun_anew(home: Path, tiny_model: Path) -> None:
+    settings = read_settings({"sampling.max_tokens": 4})
+    engine = EngineSwap()
+    with opened(settings, engine) as kvchat:
+        chat = kvchat.load(None, str(tiny_model))
+        host = InterfaceHost(settings, kvchat, chat, engine)
+        engine.start()
+        kvchat.lend_if_possible()
+        first = borrowed_from(settings, tiny_model)
+        assert first is not None
+        host.reload()
+        assert first.status().phase is EnginePhase.FAILED  # its branches went with the worker
+        first.close()
+        again = borrowed_from(settings, tiny_model)
+        assert again is not None
+        again.close()
+        host.reload("starter")
+        assert borrowed_from(settings, tiny_model) is None
+        other = borrowed_from(settings, locate_model("starter").path)
+        assert other is not None
+        other.close()
+
+
+def test_a_window_that_lends_nothing_lends_nothing_after_a_reload(home: Path, tiny_model: Path) -> None:
+    settings = read_settings()
+    engine = EngineSwap()
+    with opened(settings, engine) as kvchat:
+        host = InterfaceHost(settings, kvchat, kvchat.load(None, str(tiny_model)), engine)
+        engine.start()
+        host.reload()
+        assert borrowed_from(settings, tiny_model) is None
+
+
+def borrowed_from(settings: Settings, model_dir: Path) -> Borrowed | None:
+    identity = identity_of(model_dir, settings.engine)
+    return borrow(socket_path(settings.paths.runtime_dir, identity), identity)
 
 
 def test_a_setting_is_written_into_the_persons_file_and_counts_there(home: Path) -> None:
