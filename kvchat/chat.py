@@ -8,6 +8,7 @@ first: token ids and text reach the database before they are yielded.
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from shlex import quote
 
 from kvchat.client import EngineClient as EngineClient
 from kvchat.client import RequestHandle as RequestHandle
@@ -442,7 +443,7 @@ def _adapter_words(conversation: Conversation, adapter: str) -> str | None:
     if session.adapter == adapter or not any(turn.fingerprint for turn in conversation.turns):
         return None
     was, here = (f"the adapter {name}" if name else "no adapter" for name in (session.adapter, adapter))
-    how = f"--adapter {session.adapter}" if session.adapter else "--adapter none"
+    how = f"--adapter {quote(session.adapter or 'none')}"
     return (
         f"It was computed with {was}, and here is {here}: its KV is computed again, and answers may differ."
         f" To go on as before: kvchat {session.id} {how}"

@@ -1,6 +1,7 @@
 """A session knows the LoRA that it was computed with, and goes on with it unless another is named."""
 
 import re
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -31,7 +32,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    path = tmp_path / "lora"
+    path = tmp_path / "my lora"
     path.mkdir()
     return path
 
@@ -93,7 +94,8 @@ def test_opened_without_it_what_differs_is_told_and_how_to_open_it(
         chat: Chat = kvchat.load(session_id, None, Path("none"))
         (notice,) = chat.notices(chat.open(session_id))
         assert f"computed with the adapter {adapter}, and here is no adapter" in notice
-        assert f"kvchat {session_id} --adapter {adapter}" in notice
+        (command,) = re.findall(r"To go on as before: (.+)", notice)
+        assert shlex.split(command) == ["kvchat", session_id, "--adapter", str(adapter)]
     with opened(settings, lambda *_: ScriptedEngine(lambda prompt: [])) as kvchat:
         chat = kvchat.load(session_id, None)
         assert chat.notices(chat.open(session_id)) == ()
