@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.events import Event, RequestFinished
@@ -24,6 +24,13 @@ from kvchat.session.text_stream import StopStrings
 _CONNECT_S = 2.0
 """A lender that does not answer a greeting in this time is as good as none."""
 _GONE = "the process that lent its engine has ended; what was said is stored, ask again to go on"
+
+_OTHER = (
+    "the process that lends its engine is of another kvchat: close that one, or load the model here"
+    " with --no-attach"
+)
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +122,7 @@ class Borrowed:
 
     def info(self) -> EngineInfo:
         if self._info is None:
-            self._info = restored(EngineInfo, self._ask("info"))
+            self._info = _understood(EngineInfo, self._ask("info"))
         return self._info
 
     def submit(self, request: Request) -> BorrowedHandle:
@@ -144,9 +151,9 @@ class Borrowed:
     def snapshot(self) -> CacheSnapshot | None:
         try:
             answer = self._ask("snapshot")
+            return None if answer is None else _understood(CacheSnapshot, answer)
         except EngineFailed:
             return None
-        return None if answer is None else restored(CacheSnapshot, answer)
 
     def close(self) -> None:
         """Give the engine back; requests that still run are cancelled there."""
@@ -215,9 +222,22 @@ class Borrowed:
 
     def _fail(self) -> None:
         self.is_gone = True
-        while self._waiting:
-            _, future = self._waiting.popitem()
-            if not future.done():
+        # The reader and whoever sends may both find out; each takes what the other has not.
+        for number in list(self._waiting):
+            future = self._waiting.pop(number, None)
+            if future is not None and not future.done():
                 future.set_exception(EngineFailed(_GONE))
         for handle in list(self._handles.values()):
             handle.wake()
+
+
+def _understood(kind: type[T], data: object) -> T:
+    """Return the value that a lender sent.
+
+    Raises:
+        EngineFailed: it is none, as from a kvchat whose values are others.
+    """
+    try:
+        return restored(kind, data)
+    except ProtocolError as error:
+        raise EngineFailed(_OTHER) from error

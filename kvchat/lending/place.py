@@ -11,6 +11,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 
 from kvchat.directories import make_private
@@ -33,7 +34,8 @@ def identity_of(model_path: Path, config: EngineConfig) -> str:
 
 
 def _lines(model_path: Path, config: EngineConfig) -> Iterator[str]:
-    yield f"{VERSION}"
+    # What is sent are the engine's own values, and another kvchat may have others.
+    yield f"{VERSION} {version('kvchat')}"
     yield from (f"{name} {getattr(config, name)}" for name in _DECIDING)
     yield f"cache {config.cache_dir}"
     yield "sealed" if config.sealer is not None else "plain"

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from threading import Thread
 from time import monotonic, sleep
 
 import pytest
@@ -24,7 +25,7 @@ from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest, ModelUn
 from kvchat.lending.borrower import Borrowed, BorrowedHandle, borrow
 from kvchat.lending.lender import Lender
 from kvchat.lending.place import identity_of, make_room, socket_path
-from kvchat.lending.wire import VERSION
+from kvchat.lending.wire import VERSION, Channel
 from kvchat.session.store import SessionStore
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import Finish
@@ -315,6 +316,29 @@ def test_an_identity_is_the_files_and_what_shapes_kv_and_not_the_budget(tmp_path
     others.add(identity_of(model, config))
     assert len(others) == 6
     assert one not in others
+
+
+def test_another_kvchat_looks_for_another_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(cache_dir=tmp_path)
+    one = identity_of(tmp_path, config)
+    monkeypatch.setattr("kvchat.lending.place.version", lambda name: "99.0")
+    assert identity_of(tmp_path, config) != one
+
+
+def test_a_lender_whose_values_are_others_is_named_and_no_bug_of_ours() -> None:
+    here, there = socket.socketpair()
+    borrowed, lender = Borrowed(Channel(here)), Channel(there)
+
+    def answer() -> None:
+        while (message := lender.receive()) is not None:
+            lender.send({"id": message["id"], "result": {"of": "another version"}})
+        lender.end()
+
+    Thread(target=answer, daemon=True).start()
+    with pytest.raises(EngineFailed, match="--no-attach"):
+        borrowed.info()
+    assert borrowed.snapshot() is None
+    borrowed.close()
 
 
 def test_branches_of_a_fork_belong_to_the_borrower(borrowed: Borrowed, engine: ScriptedEngine) -> None:
