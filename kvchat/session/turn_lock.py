@@ -30,11 +30,9 @@ def turn_lock(
         StorageError: it cannot be written.
     """
     file = directory / f"{session_id}.lock"
-    try:
+    with _named(file):
         make_private(directory)
-        descriptor = _held(file, on_wait)
-    except OSError as error:
-        raise StorageError(f"{file}: {error.strerror or error}") from error
+    descriptor = _held(file, on_wait)
     try:
         yield
     finally:
@@ -43,14 +41,26 @@ def turn_lock(
         os.close(descriptor)
 
 
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Report what the system says as said of `file`; whoever is called while waiting fails by itself."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{file}: {error.strerror or error}") from error
+
+
 def _held(file: Path, on_wait: Callable[[], None]) -> int:
     """Return the descriptor of the lock file that has this name while its lock is held."""
     while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with _named(file):
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            _wait_for(descriptor, on_wait)
+            while not _is_locked(descriptor, file):
+                on_wait()
+                sleep(_POLL_S)
             # Whoever held it before has taken the name away: others may lock a new file already.
-            with suppress(FileNotFoundError):
+            with _named(file), suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.stat(file)):
                     return descriptor
         except BaseException:
@@ -59,13 +69,11 @@ def _held(file: Path, on_wait: Callable[[], None]) -> int:
         os.close(descriptor)
 
 
-def _wait_for(descriptor: int, on_wait: Callable[[], None]) -> None:
-    """Wait in short naps, so that a signal is heard: Python goes on with an interrupted `flock`."""
-    while True:
+def _is_locked(descriptor: int, file: Path) -> bool:
+    """Take the lock if nobody has it. Nobody waits in here: Python goes on with an interrupted `flock`."""
+    with _named(file):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            on_wait()
-            sleep(_POLL_S)
-        else:
-            return
+            return False
+    return True
