@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -279,6 +280,16 @@ class Branching:
         except KvchatError as error:
             self._screen.warn(str(error))
             return False
+
+    def throw_all_away(self) -> None:
+        """Throw away every aside, before the interface is left; one that still writes stays."""
+        shown = self.aside
+        for one in self._asides:
+            aside = shown if shown is not None and one.is_line_of(shown.here) else one
+            if not self._turns.is_writing(aside.here):
+                with suppress(KvchatError):
+                    self._chat.variants.throw_away(aside.here, aside.back)
+        self._asides = []
 
     def _tell_end(self, is_gone: bool) -> None:
         self._screen.tell("the aside is gone" if is_gone else "the aside stays: a branch rests on it")

@@ -224,6 +224,11 @@ class TurnFeed:
         """Whether events of a turn are still to come or to be taken."""
         return self._thread is not None
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether the turn's thread still runs."""
+        return self._thread is not None and self._thread.is_alive()
+
     def start(self, produce: Callable[[], Iterable[Produced]], wake: Callable[[], None]) -> None:
         """Run `produce` to its end in a thread.
 

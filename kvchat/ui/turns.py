@@ -173,6 +173,10 @@ class Turns:
             for lane in self._lanes
         )
 
+    def is_writing(self, conversation: ConversationView) -> bool:
+        """Whether a turn's thread runs in this line of a session, on screen or behind it."""
+        return any(lane.feed.is_writing and lane.holds(conversation) for lane in self._lanes)
+
     def settle_garbage(self) -> None:
         """Call once when the engine is loaded."""
         self._garbage.settle()

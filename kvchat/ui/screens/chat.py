@@ -202,6 +202,7 @@ class ChatScreen(WindowScreen):
     def quit(self, return_code: int = 0) -> None:
         """Stop what runs, keep it, and leave."""
         self.turns.wait(5.0)
+        self.branching.throw_all_away()
         self.turns.release()
         self.app.exit(return_code=return_code)
 

@@ -213,3 +213,23 @@ async def test_opening_the_asides_own_line_keeps_it(tmp_path: Path) -> None:
         await shown.pilot.press("escape")
         await shown.until(lambda: shown.questions == ["By boat?", "How long?"])
         assert len(shown.chat.store.paths) == 1
+
+
+async def test_quitting_inside_an_aside_throws_it_away(tmp_path: Path) -> None:
+    async with window(tmp_path, Answer(text="A fjord is a bay."), prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say("/aside What is a fjord?")
+        await shown.until_shown("A fjord is a bay.")
+        await shown.until(lambda: not shown.screen.turns.is_running)
+        shown.screen.quit()
+        assert len(shown.chat.store.paths) == 1
+
+
+async def test_quitting_while_an_aside_is_answered_throws_it_away(tmp_path: Path) -> None:
+    answer = Answer(text="A fjord is a bay. " * 40, piece_len=8, pace_s=0.05)
+    async with window(tmp_path, answer, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say("/aside What is a fjord?")
+        await shown.until_shown("A fjord is")
+        shown.screen.quit()
+        assert len(shown.chat.store.paths) == 1
