@@ -22,7 +22,7 @@ from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import open_saver, open_store
 from kvchat.engine.drafts import Drafts
 from kvchat.engine.fusion import fused_pass
-from kvchat.engine.gpu import short_steps, try_gpu
+from kvchat.engine.gpu import short_steps
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_memory import available_bytes
@@ -69,7 +69,6 @@ def build_parts(
     """
     _check(config)
     device = choose_device(config.device)
-    try_gpu(device, config.dtype, report)
     candidate = load_candidate(
         Source(model_dir=model_dir, adapter_dir=config.adapter), config, device, report
     )

@@ -23,13 +23,13 @@ def try_gpu(device: torch.device, dtype: str, report: Report) -> None:
     """Refuse the kernels that do not compute what they should on this GPU; nothing on other devices.
 
     Args:
-        dtype: as configured; `auto` stands for the most usual one.
+        dtype: name of the one in which the model computes.
     """
     if device.type == "cuda" and is_supported(
         torch.cuda.current_device() if device.index is None else device.index
     ):
         report("trying the GPU's kernels (longer the first time)")
-        try_kernels(device, DTYPES.get(dtype, torch.bfloat16), TRIALS | LATENT_TRIALS)
+        try_kernels(device, DTYPES.get(dtype, torch.float32), TRIALS | LATENT_TRIALS)
 
 
 def short_steps(

@@ -17,6 +17,7 @@ from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.spec import LatentSpec
 from kvchat.engine.disk import open_store
+from kvchat.engine.gpu import try_gpu
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.models.adapter_files import check_adapter
@@ -69,6 +70,7 @@ def load_candidate(
         if _read(form, digests) != checkpoint:
             raise ModelUnreadable(f"{source.model_dir} was changed while it was loaded. Try again.")
     digests.save()
+    try_gpu(device, loaded.dtype, report)  # before the route is chosen, which is by what kernels compute
     torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
     served = choose_route(loaded)
     groups = stored_groups(served.groups, config.cache_format, config.block_size)
