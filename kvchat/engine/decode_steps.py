@@ -107,6 +107,9 @@ class DecodeSteps:
 
         Returns:
             The seconds it took.
+
+        Raises:
+            torch.AcceleratorError: the device failed while it computed; nothing on it can be trusted.
         """
         start_s = perf_counter()
         for number, size in enumerate(sorted(self._sizes, reverse=True), 1):
@@ -114,6 +117,8 @@ class DecodeSteps:
             try:
                 self._steps[size] = _Step(self._forward, self._groups, self._limits, size)
                 self._steps[size].record(self._recorder)
+            except torch.AcceleratorError:
+                raise
             except torch.OutOfMemoryError as error:
                 self._steps.pop(size, None)
                 log.warning("no memory for decode steps of %d rows: %s", size.num_rows, error)

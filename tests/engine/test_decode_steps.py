@@ -26,12 +26,15 @@ KINDS = ("llama", "qwen3", "gpt2")
 CPU = torch.device("cpu")
 
 
-class Full:
-    """A model on a device without any memory left."""
+class Failing:
+    """A model on a device that answers everything with an error."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self._error = error
 
     @property
     def device(self) -> torch.device:
-        raise torch.OutOfMemoryError
+        raise self._error
 
     def logits(self, row: Row) -> Tensor:
         raise NotImplementedError
@@ -176,6 +179,12 @@ def test_a_recorded_step_reads_its_buffers_anew(tiny: Any) -> None:
 
 def test_a_size_whose_buffers_find_no_memory_is_left_out() -> None:
     limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
-    steps = DecodeSteps(Full(), (), limits, ComputesAnew())
+    steps = DecodeSteps(Failing(torch.OutOfMemoryError), (), limits, ComputesAnew())
     steps.prepare()
     assert not steps.takes(Batch((Chunk(RequestId(1), BranchId(1), 0, (5,), True),), (), (), ()))
+
+
+def test_a_device_that_failed_is_not_taken_for_one_that_cannot_record() -> None:
+    limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
+    with pytest.raises(torch.AcceleratorError):
+        DecodeSteps(Failing(torch.AcceleratorError), (), limits, ComputesAnew()).prepare()

@@ -5,6 +5,7 @@ this one. Takes seconds the first time, for compiling; what Triton keeps of that
 definitions compute on the processor.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from math import inf
@@ -26,6 +27,8 @@ from kvchat.engine.kernels.rope_store import reference as rope_store_reference
 from kvchat.engine.kernels.rope_store.args import RopeStore
 from kvchat.engine.kernels.store_kv import reference as store_reference
 
+log = logging.getLogger(__name__)
+
 LENGTHS = (1, 64, 65, 200)
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 Trial = Callable[[torch.device, torch.dtype], float]
@@ -38,12 +41,21 @@ def try_kernels(
     trials: Mapping[str, Trial] | None = None,
     health: Health = HEALTH,
 ) -> None:
-    """Refuse the kernels that raise, or compute other numbers than their definitions."""
+    """Refuse the kernels that raise, or compute other numbers than their definitions.
+
+    Raises:
+        torch.AcceleratorError: the device failed while it computed; nothing on it can be trusted.
+    """
     for operation, trial in (trials or TRIALS).items():
         if not health.is_well(operation):
             continue
         try:
             error = trial(device, dtype)
+        except torch.AcceleratorError:
+            raise
+        except torch.OutOfMemoryError as lacking:
+            log.warning("the GPU has no memory left to try the kernel for %s: %s", operation, lacking)
+            continue
         except Exception as raised:  # compilers and launchers raise whatever they like
             health.refuse(operation, f"{type(raised).__name__}: {raised}"[:500])
             continue

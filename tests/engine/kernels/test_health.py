@@ -44,12 +44,21 @@ def test_a_kernel_without_memory_is_replaced_and_tried_again() -> None:
     assert health.is_well("attention")
 
 
-def test_a_device_that_failed_is_not_trusted_any_more() -> None:
-    def failed() -> int:
-        raise torch.AcceleratorError("illegal memory access")
+def failed() -> int:
+    raise torch.AcceleratorError("illegal memory access")
 
+
+def test_a_device_that_failed_is_not_trusted_any_more() -> None:
     with pytest.raises(torch.AcceleratorError):
         Health().attempt("attention", failed, lambda: 7)
+    with pytest.raises(torch.AcceleratorError):
+        try_kernels(CPU, torch.float32, {"attention": lambda *_: failed()}, Health())
+
+
+def test_a_trial_without_memory_says_nothing_against_a_kernel() -> None:
+    health = Health()
+    try_kernels(CPU, torch.float32, {"attention": lambda *_: no_memory()}, health)
+    assert health.is_well("attention")
 
 
 def test_a_card_that_is_too_old_gets_no_kernel() -> None:
