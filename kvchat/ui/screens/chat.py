@@ -120,7 +120,8 @@ class ChatScreen(WindowScreen):
         return self._watch.snapshot
 
     def write_prompt(self, text: str) -> None:
-        """Put a text into the prompt, for the person to go on with."""
+        """Put a text into the prompt, for the person to go on with; what stood there is a key up away."""
+        self.prompt.keep_draft(text)
         self.prompt.set_text(text)
         self.prompt.focus()
 

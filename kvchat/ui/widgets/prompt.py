@@ -101,6 +101,11 @@ class Prompt(TextArea):
             self._history.append((text, is_command))
         self._history_at = None
 
+    def keep_draft(self, successor: str) -> None:
+        """Remember what is half typed, before `successor` takes its place."""
+        if self.text.strip() and self.text != successor:
+            self.remember(self.text, is_command=self._has_typed_slash)
+
     def mark_typed_slash(self) -> None:
         """Treat the text, which begins with `/`, as a command being typed."""
         self._has_typed_slash = True

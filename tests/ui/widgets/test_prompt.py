@@ -127,3 +127,12 @@ async def test_a_pasted_command_stays_text_in_the_history(tmp_path: Path) -> Non
         await shown.until(lambda: len(shown.answers) == 1 and not shown.screen.turns.is_running)
         await shown.pilot.press("up", "enter")
         await shown.until(lambda: shown.chat.sent == ["/quit", "/quit"])
+
+
+async def test_a_text_put_into_the_prompt_leaves_the_draft_a_key_up_away(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("half a thought")
+        shown.screen.write_prompt("an earlier message")
+        assert shown.screen.prompt.text == "an earlier message"
+        await shown.pilot.press("up")
+        assert shown.screen.prompt.text == "half a thought"
