@@ -110,6 +110,6 @@ def _timing_parts(turn: Turn) -> list[str]:
         parts.append(f"{seconds_text(turn.timings.ttft_s)} to first token")
     if turn.timings.decode_tokens_per_s is not None:
         parts.append(rate_text(turn.timings.decode_tokens_per_s))
-    if turn.usage.drafted_tokens:
+    if turn.usage.accepted_tokens:
         parts.append(guesses_text(turn.usage.accepted_tokens, turn.usage.drafted_tokens))
     return parts

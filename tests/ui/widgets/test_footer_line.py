@@ -41,9 +41,14 @@ def test_it_names_the_tiers_that_blocks_were_loaded_from() -> None:
     assert "loaded 104 from host + 1,000 from disk" in footer(resumed)
 
 
-def test_it_says_how_many_guesses_were_right_where_any_were_made() -> None:
+def test_it_says_how_many_guesses_were_right_where_any_were() -> None:
     guessed = replace(ANSWER, usage=replace(ANSWER.usage, drafted_tokens=1030, accepted_tokens=612))
     assert "38 tok/s · 612 of 1,030 guesses right · exact" in footer(guessed)
+
+
+def test_it_says_nothing_of_guesses_that_were_all_wrong() -> None:
+    guessed = replace(ANSWER, usage=replace(ANSWER.usage, drafted_tokens=30, accepted_tokens=0))
+    assert "right" not in footer(guessed)
 
 
 def test_it_marks_an_approximate_answer() -> None:
