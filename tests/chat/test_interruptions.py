@@ -8,7 +8,7 @@ from time import sleep
 import pytest
 
 from kvchat.chat import ChatEvent, TextDelta, TurnFinished, TurnStarted
-from kvchat.engine.api.events import Event
+from kvchat.engine.api.events import Event, TokenEmitted
 from kvchat.errors import (
     UsageError,
 )
@@ -58,14 +58,15 @@ def test_an_answer_is_kept_whatever_ends_its_reader(desk: Desk, interrupt: type[
 
 
 class InterruptingHandle(ScriptedHandle):
-    """Sends an interrupt to the main thread after some steps, as Ctrl-C does, while that thread waits."""
+    """Sends an interrupt to the main thread after some tokens, as Ctrl-C does, while that thread waits."""
 
-    num_steps = 0
+    num_tokens = 0
 
     def take_events(self, timeout_s: float) -> tuple[Event, ...]:
         events = super().take_events(timeout_s)
-        self.num_steps += 1
-        if self.num_steps == 4:
+        before = self.num_tokens
+        self.num_tokens += sum(isinstance(event, TokenEmitted) for event in events)
+        if before < 4 <= self.num_tokens:
             pthread_kill(main_thread().ident or 0, SIGINT)
             sleep(0.1)
         return events
