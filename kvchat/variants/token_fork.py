@@ -9,7 +9,7 @@ from kvchat.conversation import Answering, ChatEvent, Conversation, EditCost, Tu
 from kvchat.engine.api.events import RequestFinished, TokenEmitted, TokenLogprobs
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.errors import KvchatError, UsageError
+from kvchat.errors import EngineFailed, KvchatError, UsageError
 from kvchat.session import prompts
 from kvchat.session.tree import Finish, Role, Turn, TurnId, path_token_ids
 
@@ -54,6 +54,7 @@ class TokenForks:
 
         Raises:
             UsageError: the answer is not on this branch, or of another tokenizer.
+            EngineFailed: the engine ended the request before it had an answer.
         """
         path, answer = self._opened(conversation, answer_id)
         request = Request(
@@ -146,6 +147,8 @@ class TokenForks:
                     if isinstance(event, TokenEmitted) and event.logprobs is not None:
                         found = event.logprobs
                     elif isinstance(event, RequestFinished):
+                        if not found.top:
+                            raise EngineFailed(event.error or "the model was not asked to the end; try again")
                         return found
         finally:
             handle.cancel()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -10,14 +11,16 @@ import pytest
 from kvchat.chat import Chat, TurnFinished
 from kvchat.conversation import Conversation
 from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.events import FinishReason, RequestFinished
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.worker import Worker
-from kvchat.errors import UsageError
+from kvchat.errors import EngineFailed, UsageError
 from kvchat.session.store import SessionStore
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import Finish, Turn
 from kvchat.variants.samples import SampleDelta, SamplesFinished
+from tests.scripted_engine import ScriptedEngine, ScriptedHandle
 
 pytestmark = pytest.mark.cpu
 
@@ -117,6 +120,22 @@ def test_the_most_probable_alternative_is_what_a_greedy_answer_said(chat: Chat, 
         assert first.token_id == answer.token_ids[at]
         assert first.text == texts[at]
         assert all(0 <= other.probability <= first.probability <= 1 for other in others)
+
+
+class FailedHandle(ScriptedHandle):
+    def _finished(self) -> RequestFinished:
+        return replace(super()._finished(), reason=FinishReason.ERROR, error="no memory is left")
+
+
+def test_alternatives_that_the_engine_cannot_say_are_an_error_and_not_none(
+    chat: Chat, talk: Conversation
+) -> None:
+    engine = ScriptedEngine(lambda prompt: [])
+    engine.handle_class = FailedHandle
+    failing = Chat(store=chat.store, template=chat.template, engine=engine, model="starter")
+    with pytest.raises(EngineFailed, match="no memory is left"):
+        failing.variants.alternatives(talk, talk.turns[-1].id, 0)
+    assert not engine.live
 
 
 def test_going_on_from_another_token_keeps_what_came_before_and_the_old_answer(
