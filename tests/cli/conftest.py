@@ -8,6 +8,8 @@ import numpy
 import pytest
 from safetensors.numpy import save_file as save_arrays
 
+from kvchat.cli import main
+from tests.cli.secret_home import Give, Run
 from tests.tiny_models import write_model
 
 
@@ -45,3 +47,23 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors["lm_head.weight"][vocabulary["<|end|>"]] = 0  # some other token is always likelier
     save_file(tensors, weights, metadata={"format": "pt"})
     return directory
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command line in this process; return exit code, standard output and standard error."""
+
+    def run_one(*words: str) -> tuple[int, str, str]:
+        code = main.run(words)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run_one
+
+
+@pytest.fixture
+def passphrase(monkeypatch: pytest.MonkeyPatch) -> Give:
+    def give(passphrase: str) -> None:
+        monkeypatch.setenv("KVCHAT_PASSPHRASE", passphrase)
+
+    return give

@@ -1,59 +1,23 @@
-"""`kvchat encrypt`: conversations and KV that nobody reads without the key, through the whole product."""
+"""`kvchat encrypt`: conversations that nobody reads without the key, and what its commands say."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from random import Random
 
 import keyring
 import pytest
 from keyring.backend import KeyringBackend
 from keyring.errors import PasswordDeleteError
 
-from kvchat.cli import main, unlocking
-from kvchat.config import Paths, read_settings
-from kvchat.engine.api.ids import u32le
-from kvchat.sealing.sealer import Sealer
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import MAIN
-from tests.encryption_child import DATA_KEY
-from tests.session.turns import exchange
-from tests.terminal import ROOT, terminal
-
-SECRET = "marmalade zeppelin orchestra"
-CHEAP = ("--cost", "10")
-WORDS = (b"marmalade", b"zeppelin", b"orchestra")
-
-Run = Callable[..., tuple[int, str, str]]
-Give = Callable[[str], None]
+from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, Run, files_with, make_talk, paths_of
+from tests.terminal import terminal
 
 pure = pytest.mark.pure
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line in this process; return exit code, standard output and standard error."""
-
-    def run_one(*words: str) -> tuple[int, str, str]:
-        code = main.run(words)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return run_one
-
-
-@pytest.fixture
-def passphrase(monkeypatch: pytest.MonkeyPatch) -> Give:
-    def give(passphrase: str) -> None:
-        monkeypatch.setenv("KVCHAT_PASSPHRASE", passphrase)
-
-    return give
 
 
 class MemoryKeyring(KeyringBackend):
@@ -82,28 +46,6 @@ def system_keyring() -> Iterator[MemoryKeyring]:
     keyring.set_keyring(fake)
     yield fake
     keyring.set_keyring(before)
-
-
-def paths_of(home: Path) -> Paths:
-    return read_settings(environ={"KVCHAT_HOME": str(home)}).paths
-
-
-def make_talk(home: Path, text: str = SECRET) -> None:
-    """Store a conversation in the clear."""
-    with closing(SessionStore(paths_of(home).sessions_db)) as store:
-        session = store.create_session(title=f"about {text}", system=f"system {text}")
-        branch = store.branch(session.id, MAIN)
-        for number in range(3):
-            branch = exchange(store, branch, f"question {number} {text}", f"reply {number} {text}")
-
-
-def files_with(home: Path, *words: bytes) -> list[Path]:
-    found = []
-    for file in sorted(home.rglob("*")):
-        data = file.read_bytes() if file.is_file() else b""
-        if any(word in data or word in str(file).encode() for word in words):
-            found.append(file)
-    return found
 
 
 @pure
@@ -354,103 +296,3 @@ def test_the_terminal_asks_for_the_passphrase_and_does_not_show_it(home: Path) -
         shown.type("typed unseen\r")
         shown.until_shown("zeppelin")
         assert shown.exit_status() == 0
-
-
-@pure
-@pytest.mark.parametrize("num_kills", [5, pytest.param(150, marks=pytest.mark.slow)])
-def test_killed_while_it_is_turned_on_or_off_a_store_stays_whole(home: Path, num_kills: int) -> None:
-    """It is encrypted then and no word is in the clear beside it, or it is in the clear; nothing is lost."""
-    make_talk(home)
-    paths, random, sealer = paths_of(home), Random(0), Sealer(DATA_KEY)
-    before = _texts(paths, None)
-    for _ in range(num_kills):
-        command = [sys.executable, "-m", "tests.encryption_child", str(home)]
-        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
-        time.sleep(random.random() * 0.3)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-        key = unlocking.key_in_use(paths)
-        assert _texts(paths, None if key is None else sealer) == before
-        assert not list(paths.data_dir.glob("*.converting"))
-        if key is None:
-            assert not list(paths.data_dir.glob("sessions.key*[yp]"))
-        else:
-            assert files_with(home, *WORDS) == []
-            assert key.unwrapped(b"open sesame") == DATA_KEY
-
-
-@pytest.mark.cpu
-def test_nothing_of_what_is_said_lies_on_disk_in_the_clear(
-    home: Path, run: Run, passphrase: Give, tiny_model: Path
-) -> None:
-    """Chat, title, system prompt, search, blocks on disk, a killed answer: every byte is looked at."""
-    passphrase("open sesame")
-    assert run("encrypt", "on", *CHEAP)[0] == 0
-    ask = ("ask", "-m", str(tiny_model), "--max-tokens", "40", "--json")
-    code, out, err = run(
-        *ask, "--new", f"title {SECRET}", "--system", f"system {SECRET}", f"say {SECRET} " * 20
-    )
-    assert code == 0, err
-    code, out, err = run(*ask, "-c", f"and {SECRET} again")
-    assert code == 0, err
-    done = json.loads(out)
-    assert done["loaded"]["disk"] + done["loaded"]["device"] > 0
-    assert run("sessions", "search", "zeppelin")[0] == 0
-    _kill_while_it_answers(tiny_model)
-    settings = unlocking.unlocked(read_settings())
-    with closing(SessionStore(settings.paths.sessions_db, settings.engine.sealer)) as store:
-        ids = [turn.token_ids or () for turn in store.all_turns(store.find("title").id)]
-    assert len(ids) == 6
-    runs = [u32le(turn[at : at + 4]) for turn in ids for at in range(0, len(turn) - 4, 4)]
-    assert len(list(home.rglob("*.safetensors"))) > 2
-    assert files_with(home, *WORDS, SECRET.encode("utf-16-le"), *runs) == []
-    assert files_with(home, *(run.hex().encode() for run in runs)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.tui
-def test_the_interface_leaves_nothing_in_the_clear_when_it_is_killed(
-    home: Path, run: Run, passphrase: Give, tiny_model: Path
-) -> None:
-    """Neither messages, nor the prompt's history, nor a draft, nor the log."""
-    passphrase("open sesame")
-    assert run("encrypt", "on", *CHEAP)[0] == 0
-    arguments = ["-m", "kvchat", "-m", str(tiny_model), "--max-tokens", "20"]
-    with terminal(arguments, KVCHAT_HOME=str(home)) as shown:
-        shown.until_shown("f1 help")
-        shown.type(f"say {SECRET}\r")
-        shown.until_shown("computed")
-        shown.type("a draft of marmalade")
-        shown.until_shown("a draft of marmalade")
-        shown.process.kill()
-        shown.process.wait()
-    assert len(list(home.rglob("*.safetensors"))) > 0
-    assert files_with(home, *WORDS) == []
-    assert "zeppelin" in run("sessions", "search", "zeppelin")[1]
-
-
-def _kill_while_it_answers(tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "kvchat", "ask", "-m", str(tiny_model), "-c", "--max-tokens", "4000"]
-    process = subprocess.Popen(
-        [*command, "--ndjson", f"more {SECRET}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if json.loads(line)["event"] == "text":
-            break
-    process.kill()
-    process.wait()
-    process.stdout.close()
-
-
-def _texts(paths: Paths, sealer: Sealer | None) -> list[str]:
-    with closing(SessionStore(paths.sessions_db, sealer)) as store:
-        (summary,) = store.list_sessions()
-        return [summary.session.title, *(turn.text for turn in store.all_turns(summary.session.id))]
