@@ -129,6 +129,9 @@ class Database:
         """Open the file and return which it was, since another may get its name at any time."""
         while True:
             found = _identity(self.path)
+            # Reads the file itself, and so before the connection locks it: a process that closes a file loses
+            # all its locks on it, and another one would take away the log that this one goes on writing.
+            self._tables.check(self.path)
             # Transactions are written out: sqlite3's own begin too late for a compare-and-set.
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
@@ -146,7 +149,6 @@ class Database:
             connection.close()
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        self._tables.check(self.path)
         connection.row_factory = sqlite3.Row
         # Damaged text must not keep the rest from opening.
         connection.text_factory = lambda data: data.decode(errors="replace")
@@ -223,14 +225,17 @@ def _advice(error: Exception) -> str:
 
 
 def _create_private(path: Path) -> None:
-    """Create the file for its owner alone; directories that are missing too."""
+    """Create the file for its owner alone; directories that are missing too. One that is there is not opened:
+    closing it would take the locks of this process's connections on it.
+    """
     make_private(path.parent)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if os.fstat(descriptor).st_mode & 0o077 and os.fstat(descriptor).st_uid == os.getuid():
-            os.fchmod(descriptor, 0o600)
-    finally:
-        os.close(descriptor)
+        status = path.stat()
+    except FileNotFoundError:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        return
+    if status.st_mode & 0o077 and status.st_uid == os.getuid():
+        path.chmod(0o600)
 
 
 def _set_wal(connection: sqlite3.Connection) -> None:

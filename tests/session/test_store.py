@@ -1,7 +1,11 @@
+import json
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +19,19 @@ from kvchat.session.tree import MAIN, Finish
 from tests.session.turns import exchange, open_answer, question
 
 pytestmark = pytest.mark.pure
+
+ROOT = Path(__file__).parents[2]
+CHILD = """
+import json, sys
+from pathlib import Path
+from kvchat.session.store import SessionStore
+
+store = SessionStore(Path(sys.argv[1]))
+for title in sys.argv[2:]:
+    store.create_session(title=title)
+print(json.dumps(sorted(one.session.title for one in store.list_sessions())))
+store.close()
+"""
 
 
 @pytest.fixture
@@ -366,3 +383,22 @@ def test_a_locked_database_says_who_to_close(store: SessionStore, path: Path) ->
     other.execute("ROLLBACK")
     other.close()
     store.create_session()
+
+
+def test_a_process_that_leaves_takes_no_log_away_from_one_that_stays(tmp_path: Path) -> None:
+    """A process that closes a descriptor of a file loses its locks on it: SQLite would think that it is gone."""
+    path = tmp_path / "sessions.db"
+
+    def elsewhere(*titles: str) -> list[str]:
+        command = [sys.executable, "-c", CHILD, str(path), *titles]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        found: list[str] = json.loads(done.stdout)
+        return found
+
+    assert elsewhere("first") == ["first"]
+    with closing(SessionStore(path)) as store:
+        assert elsewhere("second") == ["first", "second"]
+        assert path.with_name("sessions.db-wal").exists()
+        store.create_session(title="third")
+        assert elsewhere() == ["first", "second", "third"]
+    assert elsewhere() == ["first", "second", "third"]

@@ -164,8 +164,10 @@ class IndexFile:
             sleep(0.01)
 
     def _connect(self) -> sqlite3.Connection:
-        # Created first with the mode it must have; SQLite gives its side files the same.
-        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        # Created first with the mode it must have; SQLite gives its side files the same. One that is there is
+        # not opened: closing it would take the locks of this process's connections on it.
+        if not self._path.exists():
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         self._refuse_another_format()
         connection = sqlite3.connect(
             self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
