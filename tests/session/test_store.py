@@ -386,7 +386,7 @@ def test_a_locked_database_says_who_to_close(store: SessionStore, path: Path) ->
 
 
 def test_a_process_that_leaves_takes_no_log_away_from_one_that_stays(tmp_path: Path) -> None:
-    """A process that closes a descriptor of a file loses its locks on it: SQLite would think that it is gone."""
+    """Closing a descriptor of a file takes a process's locks on it: SQLite would take it for gone."""
     path = tmp_path / "sessions.db"
 
     def elsewhere(*titles: str) -> list[str]:
