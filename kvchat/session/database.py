@@ -60,7 +60,8 @@ class Database:
         self._lock = RLock()
         with self._errors_told():
             _create_private(path)
-            if recovery.is_emptied(path) or recovery.has_damaged_log(path):
+            doubts = (recovery.is_emptied, recovery.has_strange_format, recovery.has_damaged_log)
+            if any(doubt(path) for doubt in doubts):
                 recovery.damage_mark(path).touch(0o600)
             if recovery.damage_mark(path).exists():
                 self._recover()

@@ -30,6 +30,7 @@ _TABLES = ("sessions", "branches", "turns", "pieces")
 _PAGE_BYTES = 4096
 # What every database of kvchat begins with: SQLite's name, page size, journal, and limits of the format.
 _FIXED_HEADER = b"SQLite format 3\0" + bytes([0x10, 0, 2, 2, 0, 64, 32, 32])
+_NEWEST_FORMAT = 2
 _MOST_SINGLE_ROWS = 10_000
 # Decoding fails where SQLite's own message quotes damaged bytes.
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError, MemoryError)
@@ -88,6 +89,16 @@ def is_emptied(path: Path) -> bool:
     SQLite takes it for a new one, and forgets its log.
     """
     return path.stat().st_size < _PAGE_BYTES and has_backup(path)
+
+
+def has_strange_format(path: Path) -> bool:
+    """Whether a database names a format that SQLite would read and never write: damage alone does.
+
+    Reads the file itself: only to be asked while this process has no connection to it.
+    """
+    with open(path, "rb") as file:
+        head = file.read(len(_FIXED_HEADER))
+    return head[:16] == _FIXED_HEADER[:16] and max(head[18:20], default=0) > _NEWEST_FORMAT
 
 
 def has_damaged_log(path: Path) -> bool:

@@ -73,6 +73,23 @@ def test_a_byte_flipped_anywhere_in_the_database_is_repaired_or_told(
         _after_trouble(lambda: go_on(tmp_path / "home"))
 
 
+@pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
+def test_every_byte_of_the_databases_head_may_be_damaged(
+    template: ChatTemplate, files: Files, tmp_path: Path, has_copy: bool
+) -> None:
+    """A format that is still to come would be read and never written."""
+    files = files if has_copy else without_copies(files)
+    wanted = _seen(tmp_path, template, files)
+    for at in range(100):
+        for mask in (0x10, 0x80):
+            data = bytearray(files[DATABASE])
+            data[at] ^= mask
+            found = _seen(tmp_path, template, {**files, DATABASE: bytes(data)})
+            assert complaints(found, wanted, may_lose_both=not has_copy) == [], at
+            if mask == 0x80:
+                _after_trouble(lambda: go_on(tmp_path / "home"))
+
+
 @pytest.mark.parametrize("step", [2053, pytest.param(13, marks=pytest.mark.slow)])
 def test_a_byte_flipped_anywhere_in_the_log_takes_nothing_back(
     template: ChatTemplate, files: Files, tmp_path: Path, step: int
