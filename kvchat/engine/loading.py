@@ -143,6 +143,8 @@ class Loading:
         while True:
             match = self._manager.match(entry.branch, max_len)
             if not match.host_len + match.disk_len:
+                if resumption.blocked_by is not None and not resumption.blocked_by.job.is_urgent:
+                    resumption.fetched |= self._brought_before(match)
                 return None
             resumption.blocked_by = self._flights.in_the_way(match)
             if resumption.blocked_by is not None:
@@ -256,7 +258,8 @@ class Loading:
         fetched = resumption.fetched
         counts = {tier: size * sum(fetched.get(key) is tier for key in branch.keys) for tier in Tier}
         partial = resumption.flight.transfer.match.partial if resumption.flight else None
-        tier = fetched.get(partial.key) if partial and partial.key else None
+        key = partial.key if partial else next((key for key in fetched if key not in branch.keys), None)
+        tier = fetched.get(key) if key else None
         if tier is not None:
             counts[tier] += branch.computed_len - len(branch.keys) * size
         num_slow = counts[Tier.HOST] + counts[Tier.DISK]

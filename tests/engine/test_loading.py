@@ -267,6 +267,21 @@ def test_what_was_promoted_and_what_the_request_brings_itself_count_together(
     assert not engine.is_loading
 
 
+def test_what_a_promotion_brings_while_its_request_waits_for_it_counts_for_the_request(
+    tiny: TinyModels, engines: list[Engine], tmp_path: Path
+) -> None:
+    model_dir = tiny("qwen3")
+    text = say(model_dir, tmp_path, token_ids(150))
+    engine, gate = gated(engines, model_dir, cache_dir=tmp_path)
+    engine.promote(text)
+    while not gate.is_waited_at.is_set():
+        engine.tick()
+    handle = submit(engine, text + token_ids(4, seed=5), 8)
+    engine.step()
+    gate.open()
+    assert finish(engine, handle).loaded == Loaded(disk=len(text) - 1)
+
+
 def test_a_promotion_ends_when_the_wish_changes_and_what_has_arrived_stays(
     tiny: TinyModels, engines: list[Engine], tmp_path: Path
 ) -> None:
