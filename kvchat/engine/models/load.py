@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -62,6 +63,11 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+_LOADING = Lock()
+"""Held while transformers loads: it changes torch for the whole process meanwhile, and two loads at once would
+leave it changed, as when an engine begins anew."""
+
+
 def load_model(
     model_dir: Path,
     dtype: str,
@@ -97,20 +103,21 @@ def load_model(
     if num_layers < 1:
         raise ModelUnreadable(f"{model_dir / 'config.json'} says that the model has {num_layers} layers.")
     check_latent_sizes(config.get_text_config(), model_dir / "config.json")
-    module, info = _read(
-        lambda: class_for(config).from_pretrained(
+    with _LOADING:
+        module, info = _read(
+            lambda: class_for(config).from_pretrained(
+                model_dir,
+                config=config,
+                dtype=DTYPES.get(dtype, "auto"),
+                attn_implementation="eager",  # every class has it; the route chosen later may set another
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,  # without this, transformers asks on the terminal whether to run it
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # and refused below, with the name of the weight
+            ),
             model_dir,
-            config=config,
-            dtype=DTYPES.get(dtype, "auto"),
-            attn_implementation="eager",  # every class has it; the route chosen later may set another
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,  # without this, transformers asks on the terminal whether to run it
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # and refused below, with the name of the weight
-        ),
-        model_dir,
-    )
+        )
     _check_weights(info, model_dir)
     _check_layers(module, info, model_dir)
     if adapter_dir is not None:
