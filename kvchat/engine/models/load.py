@@ -64,8 +64,8 @@ def choose_device(name: str) -> torch.device:
 
 
 _LOADING = Lock()
-"""Held while transformers loads: it changes torch for the whole process meanwhile, and two loads at once would
-leave it changed, as when an engine begins anew."""
+"""Held while transformers loads: it changes torch for the process meanwhile, and two loads at once leave
+it changed."""
 
 
 def load_model(
