@@ -8,6 +8,7 @@ that turns out to be damaged is one that the next match does not find.
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
+from typing import Final
 
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, LoadPlanned
 from kvchat.engine.api.ids import BlockKey
@@ -20,6 +21,11 @@ from kvchat.engine.entry import Entry
 from kvchat.engine.flights import Flights
 from kvchat.engine.resumptions import Resumption, Resumptions
 from kvchat.engine.scheduler import Scheduler
+
+LEAST_LANDED: Final = 3
+"""Units of a flight that say something about its pace. The first one of a process bears what happens once, and
+a median of fewer than three is moved by a single slow one.
+"""
 
 
 class Obstacle(Enum):
@@ -196,6 +202,8 @@ class Loading:
         """Whether loading has turned out so slow that the request should begin to compute beside it."""
         flight = resumption.flight
         assert flight is not None
+        if flight.job.num_landed < LEAST_LANDED:
+            return False
         lowest, num_taken = flight.job.lowest_taken, flight.job.num_taken
         estimate = weigh(
             self._rates,

@@ -123,7 +123,7 @@ def _skill_categories(prober: Prober, sizes: Sizes) -> Iterator[Category]:
         makers: dict[str, Callable[[random.Random], Exercise]] = {
             "repeat 1-8 words": partial(skills.repeat, forms=forms, values=HELD_OUT, lexicon=lexicon),
             "first item": partial(
-                skills.pick_item, forms=forms, last=False, values=HELD_OUT, lexicon=lexicon, list_opens=False
+                skills.pick_item, forms=forms, last=False, values=HELD_OUT, lexicon=lexicon
             ),
             "last item": partial(skills.pick_item, forms=forms, last=True, values=HELD_OUT, lexicon=lexicon),
             "count up to 60": partial(skills.count_up, forms=forms),

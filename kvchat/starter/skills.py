@@ -184,22 +184,13 @@ def times(rng: random.Random, forms: Split, values: Split, lexicon: Lexicon) -> 
 
 
 def pick_item(
-    rng: random.Random,
-    forms: Split,
-    values: Split,
-    lexicon: Lexicon,
-    last: bool,
-    list_opens: bool | None = None,
+    rng: random.Random, forms: Split, values: Split, lexicon: Lexicon, last: bool, list_opens: bool = False
 ) -> Exercise:
-    """Name the first or the last word of a list.
-
-    Args:
-        list_opens: whether the list stands at the start of the request; None: either.
-    """
+    """Name the first or the last word of a list; `list_opens` wants the list at the start of the request."""
     items = words.word_list(rng, values, lexicon, rng.randint(2, 6))
     wordings = forms_of(LAST if last else FIRST, forms, NUM_HELD_OUT_FORMS)
-    if list_opens is not None:
-        wordings = tuple(wording for wording in wordings if wording.startswith("{l}") == list_opens)
+    if list_opens:
+        wordings = tuple(wording for wording in wordings if wording.startswith("{l}"))
     request = rng.choice(wordings).replace("{l}", ", ".join(items))
     which = "last" if last else "first"
     item = items[-1 if last else 0]
@@ -237,7 +228,7 @@ def exercise(rng: random.Random, lexicon: Lexicon, exercises: Exercises) -> Exer
         lambda: add(rng, train, train): exercises.add,
         lambda: times(rng, train, train, lexicon): exercises.times,
         lambda: pick_item(
-            rng, train, train, lexicon, False, rng.random() < exercises.list_opens_share or None
+            rng, train, train, lexicon, False, rng.random() < exercises.list_opens_share
         ): exercises.first,
         lambda: pick_item(rng, train, train, lexicon, last=True): exercises.last,
     }

@@ -84,7 +84,7 @@ def test_a_session_of_2000_tokens_goes_on_in_a_new_process_without_computing_it_
     ask: Run, home: Path, tmp_path: Path
 ) -> None:
     document = tmp_path / "document.txt"
-    document.write_text(" ".join(f"{number} is a number." for number in range(165)))
+    document.write_text(" ".join(f"{number} is a number." for number in range(350)))
     first = ask("--new", "demo", "-f", str(document), "What is this?")
     assert first["usage"]["prompt_tokens"] >= DOCUMENT_TOKENS
     shutil.copytree(home, tmp_path / "cold")

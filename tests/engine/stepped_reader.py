@@ -26,11 +26,13 @@ class SteppedReader:
         fetch: carries out one move.
         per_step: blocks that land with each call of `collect`.
         block_s: what one is said to take.
+        first_more_s: what the first one takes besides.
     """
 
     fetch: Callable[[Fetch], bool]
     per_step: int = 1
     block_s: float = 0.0001
+    first_more_s: float = 0.0
     jobs: list[Job] = field(default_factory=list)
     landed: list[Landed] = field(default_factory=list)
     num_read: int = 0
@@ -67,14 +69,20 @@ class SteppedReader:
         while self._land_one():
             pass
 
+    @property
+    def next_s(self) -> float:
+        """What the block that lands next takes."""
+        return self.block_s + (self.first_more_s if not self.num_read else 0.0)
+
     def _land_one(self) -> bool:
         """Land what is on its way, and take the next block."""
         for job in self.jobs:
             if job.num_taken > job.num_landed + sum(each.job is job for each in self.landed):
                 unit = job.units[job.num_taken - 1]
+                seconds = self.next_s
                 self.num_read += 1
                 arrived = tuple([self.num_read != self.fails_at and self.fetch(move) for move in unit.moves])
-                self.landed.append(Landed(job=job, unit=unit, arrived=arrived, seconds=self.block_s))
+                self.landed.append(Landed(job=job, unit=unit, arrived=arrived, seconds=seconds))
                 self._take()
                 return True
         return self._take()
@@ -98,7 +106,7 @@ class TimedReader(SteppedReader):
     def submit(self, units: Sequence[Unit], *, is_urgent: bool) -> Job | None:
         job = super().submit(units, is_urgent=is_urgent)
         if len(self.jobs) == 1:
-            self.done_s = self.clock() + self.block_s
+            self.done_s = self.clock() + self.next_s
             self._take()
         return job
 
@@ -124,4 +132,4 @@ class TimedReader(SteppedReader):
     def _catch_up(self) -> None:
         while self._is_reading and self.done_s <= self.clock():
             self._land_one()
-            self.done_s += self.block_s
+            self.done_s += self.next_s

@@ -145,6 +145,15 @@ def test_a_medium_that_turns_out_slow_is_helped_by_computing(track: Track) -> No
     assert result.token_ids == reference(track.model_dir).answer(track.text, 5)
 
 
+def test_one_slow_read_makes_no_session_be_computed(track: Track) -> None:
+    """The first read of a process bears what happens once; on a busy machine any other may be slow."""
+    race = track.start(first_s=0.05, growth_s=0.0, block_s=0.001, measured=False)
+    race.reader.first_more_s = 5.0
+    result = answer(race.engine, track.text, 5)
+    assert result.loaded.disk == len(track.text) - 1
+    assert result.usage.computed_tokens == 1
+
+
 def test_a_medium_that_is_much_slower_than_computing_is_not_read(track: Track) -> None:
     race = track.start(first_s=0.1, growth_s=0.0, block_s=50.0)
     handle = submit(race.engine, track.text, 5)
