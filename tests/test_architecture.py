@@ -120,6 +120,7 @@ WITHOUT_TORCH = (
     "kvchat.engine.repeats",
     "kvchat.engine.step_costs",
     "kvchat.engine.flights",
+    "kvchat.engine.inspection",
     "kvchat.engine.loading",
     "kvchat.engine.promotion",
     "kvchat.engine.refusals",

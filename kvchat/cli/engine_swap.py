@@ -7,6 +7,7 @@ from pathlib import Path
 from kvchat.client import RequestHandle
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
@@ -71,6 +72,9 @@ class EngineSwap:
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         self.worker.prefetch(token_ids, beside=beside, namespace=namespace)
+
+    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+        return self.worker.inspect(wish)
 
     def snapshot(self) -> CacheSnapshot | None:
         return self.worker.snapshot()

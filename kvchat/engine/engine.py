@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from kvchat.engine import occupancy, report
+from kvchat.engine import inspection, occupancy, report
 from kvchat.engine.answers import Answers
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.events import Event, FinishReason, RequestFinished
 from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
@@ -305,7 +306,20 @@ class Engine:
             capacity=self.info.capacity,
             cache_format=self.info.cache_format,
             is_exact=self.info.is_exact,
+            owners=occupancy.owner_usages(self._manager),
+            moved=occupancy.moved_bytes(self._rates, self._keeper.written_bytes),
             problem=self._keeper.problem,
+        )
+
+    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+        """Return the blocks of a path, first block first, or what is kept for nobody; moves nothing.
+
+        Raises:
+            InvalidRequest: an id outside the vocabulary, or a namespace that is no text.
+        """
+        self._intake.check_path(wish.token_ids, wish.namespace)
+        return inspection.inspected(
+            self._manager, wish, {entry.branch.id for entry in self._scheduler.running}
         )
 
     def check_integrity(self) -> None:

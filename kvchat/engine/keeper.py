@@ -44,6 +44,11 @@ class Keeper:
         return self._problem
 
     @property
+    def written_bytes(self) -> int:
+        """Bytes of blocks that went to disk since the engine, or other weights, began; 0 without a disk."""
+        return self._saver.written_bytes if self._saver is not None else 0
+
+    @property
     def is_behind(self) -> bool:
         """Whether blocks that have not been handed to the disk must stay on the device for it."""
         return self._saver is not None and self._saver.num_waiting > 0

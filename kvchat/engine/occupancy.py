@@ -1,12 +1,22 @@
 """The cache's state as a snapshot, read from counters: nothing here walks blocks."""
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
 from kvchat.engine.api.ids import BranchId
-from kvchat.engine.api.snapshot import BranchUsage, GroupUsage, LayerUsage, Tier, TierUsage
+from kvchat.engine.api.snapshot import (
+    BranchUsage,
+    GroupUsage,
+    LayerUsage,
+    MovedBytes,
+    OwnerUsage,
+    Tier,
+    TierUsage,
+)
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.memory.disk_store import DiskStore
 
@@ -70,6 +80,29 @@ def disk_usage(store: DiskStore | None) -> TierUsage:
 
 def branch_usages(manager: CacheManager, running: Collection[BranchId]) -> tuple[BranchUsage, ...]:
     return tuple(_branch_usage(manager, branch, branch.id in running) for branch in manager.branches.values())
+
+
+def owner_usages(manager: CacheManager) -> tuple[OwnerUsage, ...]:
+    holdings, sizes = manager.device.holdings, manager.device.block_bytes
+    owners = Counter(branch.owner for branch in manager.branches.values())
+    return tuple(
+        OwnerUsage(
+            owner=owner,
+            num_branches=num_branches,
+            freed_bytes=sum(holdings.num_exclusive(owner, group) * size for group, size in sizes.items()),
+        )
+        for owner, num_branches in owners.items()
+    )
+
+
+def moved_bytes(rates: Rates, written_bytes: int) -> MovedBytes:
+    """Return what was moved; `written_bytes`: to disk."""
+    return MovedBytes(
+        to_host=rates.moved_bytes(Tier.HOST, Direction.STORE),
+        from_host=rates.moved_bytes(Tier.HOST, Direction.LOAD),
+        to_disk=written_bytes,
+        from_disk=rates.moved_bytes(Tier.DISK, Direction.LOAD),
+    )
 
 
 def room_tokens(manager: CacheManager) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.events import Event, RequestFinished
 from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
@@ -180,6 +181,15 @@ class Worker:
         ids that the engine refuses are logged.
         """
         self._post(lambda engine: _promote(engine, token_ids, beside, namespace))
+
+    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+        """Return the blocks of a path, or what is kept for nobody; waits while the model loads.
+
+        Raises:
+            InvalidRequest: an id outside the vocabulary.
+            EngineFailed: there is no engine any more.
+        """
+        return self._call(lambda engine: engine.inspect(wish))
 
     def update_weights(self, source: Path) -> EngineInfo:
         """Run on other weights of the same model from now on; see `Engine.update_weights`. Waits for it.

@@ -1,7 +1,7 @@
 """The state of the cache at one moment, from the pools' own accounting. Immutable and JSON-serialisable."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from kvchat.engine.api.config import Capacity
@@ -81,6 +81,28 @@ class BranchUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerUsage:
+    """What the live branches of one owner, such as a session, hold on the device together."""
+
+    owner: str
+    num_branches: int
+    freed_bytes: int
+    """In blocks that no other owner's branch holds: closing all of the owner's branches lets go of them.
+    They stay cached until their place is needed.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedBytes:
+    """Bytes that went between the device and a slower tier, since the engine started."""
+
+    to_host: int = 0
+    from_host: int = 0
+    to_disk: int = 0
+    from_disk: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSnapshot:
     model: str
     fingerprint: str
@@ -101,6 +123,8 @@ class CacheSnapshot:
     capacity: Capacity | None = None
     cache_format: str = "exact"
     is_exact: bool = True
+    owners: tuple[OwnerUsage, ...] = ()
+    moved: MovedBytes = field(default_factory=MovedBytes)
     problem: str | None = None
     """Why blocks are not saved to disk at the moment, and what to do; None while all is well."""
 

@@ -1,5 +1,6 @@
 """The blocks of one group: which are free, cached or used, and by how many holders."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -21,17 +22,21 @@ class BlockPool:
         on_evict: Callable[[BlockKey], None],
         order: EvictionOrder | None = None,
         on_share: Callable[[BlockId, bool], None] = lambda *_: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
         num_blocks: size of the pool, > 0.
         on_evict: told the key of each block that is evicted.
         order: which cached block gives way first; None: S3-FIFO.
         on_share: told of each block that gets a second holder (True), or loses all but one (False).
+        clock: what time it is, for whoever asks when a block was used.
         """
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self._on_evict = on_evict
         self._on_share = on_share
+        self._clock = clock
+        self._used_s = [0.0] * num_blocks
         self._free = [BlockId(index) for index in reversed(range(num_blocks))]
         self._cached = S3Fifo(num_blocks) if order is None else order
         self._lineage = Lineage()
@@ -70,6 +75,13 @@ class BlockPool:
     def key(self, block: BlockId) -> BlockKey | None:
         return self._keys[block]
 
+    def is_pinned(self, block: BlockId) -> bool:
+        return block in self._pins
+
+    def unused_s(self, block: BlockId) -> float:
+        """Return for how long nobody has taken, let go of or asked for a block that is not free."""
+        return self._clock() - self._used_s[block]
+
     def num_children(self, key: BlockKey) -> int:
         """Return how many blocks here name this one as their parent, whether or not it is here."""
         return self._lineage.num_children(key)
@@ -91,6 +103,7 @@ class BlockPool:
             block = self._cached.victim(self.is_leaf)
             self._on_evict(self._take_name(block))
         self._counts[block] = 1
+        self._used_s[block] = self._clock()
         return block
 
     def share(self, block: BlockId) -> None:
@@ -99,6 +112,7 @@ class BlockPool:
             self._cached.remove(block)
             self.num_claimed += 1
         self._counts[block] += 1
+        self._used_s[block] = self._clock()
         if self._counts[block] == 2:
             self.num_shared += 1
             self._on_share(block, True)
@@ -107,6 +121,7 @@ class BlockPool:
         """Take a holder away; without holders a named block is cached and another one free."""
         assert self._counts[block] > 0
         self._counts[block] -= 1
+        self._used_s[block] = self._clock()
         if self._counts[block] == 1:
             self.num_shared -= 1
             self._on_share(block, False)
@@ -129,6 +144,7 @@ class BlockPool:
 
     def touch(self, block: BlockId) -> None:
         """Note that a request uses a block; what is used again is kept longer, if it has a name."""
+        self._used_s[block] = self._clock()
         if self._keys[block] is not None:
             self._cached.touch(block)
 

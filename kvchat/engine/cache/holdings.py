@@ -5,7 +5,7 @@ has to walk the tables to know them.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from kvchat.engine.api.ids import BlockId, BranchId, GroupId
 from kvchat.engine.cache.block_pool import BlockPool
@@ -15,17 +15,23 @@ Place = tuple[BranchId, GroupId]
 
 
 class Holdings:
-    """Holders of blocks by branch. Every operation is O(1), or O(holders) where a block becomes shared."""
+    """Holders of blocks by branch. Every operation is O(holders of one block)."""
 
     def __init__(self) -> None:
         self._pools: Mapping[GroupId, BlockPool] = {}
         self._num_held: Counter[Place] = Counter()
         self._num_shared: Counter[Place] = Counter()
         self._holders: dict[tuple[GroupId, BlockId], set[BranchId]] = {}
+        self._owners: dict[BranchId, str] = {}
+        self._num_exclusive: Counter[tuple[str, GroupId]] = Counter()
 
     def watch(self, pools: Mapping[GroupId, BlockPool]) -> None:
         """Take blocks from these pools, which call `note_shared`."""
         self._pools = pools
+
+    def holders(self, group: GroupId, block: BlockId) -> Collection[BranchId]:
+        """Return the branches that hold a block. Pure."""
+        return self._holders.get((group, block), ())
 
     def num_held(self, branch: BranchId, group: GroupId) -> int:
         return self._num_held[branch, group]
@@ -34,16 +40,22 @@ class Holdings:
         """Return how many of a branch's blocks have another holder: a branch, a copy or a transfer."""
         return self._num_shared[branch, group]
 
+    def num_exclusive(self, owner: str, group: GroupId) -> int:
+        """Return how many blocks are held by branches of this owner and of no other: what nobody holds any
+        more once all of them are closed.
+        """
+        return self._num_exclusive[owner, group]
+
     def allocate(self, branch: Branch, group: GroupId) -> BlockId:
         """Return a block that the branch alone holds; see `BlockPool.allocate`."""
         block = self._pools[group].allocate()
-        self._add(branch.id, group, block)
+        self._add(branch, group, block)
         return block
 
     def share(self, branch: Branch, group: GroupId, block: BlockId) -> None:
         """Make the branch a holder of a used or cached block."""
         self._pools[group].share(block)
-        self._add(branch.id, group, block)
+        self._add(branch, group, block)
 
     def release(self, branch: Branch, group: GroupId, block: BlockId) -> None:
         """Let go of a block that the branch holds."""
@@ -53,7 +65,9 @@ class Holdings:
     def hand_over(self, branch: Branch, group: GroupId, block: BlockId) -> None:
         """Let go of a block, whose holder is from now on the caller."""
         holders = self._holders[group, block]
+        before = self._sole_owner(holders)
         holders.remove(branch.id)
+        self._move_exclusive(group, before, self._sole_owner(holders))
         if not holders:
             del self._holders[group, block]
         self._count(branch.id, group, -1, is_shared=self._pools[group].count(block) > 1)
@@ -65,6 +79,7 @@ class Holdings:
 
     def forget(self, branch: BranchId) -> None:
         """Drop the counts of a branch that holds nothing."""
+        self._owners.pop(branch, None)
         for group in self._pools:
             assert not self._num_held.pop((branch, group), 0)
             assert not self._num_shared.pop((branch, group), 0)
@@ -73,19 +88,43 @@ class Holdings:
         """Assert that the counts are what a walk over all tables finds."""
         num_held: Counter[Place] = Counter()
         num_shared: Counter[Place] = Counter()
+        owners: dict[tuple[GroupId, BlockId], set[str]] = {}
         for branch in branches:
             for group, pool in self._pools.items():
                 blocks = [block for block in branch.tables[group] if block is not None]
                 num_held[branch.id, group] = len(blocks)
                 num_shared[branch.id, group] = sum(pool.count(block) > 1 for block in blocks)
+                for block in blocks:
+                    owners.setdefault((group, block), set()).add(branch.owner)
         assert self._num_held == num_held
         assert self._num_shared == num_shared
+        sole = ((*of, group) for (group, _), of in owners.items() if len(of) == 1)
+        assert self._num_exclusive == Counter(sole)
 
-    def _add(self, branch: BranchId, group: GroupId, block: BlockId) -> None:
-        self._holders.setdefault((group, block), set()).add(branch)
-        self._count(branch, group, 1, is_shared=self._pools[group].count(block) > 1)
+    def _add(self, branch: Branch, group: GroupId, block: BlockId) -> None:
+        self._owners[branch.id] = branch.owner
+        holders = self._holders.setdefault((group, block), set())
+        before = self._sole_owner(holders)
+        holders.add(branch.id)
+        self._move_exclusive(group, before, self._sole_owner(holders))
+        self._count(branch.id, group, 1, is_shared=self._pools[group].count(block) > 1)
 
     def _count(self, branch: BranchId, group: GroupId, change: int, *, is_shared: bool) -> None:
         self._num_held[branch, group] += change
         if is_shared:
             self._num_shared[branch, group] += change
+
+    def _sole_owner(self, holders: Iterable[BranchId]) -> str | None:
+        owners = {self._owners[branch] for branch in holders}
+        return owners.pop() if len(owners) == 1 else None
+
+    def _move_exclusive(self, group: GroupId, before: str | None, after: str | None) -> None:
+        """Note who alone holds a block now, None being nobody or several."""
+        if before == after:
+            return
+        if before is not None:
+            self._num_exclusive[before, group] -= 1
+            if not self._num_exclusive[before, group]:
+                del self._num_exclusive[before, group]
+        if after is not None:
+            self._num_exclusive[after, group] += 1

@@ -5,7 +5,7 @@ changes and blocks to save; others move the bytes. Moves must be executed in the
 returned, before the next step writes. What comes from slower tiers is brought by transfers, not by moves.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, root_key
@@ -262,6 +262,10 @@ class CacheManager:
     def is_resident(self, save: Save) -> bool:
         """Whether the block to be saved still has its name. Pure."""
         return self.pools[save.group].key(save.block) == save.key
+
+    def stored(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
+        """For each key, whether the disk has its bytes. Pure."""
+        return self._disk.has_all(keys, group)
 
     def check_integrity(self) -> None:
         """Raise AssertionError on any broken invariant."""

@@ -5,7 +5,7 @@ of two times. Each estimate is the median of the last few measurements of its ki
 busy machine, a first call that compiles) changes nothing. Any thread may observe and ask.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from enum import StrEnum
 from statistics import median
@@ -40,6 +40,7 @@ class Rates:
     def __init__(self) -> None:
         self._prefill: dict[int, _Estimate] = {}
         self._moves: dict[tuple[Tier, Direction], _Estimate] = {}
+        self._moved_bytes: Counter[tuple[Tier, Direction]] = Counter()
         self._lock = Lock()
 
     def observe_prefill(self, num_tokens: int, context_len: int, seconds: float) -> None:
@@ -55,10 +56,18 @@ class Rates:
 
     def observe_move(self, tier: Tier, direction: Direction, num_bytes: int, seconds: float) -> None:
         """Note that moving `num_bytes` between the device and `tier` took `seconds`."""
-        if num_bytes <= 0 or not seconds > 0:
+        if num_bytes <= 0:
             return
         with self._lock:
+            self._moved_bytes[tier, direction] += num_bytes
+            if not seconds > 0:
+                return
             self._moves.setdefault((tier, direction), _Estimate()).add(seconds / num_bytes)
+
+    def moved_bytes(self, tier: Tier, direction: Direction) -> int:
+        """Return how many bytes moves were observed to bring this way, since the engine started. Pure."""
+        with self._lock:
+            return self._moved_bytes[tier, direction]
 
     def seconds_to_compute(self, num_tokens: int, context_len: int = 0) -> float:
         """Return how long prefilling `num_tokens` tokens behind `context_len` others would take. Pure.

@@ -31,6 +31,11 @@ class Saver:
         return self._writer.problem
 
     @property
+    def written_bytes(self) -> int:
+        """Bytes of blocks that are durable since this saver began."""
+        return self._writer.written_bytes
+
+    @property
     def num_waiting(self) -> int:
         """Blocks that the queue has had no room for yet; they must stay on the device to be saved."""
         return len(self._waiting)

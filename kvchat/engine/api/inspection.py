@@ -1,0 +1,65 @@
+"""What somebody who looks into the cache asks for, and the blocks that are shown. Values."""
+
+from dataclasses import dataclass
+
+from kvchat.engine.api.ids import BranchId, GroupId
+from kvchat.engine.api.snapshot import Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectionWish:
+    """Whose blocks to show.
+
+    Args:
+        branch: a live branch, whose own tokens are looked at; None, or one that is gone: `token_ids` are.
+        token_ids: a path. Without it and without a branch: what is kept on the device for nobody.
+        namespace: that of the path.
+        most: of what is kept for nobody, at most so many blocks, those used last.
+    """
+
+    branch: BranchId | None = None
+    token_ids: tuple[int, ...] = ()
+    namespace: str = ""
+    most: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPlace:
+    """Where one group has a block.
+
+    Args:
+        tier: the fastest that has it; None: none has it, since it left the window or was given up.
+        is_stored: whether the disk has it (too).
+        num_holders: branches, copies and transfers that hold it on the device.
+    """
+
+    group: GroupId
+    tier: Tier | None
+    is_stored: bool = False
+    num_holders: int = 0
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedBlock:
+    """A block or tail.
+
+    Args:
+        key: its name in hexadecimal. A tail that is still written has one only when its branch lets go.
+        parent: the name of the block before it; of the first block, that of the namespace.
+        start: position of its first token.
+        places: one for each group of the snapshot, in its order.
+        unused_s: how long ago the request began that used it last; 0 while one runs on it, None where only
+            the disk has it.
+    """
+
+    key: str
+    parent: str
+    start: int
+    token_ids: tuple[int, ...]
+    places: tuple[BlockPlace, ...]
+    unused_s: float | None
+
+    @property
+    def num_holders(self) -> int:
+        return max((place.num_holders for place in self.places), default=0)

@@ -1,0 +1,127 @@
+"""Looking into the cache: the blocks of one path, wherever they are. Reads bookkeeping and moves nothing."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key
+from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.manager import CacheManager
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A block of a path. `written`: where the groups have a tail that has no name yet."""
+
+    key: BlockKey
+    parent: BlockKey
+    token_ids: tuple[int, ...]
+    start: int
+    written: Mapping[GroupId, BlockId]
+
+
+def inspected(
+    manager: CacheManager, wish: InspectionWish, running: Collection[BranchId]
+) -> tuple[InspectedBlock, ...]:
+    """Return what is wished for; see `InspectionWish`. Pure.
+
+    Args:
+        running: the branches that requests run on.
+    """
+    if wish.branch is None and not wish.token_ids:
+        return _inspected(manager, _kept_links(manager, wish.most), running)
+    return _inspected(manager, _path_links(manager, wish), running)
+
+
+def _path_links(manager: CacheManager, wish: InspectionWish) -> list[_Link]:
+    branch = manager.branches.get(wish.branch) if wish.branch is not None else None
+    root = branch.root if branch is not None else manager.root_of(wish.namespace)
+    ids = tuple(branch.token_ids[: branch.computed_len or None] if branch is not None else wish.token_ids)
+    links: list[_Link] = []
+    parent = root
+    for start in range(0, len(ids), manager.block_size):
+        block_ids = ids[start : start + manager.block_size]
+        written = {}
+        if branch is not None and len(block_ids) < manager.block_size:
+            written = {
+                group.id: block
+                for group in manager.device.groups_with_tail
+                for block in branch.tables[group.id][start // manager.block_size :][:1]
+                if block is not None
+            }
+        links.append(_Link(block_key(parent, block_ids), parent, block_ids, start, written))
+        parent = links[-1].key
+    return links
+
+
+def _kept_links(manager: CacheManager, most: int) -> list[_Link]:
+    """Return the blocks on the device that no branch holds, those used last first."""
+    found: list[tuple[float, _Link]] = []
+    for node in manager.index:
+        kept = [
+            (group, block) for group, block in node.blocks.items() if manager.pools[group].is_cached(block)
+        ]
+        if len(kept) == len(node.blocks):
+            unused_s = min(manager.pools[group].unused_s(block) for group, block in kept)
+            found.append((unused_s, _Link(node.key, node.parent, node.token_ids, node.start, {})))
+    found.sort(key=lambda entry: entry[0])
+    return [link for _, link in found[:most]]
+
+
+def _inspected(
+    manager: CacheManager, links: Sequence[_Link], running: Collection[BranchId]
+) -> tuple[InspectedBlock, ...]:
+    keys = [link.key for link in links]
+    stored = {group.id: manager.stored(keys, group.id) for group in manager.groups}
+    return tuple(
+        _block(manager, link, {group: flags[number] for group, flags in stored.items()}, running)
+        for number, link in enumerate(links)
+    )
+
+
+def _block(
+    manager: CacheManager, link: _Link, is_stored: Mapping[GroupId, bool], running: Collection[BranchId]
+) -> InspectedBlock:
+    places = tuple(_place(manager, link, group.id, is_stored=is_stored[group.id]) for group in manager.groups)
+    ages = [
+        age for group in manager.groups if (age := _unused_s(manager, link, group.id, running)) is not None
+    ]
+    return InspectedBlock(
+        key="" if link.written else link.key.hex(),
+        parent=link.parent.hex(),
+        start=link.start,
+        token_ids=link.token_ids,
+        places=places,
+        unused_s=min(ages, default=None),
+    )
+
+
+def _place(manager: CacheManager, link: _Link, group: GroupId, *, is_stored: bool) -> BlockPlace:
+    block = _device_block(manager, link, group)
+    if block is None:
+        slower = Tier.DISK if is_stored else None
+        tier = Tier.HOST if manager.host.find(link.key, group) is not None else slower
+        return BlockPlace(group=group, tier=tier, is_stored=is_stored)
+    pool = manager.pools[group]
+    return BlockPlace(
+        group=group,
+        tier=Tier.DEVICE,
+        is_stored=is_stored,
+        num_holders=pool.count(block),
+        is_pinned=pool.is_pinned(block),
+    )
+
+
+def _unused_s(
+    manager: CacheManager, link: _Link, group: GroupId, running: Collection[BranchId]
+) -> float | None:
+    block = _device_block(manager, link, group)
+    if block is not None:
+        in_use = any(branch in running for branch in manager.device.holdings.holders(group, block))
+        return 0.0 if in_use else manager.pools[group].unused_s(block)
+    place = manager.host.find(link.key, group)
+    return None if place is None else manager.host.pools[group].unused_s(place)
+
+
+def _device_block(manager: CacheManager, link: _Link, group: GroupId) -> BlockId | None:
+    return link.written.get(group, manager.index.block(link.key, group))
