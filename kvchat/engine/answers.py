@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.entry import Entry
 from kvchat.engine.family import Family, Hypothesis, seeded
 from kvchat.engine.keeper import Keeper
-from kvchat.engine.sampler import Choice, Row, Sampler
+from kvchat.engine.sampler import Choice, Row, Sampler, choices
 from kvchat.engine.scheduler import Scheduler
 from kvchat.engine.stop_guard import StopGuard
 
@@ -33,6 +34,19 @@ class _Due:
     draft: tuple[int, ...] = ()
 
 
+class Launcher(Protocol):
+    """Goes on with answers before their tokens are known; see `Ahead`."""
+
+    def launch(self, due: Sequence[Entry], tokens: Tensor) -> None:
+        """Hand in what follows.
+
+        Args:
+            due: answers whose next token has just been drawn.
+            tokens: these tokens [R], where they were drawn.
+        """
+        ...
+
+
 @dataclass(slots=True)
 class Answers:
     """Every running sequence, the requests they belong to, and the events that are still to be told.
@@ -40,6 +54,7 @@ class Answers:
     Args:
         eos_ids: tokens that end the model's turn.
         max_context: most tokens of a sequence.
+        ahead: None: what follows waits for the tokens.
     """
 
     manager: CacheManager
@@ -49,6 +64,7 @@ class Answers:
     clock: Callable[[], float]
     eos_ids: frozenset[int]
     max_context: int
+    ahead: Launcher | None = None
     entries: dict[RequestId, Entry] = field(default_factory=dict)
     families: dict[RequestId, Family] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -132,6 +148,7 @@ class Answers:
             self._drop(family, family.running[1:])
             self._release(family.take_hypotheses())
         self._take_out(entry)
+        self.manager.retract(entry.branch)
         self.keeper.save_branch(entry.branch)
         family.end(entry, reason, error)
         self._tell_end(family)
@@ -142,10 +159,18 @@ class Answers:
         if not due:
             return
         rows = [Row(one.entry.id, one.entry.sampling, one.entry.branch.token_ids, one.draft) for one in due]
-        chosen = self.sampler.sample(torch.cat([one.logits for one in due]), rows)
-        for one, choices in zip(due, chosen, strict=True):
+        for one, chosen in zip(due, self._choose(due, rows), strict=True):
             one.entry.num_drafted += len(one.draft)
-            self._take_tokens(one.entry, choices)
+            self._take_tokens(one.entry, chosen)
+
+    def _choose(self, due: Sequence["_Due"], rows: Sequence[Row]) -> list[list[Choice | None]]:
+        """Return what is chosen for each row; the step that follows is handed in before it is known."""
+        logits = torch.cat([one.logits for one in due])
+        if self.ahead is None or not self.sampler.draws_there(logits, rows):
+            return self.sampler.sample(logits, rows)
+        drawn = self.sampler.begin(logits, rows)
+        self.ahead.launch([one.entry for one in due], drawn.tokens)
+        return choices(drawn)
 
     def _fork_siblings(self, entry: Entry) -> list[Entry]:
         """Return the further answers that begin where the first one's prompt has just been computed."""
@@ -158,19 +183,20 @@ class Answers:
         self.scheduler.add(sibling)
         return sibling
 
-    def _take_tokens(self, entry: Entry, choices: Sequence[Choice | None]) -> None:
+    def _take_tokens(self, entry: Entry, chosen: Sequence[Choice | None]) -> None:
         """Append what was chosen, up to where the answer ends. Each token but the last is one of a draft that
         was right, and has been computed; one that ends an answer counts as not computed, as it always does.
         """
         end: tuple[FinishReason, str | None] | None = None
-        for number, choice in enumerate(choices):
+        for number, choice in enumerate(chosen):
             if number:
                 self.manager.commit(entry.branch, 1)
                 entry.num_accepted += 1
             end = self._take_token(entry, choice)
             if end is not None:
                 break
-        self.manager.retract(entry.branch)
+        if not entry.is_ahead:  # otherwise its next slot is being written
+            self.manager.retract(entry.branch)
         if end is not None:
             self.finish(entry, *end)
 

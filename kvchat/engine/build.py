@@ -117,6 +117,7 @@ def assemble(
         manager=manager,
         max_batch_tokens=config.max_batch_tokens,
         runner=Runner(forward, groups, config.block_size, short),
+        runs_ahead=short is not None,
         sampler=Sampler(config.seed),
         drafter=Drafts() if config.speculate == "auto" else NoDrafter(),
         pool=pool,

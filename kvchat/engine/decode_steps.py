@@ -145,13 +145,17 @@ class DecodeSteps:
         )
 
     @torch.inference_mode()
-    def logits(self, batch: Batch) -> Tensor:
-        """Compute a batch and return its logits [R, V], float32, a row for each chunk."""
+    def logits(self, batch: Batch, token_ids: Tensor | None = None) -> Tensor:
+        """Compute a batch and return its logits [R, V], float32, a row for each chunk.
+
+        Args:
+            token_ids: the chunks' tokens [R], where the device alone knows them.
+        """
         size = self._size_of(batch)
         assert size is not None
         step = self._steps[size]
         step.fill(batch.chunks, self._tables)
-        return step.run()[: len(batch.chunks)].to(torch.float32, copy=True)
+        return step.run(token_ids)[: len(batch.chunks)].to(torch.float32, copy=True)
 
     def _size_of(self, batch: Batch) -> Size | None:
         num_rows, longest = len(batch.chunks), max((chunk.end for chunk in batch.chunks), default=0)
@@ -241,9 +245,15 @@ class _Step:
                 columns[1, number] = first
                 rows[number, : last + 1 - first] = table[first : last + 1]
 
-    def run(self) -> Tensor:
-        """Compute what was filled in and return all rows' logits [B, V]; the next run overwrites them."""
+    def run(self, token_ids: Tensor | None = None) -> Tensor:
+        """Compute what was filled in and return all rows' logits [B, V]; the next run overwrites them.
+
+        Args:
+            token_ids: of the first rows, instead of those that were filled in.
+        """
         self._send()
+        if token_ids is not None:
+            self._device[: len(token_ids)].copy_(token_ids)
         self._repeat()
         assert self._logits is not None
         return self._logits

@@ -102,6 +102,10 @@ class Drafts:
             nums[number] = nums.get(number, 0) + 1
         return {number: texts[number].repeats.draft(num) for number, num in nums.items()}
 
+    def foresees(self, entry: Entry) -> bool:
+        text = self._text(entry)
+        return not text.read(entry, READ_AT_ONCE) or text.repeats.match_len > 0
+
     def observe(self, batch: Batch, seconds: float) -> None:
         num_keys = sum(chunk.end for chunk in batch.chunks)
         plain_s = self._costs.plain_s(len(batch.chunks), num_keys)

@@ -17,6 +17,31 @@ LEAST_TEMPERATURE = 1e-6
 """As the sampler has it."""
 
 
+class Drawn:
+    """Tokens where they were drawn, on their way to the host.
+
+    Args:
+        tokens: a token for each row [R], int64.
+        logits: [R, V], that they were drawn from.
+    """
+
+    def __init__(self, tokens: Tensor, logits: Tensor) -> None:
+        self.tokens = tokens
+        found = torch.stack([tokens, torch.isfinite(logits.amax(dim=1)).long()], dim=1)
+        self._host = torch.empty(found.shape, dtype=found.dtype, pin_memory=found.is_cuda)
+        self._host.copy_(found, non_blocking=True)
+        self._copied: torch.cuda.Event | None = None
+        if found.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def tokens_here(self) -> list[int | None]:
+        """Return the tokens; None of a row of logits without a usable number. Waits for them."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return [token if is_usable else None for token, is_usable in self._host.tolist()]
+
+
 def draw(logits: Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> Tensor:
     """Return a token for each row [R], int64.
 

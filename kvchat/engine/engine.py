@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from kvchat.engine import inspection, occupancy, report
+from kvchat.engine.ahead import Ahead
 from kvchat.engine.answers import Answers
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.events import Event, FinishReason, RequestFinished
@@ -61,6 +62,9 @@ class Engine:
         resumptions = Resumptions(self._flights)
         self._drafter = parts.drafter
         self._scheduler = Scheduler(parts.manager, parts.max_batch_tokens, resumptions, parts.drafter)
+        self._ahead: Ahead | None = None
+        if parts.runs_ahead:
+            self._ahead = Ahead(parts.manager, self._scheduler, parts.runner, self._carry_out)
         self._answers = Answers(
             manager=parts.manager,
             scheduler=self._scheduler,
@@ -69,6 +73,7 @@ class Engine:
             clock=clock,
             eos_ids=frozenset(parts.info.eos_token_ids),
             max_context=parts.info.max_context,
+            ahead=self._ahead,
         )
         self._handles: dict[RequestId, Handle] = {}
         self._loading = Loading(
@@ -267,6 +272,8 @@ class Engine:
             )
         update = self._weights.prepare(Path(source))
         self._promotion.stop()
+        if self._ahead is not None:
+            self._ahead.drop()
         while self._flights.is_busy:  # the block that is being read comes from the old store
             self._flights.wait(LOAD_WAIT_S)
             self._flights.collect()
@@ -380,7 +387,8 @@ class Engine:
         An accelerator is done when its logits have been read, not when the pass returns.
         """
         start_s = self._clock()
-        self._answers.record(batch, self._runner.run(batch))
+        compute = self._runner.run if self._ahead is None else self._ahead.logits
+        self._answers.record(batch, compute(batch))
         seconds = self._clock() - start_s
         longest = max(batch.chunks, key=lambda chunk: chunk.num_certain)
         if longest.num_certain > 1:

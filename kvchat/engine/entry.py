@@ -45,6 +45,8 @@ class Entry:
     is_cancelled: bool = False
     is_held: bool = False
     """Its last token is not decided yet: a search waits for the other beams."""
+    is_ahead: bool = False
+    """Its next token is being computed already, alone."""
 
     limit: int | None = None
     """Computes no token from this position on: they are being loaded."""

@@ -22,6 +22,7 @@ class EngineParts:
 
     `max_batch_tokens`: most tokens computed in one step.
     `disk_problem` says why there is no disk tier although one was wanted.
+    `runs_ahead`: whether steps are handed in before the tokens of the last are read.
     `idle_demote_s`: seconds after which an idle branch leaves the device; None: never.
     """
 
@@ -35,6 +36,7 @@ class EngineParts:
     mover: Mover
     rates: Rates
     idle_demote_s: float | None
+    runs_ahead: bool = False
     reader: BlockReader
     saver: Saver | None
     store: DiskStore | None

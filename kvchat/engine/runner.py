@@ -23,6 +23,7 @@ from kvchat.engine.cache.spec import Group
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
+from kvchat.engine.sight import windowed_span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,12 @@ class ShortSteps(Protocol):
         """Whether `logits` computes the batch. Pure."""
         ...
 
-    def logits(self, batch: Batch) -> Tensor:
-        """Compute a batch and return its logits [R, V], float32, a row for each chunk."""
+    def logits(self, batch: Batch, token_ids: Tensor | None = None) -> Tensor:
+        """Compute a batch and return its logits [R, V], float32, a row for each chunk.
+
+        Args:
+            token_ids: the chunks' tokens [R], where the device alone knows them.
+        """
         ...
 
 
@@ -99,7 +104,7 @@ class Runner:
         Effect:
             Writes keys and values of every token of the batch into the pools.
         """
-        self._update_tables(batch)
+        self.note(batch)
         if self._short is not None and self._short.takes(batch):
             return self._short.logits(batch)
         chunks = batch.chunks
@@ -114,7 +119,19 @@ class Runner:
         )
         return self._forward.logits(row).float()
 
-    def _update_tables(self, batch: Batch) -> None:
+    @torch.inference_mode()
+    def run_ahead(self, batch: Batch, token_ids: Tensor) -> Tensor | None:
+        """Do as `run` with tokens [R] that the device alone knows, one of each chunk; None: it takes no such
+        batch, and has computed nothing.
+        """
+        self.note(batch)
+        if self._short is None or not self._short.takes(batch):
+            return None
+        return self._short.logits(batch, token_ids)
+
+    @torch.inference_mode()
+    def note(self, batch: Batch) -> None:
+        """Take over the changes of block tables that come with any batch, computed here or not."""
         if self._short is not None:
             self._short.note(batch)
         for change in batch.changes:
@@ -156,6 +173,8 @@ class Runner:
         self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
     ) -> GroupStep:
         """Return slots and spans from one list of all blocks that the step touches in a group."""
+        if group.spec.num_sink_blocks:
+            return self._viewed_step(chunks, lens, positions, group)
         size = self._block_size
         firsts = [group.spec.first_visible(chunk.start) // size for chunk in chunks]
         tables = [
@@ -175,6 +194,22 @@ class Runner:
             spans=spans,
             prepared=prepare(spans, group.spec.first_visible, size),
         )
+
+    def _viewed_step(
+        self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
+    ) -> GroupStep:
+        """Return slots, and spans over the blocks in sight."""
+        size = self._block_size
+        tables = [self._tables[chunk.branch, group.id] for chunk in chunks]
+        ends = list(accumulate(lens))
+        spans = [
+            windowed_span(group.spec, table, (end - length, end), chunk.start, size)
+            for chunk, length, end, table in zip(chunks, lens, ends, tables, strict=True)
+        ]
+        at = torch.from_numpy(positions).to(self._device)
+        parts = [table[own // size] for table, own in zip(tables, at.split(list(lens)), strict=True)]
+        prepared = prepare(spans, lambda _: 0, size)
+        return GroupStep(slots=torch.cat(parts) * size + at % size, spans=spans, prepared=prepared)
 
 
 def _spans(

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from kvchat.engine.api.events import TokenLogprobs
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.draws import draw
+from kvchat.engine.draws import Drawn, draw
 
 LEAST_TEMPERATURE = 1e-6
 """Below this, float32 leaves only the most probable token anyway, and dividing by less would overflow."""
@@ -53,10 +53,12 @@ class _State:
 class Sampler:
     """Chooses the next token of each sequence, and those behind it as long as its draft has them right."""
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int | None, *, draws_there: bool = False) -> None:
         """Args:
         seed: seed of the seeds of requests that bring none; None: from the system.
+        draws_there: draw where the logits lie also on a processor.
         """
+        self._draws_there = draws_there
         self._seeds = Generator()
         if seed is None:
             self._seeds.seed()
@@ -75,7 +77,7 @@ class Sampler:
         """
         if not rows:
             return []
-        if logits.is_cuda and all(map(_is_plain, rows)):
+        if self.draws_there(logits, rows):
             return self.sample_there(logits, rows)
         greedy = logits.argmax(dim=-1).tolist()
         finite = torch.isfinite(logits.amax(dim=-1)).tolist()
@@ -92,16 +94,21 @@ class Sampler:
         return chosen
 
     def sample_there(self, logits: Tensor, rows: Sequence[Row]) -> list[list[Choice | None]]:
-        """Do as `sample` where the logits lie: one copy goes there and one comes back.
+        """Do as `sample` where the logits lie: one copy goes there and one comes back."""
+        return choices(self.begin(logits, rows))
+
+    def draws_there(self, logits: Tensor, rows: Sequence[Row]) -> bool:
+        """Whether tokens are drawn where the logits lie. Pure."""
+        return (logits.is_cuda or self._draws_there) and all(map(_is_plain, rows))
+
+    def begin(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
+        """Begin to do as `sample` where the logits lie, and wait for nothing.
 
         Args:
             rows: without drafts, penalties, and log-probabilities to tell.
         """
         numbers = [0.0 if row.params.is_greedy else self._number(row) for row in rows]
-        tokens = draw(logits, [row.params for row in rows], numbers)
-        is_finite = torch.isfinite(logits.amax(dim=1))
-        found = torch.stack([tokens, is_finite.long()], dim=1).tolist()
-        return [[Choice(token) if is_usable else None] for token, is_usable in found]
+        return Drawn(draw(logits, [row.params for row in rows], numbers), logits)
 
     def forget(self, request: RequestId) -> None:
         """Drop what is kept of a finished request."""
@@ -151,6 +158,11 @@ class Sampler:
                 seed = int(torch.randint(2**62, (1,), generator=self._seeds))
             state.generator = Generator().manual_seed(seed)
         return state.generator
+
+
+def choices(drawn: Drawn) -> list[list[Choice | None]]:
+    """Return tokens that were drawn as `Sampler.sample` does; waits for them."""
+    return [[None if token is None else Choice(token)] for token in drawn.tokens_here()]
 
 
 def _is_plain(row: Row) -> bool:

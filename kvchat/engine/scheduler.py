@@ -55,6 +55,10 @@ class Drafter(Protocol):
         """
         ...
 
+    def foresees(self, entry: Entry) -> bool:
+        """Take what is new of a sequence; whether anything can be guessed of what follows."""
+        ...
+
     def observe(self, batch: Batch, seconds: float) -> None:
         """Note how long a step took that computed one token of each sequence, and drafts."""
         ...
@@ -71,6 +75,9 @@ class NoDrafter:
         self, due: Sequence[Entry], num_beside: int, most: int
     ) -> Mapping[RequestId, tuple[int, ...]]:
         return {}
+
+    def foresees(self, entry: Entry) -> bool:
+        return False
 
     def observe(self, batch: Batch, seconds: float) -> None: ...
 
@@ -263,7 +270,11 @@ class Scheduler:
         """
         running = {entry.id: entry for entry in self.running}
         served = {number: running[number] for number in chunks}
-        due = {number: entry for number, entry in served.items() if entry.may_draft and entry.is_decoding}
+        due = {
+            number: entry
+            for number, entry in served.items()
+            if entry.may_draft and entry.is_decoding and not entry.is_ahead
+        }
         if not due:
             return []
         num_beside = sum(len(chunk.token_ids) for chunk in chunks.values()) - len(due)

@@ -25,6 +25,8 @@ class Branch:
     token_ids: list[int]
     tables: list[BlockTable]
     computed_len: int = 0
+    num_ahead: int = 0
+    """Tokens behind the computed ones whose slots are being written before it is known what they are."""
     keys: list[BlockKey] = field(default_factory=list)
     saved_tail: BlockKey | None = None
     priority: int = 0

@@ -50,7 +50,8 @@ def check_branch(branch: Branch, groups: Sequence[Group], pools: Pools, block_si
     assert 0 <= branch.computed_len <= len(branch.token_ids)
     assert len(branch.keys) == branch.computed_len // block_size
     for group in groups:
-        assert len(branch.tables[group.id]) == group.num_blocks(branch.computed_len, block_size)
+        num_tokens = branch.computed_len + branch.num_ahead
+        assert len(branch.tables[group.id]) == group.num_blocks(num_tokens, block_size)
         first = group.spec.first_visible(branch.computed_len) // block_size
         for number in range(first, group.num_blocks(branch.computed_len, block_size)):
             block = branch.tables[group.id][number]

@@ -210,6 +210,7 @@ class CacheManager:
         window.
         """
         branch.computed_len += num_tokens
+        branch.num_ahead = max(0, branch.num_ahead - num_tokens)
         first, last = len(branch.keys), branch.computed_len // self.block_size
         if last > first:
             self._unwatch_tail(branch)
@@ -232,6 +233,7 @@ class CacheManager:
                 block = table.pop()
                 assert block is not None
                 self._holdings.release(branch, group.id, block)
+        branch.num_ahead = 0
 
     # What others carry out
 
@@ -320,7 +322,7 @@ class CacheManager:
                 if block is not None:
                     self._holdings.release(branch, group.id, block)
             table.clear()
-        branch.computed_len = 0
+        branch.computed_len = branch.num_ahead = 0
         branch.keys.clear()
 
     def _leave_window(self, branch: Branch, group: Group, table: BlockTable) -> None:

@@ -1,0 +1,166 @@
+"""Steps that are handed in before the host has read the tokens of the step before.
+
+While a device computes a step, the host waits for its tokens, tells them, and plans the next step; meanwhile
+the device waits for the host. So the step that most probably follows, one more token of each answer, is
+handed in first, with tokens that only the device knows. The host then reads one step behind. What it finds
+may make a part of the next step useless: an answer has ended, its blocks have moved, or somebody else
+joins. Only what the next step asks for is taken from what was computed ahead, so an answer that ends costs
+one surplus token and nothing else: its slot lies behind what counts as computed. Dimensions: R rows, V
+vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.batch import Batch, Chunk
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.plan import Move
+from kvchat.engine.entry import Entry
+from kvchat.engine.kernels.device import upload
+from kvchat.engine.scheduler import Scheduler
+
+
+class StepRunner(Protocol):
+    """Computes batches; see `Runner`."""
+
+    def run(self, batch: Batch) -> Tensor: ...
+
+    def note(self, batch: Batch) -> None: ...
+
+    def run_ahead(self, batch: Batch, token_ids: Tensor) -> Tensor | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step that was handed in: whose rows its logits [R, V] are, and the tokens that it began with [R]."""
+
+    entries: Sequence[Entry]
+    chunks: Sequence[Chunk]
+    logits: Tensor
+
+    def rows_for(self, batch: Batch) -> dict[BranchId, int]:
+        """Return the rows that a batch needs, as it would compute them now: of the same place in the same
+        blocks.
+        """
+        moved = {change.branch for change in batch.changes} | set(batch.dropped)
+        rows = {chunk.branch: (number, chunk.start) for number, chunk in enumerate(self.chunks)}
+        found: dict[BranchId, int] = {}
+        for chunk in batch.chunks:
+            number, start = rows.get(chunk.branch, (0, None))
+            is_one = len(chunk.token_ids) == 1 and chunk.samples
+            if is_one and chunk.start == start and chunk.branch not in moved:
+                found[chunk.branch] = number
+        return found
+
+
+class Ahead:
+    """Hands in steps ahead of one engine's, and gives them back as their turn comes.
+
+    Args:
+        carry_out: executes what moves before a step.
+    """
+
+    def __init__(
+        self,
+        manager: CacheManager,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        carry_out: Callable[[Sequence[Move]], None],
+    ) -> None:
+        self._manager = manager
+        self._scheduler = scheduler
+        self._runner = runner
+        self._carry_out = carry_out
+        self._launched: _Launched | None = None
+        self.num_surplus = 0
+        """Tokens that were computed ahead and not asked for."""
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch) -> Tensor:
+        """Return what `Runner.run` returns, as far as it has been computed ahead without computing."""
+        launched = self._take()
+        rows = launched.rows_for(batch) if launched is not None else {}
+        if launched is not None:
+            self.num_surplus += len(launched.chunks) - len(rows)
+        if launched is None or not rows:
+            return self._runner.run(batch)
+        others = tuple(chunk for chunk in batch.chunks if chunk.branch not in rows)
+        if not others:
+            self._runner.note(batch)
+            return _picked(launched.logits, [rows[chunk.branch] for chunk in batch.chunks])
+        computed = iter(self._runner.run(replace(batch, chunks=others)).split([c.num_rows for c in others]))
+        return torch.cat(
+            [
+                launched.logits[rows[chunk.branch]][None] if chunk.branch in rows else next(computed)
+                for chunk in batch.chunks
+            ]
+        )
+
+    def launch(self, due: Sequence[Entry], tokens: Tensor) -> None:
+        """Hand in one more token of each answer, unless the next step will be another one.
+
+        Args:
+            due: answers whose next token has just been drawn; all before it is computed.
+            tokens: these tokens [R], int64, where they were drawn.
+        """
+        if not self._may_follow(due):
+            return
+        moves: list[Move] = []
+        numbers: list[int] = []
+        for number, entry in enumerate(due):
+            if entry.num_generated + 1 < entry.max_tokens:  # otherwise it ends whatever its token is
+                added = self._manager.extend(entry.branch, 1)
+                if added is not None:
+                    moves += added
+                    numbers.append(number)
+        self._carry_out(moves)
+        if not numbers:
+            return
+        entries = [due[number] for number in numbers]
+        chunks = tuple(_next_chunk(entry) for entry in entries)
+        changes, dropped = self._manager.take_changes()
+        batch = Batch(chunks, (), changes, dropped)
+        logits = self._runner.run_ahead(batch, _picked(tokens, numbers))
+        if logits is None:
+            for entry in entries:
+                self._manager.retract(entry.branch)
+        else:
+            self._launched = _Launched(entries, chunks, logits)
+            for entry in entries:
+                entry.is_ahead = True
+                entry.branch.num_ahead = 1
+
+    def drop(self) -> None:
+        """Forget what has been computed ahead."""
+        self._take()
+
+    def _may_follow(self, due: Sequence[Entry]) -> bool:
+        """Whether the next step probably computes one token of each of these answers, and nothing else."""
+        scheduler = self._scheduler
+        if scheduler.waiting or len(due) != len(scheduler.running):
+            return False
+        if any(entry.is_cancelled or not entry.may_draft for entry in due):
+            return False
+        return not any(scheduler.drafter.foresees(entry) for entry in due)
+
+    def _take(self) -> _Launched | None:
+        launched, self._launched = self._launched, None
+        for entry in launched.entries if launched is not None else ():
+            entry.is_ahead = False
+        return launched
+
+
+def _next_chunk(entry: Entry) -> Chunk:
+    """Return the token that is not known yet, called 0."""
+    return Chunk(entry.id, entry.branch.id, entry.branch.computed_len, (0,), samples=True)
+
+
+def _picked(rows: Tensor, numbers: Sequence[int]) -> Tensor:
+    if list(numbers) == list(range(len(rows))):
+        return rows
+    return rows.index_select(0, upload(numbers, rows.device))

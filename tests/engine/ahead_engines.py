@@ -1,0 +1,69 @@
+"""Engines on a processor that hand steps in ahead, by the code that a GPU runs, unrecorded."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.batch import Batch
+from kvchat.engine.build import build_parts
+from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps
+from kvchat.engine.engine import Engine
+from kvchat.engine.gpu import limits_of
+from kvchat.engine.models.locate import locate_model
+from kvchat.engine.parts import EngineParts
+from kvchat.engine.runner import Runner
+from kvchat.engine.sampler import Sampler
+from kvchat.engine.scheduler import Drafter
+from tests.engine.tiny_models import RecordingRunner, make_computing_slow
+
+BATCH_SIZES = (1, 8)
+
+
+class AheadRunner(RecordingRunner):
+    """Notes what is computed, in order, and what of it ahead."""
+
+    def __init__(self, inner: Runner, parts: EngineParts) -> None:
+        super().__init__(inner, parts.pool)
+        self.ahead: list[Batch] = []
+
+    def note(self, batch: Batch) -> None:
+        self._inner.note(batch)
+
+    def run_ahead(self, batch: Batch, token_ids: Tensor) -> Tensor | None:
+        logits = self._inner.run_ahead(batch, token_ids)
+        if logits is not None:
+            self.ahead.append(batch)
+            for chunk, row in zip(batch.chunks, logits, strict=True):
+                self.rows[chunk.branch, chunk.start] = row
+        return logits
+
+
+def open_ahead(
+    model_dir: Path, drafter: Drafter | None = None, *, is_ahead: bool = True, **settings: Any
+) -> tuple[Engine, AheadRunner]:
+    """Return an engine as `tiny_models.open_recorded` does.
+
+    Args:
+        is_ahead: if not, the engine waits for the tokens of every step, and is the same otherwise.
+    """
+    config = EngineConfig(**{"device": "cpu", "block_size": 16, "seed": 0, "speculate": "off"} | settings)
+    location = locate_model(str(model_dir))
+    parts = build_parts(location.name, location.path, config)
+    make_computing_slow(parts.rates)
+    forward = getattr(parts.runner._forward, "_own", parts.runner._forward)  # unfused
+    groups = parts.runner._groups
+    limits = limits_of(groups, parts.pool, parts.info.max_context)
+    steps = DecodeSteps(forward, groups, limits, ComputesAnew(), BATCH_SIZES)
+    steps.prepare()
+    runner = AheadRunner(Runner(forward, groups, config.block_size, steps), parts)
+    parts = replace(
+        parts,
+        runner=runner,
+        runs_ahead=is_ahead,
+        sampler=Sampler(config.seed, draws_there=True),
+        drafter=drafter or parts.drafter,
+    )
+    return Engine(parts), runner

@@ -1,0 +1,232 @@
+"""Steps that are handed in before the last one's tokens are known change no answer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.drafts import Drafts
+from kvchat.engine.draws import Drawn
+from kvchat.engine.engine import Engine
+from kvchat.engine.results import Result
+from kvchat.engine.sampler import Row, Sampler
+from tests.engine.ahead_engines import AheadRunner, open_ahead
+from tests.engine.conftest import TinyModels
+from tests.engine.conversations import BEAMS, GREEDY, SEVERAL, Life
+from tests.engine.test_traces_engine import KINDS as WINDOWED
+from tests.engine.test_traces_engine import expect_cold
+from tests.engine.tiny_models import KINDS, answer, reference, submit, token_ids
+
+pytestmark = pytest.mark.cpu
+
+LENGTHS = (5, 17, 30)
+NUM_TOKENS = 40
+SAMPLINGS = (*[GREEDY] * 7, BEAMS)
+
+
+@pytest.fixture
+def opened() -> Iterator[Any]:
+    """Return a function that opens engines; what a test leaves open is closed."""
+    engines: list[Engine] = []
+
+    def open_one(model_dir: Path, **settings: Any) -> tuple[Engine, AheadRunner]:
+        engine, runner = open_ahead(model_dir, **settings)
+        engines.append(engine)
+        return engine, runner
+
+    yield open_one
+    for engine in engines:
+        engine.check_integrity()
+        engine.close()
+
+
+def held(engine: Engine) -> list[tuple[int, list[int]]]:
+    """Return the computed tokens and the blocks of each table, of all live branches."""
+    branches = engine._manager.branches.values()
+    return [(branch.computed_len, [len(table) for table in branch.tables]) for branch in branches]
+
+
+def step_all(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+        engine.check_integrity()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_transformers_own(kind: str, tiny: TinyModels, opened: Any) -> None:
+    """Nearly every step is handed in ahead, also while others end; nothing is computed in vain."""
+    model_dir = tiny(kind)
+    engine, runner = opened(model_dir)
+    prompts = [token_ids(length, seed=1) for length in LENGTHS]
+    handles = [submit(engine, prompt, NUM_TOKENS + 3 * number) for number, prompt in enumerate(prompts)]
+    step_all(engine)
+    for number, (prompt, handle) in enumerate(zip(prompts, handles, strict=True)):
+        wanted = reference(model_dir).answer(prompt, NUM_TOKENS + 3 * number)
+        assert engine._manager.branches[handle.branch].token_ids[len(prompt) :] == wanted
+    assert engine._ahead is not None
+    assert engine._ahead.num_surplus == 0
+    assert len(runner.ahead) >= NUM_TOKENS
+
+
+def test_an_answer_that_stops_costs_one_surplus_token_and_leaves_nothing_of_it(
+    tiny: TinyModels, opened: Any
+) -> None:
+    """Also where the surplus token got the first slot of a new block: 16 + 16 tokens are computed then."""
+    model_dir = tiny("llama")
+    prompt = token_ids(16, seed=1)
+    text = reference(model_dir).answer(prompt, NUM_TOKENS)
+    for num_told in (3, 17, 18, 30):
+        stop = text[num_told - 1]
+        if stop in text[: num_told - 1]:
+            continue
+        sampling = SamplingParams(max_tokens=NUM_TOKENS, stop_token_ids=(stop,))
+        found = []
+        for is_ahead in (True, False):
+            engine, _ = opened(model_dir, is_ahead=is_ahead)
+            handle = engine.submit(Request(token_ids=tuple(prompt), sampling=sampling))
+            step_all(engine)
+            engine.step()
+            following = [*prompt, *text[:num_told], *token_ids(4, seed=2)]
+            found.append((held(engine), answer(engine, following, 12, handle.branch).token_ids))
+            if engine._ahead is not None:
+                assert engine._ahead.num_surplus == 1
+        assert found[0] == found[1]
+        assert found[0][0] == [(16 + num_told - 1, [-(-(16 + num_told - 1) // 16)])]
+
+
+def test_a_cancelled_answer_leaves_nothing_of_the_token_that_was_under_way(
+    tiny: TinyModels, opened: Any
+) -> None:
+    engine, runner = opened(tiny("llama"))
+    handle = submit(engine, token_ids(16, seed=1), NUM_TOKENS)
+    while not runner.ahead or (runner.ahead[-1].chunks[0].start % 16):
+        engine.step()  # until a token is under way whose slot begins a block
+    handle.cancel()
+    engine.step()
+    computed_len, tables = held(engine)[0]
+    assert tables == [computed_len // 16]
+    assert engine._ahead is not None
+    assert engine._ahead._launched is None or not engine.has_work
+
+
+def test_tokens_are_read_after_the_next_step_has_been_handed_in(tiny: TinyModels, opened: Any) -> None:
+    engine, runner = opened(tiny("llama"))
+    order: list[str] = []
+
+    class Watched(Drawn):
+        def tokens_here(self) -> list[int | None]:
+            order.append(f"read behind {len(runner.ahead)}")
+            return super().tokens_here()
+
+    class Watching(Sampler):
+        def begin(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
+            drawn = super().begin(logits, rows)
+            return Watched(drawn.tokens, logits)
+
+    engine._answers.sampler = Watching(0, draws_there=True)
+    submit(engine, token_ids(5), 6)
+    step_all(engine)
+    assert order == [f"read behind {number}" for number in (1, 2, 3, 4, 5, 5)]
+    assert [len(batch.chunks[0].token_ids) for batch in runner.batches] == [5], "one pass waited for tokens"
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+@pytest.mark.parametrize("seed", [5, 7])
+def test_after_any_life_with_steps_ahead_each_answer_is_that_of_an_engine_without_a_past(
+    kind: str, seed: int, tiny: TinyModels, tmp_path: Path
+) -> None:
+    """Traps 11, 14 and 28: with forks, cancelled answers, searches, pressure and a restart."""
+    model_dir = tiny(kind, **WINDOWED[kind])
+    life = AheadLife(model_dir, tmp_path, seed, *SAMPLINGS)
+    life.run(16)
+    assert life.num_ahead >= 20
+    for number, asked in enumerate(life.requests):
+        expect_cold(model_dir, asked, f"request {number} of seed {seed}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WINDOWED)
+@pytest.mark.parametrize("seed", range(400, 420))
+def test_after_many_lives_with_steps_ahead_each_answer_is_that_of_an_engine_without_a_past(
+    kind: str, seed: int, tiny: TinyModels, tmp_path: Path
+) -> None:
+    model_dir = tiny(kind, **WINDOWED[kind])
+    life = AheadLife(model_dir, tmp_path, seed, *SAMPLINGS)
+    life.run(40)
+    for number, asked in enumerate(life.requests):
+        expect_cold(model_dir, asked, f"request {number} of seed {seed}")
+
+
+class AheadLife(Life):
+    """A life whose engines hand steps in ahead."""
+
+    num_ahead = 0
+
+    def _open(self) -> tuple[Engine, AheadRunner]:
+        engine, runner = open_ahead(
+            self.model_dir,
+            cache_dir=self.cache_dir,
+            device_bytes=self.random.randrange(230, 320) * 1024,
+            host_bytes=self.random.choice((0, 200, 2000)) * 1024,
+            max_batch_tokens=self.random.choice((13, 40, 100)),
+        )
+        return engine, runner
+
+    def _close(self) -> None:
+        self.num_ahead += len(self.recorder.ahead)  # type: ignore[attr-defined]
+        super()._close()
+
+
+def texts(results: Sequence[Result]) -> list[list[tuple[int, ...]]]:
+    return [[tuple(sample.token_ids) for sample in result.samples] for result in results]
+
+
+def test_drawn_texts_are_the_same_with_and_without(tiny: TinyModels, opened: Any) -> None:
+    """What is computed in vain draws no number, and answers of one request draw each their own."""
+    sampling = [
+        SamplingParams(max_tokens=20, temperature=0.9, seed=3, stop_token_ids=tuple(range(100))),
+        replace(SEVERAL, max_tokens=20),
+        SamplingParams(max_tokens=9),
+    ]
+    found = []
+    for is_ahead in (True, False):
+        engine, runner = opened(tiny("qwen3"), is_ahead=is_ahead)
+        handles = [
+            engine.submit(Request(token_ids=tuple(token_ids(length)), sampling=each))
+            for length, each in zip(LENGTHS, sampling, strict=True)
+        ]
+        step_all(engine)
+        ends = [end.branch for handle in handles for end in handle.result.samples]
+        found.append([engine._manager.branches[branch].token_ids for branch in ends])
+        assert bool(runner.ahead) is is_ahead
+    assert found[0] == found[1]
+
+
+def test_an_answer_that_repeats_itself_is_guessed_instead(tiny: TinyModels, opened: Any) -> None:
+    """A guess brings several tokens at once, but must know the last one."""
+    engine, runner = opened(tiny("llama"), drafter=Drafts())
+    submit(engine, token_ids(12) * 3, 8)
+    engine.step()
+    assert not runner.ahead
+    step_all(engine)
+    submit(engine, token_ids(30, seed=4), 8)
+    engine.step()
+    assert runner.ahead
+
+
+def test_numbers_that_are_none_end_the_answer(tiny: TinyModels, opened: Any) -> None:
+    engine, runner = opened(tiny("llama"))
+    handle = submit(engine, token_ids(5), NUM_TOKENS)
+    for _ in range(4):
+        engine.step()
+    for layer in runner.device_pool.layers.values():
+        layer.keys.fill_(torch.nan)
+    step_all(engine)
+    assert handle.result is not None
+    assert "not a number" in (handle.result.error or "")
