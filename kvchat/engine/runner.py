@@ -23,7 +23,6 @@ from kvchat.engine.cache.spec import Group
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
-from kvchat.engine.sight import windowed_span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +172,6 @@ class Runner:
         self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
     ) -> GroupStep:
         """Return slots and spans from one list of all blocks that the step touches in a group."""
-        if group.spec.num_sink_blocks:
-            return self._viewed_step(chunks, lens, positions, group)
         size = self._block_size
         firsts = [group.spec.first_visible(chunk.start) // size for chunk in chunks]
         tables = [
@@ -194,22 +191,6 @@ class Runner:
             spans=spans,
             prepared=prepare(spans, group.spec.first_visible, size),
         )
-
-    def _viewed_step(
-        self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
-    ) -> GroupStep:
-        """Return slots, and spans over the blocks in sight."""
-        size = self._block_size
-        tables = [self._tables[chunk.branch, group.id] for chunk in chunks]
-        ends = list(accumulate(lens))
-        spans = [
-            windowed_span(group.spec, table, (end - length, end), chunk.start, size)
-            for chunk, length, end, table in zip(chunks, lens, ends, tables, strict=True)
-        ]
-        at = torch.from_numpy(positions).to(self._device)
-        parts = [table[own // size] for table, own in zip(tables, at.split(list(lens)), strict=True)]
-        prepared = prepare(spans, lambda _: 0, size)
-        return GroupStep(slots=torch.cat(parts) * size + at % size, spans=spans, prepared=prepared)
 
 
 def _spans(
