@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.cache.formats import stored_groups
-from kvchat.engine.cache.spec import LatentSpec
+from kvchat.engine.cache.spec import Group, LatentSpec
 from kvchat.engine.disk import open_store
 from kvchat.engine.gpu import try_gpu
 from kvchat.engine.memory.device_pool import DevicePool
@@ -73,14 +73,24 @@ def load_candidate(
     try_gpu(device, loaded.dtype, report)  # before the route is chosen, which is by what kernels compute
     torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
     served = choose_route(loaded)
-    groups = stored_groups(served.groups, config.cache_format, config.block_size)
+    groups = groups_in(served, config.cache_format, config.block_size)
+    served = replace(served, groups=groups)
+    return Candidate(source=source, checkpoint=checkpoint, loaded=loaded, served=served)
+
+
+def groups_in(served: Served, cache_format: str, block_size: int) -> tuple[Group, ...]:
+    """Return what is stored of a model's layers in a format.
+
+    Raises:
+        ConfigError: there is no such format, or this model cannot be stored in it; the message says why.
+    """
+    groups = stored_groups(served.groups, cache_format, block_size)
     if served.route is Route.CACHE and groups != served.groups:
         raise ConfigError(
             f"this model attends by itself to all that its cache has, and that cannot be stored as "
-            f"'{config.cache_format}'; use --cache-format exact"
+            f"'{cache_format}'; use --cache-format exact"
         )
-    served = replace(served, groups=groups)
-    return Candidate(source=source, checkpoint=checkpoint, loaded=loaded, served=served)
+    return groups
 
 
 def _read(form: Form, digests: WeightDigests) -> Checkpoint:
