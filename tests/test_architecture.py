@@ -56,6 +56,7 @@ FLOORS = {
     "kvchat.conversation": 3,
     "kvchat.variants": 4,
     "kvchat.chat": 5,
+    "kvchat.gauge": 5,
     "kvchat.lending": 5,
     "kvchat.serve": 6,
     "kvchat.ui": 6,
@@ -78,6 +79,7 @@ FOUNDATIONS = (
 # Packages inside which modules of one floor may import each other.
 PACKAGES = (
     "kvchat.variants",
+    "kvchat.gauge",
     "kvchat.sealing",
     "kvchat.engine.api",
     "kvchat.engine.kernels",
@@ -107,6 +109,7 @@ WITHOUT_TORCH = (
     "kvchat.conversation",
     "kvchat.variants",
     "kvchat.chat",
+    "kvchat.gauge",
     "kvchat.lending",
     "kvchat.serve",
     "kvchat.session",

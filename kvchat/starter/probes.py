@@ -27,6 +27,14 @@ class Probe:
     answer: str
 
 
+@dataclass(frozen=True, slots=True)
+class Interview:
+    """A context, and questions about it that are asked one at a time, each with its only right answer."""
+
+    context: tuple[Message, ...]
+    questions: tuple[tuple[Message, str], ...]
+
+
 SILENT = Message("assistant", "OK, I will remember that.")
 
 
@@ -101,6 +109,33 @@ class Prober:
             text = documents.document(rng, num_sentences, [(depth, facts.state(rng, TRAIN, fact))])
         question = Message("user", facts.ask(rng, TRAIN, fact))
         return Probe((Message("user", text), Message("assistant", documents.READ), question), fact.answer)
+
+    def interview(self, rng: random.Random, length: int, num_facts: int) -> Interview:
+        """Facts with held-out values, then other turns up to `length` tokens, then a question for each."""
+        told = self._facts(rng, num_facts)
+        messages: list[Message] = []
+        for fact in told:
+            messages += [Message("user", facts.state(rng, TRAIN, fact)), _echo(fact)]
+        used = sum(self.measure(message.text) + 2 for message in messages)
+        messages += self._distraction(rng, told, length - used - 40)
+        questions = tuple((Message("user", facts.ask(rng, TRAIN, fact)), fact.answer) for fact in told)
+        return Interview(tuple(messages), questions)
+
+    def needles(self, rng: random.Random, length: int, depths: tuple[float, ...]) -> Interview:
+        """Five digits at each of some depths of one document of `length` tokens, and a question for each."""
+        secrets = rng.sample(words.SECRETS, len(depths))
+        told = [
+            Fact(KIND_BY_NAME["secret"], secret, "".join(rng.choice("0123456789") for _ in range(5)))
+            for secret in secrets
+        ]
+        places = [(depth, facts.state(rng, TRAIN, fact)) for depth, fact in zip(depths, told, strict=True)]
+        num_sentences = length // 8
+        text = documents.document(rng, num_sentences, places)
+        while self.measure(text) > length - 30:
+            num_sentences = num_sentences * (length - 40) // self.measure(text)
+            text = documents.document(rng, num_sentences, places)
+        questions = tuple((Message("user", facts.ask(rng, TRAIN, fact)), fact.answer) for fact in told)
+        return Interview((Message("user", text), Message("assistant", documents.READ)), questions)
 
     def unknown(self, rng: random.Random) -> Probe:
         """A question for something that was not told, after three other facts."""

@@ -1,0 +1,226 @@
+"""Measures what cache formats lose on a text: its last answer tokens are predicted again in each format.
+
+The text's tokens are what they are; only what attention reads differs. So every number is paired: the same
+token, before it the same tokens, on the exact cache and in a format.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.losses import FormatLoss, GaugeReport, LayerLoss
+from kvchat.engine.cache.spec import Fp8LatentSpec, Group, SealedSpec
+from kvchat.engine.loss import TokenLosses, token_losses
+from kvchat.engine.models.latent import projections
+from kvchat.engine.models.load import LoadedModel, choose_device
+from kvchat.engine.models.packed_linear import pack_linears
+from kvchat.engine.replay import Replay, ReplaySize
+from kvchat.engine.route import Served
+from kvchat.engine.weight_format import Source
+from kvchat.engine.weights import groups_in, load_candidate
+from kvchat.errors import ContextOverflow, UsageError
+
+EXACT = "exact"
+MOST_ROWS = 2**26
+"""About as many logits of the exact cache are kept to compare with."""
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Tokens, and which of them are predicted again: positions, ascending, from 1 on."""
+
+    token_ids: tuple[int, ...]
+    wanted: tuple[int, ...]
+
+    @property
+    def start(self) -> int:
+        """The position of the first token that is computed again; all before it is context."""
+        return self.wanted[0] - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Truth:
+    """A text on the exact cache: the logits [N, V] before its wanted tokens."""
+
+    replay: Replay
+    logits: Tensor
+
+
+class Gauge:
+    """One model, on whose caches texts are replayed.
+
+    Args:
+        loaded: the model, loaded for the exact format.
+        served: how it runs.
+        chunk_len: most tokens computed at once.
+        block_size: tokens of a block.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, served: Served, *, block_size: int = 64, chunk_len: int = 512
+    ) -> None:
+        self._served = served
+        self._loaded = loaded
+        self._block_size = block_size
+        self._chunk_len = chunk_len
+
+    @classmethod
+    def load(cls, model_dir: Path, config: EngineConfig, report: Report = lambda _: None) -> "Gauge":
+        """Load a model for nothing else.
+
+        Raises:
+            ModelError, CapacityError: it cannot be loaded.
+        """
+        config = replace(config, cache_format=EXACT)
+        device = choose_device(config.device)
+        source = Source(model_dir=model_dir, adapter_dir=config.adapter)
+        candidate = load_candidate(source, config, device, report)
+        pack_linears(candidate.loaded.module, projections(candidate.loaded.module))
+        return cls(
+            candidate.loaded,
+            candidate.served,
+            block_size=config.block_size,
+            chunk_len=config.max_batch_tokens,
+        )
+
+    def replay(self, cache_format: str, max_len: int, back_len: int = 0) -> Replay:
+        """Return a replay in a format; it computes from now on.
+
+        Args:
+            max_len: tokens of the longest text.
+            back_len: most tokens that are taken back.
+
+        Raises:
+            ConfigError: the model cannot be stored in this format; the message says why.
+            OutOfMemory: a text of that length does not fit.
+        """
+        size = ReplaySize(
+            max_len=max_len, chunk_len=self._chunk_len, back_len=back_len, block_size=self._block_size
+        )
+        groups = groups_in(self._served, cache_format, self._block_size)
+        device = next(self._loaded.module.parameters()).device
+        replay = Replay(self._served, groups, size, device)
+        replay.begin()
+        return replay
+
+    def measure(
+        self,
+        text: Text,
+        formats: Sequence[str],
+        *,
+        is_converted: bool = False,
+        layers_in: str | None = None,
+        report: Report = lambda _: None,
+    ) -> GaugeReport:
+        """Measure formats on a text.
+
+        Args:
+            is_converted: convert what is before the replayed tokens from the exact cache, as a conversation
+                is converted, instead of computing all of it in the format.
+            layers_in: also convert each layer alone, to this format.
+
+        Raises:
+            ConfigError: the model cannot be stored in one of the formats.
+            UsageError: there is nothing to predict, or more than can be kept.
+            ContextOverflow: the text is longer than the model's context.
+        """
+        self._require(text, [*formats, *([layers_in] if layers_in else ())])
+        report(f"computing {len(text.token_ids)} tokens on the exact cache …")
+        truth = self._truth(text)
+        losses = []
+        for cache_format in formats:
+            report(f"replaying {len(text.wanted)} tokens in {cache_format} …")
+            losses.append(self._format_loss(text, truth, cache_format, is_converted=is_converted))
+        layers = tuple(self._layer_losses(text, truth, layers_in, report)) if layers_in else ()
+        return GaugeReport(
+            model="",
+            num_tokens=len(text.token_ids),
+            num_replayed=len(text.wanted),
+            exact_bytes=truth.replay.num_bytes(len(text.token_ids)),
+            exact_token_bytes=truth.replay.token_bytes,
+            formats=tuple(losses),
+            layers=layers,
+        )
+
+    def quantised_layers(self, cache_format: str) -> tuple[int, ...]:
+        """Return the layers that a format quantises in this model, ascending."""
+        groups = groups_in(self._served, cache_format, self._block_size)
+        return tuple(sorted(layer for group in groups if _is_lossy(group) for layer in group.layers))
+
+    def _require(self, text: Text, formats: Sequence[str]) -> None:
+        for cache_format in formats:
+            groups_in(self._served, cache_format, self._block_size)
+        if not text.wanted:
+            raise UsageError("there is no answer to replay; ask something first")
+        if len(text.token_ids) > self._loaded.max_context:
+            raise ContextOverflow(
+                f"{len(text.token_ids)} tokens exceed this model's context of {self._loaded.max_context}"
+            )
+        most = MOST_ROWS // self._loaded.vocab_size
+        if len(text.wanted) > most:
+            raise UsageError(f"at most {most} tokens of this model can be replayed; give a smaller --last")
+
+    def _truth(self, text: Text) -> _Truth:
+        replay = self.replay(EXACT, len(text.token_ids), len(text.token_ids) - text.start)
+        return _Truth(replay, predict(replay, text, 0))
+
+    def _format_loss(self, text: Text, truth: _Truth, cache_format: str, *, is_converted: bool) -> FormatLoss:
+        start_s = perf_counter()
+        replay = self.replay(cache_format, len(text.token_ids))
+        found = self._losses(text, truth, replay, is_converted=is_converted)
+        return FormatLoss(
+            cache_format=cache_format,
+            num_bytes=replay.num_bytes(len(text.token_ids)),
+            token_bytes=replay.token_bytes,
+            loss=found.loss(),
+            is_converted=is_converted,
+            seconds=perf_counter() - start_s,
+        )
+
+    def _layer_losses(
+        self, text: Text, truth: _Truth, cache_format: str, report: Report
+    ) -> Iterator[LayerLoss]:
+        for layer in self.quantised_layers(cache_format):
+            report(f"replaying with layer {layer} alone in {cache_format} …")
+            replay = self.replay(f"exact; layers {layer}={cache_format}", len(text.token_ids))
+            found = self._losses(text, truth, replay, is_converted=True)
+            yield LayerLoss(layer=layer, cache_format=cache_format, loss=found.loss())
+
+    def _losses(self, text: Text, truth: _Truth, replay: Replay, *, is_converted: bool) -> TokenLosses:
+        start = text.start if is_converted else 0
+        if is_converted:
+            replay.convert(truth.replay, start)
+        wanted = torch.tensor([text.token_ids[position] for position in text.wanted])
+        return token_losses(truth.logits, predict(replay, text, start), wanted)
+
+
+def predict(replay: Replay, text: Text, start: int) -> Tensor:
+    """Compute a text from `start` on and return the logits [N, V] before its wanted tokens."""
+    found = []
+    for first, end in _runs(text.wanted):
+        replay.compute(text.token_ids[start : first - 1], start)
+        found.append(replay.compute(text.token_ids[first - 1 : end - 1], first - 1, end - first).cpu())
+        start = end - 1
+    return torch.cat(found)
+
+
+def _runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield runs [first, end) of consecutive positions."""
+    first = end = positions[0]
+    for position in positions:
+        if position != end:
+            yield first, end
+            first = position
+        end = position + 1
+    yield first, end
+
+
+def _is_lossy(group: Group) -> bool:
+    return isinstance(group.spec, SealedSpec | Fp8LatentSpec)

@@ -1,0 +1,191 @@
+"""One model on one cache format, outside of any engine: a text is computed, taken back and computed on.
+
+Every block has one place for good, so there is nothing to allocate, name or evict; a layer that sees a window
+goes around in a ring. Dimensions: N rows, V vocabulary, P block size.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.ids import BlockId, BranchId, GroupId, RequestId
+from kvchat.engine.attention.paged import LayerPool
+from kvchat.engine.batch import Batch, Chunk
+from kvchat.engine.cache.plan import TableChange
+from kvchat.engine.cache.sizing import window_blocks
+from kvchat.engine.cache.spec import Fp8LatentSpec, Group
+from kvchat.engine.kernels.latent_record import store_records
+from kvchat.engine.kernels.sealed_attention import seal
+from kvchat.engine.kernels.sealed_attention.args import SealedStep
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.runner import ForwardPass, Runner
+
+MakePass = Callable[[DevicePool], ForwardPass]
+_BRANCH = BranchId(0)
+
+
+class Served(Protocol):
+    """A model, and how a pass of it is made on a pool; the pass made last is the one that computes."""
+
+    @property
+    def make_pass(self) -> MakePass: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySize:
+    """What a replay holds.
+
+    Args:
+        max_len: tokens of the longest text.
+        chunk_len: most tokens computed at once.
+        back_len: most tokens that are taken back, to compute others in their place or to be converted.
+        block_size: tokens of a block.
+    """
+
+    max_len: int
+    chunk_len: int
+    back_len: int
+    block_size: int
+
+
+class Replay:
+    """Computes one text at a time, from any of its positions on.
+
+    Args:
+        served: the model.
+        groups: what is stored of its layers.
+        device: of the model.
+    """
+
+    def __init__(
+        self, served: Served, groups: Sequence[Group], size: ReplaySize, device: torch.device
+    ) -> None:
+        self.groups = tuple(groups)
+        self.size = size
+        self._served = served
+        self._rings = {group.id: _ring(group, size) for group in groups}
+        self.pool = DevicePool(groups, self._rings, size.block_size, device)
+        self._runner: Runner | None = None
+
+    def begin(self) -> None:
+        """Let this replay compute from now on, and no other on the same model."""
+        self._runner = Runner(self._served.make_pass(self.pool), self.groups, self.size.block_size)
+        self._changes = tuple(self._tables())
+
+    def compute(self, token_ids: Sequence[int], start: int, num_rows: int = 0) -> Tensor:
+        """Compute tokens at positions from `start` on.
+
+        Returns:
+            The logits [N, V], float32, behind the last `num_rows` tokens.
+        """
+        assert self._runner is not None, "begin comes first"
+        assert start + len(token_ids) <= self.size.max_len
+        found: list[Tensor] = []
+        num_silent = len(token_ids) - num_rows
+        for first, end in _pieces(num_silent, len(token_ids), self.size.chunk_len):
+            samples = first >= num_silent
+            chunk = Chunk(
+                request=RequestId(0),
+                branch=_BRANCH,
+                start=start + first,
+                token_ids=tuple(token_ids[first:end]),
+                samples=samples,
+                num_drafted=end - first - 1 if samples else 0,
+            )
+            logits = self._runner.run(Batch((chunk,), (), self._changes, ()))
+            self._changes = ()
+            if samples:
+                found.append(logits)
+        return torch.cat(found) if found else torch.zeros(0, 0)
+
+    def convert(self, exact: "Replay", num_tokens: int) -> None:
+        """Take over the first `num_tokens` tokens of a replay in the exact format, quantised where this one
+        quantises: what would have been sealed by now is, and the rest is copied.
+        """
+        for layer, pool in self.pool.layers.items():
+            source = exact.pool.layers[layer]
+            group = next(one for one in self.groups if one.id == pool.group)
+            first = group.spec.first_visible(num_tokens) // self.size.block_size
+            recent = self._numbers(first, ceil(num_tokens / self.size.block_size))
+            _copy_blocks(pool, source, exact.places(source.group, recent), self.places(pool.group, recent))
+            if pool.sealed is not None:
+                sealed = next(one for one in self.groups if one.id == pool.sealed.group)
+                old = self._numbers(0, sealed.num_blocks(num_tokens, self.size.block_size))
+                step = SealedStep((), exact.places(source.group, old), self.places(pool.sealed.group, old))
+                seal(source.keys, source.values, pool.sealed.pool, step)
+
+    def places(self, group: GroupId, numbers: Tensor) -> Tensor:
+        """Return where logical blocks lie in the pool of a group."""
+        return numbers % self._rings[group]
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Return what a conversation of so many tokens holds, all groups together."""
+        size = self.size.block_size
+        return sum(_held(group, num_tokens, size) * group.block_bytes(size) for group in self.groups)
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of one token in the layers that keep all, exact blocks of quantised layers left out."""
+        kept = [group for group in self.groups if group.spec.max_visible is None]
+        return sum(group.block_bytes(self.size.block_size) for group in kept) / self.size.block_size
+
+    def _numbers(self, first: int, end: int) -> Tensor:
+        return torch.arange(first, max(first, end), device=self.pool.device)
+
+    def _tables(self) -> list[TableChange]:
+        whole = ceil(self.size.max_len / self.size.block_size)
+        return [
+            TableChange(
+                _BRANCH,
+                group.id,
+                0,
+                tuple(BlockId(number % self._rings[group.id]) for number in range(whole)),
+            )
+            for group in self.groups
+        ]
+
+
+def _pieces(num_silent: int, num_tokens: int, chunk_len: int) -> list[tuple[int, int]]:
+    """Cut tokens into pieces; none holds both tokens with and without wanted logits."""
+    return [
+        (first, min(first + chunk_len, end))
+        for start, end in ((0, num_silent), (num_silent, num_tokens))
+        for first in range(start, end, chunk_len)
+    ]
+
+
+def _ring(group: Group, size: ReplaySize) -> int:
+    whole = ceil(size.max_len / size.block_size)
+    if group.spec.max_visible is None:
+        return whole
+    reach = window_blocks(group.spec.max_visible, size.block_size)
+    return min(whole, reach + ceil((size.chunk_len + size.back_len) / size.block_size) + 1)
+
+
+def _held(group: Group, num_tokens: int, block_size: int) -> int:
+    first = group.spec.first_visible(num_tokens) // block_size
+    return max(0, group.num_blocks(num_tokens, block_size) - first)
+
+
+def _copy_blocks(target: LayerPool, source: LayerPool, sources: Tensor, targets: Tensor) -> None:
+    if not len(sources):
+        return
+    if isinstance(target.spec, Fp8LatentSpec):
+        _pack_latents(target, source, sources, targets)
+        return
+    target.keys[targets] = source.keys[sources]
+    target.values[targets] = source.values[sources]
+
+
+def _pack_latents(target: LayerPool, source: LayerPool, sources: Tensor, targets: Tensor) -> None:
+    """Write rows of latents and rope keys as records."""
+    assert isinstance(target.spec, Fp8LatentSpec)
+    record = target.spec.record
+    rows = source.keys[sources].flatten(0, 2)  # [n * P, R + d_r], for one head
+    size = source.keys.shape[2]
+    slots = (targets[:, None] * size + torch.arange(size, device=targets.device)).flatten()
+    store_records(rows[:, : record.rank], rows[:, record.rank :], target.keys, slots, record)

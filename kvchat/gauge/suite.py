@@ -1,0 +1,97 @@
+"""The built-in suite: conversations and documents that the starter model was never trained on.
+
+Written by the generator that wrote its training texts, with values that were kept out of it. Facts are told
+first, or codes are hidden in a document, then asked for one at a time, each on its own behind the same text.
+"""
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from kvchat.engine.api.exams import Item, Question
+from kvchat.starter.conversation import Message
+from kvchat.starter.probes import Interview, Prober
+from kvchat.starter.split import stable_hash
+from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces
+from kvchat.starter.words import Lexicon
+
+RECALL, NEEDLE = "recall", "needle"
+DEPTHS = (0.1, 0.5, 0.9)
+_TEXT_LEN = 256
+"""The next token is predicted for answers in so many of a context's last tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteSize:
+    """How much is asked.
+
+    Args:
+        num_conversations: with `num_facts` told and asked for in each.
+        num_documents: with a code at each of three depths.
+        length: of each context, in tokens.
+    """
+
+    num_conversations: int = 100
+    num_facts: int = 5
+    num_documents: int = 40
+    length: int = 2000
+
+    @property
+    def num_questions(self) -> int:
+        return self.num_conversations * self.num_facts + self.num_documents * len(DEPTHS)
+
+
+class Suite:
+    """Writes items for the starter model.
+
+    Args:
+        model_dir: where its tokenizer is.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        self._prober = Prober(
+            Lexicon(pieces=letter_pieces(self._tokenizer)), lambda text: len(self._ids(text))
+        )
+
+    def items(self, size: SuiteSize) -> Iterator[Item]:
+        """Yield the same items for the same size, in every process."""
+        rng = random.Random(stable_hash(f"gauge:{RECALL}"))
+        for _ in range(size.num_conversations):
+            yield self._item(RECALL, self._prober.interview(rng, size.length, size.num_facts))
+        rng = random.Random(stable_hash(f"gauge:{NEEDLE}"))
+        for _ in range(size.num_documents):
+            yield self._item(NEEDLE, self._prober.needles(rng, size.length, DEPTHS))
+
+    def _item(self, kind: str, interview: Interview) -> Item:
+        ids: list[int] = []
+        answers: list[int] = []
+        for message in interview.context:
+            written = self._message(message)
+            if message.role == "assistant":
+                answers += range(len(ids) + 1, len(ids) + len(written))
+            ids += written
+        last = [position for position in answers if position >= len(ids) - _TEXT_LEN] or answers[-1:]
+        questions = tuple(
+            Question(
+                token_ids=(*self._message(question), ROLE_IDS["assistant"]),
+                answer_ids=(*self._ids(answer), END_ID),
+            )
+            for question, answer in interview.questions
+        )
+        return Item(kind=kind, token_ids=tuple(ids), predicted=tuple(last), questions=questions)
+
+    def _message(self, message: Message) -> list[int]:
+        return [ROLE_IDS[message.role], *self._ids(message.text), END_ID]
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+
+def num_questions(items: Iterable[Item]) -> int:
+    """Return how many questions some items ask."""
+    return sum(len(item.questions) for item in items)

@@ -1,0 +1,176 @@
+"""What formats lose, measured on a text: held to passes over the whole text, and to caches of engines."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.gauge import EXACT, MOST_ROWS, Gauge, Text, predict
+from kvchat.engine.loss import token_losses
+from kvchat.errors import ConfigError, ContextOverflow, UsageError
+from tests.engine.conftest import OpenEngine, TinyModels
+from tests.engine.latent_models import model_of
+from tests.engine.tiny_models import answer, token_ids
+
+pytestmark = pytest.mark.cpu
+
+BLOCK = 16
+OpenGauge = Callable[..., Gauge]
+
+
+@pytest.fixture
+def gauge_of(tiny: TinyModels, tmp_path: Path) -> OpenGauge:
+    def load(kind: str = "llama", chunk_len: int = 64) -> Gauge:
+        config = EngineConfig(device="cpu", block_size=BLOCK, max_batch_tokens=chunk_len)
+        return Gauge.load(model_of(kind, tmp_path) if kind == "V3" else tiny(kind), config)
+
+    return load
+
+
+def a_text(num_tokens: int = 150, num_wanted: int = 20) -> Text:
+    return Text(tuple(token_ids(num_tokens)), tuple(range(num_tokens - num_wanted, num_tokens)))
+
+
+def own_logits(model_dir: Path, text: Text) -> Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([text.token_ids]), use_cache=False).logits[0]
+    return torch.as_tensor(logits[[position - 1 for position in text.wanted]]).float()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_the_exact_replay_predicts_what_the_model_does(
+    kind: str, gauge_of: OpenGauge, tiny: TinyModels
+) -> None:
+    text = Text(tuple(token_ids(90)), (20, 21, 22, 60, 88, 89))
+    found = predict(gauge_of(kind).replay(EXACT, 90), text, 0)
+    torch.testing.assert_close(found, own_logits(tiny(kind), text), atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("is_converted", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_the_exact_format_loses_nothing(kind: str, is_converted: bool, gauge_of: OpenGauge) -> None:
+    report = gauge_of(kind).measure(a_text(), [EXACT], is_converted=is_converted)
+    (found,) = report.formats
+    assert found.loss.agreement == 1.0
+    assert found.loss.divergence < 1e-9
+    assert found.loss.perplexity_ratio == pytest.approx(1.0, abs=1e-5)
+    assert (found.num_bytes, found.token_bytes) == (report.exact_bytes, report.exact_token_bytes)
+
+
+def test_fewer_bits_lose_more_and_take_fewer_bytes(gauge_of: OpenGauge) -> None:
+    report = gauge_of().measure(a_text(), ["int8", "int4", "int2"])
+    losses = [one.loss.divergence for one in report.formats]
+    assert 0 < losses[0] < losses[1] < losses[2]
+    sizes = [report.exact_bytes, *(one.num_bytes for one in report.formats)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert [one.loss.num_tokens for one in report.formats] == [20] * 3
+
+
+def test_a_replay_in_a_format_predicts_what_an_engine_with_that_format_answers(
+    gauge_of: OpenGauge, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    prompt = token_ids(120)
+    told = answer(open_engine(tiny("llama"), cache_format="int2", device_bytes=2**22), prompt, 40).token_ids
+    text = Text(tuple(prompt + told), tuple(range(120, 160)))
+    found = predict(gauge_of().replay("int2", 160), text, 0)
+    assert found.argmax(1).tolist() == told
+
+
+@pytest.mark.parametrize("chunk_len", [7, 512])
+def test_what_is_lost_does_not_depend_on_how_the_text_was_cut(chunk_len: int, gauge_of: OpenGauge) -> None:
+    """Trap 32."""
+    text = a_text()
+    wanted = predict(gauge_of().replay("int4", 150), text, 0)
+    found = predict(gauge_of(chunk_len=chunk_len).replay("int4", 150), text, 0)
+    torch.testing.assert_close(found, wanted, atol=2e-3, rtol=0)
+
+
+def test_converting_quantises_the_context_and_leaves_its_end_exact(gauge_of: OpenGauge) -> None:
+    """The first token computed after converting reads the context as an engine's would be sealed by then."""
+    gauge, text = gauge_of(), a_text(150, 1)
+    exact = gauge.replay(EXACT, 150, 150)
+    predict(exact, text, 0)
+    converted = gauge.replay("int4", 150)
+    converted.convert(exact, 148)
+    (sealed,) = (group for group in converted.groups if group.sealed_from is not None)
+    assert sealed.num_blocks(148, BLOCK) == 8
+    pool = converted.pool.layers[0].sealed
+    assert pool is not None
+    records = pool.pool.keys[:, :, 0].flatten(1).any(dim=1)
+    assert records[:8].all()
+    assert not records[8:].any()
+    recent = converted.pool.layers[0].keys[
+        converted.places(converted.pool.layers[0].group, torch.tensor([8]))
+    ]
+    torch.testing.assert_close(recent, exact.pool.layers[0].keys[8:9])
+
+
+def test_taking_back_and_computing_something_else_leaves_no_trace(gauge_of: OpenGauge) -> None:
+    gauge, context = gauge_of("gemma3"), token_ids(130)
+    replay = gauge.replay("int8", 190, 60)
+    replay.compute(context, 0)
+    first = replay.compute(token_ids(30, seed=1), 130, 5)
+    replay.compute(token_ids(55, seed=2), 130, 5)
+    torch.testing.assert_close(replay.compute(token_ids(30, seed=1), 130, 5), first, atol=0, rtol=0)
+
+
+def test_each_layer_alone_loses_less_than_all_and_names_those_that_are_quantised(gauge_of: OpenGauge) -> None:
+    report = gauge_of("gemma3").measure(a_text(), ["int2"], is_converted=True, layers_in="int2")
+    assert [one.layer for one in report.layers] == list(gauge_of("gemma3").quantised_layers("int2"))
+    assert all(one.loss.divergence > 0 for one in report.layers)
+    assert len(report.layers) < 4  # layers with a window stay exact
+
+
+def test_latents_are_converted_to_their_own_format(gauge_of: OpenGauge) -> None:
+    report = gauge_of("V3").measure(a_text(), ["fp8"], is_converted=True)
+    assert 0 < report.formats[0].loss.divergence < 0.1
+
+
+def test_what_cannot_be_measured_is_refused_with_the_reason(gauge_of: OpenGauge) -> None:
+    gauge = gauge_of()
+    with pytest.raises(UsageError, match="ask something first"):
+        gauge.measure(Text((1, 2, 3), ()), ["int8"])
+    with pytest.raises(ConfigError, match="int7"):
+        gauge.measure(a_text(), ["int7"])
+    with pytest.raises(ContextOverflow):
+        gauge.measure(Text((1,) * 10**5, (1,)), ["int8"])
+    with pytest.raises(ConfigError, match="no form for latents"):
+        gauge_of("V3").measure(a_text(), ["int4"])
+    many = MOST_ROWS // 64 + 2
+    with pytest.raises((UsageError, ContextOverflow)):
+        gauge.measure(Text((1,) * many, tuple(range(1, many))), ["int8"])
+
+
+# The figures themselves
+
+
+def test_figures_are_those_of_the_distributions() -> None:
+    exact = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]])
+    other = torch.tensor([[2.0, 0.0, -1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 2.0]])
+    told = torch.tensor([0, 1, 0])
+    found = token_losses(exact, other, told)
+    loss = found.loss()
+    likely, less = exact.double().softmax(1), other.double().softmax(1)
+    divergence = (likely * (likely / less).log()).sum(1)
+    ratio = (likely.log() - less.log())[[0, 1, 2], told].mean().exp()
+    assert loss.agreement == pytest.approx(2 / 3)
+    assert loss.recall == pytest.approx(1 / 2)
+    assert loss.divergence == pytest.approx(float(divergence.mean()))
+    assert loss.worst_divergence == pytest.approx(float(divergence.max()))
+    assert loss.perplexity_ratio == pytest.approx(float(ratio))
+
+
+def test_a_token_that_a_format_calls_impossible_is_an_infinite_loss_and_never_nan() -> None:
+    exact = torch.tensor([[0.0, 0.0, 0.0]])
+    other = torch.tensor([[0.0, 0.0, float("-inf")]])
+    assert token_losses(exact, other, torch.tensor([0])).loss().divergence == float("inf")
+    gone = torch.tensor([[0.0, 0.0, float("-inf")]])
+    assert token_losses(gone, gone, torch.tensor([0])).loss().divergence == 0.0
+    wrong = torch.tensor([[0.0, float("nan"), 0.0]])
+    assert token_losses(exact, wrong, torch.tensor([0])).loss().divergence == float("inf")
