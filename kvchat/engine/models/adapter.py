@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 
 from kvchat.engine.models.adapter_files import adapter_weights, check_adapter
+from kvchat.engine.models.alone import ALONE
 from kvchat.errors import KvchatError, OutOfMemory, UnsupportedModel
 
 
@@ -37,7 +38,8 @@ def merge_adapter(module: Any, adapter_dir: Path) -> Any:
 def _merged(module: Any, adapter_dir: Path) -> Any:
     import peft
 
-    model = peft.PeftModel.from_pretrained(module, adapter_dir, torch_device="cpu", local_files_only=True)
+    with ALONE:
+        model = peft.PeftModel.from_pretrained(module, adapter_dir, torch_device="cpu", local_files_only=True)
     _require_all_used(model, adapter_dir)
     return model.merge_and_unload(safe_merge=True)
 

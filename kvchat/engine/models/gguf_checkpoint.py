@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.quantised_linear import Coding, QuantisedWeight
+from kvchat.engine.models.alone import ALONE
 from kvchat.engine.models.gguf_blocks import FORMATS, quantised
 from kvchat.engine.models.prepared import WEIGHTS_FILE
 from kvchat.engine.models.quantised_checkpoint import describe
@@ -87,7 +88,7 @@ def write_checkpoint(file: GgufFile, directory: Path, report: Report) -> None:
         UnsupportedModel: its rotary embedding or one of its formats is not known.
     """
     config = _config(file)
-    with torch.device("meta"):
+    with ALONE, torch.device("meta"):
         module = transformers.AutoModelForCausalLM.from_config(config)
     codings: dict[str, Coding] = {}
     tensors: dict[str, Tensor] = {}

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 
 from kvchat.engine.models import quantised_checkpoint  # noqa: F401  transformers finds it by its name
 from kvchat.engine.models.adapter import merge_adapter
+from kvchat.engine.models.alone import ALONE
 from kvchat.engine.models.latent_sizes import check_latent_sizes
 from kvchat.engine.models.mapped import own_memory
 from kvchat.engine.models.weight_files import read_config
@@ -63,11 +63,6 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-_LOADING = Lock()
-"""Held while transformers loads: it changes torch for the process meanwhile, and two loads at once leave
-it changed."""
-
-
 def load_model(
     model_dir: Path,
     dtype: str,
@@ -103,7 +98,7 @@ def load_model(
     if num_layers < 1:
         raise ModelUnreadable(f"{model_dir / 'config.json'} says that the model has {num_layers} layers.")
     check_latent_sizes(config.get_text_config(), model_dir / "config.json")
-    with _LOADING:
+    with ALONE:
         module, info = _read(
             lambda: class_for(config).from_pretrained(
                 model_dir,
