@@ -23,8 +23,8 @@ from kvchat.engine.resumptions import Resumption, Resumptions
 from kvchat.engine.scheduler import Scheduler
 
 LEAST_LANDED: Final = 3
-"""Units of a flight that say something about its pace. The first one of a process bears what happens once, and
-a median of fewer than three is moved by a single slow one.
+"""Units of a flight that say something about its pace. The first of a process bears what happens once, and a
+median of fewer than three is moved by a single slow one.
 """
 
 
