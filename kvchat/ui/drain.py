@@ -6,6 +6,8 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Protocol
 
+from textual.app import App
+from textual.css.query import NoMatches
 from textual.timer import Timer
 
 INTERVAL_S = 1 / 30
@@ -21,6 +23,9 @@ class DrainedTurns(Protocol):
 
 class Timers(Protocol):
     """What is needed of the screen; it stops all timers before it closes."""
+
+    @property
+    def app(self) -> App[object]: ...
 
     @property
     def is_attached(self) -> bool: ...
@@ -62,4 +67,9 @@ class Drain:
 
     async def _drain(self) -> None:
         async with self._lock:
-            await self._turns.drain()
+            try:
+                await self._turns.drain()
+            except NoMatches:
+                # A window that closes takes its widgets away also while something is drawn into them.
+                if self._screen.app.is_running:
+                    raise

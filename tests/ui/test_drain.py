@@ -6,6 +6,7 @@ from threading import Event, Thread
 
 import pytest
 from textual.app import App
+from textual.css.query import NoMatches
 
 from kvchat.chat import TextDelta
 from kvchat.ui.bridge import Produced, TurnEnded, TurnFailed, TurnFeed
@@ -116,3 +117,43 @@ def test_a_turn_wakes_the_window_where_something_new_begins_and_not_for_every_to
     assert [type(event) for event in taken[-2:]] == [TurnFailed, TurnEnded]
     assert len(taken) == 82
     assert num_wakes == 2
+
+
+class Drawing(App[None]):
+    """Draws into a widget that is not there, `when_closing`: because the window closes meanwhile."""
+
+    def __init__(self, when_closing: bool) -> None:
+        super().__init__()
+        self.when_closing = when_closing
+        self.begun = asyncio.Event()
+
+    def on_mount(self) -> None:
+        self.drain_turns = Drain(self.screen, self)
+
+    async def drain(self) -> None:
+        self.begun.set()
+        while self.when_closing and self.is_running:
+            await asyncio.sleep(0.001)
+        self.query_one("#gone")
+
+
+def test_what_is_drawn_while_the_window_closes_is_let_go() -> None:
+    async def run() -> None:
+        window = Drawing(when_closing=True)
+        async with window.run_test():
+            window.drain_turns.wake()
+            await asyncio.wait_for(window.begun.wait(), LONG_S / 2)
+
+    asyncio.run(run())
+
+
+def test_a_widget_that_is_missing_in_an_open_window_is_a_fault() -> None:
+    async def run() -> None:
+        window = Drawing(when_closing=False)
+        async with window.run_test() as pilot:
+            window.drain_turns.wake()
+            await asyncio.wait_for(window.begun.wait(), LONG_S / 2)
+            await pilot.pause()
+
+    with pytest.raises(NoMatches):
+        asyncio.run(run())
