@@ -29,6 +29,7 @@ from kvchat.revision import context_ids, plan_drop, plan_undo, to_last_question
 from kvchat.session import prompts, repair
 from kvchat.session.miss import Explanation as Explanation
 from kvchat.session.miss import explain, with_text
+from kvchat.session.own_blocks import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Turn, TurnId, path_token_ids
@@ -76,6 +77,7 @@ class Chat:
         self.store = store
         self.engine = engine
         self.adapter = adapter
+        self.beginnings: dict[str, float] = {}  # since when a system prompt counts as said: that of a pack
         self.sampling = sampling or SamplingParams()
         self.use(template, model)
 
@@ -91,12 +93,9 @@ class Chat:
     # Conversations
 
     def create(self, title: str = "", system: str = "") -> Conversation:
-        """Start a session.
-
-        Raises:
-            SessionExists: the title is taken.
-        """
-        session = self.store.create_session(title=title, system=system, model=self.model)
+        """Start a session. Raises SessionExists if the title is taken."""
+        began_at = self.beginnings.get(system)
+        session = self.store.create_session(title=title, system=system, model=self.model, began_at=began_at)
         return Conversation(session, self.store.branch(session.id, MAIN), ())
 
     def open(self, reference: str, branch: str | None = None) -> Conversation:
@@ -159,9 +158,8 @@ class Chat:
 
     def _prefetch(self, conversation: Conversation, beside: Conversation | None) -> None:
         spared = beside.token_ids if beside is not None else None
-        self.engine.prefetch(
-            conversation.token_ids or (), beside=spared or (), namespace=conversation.session.namespace
-        )
+        namespace = namespace_of(conversation.session, conversation.turns)
+        self.engine.prefetch(conversation.token_ids or (), beside=spared or (), namespace=namespace)
 
     def fork(
         self, conversation: Conversation, at: TurnId | None = None, name: str | None = None
@@ -233,7 +231,8 @@ class Chat:
         session = conversation.session
         ids = context_ids(self.template, session, revision.path)
         # A prompt is never reused to its last token, so one more stands for the next message.
-        probed = self.engine.reusable_len((*ids, ids[-1]), session.namespace) if ids else 0
+        namespace = namespace_of(session, revision.path)
+        probed = self.engine.reusable_len((*ids, ids[-1]), namespace) if ids else 0
         reused = min(probed, len(ids))
         return EditCost(
             reused_tokens=reused,
@@ -315,7 +314,8 @@ class Chat:
         question = prompts.question(self.template, conversation.session, path, text)
         prompt = path_token_ids((*path, question))
         assert prompt is not None, "a question that starts over needs no ids before it"
-        reused = self.engine.reusable_len(prompt, conversation.session.namespace)
+        namespace = namespace_of(conversation.session, path, len(prompt))
+        reused = self.engine.reusable_len(prompt, namespace)
         return EditCost(
             reused_tokens=reused,
             computed_tokens=len(prompt) - reused,

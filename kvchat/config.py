@@ -47,6 +47,10 @@ class Paths:
         return self.data_dir / "sessions.db"
 
     @property
+    def packs_dir(self) -> Path:
+        return self.data_dir / "packs"
+
+    @property
     def log_file(self) -> Path:
         return self.state_dir / "kvchat.log"
 

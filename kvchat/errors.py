@@ -3,6 +3,7 @@
     KvchatError                       1   runtime failure
     ├── UsageError                    2   contradictory or impossible arguments
     │   ├── SessionExists             2   `--new` with a name that is taken
+    │   ├── PackExists                2   `pack make` with a name that is taken
     │   ├── FileTaken                 2   a file to be written exists
     │   ├── NoTerminal                2   the interface needs a terminal
     │   └── InvalidRequest            2   a request the engine cannot take (empty prompt, unknown token id)
@@ -14,13 +15,16 @@
     │   └── UnsupportedModel          4   loads, but its attention cannot be hooked exactly
     ├── SessionError                  5
     │   ├── SessionNotFound           5
-    │   └── SessionAmbiguous          5   a prefix that names several
+    │   ├── SessionAmbiguous          5   a prefix that names several
+    │   └── PackNotFound              5
     ├── CapacityError                 6
     │   ├── ContextOverflow           6   longer than the model's context
     │   ├── PoolExhausted             6   needs more blocks than the pool has
     │   ├── PinRefused                6   would leave too few blocks for everybody else
     │   └── OutOfMemory               6
     ├── CacheError                    7
+    │   ├── CacheMissed               7   with --strict-cache: what should have been reused was not
+    │   ├── PackMismatch              7   a pack of another model, or of KV in another format
     │   ├── BlockMissing              7   announced by the index, gone from the tier
     │   └── BlockDamaged              7   checksum, shape or fingerprint disagree
     ├── BundleError                   7   an import that is damaged, hostile or of an unknown format
@@ -43,6 +47,10 @@ class UsageError(KvchatError):
 
 
 class SessionExists(UsageError):
+    pass
+
+
+class PackExists(UsageError):
     pass
 
 
@@ -94,6 +102,10 @@ class SessionAmbiguous(SessionError):
     pass
 
 
+class PackNotFound(SessionError):
+    pass
+
+
 class CapacityError(KvchatError):
     exit_code = 6
 
@@ -116,6 +128,14 @@ class OutOfMemory(CapacityError):
 
 class CacheError(KvchatError):
     exit_code = 7
+
+
+class CacheMissed(CacheError):
+    pass
+
+
+class PackMismatch(CacheError):
+    pass
 
 
 class BlockMissing(CacheError):

@@ -8,6 +8,13 @@ from kvchat.cli.answer import AnswerWriter, JsonWriter, NdjsonWriter, TextWriter
 from kvchat.cli.compose import EngineFactory, Kvchat, borrowed_or_started, opened, start_worker
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import AskOptions
+from kvchat.cli.pack_use import (
+    begun_with,
+    chosen_pack,
+    keep_again,
+    refuse_other_beginning,
+    refuse_other_model,
+)
 from kvchat.cli.prompt import piped_stdin, read_prompt
 from kvchat.cli.shelf import short_id
 from kvchat.cli.signals import StopAsked, StopSignals
@@ -17,6 +24,7 @@ from kvchat.config import Settings
 from kvchat.conversation import Conversation
 from kvchat.errors import EngineFailed, SessionNotFound, UsageError
 from kvchat.revision import nth_last_question
+from kvchat.session.packs import Pack
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, SessionId
 from kvchat.ui.course_words import edit_words
@@ -31,6 +39,8 @@ def ask(options: AskOptions) -> int:
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} contradict each other; choose one")
     settings = options.settings()
+    if (pack := chosen_pack(options.pack, options.system, settings)) is not None:
+        settings = begun_with(pack, settings)
     if options.edit is not None and not (options.session is not None or options.continue_last):
         raise UsageError("--edit changes a message of a session; name it with -s, or take the last with -c")
     # In a session that is there already, no question means: go on with the answer that was cut off.
@@ -40,11 +50,20 @@ def ask(options: AskOptions) -> int:
     # What is to leave no trace is computed where nobody else looks.
     is_alone = options.no_attach or options.temp
     factory = start_worker if is_alone else borrowed_or_started(settings.paths.runtime_dir)
-    return answer(options, settings, prompt, factory)
+    return answer(options, settings, prompt, factory, pack)
 
 
-def answer(options: AskOptions, settings: Settings, prompt: str, engine_factory: EngineFactory) -> int:
+def answer(
+    options: AskOptions,
+    settings: Settings,
+    prompt: str,
+    engine_factory: EngineFactory,
+    pack: Pack | None = None,
+) -> int:
     """Answer `prompt` with an engine from `engine_factory` and return the exit code.
+
+    Args:
+        pack: what a new conversation begins with, as `settings` do already.
 
     Effect: takes over SIGINT, SIGTERM and SIGHUP until it returns.
     """
@@ -52,7 +71,7 @@ def answer(options: AskOptions, settings: Settings, prompt: str, engine_factory:
     with StopSignals() as signals:
         try:
             with opened(settings, engine_factory, temp=options.temp) as kvchat:
-                code = _Question(options, settings, kvchat, status).run(prompt, signals)
+                code = _Question(options, settings, kvchat, status, pack).run(prompt, signals)
         except StopAsked:
             code = 0
         status.clear()
@@ -62,11 +81,14 @@ def answer(options: AskOptions, settings: Settings, prompt: str, engine_factory:
 class _Question:
     """One question on its way through an open kvchat."""
 
-    def __init__(self, options: AskOptions, settings: Settings, kvchat: Kvchat, status: Status) -> None:
+    def __init__(
+        self, options: AskOptions, settings: Settings, kvchat: Kvchat, status: Status, pack: Pack | None
+    ) -> None:
         self._options = options
         self._settings = settings
         self._kvchat = kvchat
         self._status = status
+        self._pack = pack
         self._output = Output()
 
     def run(self, prompt: str, signals: StopSignals) -> int:
@@ -74,20 +96,31 @@ class _Question:
         reference = _reference(self._options, store)
         if reference is None:
             return self._answer(None, prompt, signals)
-        session_id = store.find(reference).id
+        session = store.find(reference)
+        session_id = session.id
+        if self._pack is not None:
+            refuse_other_beginning(self._pack, session)
         with own_turn(store, self._settings.paths, session_id, self._status):
             return self._answer(session_id, prompt, signals)
 
     def _answer(self, reference: SessionId | None, prompt: str, signals: StopSignals) -> int:
         """Answer in a session, None: in a new one."""
         store = self._kvchat.store
-        chat = self._kvchat.load(reference, self._options.model, self._options.adapter)
+        model = self._options.model
+        if model is None and reference is None and self._pack is not None:
+            model = self._pack.model
+        chat = self._kvchat.load(reference, model, self._options.adapter)
+        if self._pack is not None:
+            chat.beginnings[self._pack.text] = self._pack.created_at
         if reference is None:
             conversation = chat.create(title=self._options.new or "", system=self._settings.system)
         else:
             conversation = chat.open(reference)
         try:
             wait_until_loaded(self._kvchat.engine, self._status)
+            if self._pack is not None:
+                refuse_other_model(self._pack, chat)
+                keep_again(self._pack, self._settings)
             code = self._pump(chat, conversation, prompt, signals)
         except BaseException:
             if not store.all_turns(conversation.session.id):

@@ -5,7 +5,15 @@ One table for what is run, what `--help` shows and what the manual page says.
 
 from dataclasses import dataclass
 
-from kvchat.cli import bench_options, config_options, models_options, options, serve_options, session_options
+from kvchat.cli import (
+    bench_options,
+    config_options,
+    models_options,
+    options,
+    pack_options,
+    serve_options,
+    session_options,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +44,13 @@ class Command:
         return first if verb else None
 
 
+def _command(words: str, home: str, takes: type, help: str, *examples: str) -> Command:
+    return Command(words=words, home=home, takes=takes, help=help, examples=examples)
+
+
 FAMILIES = {
     "sessions": "List, show, search, rename and remove sessions.",
+    "pack": "Beginnings of conversations, computed once and kept.",
     "models": "What can be loaded without a network.",
     "cache": "What is kept on disk.",
     "config": "What is set, and where.",
@@ -46,6 +59,7 @@ FAMILIES = {
 
 DEFAULT_VERBS = {
     "sessions": "list",
+    "pack": "list",
     "models": "list",
     "cache": "status",
     "config": "show",
@@ -54,270 +68,258 @@ DEFAULT_VERBS = {
 """What a family does when nothing is said."""
 
 TALKING = (
-    Command(
-        words="ask",
-        home="ask.ask",
-        takes=options.AskOptions,
-        help="Answer one question and exit.",
-        examples=(
-            "kvchat ask 'What is a KV cache?'",
-            "kvchat ask -f notes.txt 'What is the gate code?'    # documents come first",
-            "git diff | kvchat ask -c 'And this?'    # in the session used last",
-            "kvchat ask --json 'Hello' | jq -r .text",
-        ),
+    _command(
+        "ask",
+        "ask.ask",
+        options.AskOptions,
+        "Answer one question and exit.",
+        "kvchat ask 'What is a KV cache?'",
+        "kvchat ask -f notes.txt 'What is the gate code?'    # documents come first",
+        "git diff | kvchat ask -c 'And this?'    # in the session used last",
+        "kvchat ask --pack spec 'What of errors?'    # nothing of a pack is computed again",
+        "kvchat ask --json 'Hello' | jq -r .text",
     ),
-    Command(
-        words="resume",
-        home="resume.resume",
-        takes=options.ResumeOptions,
-        help="Open the terminal interface.",
-        examples=("kvchat resume demo", "kvchat demo    # the same"),
+    _command(
+        "resume",
+        "resume.resume",
+        options.ResumeOptions,
+        "Open the terminal interface.",
+        "kvchat resume demo",
+        "kvchat demo    # the same",
     ),
-    Command(
-        words="serve",
-        home="serve.serve",
-        takes=serve_options.ServeOptions,
-        help="Keep a model loaded for other programs.",
-        examples=(
-            "kvchat serve --port 8080    # OpenAI's chat completions, on this machine alone",
-            "kvchat serve --socket-only &    # `kvchat ask` answers at once then",
-        ),
+    _command(
+        "serve",
+        "serve.serve",
+        serve_options.ServeOptions,
+        "Keep a model loaded for other programs.",
+        "kvchat serve --port 8080    # OpenAI's chat completions, on this machine alone",
+        "kvchat serve --socket-only &    # `kvchat ask` answers at once then",
     ),
-    Command(
-        words="doctor",
-        home="doctor.doctor",
-        takes=options.DoctorOptions,
-        help="Say what is here, and what is wrong.",
-        examples=("kvchat doctor --no-model",),
+    _command(
+        "doctor",
+        "doctor.doctor",
+        options.DoctorOptions,
+        "Say what is here, and what is wrong.",
+        "kvchat doctor --no-model",
     ),
-    Command(
-        words="plan",
-        home="plan.plan",
-        takes=options.PlanOptions,
-        help="Say how many bytes a model's cache takes.",
-        examples=("kvchat plan config.json --context 128k",),
+    _command(
+        "plan",
+        "plan.plan",
+        options.PlanOptions,
+        "Say how many bytes a model's cache takes.",
+        "kvchat plan config.json --context 128k",
     ),
-    Command(
-        words="bench",
-        home="bench.bench",
-        takes=bench_options.BenchOptions,
-        help="Measure this machine, from the source tree.",
-        examples=("kvchat bench start    # where the time to a first word goes", "kvchat bench cpu --quick"),
+    _command(
+        "bench",
+        "bench.bench",
+        bench_options.BenchOptions,
+        "Measure this machine, from the source tree.",
+        "kvchat bench start    # where the time to a first word goes",
+        "kvchat bench cpu --quick",
     ),
-    Command(
-        words="export",
-        home="export.export_session",
-        takes=session_options.ExportOptions,
-        help="Write a session to one file.",
-        examples=("kvchat export demo -o demo.kvchat", "kvchat export demo --format md -o -"),
+    _command(
+        "export",
+        "export.export_session",
+        session_options.ExportOptions,
+        "Write a session to one file.",
+        "kvchat export demo -o demo.kvchat",
+        "kvchat export demo --format md -o -",
     ),
-    Command(
-        words="import",
-        home="import_.import_sessions",
-        takes=session_options.ImportOptions,
-        help="Read sessions from files.",
-        examples=("kvchat import demo.kvchat", "kvchat import conversations.json"),
+    _command(
+        "import",
+        "import_.import_sessions",
+        session_options.ImportOptions,
+        "Read sessions from files.",
+        "kvchat import demo.kvchat",
+        "kvchat import conversations.json",
     ),
-    Command(
-        words="man",
-        home="manual.show_manual",
-        takes=options.PlaceOptions,
-        help="Print the manual page.",
-        examples=("kvchat man | man -l -",),
+    _command(
+        "man",
+        "manual.show_manual",
+        options.PlaceOptions,
+        "Print the manual page.",
+        "kvchat man | man -l -",
     ),
 )
 
 SESSIONS = (
-    Command(
-        words="sessions list",
-        home="sessions.list_sessions",
-        takes=options.RowsOptions,
-        help="List all sessions, pinned ones first, then last used first.",
-        examples=("kvchat sessions", "kvchat sessions list --ndjson | jq -r .title"),
+    _command(
+        "sessions list",
+        "sessions.list_sessions",
+        options.RowsOptions,
+        "List all sessions, pinned ones first, then last used first.",
+        "kvchat sessions",
+        "kvchat sessions list --ndjson | jq -r .title",
     ),
-    Command(
-        words="sessions show",
-        home="sessions.show_session",
-        takes=session_options.SessionOptions,
-        help="Print a conversation.",
-        examples=("kvchat sessions show demo",),
+    _command(
+        "sessions show",
+        "sessions.show_session",
+        session_options.SessionOptions,
+        "Print a conversation.",
+        "kvchat sessions show demo",
     ),
-    Command(
-        words="sessions last",
-        home="sessions.show_last",
-        takes=options.ListOptions,
-        help="Print the last answer of the session used last.",
-        examples=("kvchat sessions last > answer.txt",),
+    _command(
+        "sessions last",
+        "sessions.show_last",
+        options.ListOptions,
+        "Print the last answer of the session used last.",
+        "kvchat sessions last > answer.txt",
     ),
-    Command(
-        words="sessions tree",
-        home="sessions.show_tree",
-        takes=session_options.SessionRowsOptions,
-        help="Print the tree of its turns.",
+    _command(
+        "sessions tree",
+        "sessions.show_tree",
+        session_options.SessionRowsOptions,
+        "Print the tree of its turns.",
     ),
-    Command(
-        words="sessions fork",
-        home="courses.fork_session",
-        takes=session_options.ForkOptions,
-        help="Begin a branch, also further up.",
+    _command(
+        "sessions fork",
+        "courses.fork_session",
+        session_options.ForkOptions,
+        "Begin a branch, also further up.",
     ),
-    Command(
-        words="sessions undo",
-        home="courses.undo_messages",
-        takes=session_options.ReviseOptions,
-        help="Take back your last messages.",
+    _command(
+        "sessions undo",
+        "courses.undo_messages",
+        session_options.ReviseOptions,
+        "Take back your last messages.",
     ),
-    Command(
-        words="sessions drop",
-        home="courses.drop_message",
-        takes=session_options.ReviseOptions,
-        help="Leave one out, keep the rest.",
-        examples=("kvchat sessions drop demo 2 --dry-run",),
+    _command(
+        "sessions drop",
+        "courses.drop_message",
+        session_options.ReviseOptions,
+        "Leave one out, keep the rest.",
+        "kvchat sessions drop demo 2 --dry-run",
     ),
-    Command(
-        words="sessions search",
-        home="sessions.search_sessions",
-        takes=session_options.SearchOptions,
-        help="Find messages by words.",
-        examples=("kvchat sessions search gate code",),
+    _command(
+        "sessions search",
+        "sessions.search_sessions",
+        session_options.SearchOptions,
+        "Find messages by words.",
+        "kvchat sessions search gate code",
     ),
-    Command(
-        words="sessions rename",
-        home="sessions.rename_session",
-        takes=session_options.RenameOptions,
-        help="Give it another title.",
-        examples=("kvchat sessions rename 7f3a 'Trip to Oslo'",),
+    _command(
+        "sessions rename",
+        "sessions.rename_session",
+        session_options.RenameOptions,
+        "Give it another title.",
+        "kvchat sessions rename 7f3a 'Trip to Oslo'",
     ),
-    Command(
-        words="sessions pin",
-        home="sessions.pin_sessions",
-        takes=session_options.PinOptions,
-        help="Keep sessions on top of the list.",
+    _command(
+        "sessions pin",
+        "sessions.pin_sessions",
+        session_options.PinOptions,
+        "Keep sessions on top of the list.",
     ),
-    Command(
-        words="sessions unpin",
-        home="sessions.unpin_sessions",
-        takes=session_options.PinOptions,
-        help="Let sessions stand where they were used last.",
+    _command(
+        "sessions unpin",
+        "sessions.unpin_sessions",
+        session_options.PinOptions,
+        "Let sessions stand where they were used last.",
     ),
-    Command(
-        words="sessions rm",
-        home="sessions.remove_sessions",
-        takes=session_options.RemoveOptions,
-        help="Remove text, and KV of its own.",
-        examples=("kvchat sessions rm demo 7f3a --yes", "kvchat sessions rm demo --branch main-2"),
+    _command(
+        "sessions rm",
+        "sessions.remove_sessions",
+        session_options.RemoveOptions,
+        "Remove text, and KV of its own.",
+        "kvchat sessions rm demo 7f3a --yes",
+        "kvchat sessions rm demo --branch main-2",
     ),
-    Command(
-        words="sessions verify",
-        home="verify.verify_session",
-        takes=session_options.VerifySessionOptions,
-        help="Compute its KV again and compare.",
-        examples=("kvchat sessions verify --all demo",),
+    _command(
+        "sessions verify",
+        "verify.verify_session",
+        session_options.VerifySessionOptions,
+        "Compute its KV again and compare.",
+        "kvchat sessions verify --all demo",
     ),
 )
 
 KEEPING = (
-    Command(
-        words="models list",
-        home="models.list_models",
-        takes=options.RowsOptions,
-        help="List the models that are here, and whether they fit.",
-        examples=("kvchat models", "kvchat models list --json | jq -r '.[].name'"),
+    _command(
+        "pack make",
+        "pack.make_pack",
+        pack_options.MakeOptions,
+        "Compute a beginning once and keep it.",
+        "kvchat pack make spec -f rfc.txt",
+        "git log -p | kvchat pack make history --system 'Answer from this log.'",
     ),
-    Command(
-        words="models show",
-        home="models.show_model",
-        takes=models_options.ModelOptions,
-        help="Say what is known of one of them.",
-        examples=("kvchat models show starter",),
+    _command("pack list", "pack.list_packs", options.ListOptions, "List all packs."),
+    _command("pack show", "pack.show_pack", pack_options.PackOptions, "Print a pack's text."),
+    _command(
+        "pack rm",
+        "pack.remove_packs",
+        pack_options.RemovePacksOptions,
+        "Remove packs; their blocks make room again.",
+        "kvchat pack rm spec",
     ),
-    Command(
-        words="cache status",
-        home="cache.cache_status",
-        takes=options.ListOptions,
-        help="Say what is kept on disk, by model.",
+    _command(
+        "models list",
+        "models.list_models",
+        options.RowsOptions,
+        "List the models that are here, and whether they fit.",
+        "kvchat models",
+        "kvchat models list --json | jq -r '.[].name'",
     ),
-    Command(
-        words="cache verify",
-        home="verify.verify_cache",
-        takes=session_options.VerifyCacheOptions,
-        help="Hold all KV to the model.",
+    _command(
+        "models show",
+        "models.show_model",
+        models_options.ModelOptions,
+        "Say what is known of one of them.",
+        "kvchat models show starter",
     ),
-    Command(
-        words="cache why",
-        home="why.explain_answer",
-        takes=session_options.WhyOptions,
-        help="Say why an answer was not all reused.",
+    _command(
+        "cache status", "cache.cache_status", options.ListOptions, "Say what is kept on disk, by model."
     ),
-    Command(
-        words="cache gc",
-        home="cache.cache_gc",
-        takes=options.ListOptions,
-        help="Remove blocks that no session refers to.",
+    _command(
+        "cache verify", "verify.verify_cache", session_options.VerifyCacheOptions, "Hold all KV to the model."
     ),
-    Command(
-        words="cache path",
-        home="cache.cache_path",
-        takes=options.PlaceOptions,
-        help="Print the directory of the blocks.",
-        examples=("rm -r $(kvchat cache path)    # costs time, never a word",),
+    _command(
+        "cache why", "why.explain_answer", session_options.WhyOptions, "Say why an answer was not all reused."
     ),
-    Command(
-        words="config show",
-        home="config.show_config",
-        takes=config_options.ShowOptions,
-        help="Say what is set, and where each value came from.",
-        examples=("kvchat config", "kvchat config show -m starter --json"),
+    _command("cache gc", "cache.cache_gc", options.ListOptions, "Remove blocks that no session refers to."),
+    _command(
+        "cache path",
+        "cache.cache_path",
+        options.PlaceOptions,
+        "Print the directory of the blocks.",
+        "rm -r $(kvchat cache path)    # costs time, never a word",
     ),
-    Command(
-        words="config set",
-        home="config.set_value",
-        takes=config_options.SetOptions,
-        help="Write one setting into your configuration file.",
-        examples=("kvchat config set model starter", "kvchat config set sampling.temperature 0.7"),
+    _command(
+        "config show",
+        "config.show_config",
+        config_options.ShowOptions,
+        "Say what is set, and where each value came from.",
+        "kvchat config",
+        "kvchat config show -m starter --json",
     ),
-    Command(
-        words="config edit",
-        home="config.edit_config",
-        takes=options.PlaceOptions,
-        help="Open your configuration file in an editor.",
+    _command(
+        "config set",
+        "config.set_value",
+        config_options.SetOptions,
+        "Write one setting into your configuration file.",
+        "kvchat config set model starter",
+        "kvchat config set sampling.temperature 0.7",
     ),
-    Command(
-        words="config path",
-        home="config.show_path",
-        takes=options.PlaceOptions,
-        help="Print where your configuration file is.",
+    _command(
+        "config edit",
+        "config.edit_config",
+        options.PlaceOptions,
+        "Open your configuration file in an editor.",
     ),
-    Command(
-        words="config schema",
-        home="config.show_schema",
-        takes=options.PlaceOptions,
-        help="Print what can be set, as a JSON schema.",
+    _command(
+        "config path", "config.show_path", options.PlaceOptions, "Print where your configuration file is."
     ),
-    Command(
-        words="encrypt on",
-        home="encrypt.turn_on",
-        takes=options.EncryptOptions,
-        help="Encrypt all conversations, and all KV.",
+    _command(
+        "config schema",
+        "config.show_schema",
+        options.PlaceOptions,
+        "Print what can be set, as a JSON schema.",
     ),
-    Command(
-        words="encrypt off",
-        home="encrypt.turn_off",
-        takes=options.PlaceOptions,
-        help="Keep everything in the clear again.",
+    _command(
+        "encrypt on", "encrypt.turn_on", options.EncryptOptions, "Encrypt all conversations, and all KV."
     ),
-    Command(
-        words="encrypt change",
-        home="encrypt.change",
-        takes=options.EncryptOptions,
-        help="Change the passphrase.",
-    ),
-    Command(
-        words="encrypt status",
-        home="encrypt.show_status",
-        takes=options.ListOptions,
-        help="Say what is encrypted.",
-    ),
+    _command("encrypt off", "encrypt.turn_off", options.PlaceOptions, "Keep everything in the clear again."),
+    _command("encrypt change", "encrypt.change", options.EncryptOptions, "Change the passphrase."),
+    _command("encrypt status", "encrypt.show_status", options.ListOptions, "Say what is encrypted."),
 )
 
 COMMANDS = TALKING + SESSIONS + KEEPING

@@ -4,8 +4,12 @@ import os
 import re
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError
+
+if TYPE_CHECKING:
+    from kvchat.config import Settings
 
 Offer = tuple[str, str]
 """A word, and what it stands for; shells that show no help show the word alone."""
@@ -16,16 +20,10 @@ def complete_session(ctx: object, incomplete: str) -> list[Offer]:
 
     Nothing is offered, and nobody asked for a passphrase, where the sessions cannot be read.
     """
-    from kvchat.cli.unlocking import unlocked
-    from kvchat.config import read_settings
     from kvchat.session.store import SessionStore
 
-    typed = getattr(ctx, "params", {})
-    flags = {"paths.data_dir": typed["data_dir"]} if typed.get("data_dir") else {}
-    config_file = typed.get("config")
     with suppress(KvchatError, OSError):
-        settings = read_settings(flags, config_file=Path(config_file) if config_file else None)
-        settings = unlocked(settings, may_ask=False)
+        settings = _settings(ctx)
         if not settings.paths.sessions_db.is_file():
             return []
         with closing(SessionStore(settings.paths.sessions_db, settings.engine.sealer)) as store:
@@ -34,11 +32,34 @@ def complete_session(ctx: object, incomplete: str) -> list[Offer]:
     return []
 
 
+def complete_pack(ctx: object, incomplete: str) -> list[Offer]:
+    """Return the packs whose name begins with what is typed; nothing where they cannot be read."""
+    from kvchat.session.packs import PackShelf
+
+    with suppress(KvchatError, OSError):
+        settings = _settings(ctx)
+        packs = PackShelf(settings.paths.packs_dir, settings.engine.sealer).all()
+        return [(pack.name, pack.model) for pack in packs if pack.name.startswith(incomplete)]
+    return []
+
+
 def complete_setting(incomplete: str) -> list[Offer]:
     """Return the settings that begin with what is typed."""
     from kvchat.config import KEYS
 
     return [(name, key.variable) for name, key in KEYS.items() if name.startswith(incomplete)]
+
+
+def _settings(ctx: object) -> "Settings":
+    """Return the settings of what is typed so far; nobody is asked for a passphrase."""
+    from kvchat.cli.unlocking import unlocked
+    from kvchat.config import read_settings
+
+    typed = getattr(ctx, "params", {})
+    flags = {"paths.data_dir": typed["data_dir"]} if typed.get("data_dir") else {}
+    config_file = typed.get("config")
+    settings = read_settings(flags, config_file=Path(config_file) if config_file else None)
+    return unlocked(settings, may_ask=False)
 
 
 def _offer(id_: str, title: str, incomplete: str) -> Offer | None:

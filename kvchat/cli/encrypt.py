@@ -12,6 +12,7 @@ from kvchat.config import Paths, Settings
 from kvchat.errors import UsageError
 from kvchat.sealing.key_file import LOG_N, KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
 from kvchat.sealing.sealer import KEY_BYTES, Sealer, require_packages
+from kvchat.session.packs import PackShelf
 from kvchat.session.rewriting import damaged_copies, rewrite
 from kvchat.session.sealed_tables import SealedTables
 from kvchat.session.store import SessionStore
@@ -80,6 +81,7 @@ def switch(paths: Paths, key: KeyFile, source: Tables, target: Tables) -> None:
     with unlocking.alone(paths):
         write_key(key_path(paths.data_dir), key)
         try:
+            PackShelf(paths.packs_dir, source.sealer).copy_to(target.sealer)
             rewrite(paths.sessions_db, source, target)
         finally:
             unlocking.settle(paths, key)

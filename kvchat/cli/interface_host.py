@@ -47,7 +47,7 @@ class InterfaceHost(SessionFiles):
 
     def appearance(self) -> Appearance:
         keys = {name: key for name, key in asdict(self._settings.keys).items() if key}
-        return Appearance(theme=self._settings.display.theme, keys=keys)
+        return Appearance(theme=self._settings.display.theme, system=self._settings.system, keys=keys)
 
     def settings(self) -> Sequence[SettingEntry]:
         layers = read_layers(config_file=self._config_file)

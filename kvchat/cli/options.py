@@ -5,7 +5,7 @@ that commands which share options share a base class instead of a parameter list
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -13,12 +13,23 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from kvchat.cli.completion import complete_session
+from kvchat.cli.option_types import SESSION_HELP as SESSION_HELP
+from kvchat.cli.option_types import (
+    CacheFormat,
+    Device,
+    DeviceBytes,
+    Dtype,
+    Files,
+    Json,
+    ModelName,
+    Ndjson,
+    PackName,
+    SessionWords,
+)
 from kvchat.config import KEYS, Settings, did_you_mean, read_settings
 from kvchat.errors import UsageError
 
 Options = TypeVar("Options")
-
-SESSION_HELP = "Id, unique start of an id, or title."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +47,9 @@ class PlaceOptions:
 
     def flags(self) -> dict[str, object]:
         """Return the settings that were given here, by the dotted names of `config.KEYS`."""
-        given: dict[str, object] = {"paths.data_dir": self.data_dir, "paths.cache_dir": self.cache_dir}
-        if self.no_color:
-            given["display.color"] = False
-        return {name: value for name, value in given.items() if value is not None}
+        color = False if self.no_color else None
+        places = {"paths.data_dir": self.data_dir, "paths.cache_dir": self.cache_dir, "display.color": color}
+        return given(places)
 
     def settings(self, *, unlock: bool = True) -> Settings:
         """Return the settings of this run, these options on top.
@@ -63,26 +73,21 @@ class PlaceOptions:
 class ListOptions(PlaceOptions):
     """Options of commands that print what is stored."""
 
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    json: Json = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsOptions(ListOptions):
     """Options of commands that print many things of one kind."""
 
-    ndjson: Annotated[bool, typer.Option("--ndjson", help="Print JSON, one object per line.")] = False
+    ndjson: Ndjson = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions(PlaceOptions):
     """Options of commands that run a model."""
 
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", "-m", help="A directory, a GGUF file, a hub id, or `starter`.", metavar="MODEL"
-        ),
-    ] = None
+    model: ModelName = None
     system: Annotated[str | None, typer.Option(help="System prompt of a new session.", metavar="TEXT")] = None
     max_tokens: Annotated[
         str | None, typer.Option(help="Longest answer in tokens; `none` for no limit.", metavar="N")
@@ -97,10 +102,8 @@ class EngineOptions(PlaceOptions):
         list[str] | None,
         typer.Option("--option", "-o", help="A sampling option as KEY=VALUE.", metavar="KEY=VALUE"),
     ] = None
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")] = None
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
-    ] = None
+    device: Device = None
+    dtype: Dtype = None
     weights: Annotated[
         str | None,
         typer.Option(
@@ -110,21 +113,14 @@ class EngineOptions(PlaceOptions):
     adapter: Annotated[
         Path | None, typer.Option(help="A LoRA for the model, as peft saves one.", metavar="DIR")
     ] = None
-    cache_format: Annotated[
-        str | None,
-        typer.Option(
-            help="How KV is stored: exact, or fp8, int8, int4, int2 (approximate).", metavar="FORMAT"
-        ),
-    ] = None
+    cache_format: CacheFormat = None
     speculate: Annotated[
         str | None,
         typer.Option(
             help="auto computes several tokens in a step where text repeats; off never.", metavar="HOW"
         ),
     ] = None
-    kv_device_bytes: Annotated[
-        str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
-    ] = None
+    kv_device_bytes: DeviceBytes = None
     kv_host_bytes: Annotated[
         str | None, typer.Option(help="Host memory for blocks that the device evicts.", metavar="SIZE")
     ] = None
@@ -144,7 +140,7 @@ class EngineOptions(PlaceOptions):
 
     def flags(self) -> dict[str, object]:
         # Not super(): a dataclass with slots is a new class, which the zero-argument form does not know.
-        given = PlaceOptions.flags(self) | {
+        flags: dict[str, object] = {
             "model": self.model,
             "system": self.system,
             "sampling.max_tokens": self.max_tokens,
@@ -163,15 +159,15 @@ class EngineOptions(PlaceOptions):
             "engine.disk_bytes": self.kv_disk_bytes,
             "engine.disk_daily_bytes": self.kv_disk_daily_bytes,
         }
-        given |= dict(_sampling_option(written) for written in self.option or ())
-        return {name: value for name, value in given.items() if value is not None}
+        flags |= dict(_sampling_option(written) for written in self.option or ())
+        return PlaceOptions.flags(self) | given(flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions(EngineOptions):
     """Options of looking at everything."""
 
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    json: Json = False
     no_model: Annotated[bool, typer.Option("--no-model", help="Do not load the model.")] = False
 
 
@@ -179,12 +175,8 @@ class DoctorOptions(EngineOptions):
 class ResumeOptions(EngineOptions):
     """Options of the terminal interface."""
 
-    session: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help=SESSION_HELP, metavar="[SESSION]", show_default=False, autocompletion=complete_session
-        ),
-    ] = None
+    session: SessionWords = None
+    pack: PackName = None
 
     @property
     def reference(self) -> str | None:
@@ -211,12 +203,8 @@ class AskOptions(EngineOptions):
     new: Annotated[
         str | None, typer.Option("--new", help="Ask in a new session of this name.", metavar="NAME")
     ] = None
-    file: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--file", "-f", help="Put this file before the question; `-` is standard input.", metavar="FILE"
-        ),
-    ] = None
+    pack: PackName = None
+    file: Files = None
     edit: Annotated[
         int | None,
         typer.Option(help="Ask in place of your N-th last message, on a new branch.", metavar="N", min=1),
@@ -257,6 +245,11 @@ class PlanOptions(ListOptions):
     context: Annotated[
         str, typer.Option(help="Length of the context in tokens, such as 8192 or 128k.", metavar="N")
     ] = "128k"
+
+
+def given(flags: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings that have a value."""
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def takes(options: type[Options], command: Callable[[Options], int | None]) -> Callable[..., int | None]:

@@ -8,22 +8,34 @@ from kvchat.cli.compose import Kvchat, opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import ResumeOptions
+from kvchat.cli.pack_use import begun_with, chosen_pack, keep_again, refuse_other_beginning, refuse_other_name
 from kvchat.errors import NoTerminal, SessionNotFound
+from kvchat.session.tree import SessionId
 
 
 def resume(options: ResumeOptions) -> int:
     """Open the terminal interface and return its exit code."""
     settings = options.settings()
+    pack = chosen_pack(options.pack, options.system, settings)
+    if pack is not None:
+        settings = begun_with(pack, settings)
     engine = EngineSwap()
     with opened(settings, engine, temp=options.temp) as kvchat:
         reference = _session_id(kvchat, options)
+        if pack is not None and reference is not None:
+            refuse_other_beginning(pack, kvchat.store.session(reference))
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise NoTerminal(
                 "the interface needs a terminal on standard input and standard error;"
                 " `kvchat ask` works without one"
             )
         start_log(settings.paths)
-        chat = kvchat.load(reference, options.model, options.adapter)
+        model = pack.model if pack is not None and options.model is None else options.model
+        chat = kvchat.load(reference, model, options.adapter)
+        if pack is not None:
+            refuse_other_name(pack, chat.model)
+            keep_again(pack, settings)
+            chat.beginnings[pack.text] = pack.created_at
         # Imported last: a wrong word is answered without it.
         from kvchat.cli.interface_host import InterfaceHost
         from kvchat.ui.app import KvchatApp
@@ -44,7 +56,7 @@ def resume(options: ResumeOptions) -> int:
         return app.run_in_terminal()
 
 
-def _session_id(kvchat: Kvchat, options: ResumeOptions) -> str | None:
+def _session_id(kvchat: Kvchat, options: ResumeOptions) -> SessionId | None:
     """Return the id of the session that is meant, None for none."""
     if options.reference is None:
         return None

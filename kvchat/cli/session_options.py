@@ -8,11 +8,8 @@ import typer
 
 from kvchat.cli.completion import complete_session
 from kvchat.cli.export_format import Format
-from kvchat.cli.options import SESSION_HELP, EngineOptions, ListOptions, PlaceOptions, RowsOptions
-
-SessionWord = Annotated[
-    str, typer.Argument(help=SESSION_HELP, metavar="SESSION", autocompletion=complete_session)
-]
+from kvchat.cli.option_types import CacheFormat, Device, DeviceBytes, Dtype, Json, NoKv, SessionWord, Yes
+from kvchat.cli.options import EngineOptions, ListOptions, PlaceOptions, RowsOptions, given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +61,9 @@ class ReviseOptions(EngineOptions):
 
     session: SessionWord
     number: Annotated[int, typer.Argument(help="Messages from the end.", metavar="[N]", min=1)] = 1
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    yes: Yes = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    json: Json = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +77,7 @@ class ExportOptions(SessionOptions):
         Format | None,
         typer.Option(help="bundle (with KV), md, html or json; else what FILE's name says, or bundle."),
     ] = None
-    no_kv: Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")] = False
+    no_kv: NoKv = False
     branch: Annotated[
         str | None,
         typer.Option(help="Take this branch; else all, or in md and html the active one.", metavar="NAME"),
@@ -102,20 +99,13 @@ class ImportOptions(ListOptions):
         str | None,
         typer.Option("--model", "-m", help="Go on with this model, not the one it names.", metavar="MODEL"),
     ] = None
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
-    ] = None
-    cache_format: Annotated[
-        str | None,
-        typer.Option(
-            help="How KV is stored: exact, or fp8, int8, int4, int2 (approximate).", metavar="FORMAT"
-        ),
-    ] = None
-    no_kv: Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")] = False
+    dtype: Dtype = None
+    cache_format: CacheFormat = None
+    no_kv: NoKv = False
 
     def flags(self) -> dict[str, object]:
-        given = {"engine.dtype": self.dtype, "engine.cache_format": self.cache_format}
-        return PlaceOptions.flags(self) | {name: value for name, value in given.items() if value is not None}
+        flags = {"engine.dtype": self.dtype, "engine.cache_format": self.cache_format}
+        return PlaceOptions.flags(self) | given(flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,28 +121,19 @@ class VerifyOptions(ListOptions):
         int | None, typer.Option(help="Compute N blocks again (8 if nothing is said).", metavar="N", min=1)
     ] = None
     seed: Annotated[str | None, typer.Option(help="Choose the same blocks again.", metavar="TEXT")] = None
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")] = None
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
-    ] = None
-    cache_format: Annotated[
-        str | None,
-        typer.Option(
-            help="How KV is stored: exact, or fp8, int8, int4, int2 (approximate).", metavar="FORMAT"
-        ),
-    ] = None
-    kv_device_bytes: Annotated[
-        str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
-    ] = None
+    device: Device = None
+    dtype: Dtype = None
+    cache_format: CacheFormat = None
+    kv_device_bytes: DeviceBytes = None
 
     def flags(self) -> dict[str, object]:
-        given = PlaceOptions.flags(self) | {
+        flags = {
             "engine.device": self.device,
             "engine.dtype": self.dtype,
             "engine.cache_format": self.cache_format,
             "engine.device_bytes": self.kv_device_bytes,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return PlaceOptions.flags(self) | given(flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +164,7 @@ class RemoveOptions(ListOptions):
         str | None,
         typer.Option("--branch", "-b", help="Remove this branch of the session alone.", metavar="NAME"),
     ] = None
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    yes: Yes = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from kvchat.sealing.sealer import Sealer, require_packages
 _SERVICE = "kvchat"
 _MOST_TRIES = 3
 # What the disk tier keeps in the clear: see `BlockDirectory`.
-_PLAIN_CACHE = ("blocks", "quarantine", "index.db", "index.db-wal", "index.db-shm")
+_PLAIN_CACHE = ("blocks", "kept", "quarantine", "index.db", "index.db-wal", "index.db-shm")
 
 
 class NotGiven(EncryptionError):
@@ -62,6 +62,7 @@ def key_in_use(paths: Paths) -> KeyFile | None:
 def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
     """End what was begun, as far as the database got: its own first bytes say what it is."""
     from kvchat.engine.memory.block_seal import sealed_home
+    from kvchat.session.packs import forget_other
     from kvchat.session.recovery import forget_backups
     from kvchat.session.rewriting import converting_path
     from kvchat.session.tables import is_sealed
@@ -69,7 +70,9 @@ def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
     database = paths.sessions_db
     with _told(database):
         converting_path(database).unlink(missing_ok=True)
-        if is_sealed(database):
+        is_now_sealed = is_sealed(database)
+        forget_other(paths.packs_dir, sealed=is_now_sealed)
+        if is_now_sealed:
             if key.state is State.TURNING_ON:
                 forget_backups(database)
                 forget_plain_blocks(paths.cache_dir)

@@ -101,7 +101,7 @@ class SealedTables:
     """Rows sealed with one key."""
 
     def __init__(self, sealer: Sealer) -> None:
-        self._sealer = sealer
+        self.sealer = sealer
         self._indexed: tuple[sqlite3.Connection, dict[int, str]] | None = None
 
     def check(self, path: Path) -> None:
@@ -188,7 +188,7 @@ class SealedTables:
     def _opened(self, place: str, row_id: bytes, value: bytes | None) -> bytes | None:
         """Return what was sealed, None if it does not open."""
         try:
-            return None if value is None else self._sealer.open(_place(place, row_id), value)
+            return None if value is None else self.sealer.open(_place(place, row_id), value)
         except (SealBroken, TypeError):
             return None
 
@@ -202,7 +202,7 @@ class SealedTables:
             return None
 
     def _sealed(self, place: str, row_id: bytes, value: bytes | None) -> bytes | None:
-        return None if value is None else self._sealer.seal(_place(place, row_id), value)
+        return None if value is None else self.sealer.seal(_place(place, row_id), value)
 
     def _sealed_text(self, place: str, row_id: bytes, value: bytes | None) -> str | None:
         data = self._sealed(place, row_id, value)

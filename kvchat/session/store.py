@@ -68,10 +68,10 @@ class SessionStore:
 
     # Sessions
 
-    def create_session(self, *, title: str = "", system: str = "", model: str = "") -> Session:
-        """Create a session with one empty branch, `main`.
-
-        An untitled session is titled by its first message.
+    def create_session(
+        self, *, title: str = "", system: str = "", model: str = "", began_at: float | None = None
+    ) -> Session:
+        """Create a session with one empty branch, `main`. An untitled one is titled by its first message.
 
         Raises:
             SessionExists: the title is taken.
@@ -84,7 +84,7 @@ class SessionStore:
                 title=title,
                 system=rows.storable(system),
                 model=model,
-                created_at=now,
+                created_at=now if began_at is None else began_at,
                 updated_at=now,
             )
             statements.refuse_taken_title(connection, title)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from kvchat.errors import EncryptionError, StorageError
 from kvchat.sealing.key_file import key_path
+from kvchat.sealing.sealer import Sealer
 from kvchat.session import rows, schema
 
 SEALED_MARK = 0x6B767331
@@ -21,6 +22,11 @@ _HEADER_BYTES = 100
 
 class Tables(Protocol):
     """One way in which rows lie in the file."""
+
+    @property
+    def sealer(self) -> Sealer | None:
+        """What the rows are sealed with; None: they are in the clear."""
+        ...
 
     def check(self, path: Path) -> None:
         """Refuse a file whose rows lie in another way.
@@ -57,6 +63,8 @@ class Tables(Protocol):
 
 class PlainTables:
     """Rows in the clear. SQLite itself keeps the index of words."""
+
+    sealer = None
 
     def check(self, path: Path) -> None:
         if not is_sealed(path):

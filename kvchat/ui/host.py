@@ -9,9 +9,15 @@ from kvchat.ui.bridge import SessionFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appearance:
-    """How a person wants the interface. `keys`: other keys, by the ids of what they do."""
+    """How a person wants the interface.
+
+    Args:
+        system: the system prompt of new conversations.
+        keys: other keys, by the ids of what they do.
+    """
 
     theme: str = ""
+    system: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -109,14 +109,21 @@ class Lane:
 
 
 class Turns:
-    """Runs the turns of all conversations, one at a time in each, and draws those of the one on screen."""
+    """Runs the turns of all conversations, one at a time in each, and draws those of the one on screen.
 
-    def __init__(self, chat: ChatService, transcript: Transcript, listener: TurnListener) -> None:
+    Args:
+        system: the system prompt of new conversations, where nothing else is said.
+    """
+
+    def __init__(
+        self, chat: ChatService, transcript: Transcript, listener: TurnListener, *, system: str = ""
+    ) -> None:
         self._chat = chat
         self._transcript = transcript
         self._listener = listener
         self._garbage = GarbageSchedule()
-        self._lane = Lane()
+        self.system = system
+        self._lane = Lane(draft=Draft(system=system))
         self._behind: list[Lane] = []
         self._answer: AnswerView | None = None
         self._question_id: TurnId | None = None
@@ -241,7 +248,7 @@ class Turns:
             if self._lane.conversation is not None:
                 self._chat.put_behind(self._lane.conversation)
         self._answer, self._question_id = None, None
-        self._lane = self._take_lane(conversation) or Lane(conversation, draft or Draft())
+        self._lane = self._take_lane(conversation) or Lane(conversation, draft or Draft(system=self.system))
         if self._lane.conversation is not None:
             self._chat.bring_forward(self._lane.conversation)
         session = self._lane.conversation.session if self._lane.conversation else None

@@ -54,6 +54,10 @@ class CommandDesk(Desk, Protocol):
 
     def action_layers(self) -> None: ...
 
+    def action_inspect(self) -> None: ...
+
+    def action_freeze(self) -> None: ...
+
     def quit(self) -> None: ...
 
 
@@ -131,7 +135,7 @@ class Verbs:
             self._actions[command.name](argument)
 
     def new(self, title: str = "", system: str = "") -> None:
-        self._screen.open_with(self._nothing, Draft(title=title, system=system))
+        self._screen.open_with(self._nothing, Draft(title=title, system=system or self._turns.system))
 
     def switch(self, reference: str) -> None:
         if not reference:
@@ -263,10 +267,16 @@ class Verbs:
         self._screen.tell(one_line(current) or "there is no system prompt", title="system prompt")
 
     def cache(self, argument: str) -> None:
-        if argument == "layers":
-            self._screen.action_layers()
+        actions = {
+            "": self._screen.action_cache,
+            "layers": self._screen.action_layers,
+            "blocks": self._screen.action_inspect,
+            "freeze": self._screen.action_freeze,
+        }
+        if argument in actions:
+            actions[argument]()
         else:
-            self._screen.action_cache()
+            self._screen.warn(f"/cache, /cache layers, /cache blocks or /cache freeze, not /cache {argument}")
 
     def export(self, wish: str) -> None:
         conversation = self._stored()

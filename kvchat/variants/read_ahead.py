@@ -8,7 +8,7 @@ from kvchat.conversation import BEHIND, Answering, Conversation
 from kvchat.engine.api.events import RequestFinished
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.errors import KvchatError
+from kvchat.errors import EngineFailed, KvchatError
 
 _WAIT_S = 0.05
 
@@ -43,14 +43,17 @@ class ReadAhead:
         """Wait until it is computed or stopped; in a thread of its own. Its blocks are held until `stop`.
 
         Raises:
-            KvchatError: the engine refuses it; the message itself will be refused then too.
+            KvchatError: the engine refuses it, and will refuse the message too, or could not compute it.
         """
         with self._lock:
             if self._is_stopped or not self.num_tokens:
                 return
             handle = self._handle = self._engine.submit(self._request)
-        while not any(isinstance(event, RequestFinished) for event in handle.take_events(_WAIT_S)):
-            pass
+        finished: list[RequestFinished] = []
+        while not finished:
+            finished = [one for one in handle.take_events(_WAIT_S) if isinstance(one, RequestFinished)]
+        if (problem := finished[0].error) is not None:
+            raise EngineFailed(problem)
 
     def stop(self) -> None:
         """End it: the message is sent or given up. What was computed stays cached. From any thread."""

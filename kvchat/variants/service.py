@@ -1,11 +1,13 @@
 """Other ways for a conversation: several answers at once, another token, an aside, reading ahead."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from time import time
 
 from kvchat.conversation import Answering, ChatEvent, Conversation, EditCost
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.revision import common_ids, to_last_question
+from kvchat.session.own_blocks import namespace_of
 from kvchat.session.store import new_session_id
 from kvchat.session.tree import Session, Turn, TurnId, path_token_ids
 from kvchat.variants.read_ahead import ReadAhead
@@ -48,7 +50,8 @@ class Variants:
 
     def _path_cost(self, conversation: Conversation, path: tuple[Turn, ...]) -> EditCost:
         ids = path_token_ids(path) or ()
-        reused = self._answering.engine.reusable_len(ids, conversation.session.namespace) if ids else 0
+        namespace = namespace_of(conversation.session, path)
+        reused = self._answering.engine.reusable_len(ids, namespace) if ids else 0
         left = conversation.turns[len(path) :]
         return EditCost(
             reused_tokens=reused,
@@ -110,7 +113,21 @@ class Variants:
         path = conversation.turns if conversation is not None else ()
         ids = common_ids(self._answering.template, session, path, text)
         owner = conversation.session.id if conversation is not None else ""
-        return ReadAhead(self._answering, ids, owner=owner, namespace=session.namespace)
+        namespace = namespace_of(session, path) if conversation is not None else session.namespace
+        return ReadAhead(self._answering, ids, owner=owner, namespace=namespace)
+
+    def beginning_ids(self, system: str, began_at: float) -> tuple[int, ...]:
+        """Return what every conversation begins with that has this system prompt and began then."""
+        session = replace(_draft(system), created_at=began_at)
+        return common_ids(self._answering.template, session, (), "")
+
+    def read(self, token_ids: tuple[int, ...]) -> ReadAhead:
+        """Return what computes the beginning of conversations that are not stored yet."""
+        return ReadAhead(self._answering, token_ids, owner="", namespace="")
+
+    def words(self, token_ids: Sequence[int]) -> str:
+        """Return what tokens say, control tokens by their names."""
+        return self._answering.template.tokenizer.decode(list(token_ids), keep_control=True)
 
     def num_tokens(self, text: str) -> int:
         """Return how many tokens a text has."""

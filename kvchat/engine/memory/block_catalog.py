@@ -1,7 +1,7 @@
 """All blocks in a cache directory, whatever model they belong to; opened without a model."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey
@@ -50,7 +50,8 @@ class BlockCatalog:
         return self._remove(block for block in found if block is not None)
 
     def collect(self, is_referenced: IsReferenced) -> DiskUsage:
-        """Remove every block that nothing refers to, and all damaged ones; return what was freed.
+        """Remove every block that nothing refers to, unless it is kept, and all damaged ones; return what was
+        freed.
 
         A damaged block is in no index, so nobody knows any more whose tokens it held; it is not counted.
         Every file is looked at, also those that the index has lost.
@@ -61,7 +62,38 @@ class BlockCatalog:
         """
         self._directory.rebuild()
         self._directory.empty_quarantine()
-        return self._remove(block for block in self.blocks() if not is_referenced(block))
+        kept = self._directory.kept.all()
+        return self._remove(
+            block
+            for block in self.blocks()
+            if (block.fingerprint, block.name) not in kept and not is_referenced(block)
+        )
+
+    # Kept blocks
+
+    def keep(self, name: str, fingerprint: bytes, keys: Sequence[BlockKey]) -> None:
+        """Let blocks, there or not yet, make room for nothing, under a name; see `KeptBlocks.keep`."""
+        disk_key = self._directory.seal.name
+        self._directory.kept.keep(name, fingerprint, [disk_key(key) for key in keys])
+
+    def let_go(self, name: str) -> None:
+        """Let blocks make room again that are kept under a name."""
+        self._directory.kept.let_go(name)
+
+    def is_kept(self, name: str) -> bool:
+        """Return whether anything is kept under a name."""
+        return bool(self._directory.kept.of(name))
+
+    def found(self, fingerprint: bytes, keys: Iterable[BlockKey]) -> dict[BlockKey, IndexedBlock]:
+        """Return those of some blocks that are on disk."""
+        index = self._directory.index
+        rows = ((key, index.with_key(fingerprint, key)) for key in keys)
+        return {key: block for key, block in rows if block is not None}
+
+    def kept_bytes(self) -> int:
+        """Return how many bytes of what is on disk are kept."""
+        kept = self._directory.kept.all()
+        return sum(block.num_bytes for block in self.blocks() if (block.fingerprint, block.name) in kept)
 
     def close(self) -> None:
         self._directory.close()

@@ -26,9 +26,10 @@ from kvchat.engine.memory.block_file import (
     temporary_path,
     write_file,
 )
-from kvchat.engine.memory.block_index import BlockIndex, BlockName, WrittenBytes
+from kvchat.engine.memory.block_index import BlockIndex, BlockName, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
 from kvchat.engine.memory.files import Buffer, Files, make_private, unlink_if_there
+from kvchat.engine.memory.kept_blocks import KeptBlocks
 from kvchat.errors import BlockDamaged, StorageError
 from kvchat.writers import Writers
 
@@ -61,6 +62,7 @@ class BlockDirectory:
         self.seal = seal
         self.blocks_dir = cache_dir / "blocks"
         self._quarantine_dir = cache_dir / "quarantine"
+        self.kept = KeptBlocks(cache_dir)
         self._clock = clock
         self._writers = Writers(cache_dir / "writers")
         self._is_announced = False
@@ -151,9 +153,10 @@ class BlockDirectory:
                 self._settle_doubtful()
 
     def enforce(self, limit_bytes: int) -> bool:
-        """Remove blocks until the files fit: longest unused first, and never a parent before its children.
+        """Remove blocks until the files fit: longest unused first, never a parent before its children, and
+        none that is kept.
 
-        Returns: False if what is left is being written, and is too much.
+        Returns: False if what is left is being written or kept, and is too much.
         """
         quarantined_bytes = self._quarantined_bytes()
         if quarantined_bytes > limit_bytes // 2:
@@ -163,11 +166,21 @@ class BlockDirectory:
         while (usage := self.index.usage()).num_bytes > limit_bytes:
             num_excess = (usage.num_bytes - limit_bytes) * usage.num_blocks // usage.num_bytes
             # A part of them at a time, since each that goes may turn its parent into the oldest leaf.
-            leaves = self.index.oldest_leaves(1 + num_excess // 8)
+            leaves = self._oldest_leaves(1 + num_excess // 8)
             if not leaves:
                 return False
             self.remove([(leaf.fingerprint, leaf.name, group) for leaf in leaves for group in leaf.groups])
         return True
+
+    def _oldest_leaves(self, limit: int) -> list[IndexedBlock]:
+        """Return leaves that are not kept, longest unused first; none if there are none."""
+        kept = self.kept.all()
+        while True:
+            found = self.index.oldest_leaves(limit)
+            free = [leaf for leaf in found if (leaf.fingerprint, leaf.name) not in kept]
+            if free or len(found) < limit:
+                return free
+            limit *= 4
 
     def set_aside(self, path: Path) -> None:
         """Move a damaged file to the quarantine, which keeps the newest few; remove it where that fails."""

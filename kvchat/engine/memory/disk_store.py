@@ -161,8 +161,10 @@ class DiskStore:
         return self._directory.write(identity, data, self.limit_bytes, self.daily_bytes)
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
-        """Remove one group's file of a block; nothing happens if it is not there."""
-        self._directory.remove([self._name(key, group)])
+        """Remove one group's file of a block; nothing happens if it is not there, or is kept."""
+        name = self._name(key, group)
+        if name[:2] not in self._directory.kept.all():
+            self._directory.remove([name])
 
     def set_aside(self, key: BlockKey, group: GroupId) -> None:
         """Move a block whose bytes are not what they must be to the quarantine; its row goes."""

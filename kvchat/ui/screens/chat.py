@@ -25,6 +25,7 @@ from kvchat.ui.engine_watch import EngineWatch, Shown
 from kvchat.ui.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.host import Host
 from kvchat.ui.housekeeping import Housekeeping
+from kvchat.ui.inspecting import Inspecting
 from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.outlet import Outlet
 from kvchat.ui.plain_text import one_line
@@ -35,6 +36,7 @@ from kvchat.ui.shelf import Shelf
 from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
 from kvchat.ui.verbs import Helpers, Opener, Verbs
 from kvchat.ui.widgets.cache_panel import CachePanel
+from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, ListOptions, SessionWithBranches
@@ -70,7 +72,7 @@ class ChatScreen(WindowScreen):
     def on_mount(self) -> None:
         self.prompt = self.query_one("#prompt", Prompt)
         self.transcript = self.query_one("#transcript", Transcript)
-        self.turns = Turns(self._chat, self.transcript, self)
+        self.turns = Turns(self._chat, self.transcript, self, system=self._host.appearance().system)
         self.courses = Courses(self, self._chat, self.turns)
         self.shelf = Shelf(self, self._chat.store, self._host, self.turns)
         self.branching = Branching(self, self._chat, self.turns)
@@ -85,6 +87,7 @@ class ChatScreen(WindowScreen):
             housekeeping=Housekeeping(self, self._chat, self._host, self.turns),
         )
         self.verbs = Verbs(self, self._chat, self.turns, helpers)
+        self._inspecting = Inspecting(self, self._chat, self.engine, self.turns, self._branch_names)
         self._watch = EngineWatch(
             self.engine, self.query_one(CachePanel), self.query_one(StatusBar), self._phase_changed
         )
@@ -313,6 +316,9 @@ class ChatScreen(WindowScreen):
     def on_session_list_delete_asked(self, event: SessionList.DeleteAsked) -> None:
         self.shelf.ask_to_delete(event.session_id, event.branch)
 
+    def action_inspect(self) -> None:
+        self._inspecting.open()
+
     def action_new(self) -> None:
         self.verbs.new()
 
@@ -377,7 +383,7 @@ class ChatScreen(WindowScreen):
         conversation = self.turns.conversation
         shown = Shown(
             session=conversation.session if conversation else None,
-            names=self.shelf.sessions.branch_names(conversation, self._kept),
+            names=self._branch_names(),
             context_len=self.turns.context_len,
             is_running=self.turns.is_running,
             num_queued=len(self.turns.queue),
@@ -386,6 +392,9 @@ class ChatScreen(WindowScreen):
         self.set_timer(self._watch.look(shown), self._look)
         if self._watch.snapshot is not None and (closing := self._kept.drop_for_room(self._watch.snapshot)):
             self.run_worker(self._close(closing))
+
+    def _branch_names(self) -> BranchNames:
+        return self.shelf.sessions.branch_names(self.turns.conversation, self._kept)
 
     def _phase_changed(self, status: EngineStatus) -> None:
         self._draw_welcome()

@@ -1,0 +1,52 @@
+"""Options that several commands take, as Typer reads them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvchat.cli.completion import complete_pack, complete_session
+
+SESSION_HELP = "Id, unique start of an id, or title."
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Ndjson = Annotated[bool, typer.Option("--ndjson", help="Print JSON, one object per line.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+NoKv = Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="A directory, a GGUF file, a hub id, or `starter`.", metavar="MODEL"),
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")]
+Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
+CacheFormat = Annotated[
+    str | None,
+    typer.Option(help="How KV is stored: exact, or fp8, int8, int4, int2 (approximate).", metavar="FORMAT"),
+]
+DeviceBytes = Annotated[
+    str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--file", "-f", help="Put this file before the question; `-` is standard input.", metavar="FILE"
+    ),
+]
+PackName = Annotated[
+    str | None,
+    typer.Option(
+        "--pack",
+        help="Begin a new session with this pack; see `kvchat pack`.",
+        metavar="NAME",
+        autocompletion=complete_pack,
+    ),
+]
+SessionWord = Annotated[
+    str, typer.Argument(help=SESSION_HELP, metavar="SESSION", autocompletion=complete_session)
+]
+SessionWords = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help=SESSION_HELP, metavar="[SESSION]", show_default=False, autocompletion=complete_session
+    ),
+]

@@ -1,0 +1,37 @@
+"""The options of `kvchat pack`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from kvchat.cli.completion import complete_pack
+from kvchat.cli.option_types import Files, Json
+from kvchat.cli.options import EngineOptions, ListOptions, PlaceOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakeOptions(EngineOptions):
+    """Options of making a pack."""
+
+    name: Annotated[str, typer.Argument(help="What to call it.", metavar="NAME")]
+    file: Files = None
+    json: Json = False
+    force: Annotated[bool, typer.Option("--force", help="Make it anew if it exists.")] = False
+    no_attach: Annotated[
+        bool, typer.Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions(ListOptions):
+    """Options of commands about one pack."""
+
+    name: Annotated[str, typer.Argument(help="Its name.", metavar="NAME", autocompletion=complete_pack)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovePacksOptions(PlaceOptions):
+    names: Annotated[
+        list[str], typer.Argument(help="Packs to remove.", metavar="NAME...", autocompletion=complete_pack)
+    ]

@@ -1,0 +1,198 @@
+"""Packs: beginnings of conversations under a name, computed once and kept.
+
+A pack is the system prompt of every conversation that begins with it. One file each, in the clear or sealed
+like the conversations. Its KV is in the cache, named by the ids that the file has; lost there, it is computed
+once more.
+"""
+
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvchat.directories import make_private, sync
+from kvchat.engine.api.ids import BlockKey, block_key, chain_keys, root_key
+from kvchat.errors import PackExists, PackNotFound, StorageError
+from kvchat.sealing.sealer import SealBroken, Sealer
+
+log = logging.getLogger(__name__)
+
+_VERSION = 1
+_SUFFIXES = {False: ".json", True: ".sealed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """A beginning that is kept.
+
+    Args:
+        id: names its file, and its blocks among those that are kept.
+        text: the system prompt and the documents behind it.
+        sources: the files that it was made from.
+        model: what it was computed with.
+        fingerprint: hex; with the ids it names the blocks.
+        token_ids: what every conversation with this beginning begins with.
+        created_at: when it was made; to templates that tell the time its conversations began then.
+    """
+
+    id: str
+    name: str
+    text: str
+    sources: tuple[str, ...]
+    model: str
+    adapter: str
+    fingerprint: str
+    cache_format: str
+    token_ids: tuple[int, ...]
+    block_size: int
+    created_at: float
+
+    @property
+    def keys(self) -> list[BlockKey]:
+        """The keys of its blocks, that of the tail last."""
+        root = root_key(bytes.fromhex(self.fingerprint))
+        keys = chain_keys(root, self.token_ids, self.block_size)
+        rest = self.token_ids[len(keys) * self.block_size :]
+        return [*keys, block_key(keys[-1] if keys else root, rest)] if rest else keys
+
+
+class PackShelf:
+    """All packs of one person.
+
+    Args:
+        directory: where their files are; it is made for its owner alone.
+        sealer: what they are sealed with; None: they are in the clear.
+
+    Raises:
+        StorageError: from every method, where a file cannot be read or written.
+    """
+
+    def __init__(self, directory: Path, sealer: Sealer | None) -> None:
+        self._directory = directory
+        self._sealer = sealer
+
+    def all(self) -> tuple[Pack, ...]:
+        """Return all packs by name. One that is damaged is left out, and logged."""
+        found = []
+        for file in self._files():
+            try:
+                found.append(self._read(file))
+            except StorageError as error:
+                log.warning("%s", error)
+        return tuple(sorted(found, key=lambda pack: pack.name))
+
+    def find(self, name: str) -> Pack:
+        """Return the pack of a name.
+
+        Raises:
+            PackNotFound: there is none; the message names those that are.
+        """
+        packs = self.all()
+        for pack in packs:
+            if pack.name == name:
+                return pack
+        known = ", ".join(pack.name for pack in packs)
+        hint = f"there are {known}" if known else "make one with `kvchat pack make`"
+        raise PackNotFound(f"no pack is called {name!r}; {hint}")
+
+    def refuse_taken(self, name: str) -> None:
+        """Raise PackExists if a name is taken."""
+        if any(pack.name == name for pack in self.all()):
+            raise PackExists(
+                f"there is a pack {name!r} already; --force makes it anew, `kvchat pack rm` removes it"
+            )
+
+    def put(self, pack: Pack) -> None:
+        """Write a pack, instead of one of the same name; durable when this returns."""
+        others = [one for one in self.all() if one.name == pack.name and one.id != pack.id]
+        self._write(pack)
+        for one in others:
+            self.remove(one)
+
+    def remove(self, pack: Pack) -> None:
+        with _told(self._directory):
+            self._file(pack.id).unlink(missing_ok=True)
+            sync(self._directory)
+
+    def copy_to(self, sealer: Sealer | None) -> None:
+        """Write every pack once more as another shelf in this place keeps it; see `forget_other`."""
+        target = PackShelf(self._directory, sealer)
+        for pack in self.all():
+            target._write(pack)
+
+    def _write(self, pack: Pack) -> None:
+        file = self._file(pack.id)
+        data = json.dumps({"v": _VERSION} | asdict(pack)).encode()
+        if self._sealer is not None:
+            data = self._sealer.seal(_place(file), data)
+        unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+        with _told(self._directory):
+            make_private(self._directory)
+            try:
+                descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(descriptor, "wb") as stream:
+                    stream.write(data)
+                    stream.flush()
+                    os.fsync(descriptor)
+                unfinished.rename(file)
+            except OSError:
+                with suppress(OSError):
+                    unfinished.unlink(missing_ok=True)
+                raise
+            sync(self._directory)
+
+    def _read(self, file: Path) -> Pack:
+        try:
+            data = file.read_bytes()
+            values = json.loads(data if self._sealer is None else self._sealer.open(_place(file), data))
+            return _pack_of(values)
+        except OSError as error:
+            raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
+        except (SealBroken, ValueError, TypeError, KeyError) as error:
+            raise StorageError(
+                f"the pack in {file} is damaged; remove the file and make the pack anew"
+            ) from error
+
+    def _files(self) -> Iterable[Path]:
+        return sorted(self._directory.glob(f"[!.]*{_SUFFIXES[self._sealer is not None]}"))
+
+    def _file(self, id_: str) -> Path:
+        return self._directory / (id_ + _SUFFIXES[self._sealer is not None])
+
+
+def new_pack_id() -> str:
+    return secrets.token_hex(8)
+
+
+def forget_other(directory: Path, *, sealed: bool) -> None:
+    """Remove the packs that are kept in the other way than the conversations, once these are settled.
+
+    Raises: OSError: one cannot be removed.
+    """
+    for file in directory.glob(f"*{_SUFFIXES[not sealed]}"):
+        file.unlink(missing_ok=True)
+
+
+def _pack_of(values: dict[str, Any]) -> Pack:
+    if values.pop("v") != _VERSION:
+        raise ValueError("another version")
+    pack = Pack(**values)
+    return replace(pack, sources=tuple(pack.sources), token_ids=tuple(pack.token_ids))
+
+
+@contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or directory
+        raise StorageError(f"the packs in {where} cannot be written: {error.strerror or error}") from error
+
+
+def _place(file: Path) -> bytes:
+    return b"pack\0" + file.stem.encode()

@@ -1,0 +1,99 @@
+"""Blocks that somebody keeps by name stay on disk whatever room is needed, and nothing else does."""
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.api.ids import BlockKey
+from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.engine.memory.block_seal import DiskKey
+from kvchat.engine.memory.kept_blocks import KeptBlocks
+from tests.engine.memory.chains import FINGERPRINT, FULL, Clock, chain, open_store, write_all
+
+pytestmark = pytest.mark.pure
+
+PACK = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_kept_blocks_stay_under_a_limit_that_everything_else_makes_room_for(tmp_path: Path) -> None:
+    clock = Clock()
+    store = open_store(tmp_path, clock=clock)
+    write_all(store, chain(PACK))
+    size = store.total_usage().num_bytes
+    store.close()
+    _keep(tmp_path, PACK)
+
+    clock.now_s += 10
+    store = open_store(tmp_path, clock=clock, limit_bytes=2 * size)
+    for start in range(100, 160, 10):
+        clock.now_s += 10
+        write_all(store, chain(list(range(start, start + 9))))
+        assert store.total_usage().num_bytes <= 2 * size
+    assert store.has_all(_keys(PACK), FULL) == [True] * 3
+    assert not any(store.has_all(_keys(list(range(100, 109))), FULL))
+    store.close()
+
+    with_catalog = BlockCatalog(tmp_path)
+    with_catalog.let_go("spec")
+    with_catalog.close()
+    store = open_store(tmp_path, clock=clock, limit_bytes=size)
+    assert not any(store.has_all(_keys(PACK), FULL)), "the oldest of all, once nobody keeps it"
+    store.close()
+
+
+def test_what_is_kept_is_not_collected_and_no_newer_tail_replaces_it(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    write_all(store, chain(PACK))
+    _keep(tmp_path, PACK)
+    store.remove(_keys(PACK)[-1], FULL)
+    assert store.has(_keys(PACK)[-1], FULL)
+    store.close()
+    catalog = BlockCatalog(tmp_path)
+    assert catalog.collect(lambda block: False).num_blocks == 0
+    assert catalog.kept_bytes() == catalog.usage().num_bytes
+    catalog.let_go("spec")
+    assert catalog.collect(lambda block: False).num_blocks == 3
+    catalog.close()
+
+
+def test_blocks_are_kept_before_they_are_there(tmp_path: Path) -> None:
+    _keep(tmp_path, PACK)
+    clock = Clock()
+    store = open_store(tmp_path, clock=clock)
+    write_all(store, chain(PACK))
+    size = store.total_usage().num_bytes
+    store.close()
+    store = open_store(tmp_path, clock=clock, limit_bytes=size)
+    assert not store.write(chain([50, 51, 52, 53])[0].header, chain([50, 51, 52, 53])[0].payload)
+    assert store.has_all(_keys(PACK), FULL) == [True] * 3
+    store.close()
+
+
+def test_other_processes_see_at_once_what_is_kept(tmp_path: Path) -> None:
+    one, other = KeptBlocks(tmp_path), KeptBlocks(tmp_path)
+    assert other.all() == frozenset()
+    names = [DiskKey(bytes([number]) * 32) for number in range(3)]
+    one.keep("spec", FINGERPRINT, names)
+    assert other.all() == {(FINGERPRINT, name) for name in names}
+    one.keep("spec", FINGERPRINT, names[:1])
+    assert other.all() == {(FINGERPRINT, names[0])}
+    one.let_go("spec")
+    assert other.all() == frozenset()
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", bytes(48), bytes(32 * 40 + 16)])
+def test_a_damaged_file_keeps_nothing(tmp_path: Path, damage: bytes) -> None:
+    kept = KeptBlocks(tmp_path)
+    kept.keep("spec", FINGERPRINT, [DiskKey(bytes(32))])
+    (tmp_path / "kept" / "spec.keep").write_bytes(damage)
+    assert KeptBlocks(tmp_path).all() == frozenset()
+
+
+def _keep(cache_dir: Path, token_ids: list[int]) -> None:
+    catalog = BlockCatalog(cache_dir)
+    catalog.keep("spec", FINGERPRINT, _keys(token_ids))
+    catalog.close()
+
+
+def _keys(token_ids: list[int]) -> list[BlockKey]:
+    return [block.key for block in chain(token_ids)]
