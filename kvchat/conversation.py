@@ -17,6 +17,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import CapacityError, EngineFailed, InvalidRequest, KvchatError, UsageError
 from kvchat.recorder import Recorder
 from kvchat.session.answer import Answer, outcome_of
+from kvchat.session.own_blocks import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
 from kvchat.session.text_stream import Piece
@@ -266,7 +267,7 @@ class Answering:
             priority=conversation.priority,
             branch=conversation.engine_branch,
             stop=self.template.stop_matcher(prompt, so_far),
-            namespace=conversation.session.namespace,
+            namespace=namespace_of(conversation.session, conversation.turns, len(prompt)),
         )
 
     def _submit(self, conversation: Conversation, request: Request) -> RequestHandle:

@@ -6,7 +6,6 @@ V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -127,7 +126,6 @@ def _group_part(step: GroupStep, spans: Sequence[SequenceSpan], index: Tensor) -
     moved: list[SequenceSpan] = []
     start = 0
     for span in spans:
-        end = start + span.q_end - span.q_start
-        moved.append(replace(span, q_start=start, q_end=end))
-        start = end
+        moved.append(span.moved(start))
+        start = moved[-1].q_end
     return GroupStep(slots=step.slots[index], spans=moved, prepared=span_table(moved))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BranchId, GroupId
 from kvchat.engine.attention.paged import GroupStep
+from kvchat.engine.attention.sight import windowed_span
 from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Group
@@ -172,6 +173,8 @@ class Runner:
         self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
     ) -> GroupStep:
         """Return slots and spans from one list of all blocks that the step touches in a group."""
+        if group.spec.num_sink_blocks:
+            return self._viewed_step(chunks, lens, positions, group)
         size = self._block_size
         firsts = [group.spec.first_visible(chunk.start) // size for chunk in chunks]
         tables = [
@@ -191,6 +194,22 @@ class Runner:
             spans=spans,
             prepared=prepare(spans, group.spec.first_visible, size),
         )
+
+    def _viewed_step(
+        self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
+    ) -> GroupStep:
+        """Return slots, and spans over the blocks in sight."""
+        size = self._block_size
+        tables = [self._tables[chunk.branch, group.id] for chunk in chunks]
+        ends = list(accumulate(lens))
+        spans = [
+            windowed_span(group.spec, table, (end - length, end), chunk.start, size)
+            for chunk, length, end, table in zip(chunks, lens, ends, tables, strict=True)
+        ]
+        at = torch.from_numpy(positions).to(self._device)
+        parts = [table[own // size] for table, own in zip(tables, at.split(list(lens)), strict=True)]
+        prepared = prepare(spans, lambda _: 0, size)
+        return GroupStep(slots=torch.cat(parts) * size + at % size, spans=spans, prepared=prepared)
 
 
 def _spans(

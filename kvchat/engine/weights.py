@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.api.cache_format import canonical_cache_format
+from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.spec import Group, LatentSpec
@@ -102,7 +102,7 @@ def fingerprint_of(candidate: Candidate, config: EngineConfig, pool: DevicePool)
     storage = Storage(
         route=candidate.served.route,
         dtype=candidate.loaded.dtype,
-        cache_format=canonical_cache_format(config.cache_format),
+        cache_format=parse_cache_format(config.cache_format).stored,
         block_size=config.block_size,
         layouts=pool.layouts(),
         rope_layouts={

@@ -18,6 +18,7 @@ from kvchat.errors import EngineFailed, KvchatError, UsageError
 from kvchat.revision import to_last_question
 from kvchat.session import prompts
 from kvchat.session.answer import Answer, outcome_of
+from kvchat.session.own_blocks import namespace_of
 from kvchat.session.store import Outcome
 from kvchat.session.text_stream import Piece
 from kvchat.session.tree import Finish, Turn, path_token_ids
@@ -102,7 +103,7 @@ class Samples:
             owner=conversation.session.id,
             priority=ON_SCREEN,
             stop=self._template.stop_matcher(prompt),
-            namespace=conversation.session.namespace,
+            namespace=namespace_of(conversation.session, path, len(prompt)),
         )
         handle = self._engine.submit(request)
         conversation.watch(handle)

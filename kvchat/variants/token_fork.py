@@ -11,6 +11,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, KvchatError, UsageError
 from kvchat.session import prompts
+from kvchat.session.own_blocks import namespace_of
 from kvchat.session.tree import Finish, Role, Turn, TurnId, path_token_ids
 
 NUM_ALTERNATIVES = 8
@@ -61,7 +62,7 @@ class TokenForks:
             token_ids=_ids_before(path, answer, at),
             sampling=SamplingParams(max_tokens=1, logprobs=num, ignore_eos=True),
             owner=conversation.session.id,
-            namespace=conversation.session.namespace,
+            namespace=namespace_of(conversation.session, (*path, answer)),
         )
         found = self._ask(request)
         return tuple(self._alternative(token_id, logprob) for token_id, logprob in found.top)
@@ -71,7 +72,8 @@ class TokenForks:
         path, answer = self._opened(conversation, answer_id)
         ids = _ids_before(path, answer, at)
         # The chosen token stands behind; a prompt is never reused to its last token.
-        reused = min(self._engine.reusable_len((*ids, ids[-1]), conversation.session.namespace), len(ids))
+        namespace = namespace_of(conversation.session, (*path, answer))
+        reused = min(self._engine.reusable_len((*ids, ids[-1]), namespace), len(ids))
         left = conversation.turns[len(path) :]
         return EditCost(
             reused_tokens=reused,

@@ -1,9 +1,12 @@
-"""How a person says in what format KV is stored: `int4`, `k=int8,v=int4`, `int4; layers 0-1=exact`."""
+"""How a person says in what format KV is stored: `int4`, `k=int8,v=int4`, `int4; layers 0-1=exact`, and which
+part of it queries see: `window:1024`.
+"""
 
 import re
 from dataclasses import dataclass
 
 from kvchat.engine.api.config import CACHE_FORMATS
+from kvchat.engine.api.view import VIEWS, View, is_view, parse_view
 from kvchat.errors import ConfigError
 
 EXACT = "exact"
@@ -45,14 +48,26 @@ class CacheFormat:
     Args:
         form: of all layers but those in `ranges`.
         ranges: where a layer is in several of them, the last one counts.
+        view: what queries see of blocks that are stored exact; None: all.
     """
 
     form: Form
     ranges: tuple[LayerRange, ...] = ()
+    view: View | None = None
 
     @property
     def is_exact(self) -> bool:
+        return self.is_stored_exact and self.view is None
+
+    @property
+    def is_stored_exact(self) -> bool:
+        """Whether what is stored is what was computed, however little of it is seen."""
         return self.form.is_exact and all(part.form.is_exact for part in self.ranges)
+
+    @property
+    def stored(self) -> str:
+        """The format in which blocks are stored, and by which they are named."""
+        return EXACT if self.view is not None else str(self)
 
     def form_of(self, layer: int) -> Form:
         named = [part.form for part in self.ranges if part.first <= layer <= part.last]
@@ -63,7 +78,7 @@ class CacheFormat:
         return any(part.first <= layer <= part.last for part in self.ranges)
 
     def __str__(self) -> str:
-        return "; ".join(map(str, (self.form, *self.ranges)))
+        return "; ".join(map(str, (self.form if self.view is None else self.view, *self.ranges)))
 
 
 def parse_cache_format(text: str) -> CacheFormat:
@@ -73,6 +88,10 @@ def parse_cache_format(text: str) -> CacheFormat:
         ConfigError: it names none; the message says how it is written.
     """
     first, *others = (part.strip() for part in text.split(";"))
+    if is_view(first):
+        if any(others):
+            raise ConfigError(f"cache format '{text}': a view is one of all layers; write {first} alone")
+        return CacheFormat(Form(EXACT, EXACT), view=parse_view(first))
     ranges = tuple(part for other in others if other for part in _ranges(other))
     form = _form(first)
     if form.is_exact and all(part.form.is_exact for part in ranges):
@@ -125,5 +144,5 @@ def _side(text: str) -> tuple[str, str]:
 
 def _name(text: str) -> str:
     if text not in CACHE_FORMATS:
-        raise ConfigError(f"cache format '{text}' is unknown; use {', '.join(CACHE_FORMATS)}")
+        raise ConfigError(f"cache format '{text}' is unknown; use {', '.join((*CACHE_FORMATS, *VIEWS))}")
     return text

@@ -55,12 +55,10 @@ class Admission:
         return num_missing <= pool.num_available - sum(pool.is_cached(block) for block in found)
 
     def _found(self, group: Group, match: PrefixMatch) -> list[BlockId]:
-        """Return the device blocks that the group's window covers behind the matched tokens."""
-        size = self._device.block_size
-        first = group.spec.first_visible(match.length) // size
+        """Return the device blocks that the group needs behind the matched tokens."""
         found = []
-        for key in match.keys[first : group.num_blocks(match.length, size)]:
-            block = self._device.index.block(key, group.id)
+        for number in match.numbers(group, self._device.block_size):
+            block = self._device.index.block(match.keys[number], group.id)
             assert block is not None, "a match is admitted that is not on the device"
             found.append(block)
         return found
@@ -69,8 +67,10 @@ class Admission:
         pool, table, found = self._device.pools[group.id], branch.tables[group.id], self._found(group, match)
         for block in found:
             self._device.holdings.share(branch, group.id, block)
-        table += [None] * (group.spec.first_visible(match.length) // self._device.block_size)
-        table += found
+        numbers = match.numbers(group, self._device.block_size)
+        table += [None] * min(len(match.keys), group.num_blocks(match.length, self._device.block_size))
+        for number, block in zip(numbers, found, strict=True):
+            table[number] = block
         if match.partial and group.spec.has_tail:
             source = match.partial.blocks[group.id]
             pool.share(source)

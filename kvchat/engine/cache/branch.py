@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId
 from kvchat.engine.cache.chain import Chain
+from kvchat.engine.cache.course import EXACT, Course
 
 BlockTable = list[BlockId | None]
 """Logical block number → block id; None is a hole: the block has left the window."""
@@ -36,6 +37,8 @@ class Branch:
     namespace: str = ""
     chain: Chain = field(default_factory=Chain)
     """Names of its full blocks, computed or not, as far as anybody has asked for them."""
+    course: Course = EXACT
+    """What it keeps in sight."""
 
     @property
     def num_uncomputed(self) -> int:
@@ -44,11 +47,12 @@ class Branch:
     @property
     def last_key(self) -> BlockKey:
         """The parent of the tail."""
-        return self.keys[-1] if self.keys else self.root
+        return self.parent_of(len(self.keys))
 
     def parent_of(self, number: int) -> BlockKey:
         """Return the parent of a full block or of the tail."""
-        return self.keys[number - 1] if number else self.root
+        previous = self.keys[number - 1] if number else self.root
+        return self.course.parent(number, previous, self.computed_len)
 
     def block_ids(self, number: int, block_size: int) -> tuple[int, ...]:
         """Return the computed token ids of one block."""

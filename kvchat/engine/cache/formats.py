@@ -20,6 +20,7 @@ from kvchat.engine.cache.spec import (
     SealedSpec,
     group_layers,
 )
+from kvchat.engine.cache.views import viewed_groups
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.sealed_record import Code
 from kvchat.errors import ConfigError
@@ -43,6 +44,8 @@ def stored_groups(groups: Sequence[Group], text: str, block_size: int) -> tuple[
     form = parse_cache_format(text)
     if form.is_exact:
         return tuple(groups)
+    if form.view is not None:
+        return viewed_groups(groups, form.view, block_size)
     specs = {layer: group.spec for group in groups for layer in group.layers}
     _require_layers(form, specs)
     stored = {layer: _stored(layer, spec, form, block_size) for layer, spec in specs.items()}

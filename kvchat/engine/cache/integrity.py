@@ -52,8 +52,7 @@ def check_branch(branch: Branch, groups: Sequence[Group], pools: Pools, block_si
     for group in groups:
         num_tokens = branch.computed_len + branch.num_ahead
         assert len(branch.tables[group.id]) == group.num_blocks(num_tokens, block_size)
-        first = group.spec.first_visible(branch.computed_len) // block_size
-        for number in range(first, group.num_blocks(branch.computed_len, block_size)):
+        for number in branch.course.numbers(group, branch.computed_len, block_size):
             block = branch.tables[group.id][number]
             assert block is not None, f"block {number} of group {group.id} is a hole"
             key = pools[group.id].key(block)

@@ -12,6 +12,7 @@ from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.admission import Admission
 from kvchat.engine.cache.branch import BlockTable, Branch
+from kvchat.engine.cache.course import Courses
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.live_tails import LiveTails
 from kvchat.engine.cache.match import PrefixMatch, PrefixMatcher
@@ -41,6 +42,7 @@ class CacheManager:
         self._holdings = device.holdings
         self.root = root_key(fingerprint)
         self._fingerprint = fingerprint
+        self.courses = Courses(device.groups)
         self.branches: dict[BranchId, Branch] = {}
         self._ids = count(1)
         self._tails = LiveTails(device.block_size)
@@ -58,10 +60,12 @@ class CacheManager:
 
     def root_of(self, namespace: str) -> BlockKey:
         """Return the parent of the first blocks of a namespace. Pure."""
-        return root_key(self._fingerprint, namespace)
+        return root_key(self._fingerprint, self.courses.parse(namespace).shared)
 
     def open(self, owner: str, token_ids: Iterable[int], namespace: str = "") -> Branch:
-        """Return a new live branch that holds no block yet; it shares blocks with its namespace alone."""
+        """Return a new live branch that holds no block yet; it shares blocks with its namespace alone, and
+        over a view only those that are exact.
+        """
         branch = Branch(
             id=BranchId(next(self._ids)),
             owner=owner,
@@ -69,6 +73,7 @@ class CacheManager:
             token_ids=list(token_ids),
             tables=[[] for _ in self.groups],
             namespace=namespace,
+            course=self.courses.of(owner, namespace),
         )
         self.branches[branch.id] = branch
         return branch
@@ -80,6 +85,7 @@ class CacheManager:
         child.computed_len = branch.computed_len
         child.keys = list(branch.keys)
         child.chain = branch.chain.copy()
+        child.course = branch.course
         # Blocks behind the tail belong to a step that never ended; both would write them.
         for group, table in zip(self.groups, child.tables, strict=True):
             table += branch.tables[group.id][: self._num_blocks(group, branch.computed_len)]
@@ -328,7 +334,7 @@ class CacheManager:
     def _leave_window(self, branch: Branch, group: Group, table: BlockTable) -> None:
         end = min(group.spec.first_visible(branch.computed_len) // self.block_size, len(table))
         start = end
-        while start and table[start - 1] is not None:
+        while start > group.spec.num_sink_blocks and table[start - 1] is not None:
             start -= 1
         for number in range(start, end):
             block = table[number]

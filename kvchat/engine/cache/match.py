@@ -6,11 +6,12 @@ needs all blocks, a sliding group those its window still covers. At least one to
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.course import EXACT, Course
 from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.tiers import SlowTiers
@@ -48,6 +49,7 @@ class PrefixMatch:
         host_len: how many of them some group has to bring from host memory, and none from disk.
         disk_len: how many of them some group has to load from disk.
         block_ids: token ids of the full blocks.
+        course: what of them is in sight.
     """
 
     keys: tuple[BlockKey, ...] = ()
@@ -56,6 +58,12 @@ class PrefixMatch:
     length: int = 0
     host_len: int = 0
     disk_len: int = 0
+    course: Course = EXACT
+
+    def numbers(self, group: Group, block_size: int) -> list[int]:
+        """Return the numbers of the full blocks that a group needs behind the matched tokens. Pure."""
+        numbers = self.course.numbers(group, self.length, block_size)
+        return [number for number in numbers if number < len(self.keys)]
 
 
 @dataclass(slots=True)
@@ -103,7 +111,7 @@ class PrefixMatcher:
         """Return the longest usable prefix of all but the last token, of at most `max_len` tokens. Pure,
         but for the names that the branch remembers.
         """
-        root, token_ids = branch.root, branch.token_ids
+        token_ids = branch.token_ids
         limit = len(token_ids) - 1
         if max_len is not None:
             limit = min(limit, max_len)
@@ -112,20 +120,20 @@ class PrefixMatcher:
         for num_blocks in range(self._num_leading(chain), -1, -1):
             start = num_blocks * self._block_size
             rest = token_ids[start : min(start + self._block_size, limit)]
-            partial = self._best_partial(chain, num_blocks, root, rest)
+            partial = self._best_partial(chain, num_blocks, branch, rest)
             if partial or self._windows_present(chain, num_blocks, 0):
                 break
         length = num_blocks * self._block_size + (partial.num_tokens if partial else 0)
-        slow_len = self._num_fetched(chain, num_blocks, partial, length, beyond_host=False)
-        disk_len = self._num_fetched(chain, num_blocks, partial, length, beyond_host=True)
-        return PrefixMatch(
+        found = PrefixMatch(
             keys=tuple(chain.keys[:num_blocks]),
             block_ids=tuple(chain.block_ids[:num_blocks]),
             partial=partial,
             length=length,
-            host_len=slow_len - disk_len,
-            disk_len=disk_len,
+            course=branch.course,
         )
+        slow_len = self._num_fetched(chain, found, beyond_host=False)
+        disk_len = self._num_fetched(chain, found, beyond_host=True)
+        return replace(found, host_len=slow_len - disk_len, disk_len=disk_len)
 
     def _chain(self, branch: Branch, limit: int) -> _Chain:
         size = self._block_size
@@ -134,7 +142,8 @@ class PrefixMatcher:
         ]
         keys: list[BlockKey] = []
         for number, block_ids in enumerate(ids):
-            keys.append(branch.chain.name(number, keys[-1] if keys else branch.root, block_ids))
+            parent = branch.course.parent(number, keys[-1] if keys else branch.root, limit)
+            keys.append(branch.chain.name(number, parent, block_ids))
         nodes = [self._index.find(key, block_ids) for key, block_ids in zip(keys, ids, strict=True)]
         device: dict[GroupId, list[BlockId | None]] = {}
         present: dict[GroupId, list[bool]] = {}
@@ -170,15 +179,18 @@ class PrefixMatcher:
 
     def _window_present(self, chain: _Chain, group: Group, num_blocks: int, position: int) -> bool:
         end = min(num_blocks, group.num_blocks(position, self._block_size))
+        if not all(chain.present[group.id][: min(end, group.spec.num_sink_blocks)]):
+            return False
         return end - group.spec.first_visible(position) // self._block_size <= chain.runs[group.id][end]
 
     def _best_partial(
-        self, chain: _Chain, num_blocks: int, root: BlockKey, rest: Sequence[int]
+        self, chain: _Chain, num_blocks: int, branch: Branch, rest: Sequence[int]
     ) -> PartialBlock | None:
         # The further into the block, the less of the blocks before it is seen.
         if not self._windows_present(chain, num_blocks, self._block_size - 1):
             return None
-        parent = chain.keys[num_blocks - 1] if num_blocks else root
+        previous = chain.keys[num_blocks - 1] if num_blocks else branch.root
+        parent = branch.course.parent(num_blocks, previous, num_blocks * self._block_size + len(rest))
         best: PartialBlock | None = None
         for candidate in self._candidates(parent, rest):
             common = common_run(candidate.token_ids, rest)
@@ -220,15 +232,7 @@ class PrefixMatcher:
         tail_ids = tuple(branch.token_ids[number * self._block_size : branch.computed_len])
         return _Candidate(None, tail_ids, blocks)
 
-    def _num_fetched(
-        self,
-        chain: _Chain,
-        num_blocks: int,
-        partial: PartialBlock | None,
-        length: int,
-        *,
-        beyond_host: bool,
-    ) -> int:
+    def _num_fetched(self, chain: _Chain, match: PrefixMatch, *, beyond_host: bool) -> int:
         """Return how many of the reused tokens lie in blocks that some group lacks on the device.
 
         `beyond_host`: count only blocks that it lacks in host memory too.
@@ -236,16 +240,15 @@ class PrefixMatcher:
         size = self._block_size
         fetched: set[int] = set()
         for group in self._groups:
-            first = group.spec.first_visible(length) // size
-            end = min(num_blocks, group.num_blocks(length, size))
-            absent = [n for n in range(first, end) if chain.device[group.id][n] is None]
+            needed = match.numbers(group, size)
+            absent = [n for n in needed if chain.device[group.id][n] is None]
             if beyond_host and absent:
                 in_host = self._slow.host.has_all([chain.keys[n] for n in absent], group.id)
                 absent = [n for n, flag in zip(absent, in_host, strict=True) if not flag]
             fetched.update(absent)
         num_tokens = len(fetched) * size
-        if partial and self._is_fetched(partial, beyond_host=beyond_host):
-            num_tokens += partial.num_tokens
+        if match.partial and self._is_fetched(match.partial, beyond_host=beyond_host):
+            num_tokens += match.partial.num_tokens
         return num_tokens
 
     def _is_fetched(self, partial: PartialBlock, *, beyond_host: bool) -> bool:

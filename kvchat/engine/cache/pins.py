@@ -82,11 +82,8 @@ class Pins:
         a window that may begin before what the branch holds itself, since its tail is further on.
         """
         size = self._device.block_size
-        first = group.spec.first_visible(len(branch.keys) * size) // size
-        blocks = [
-            self._device.index.block(branch.keys[number], group.id)
-            for number in range(first, len(branch.keys))
-        ]
+        numbers = branch.course.numbers(group, len(branch.keys) * size, size)
+        blocks = [self._device.index.block(branch.keys[number], group.id) for number in numbers]
         return tuple(block for block in blocks if block is not None)
 
     def _check_room(

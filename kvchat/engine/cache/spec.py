@@ -61,8 +61,13 @@ class FullSpec:
         """Whether full blocks are of use only until others replace them, and are stored where a turn ends."""
         return False
 
+    @property
+    def num_sink_blocks(self) -> int:
+        """Blocks at the beginning that every query sees, wherever what it sees begins again."""
+        return 0
+
     def first_visible(self, position: int) -> int:
-        """Return the first position that a query at `position` sees."""
+        """Return the first position that a query at `position` sees, sinks aside."""
         return 0
 
     def num_blocks(self, num_tokens: int, block_size: int) -> int:

@@ -18,14 +18,16 @@ class TableLog:
         """Branches of which the runner knows."""
 
     def note_from(self, branch: Branch, group: GroupId, start: int) -> None:
-        """Note that a table's entries from `start` on are new; holes before its window are left out."""
+        """Note that a table's entries from `start` on are new; holes are left out."""
         table = branch.tables[group]
-        while start < len(table) and table[start] is None:
-            start += 1
-        blocks = tuple(block for block in table[start:] if block is not None)
-        assert len(blocks) == len(table) - start, "a table has holes only before its window"
-        if blocks:
-            self._note(TableChange(branch.id, group, start, blocks))
+        while start < len(table):
+            end = start
+            while end < len(table) and table[end] is not None:
+                end += 1
+            blocks = tuple(block for block in table[start:end] if block is not None)
+            if blocks:
+                self._note(TableChange(branch.id, group, start, blocks))
+            start = end + 1
 
     def note_one(self, branch: Branch, group: GroupId, number: int, block: BlockId) -> None:
         """Note that one entry names another block."""

@@ -179,22 +179,24 @@ class Transfers:
     def _pieces(self, match: PrefixMatch, root: BlockKey) -> Iterator[_Piece]:
         """Yield what each group needs of a match, block after block."""
         device = self._device
-        parent = root
+        previous = root
         blocks = list(zip(match.keys, match.block_ids, strict=True))
-        num_full = len(blocks)
+        num_full, size = len(blocks), device.block_size
+        numbers = {group.id: set(match.numbers(group, size)) for group in device.groups}
         if match.partial and match.partial.key is not None:
             blocks.append((match.partial.key, match.partial.token_ids))
         for number, (key, token_ids) in enumerate(blocks):
-            node = IndexNode(key, parent, token_ids, number * device.block_size)
+            parent = match.course.parent(number, previous, match.length)
+            node = IndexNode(key, parent, token_ids, number * size)
             for group in device.groups:
-                if number < num_full and number < group.spec.first_visible(match.length) // device.block_size:
+                if number < num_full and number not in numbers[group.id]:
                     continue
-                if number >= group.num_blocks(match.length, device.block_size):
+                if number >= group.num_blocks(match.length, size):
                     continue
                 block = device.index.block(key, group.id)
                 place = device.host.find(key, group.id) if block is None else None
                 yield _Piece(number, node, group.id, block, place)
-            parent = key
+            previous = key
 
     def _resident(self, key: BlockKey) -> Iterator[Held]:
         for group in self._device.groups:

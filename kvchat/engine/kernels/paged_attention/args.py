@@ -1,7 +1,7 @@
 """What one call of paged attention needs besides its tensors of queries and pools."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ class SequenceSpan:
     Args:
         first_block: logical number of the first block in `blocks`; earlier ones are not visible.
         blocks: block ids up to the last query's own block, [n], int64.
+        parts: where not all queries see the same blocks: these attend in its place, ascending.
     """
 
     q_start: int
@@ -25,6 +26,20 @@ class SequenceSpan:
     position: int
     first_block: int
     blocks: Tensor
+    parts: "tuple[SequenceSpan, ...]" = ()
+
+    def moved(self, q_start: int) -> "SequenceSpan":
+        """Return the same sequence with its first query at another row."""
+        by = q_start - self.q_start
+        parts = tuple(part.moved(part.q_start + by) for part in self.parts)
+        return replace(self, q_start=q_start, q_end=self.q_end + by, parts=parts)
+
+
+def attended(spans: Sequence[SequenceSpan]) -> Sequence[SequenceSpan]:
+    """Return the spans by which queries attend: parts in place of the whole."""
+    if not any(span.parts for span in spans):
+        return spans
+    return [part for span in spans for part in span.parts or (span,)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,22 +112,33 @@ class StepTables:
     singles: tuple[int, ...]
     others: tuple[tuple[int, int], ...]
     most_visible: int
-    _tiles: dict[int, Tensor] = field(default_factory=dict)
+    _tiles: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def single_tiles(self) -> Tensor:
         """Return sequence and first query of each tile of single queries [M, 2], made once for all layers."""
-        if 0 not in self._tiles:
-            self._tiles[0] = upload([[number, 0] for number in self.singles], self.tables.device)
-        return self._tiles[0]
+        return self._made((), [[number, 0] for number in self.singles])
 
     def other_tiles(self, num_queries: int) -> Tensor:
         """Return the same for the other sequences, cut into tiles of so many queries."""
-        if num_queries not in self._tiles:
-            starts = [
-                [number, start] for number, length in self.others for start in range(0, length, num_queries)
-            ]
-            self._tiles[num_queries] = upload(starts, self.tables.device)
-        return self._tiles[num_queries]
+        starts = [
+            [number, start] for number, length in self.others for start in range(0, length, num_queries)
+        ]
+        return self._made((num_queries,), starts)
+
+    def head_tiles(self, num_heads: int, num_rows: int) -> Tensor:
+        """Return sequence and first row of each tile of `num_rows` rows, a query and a head each [M, 2]; for
+        all sequences.
+        """
+        lengths = [*((number, 1) for number in self.singles), *self.others]
+        starts = [
+            [number, start] for number, length in lengths for start in range(0, length * num_heads, num_rows)
+        ]
+        return self._made((num_heads, num_rows), starts)
+
+    def _made(self, key: tuple[int, ...], tiles: list[list[int]]) -> Tensor:
+        if key not in self._tiles:
+            self._tiles[key] = upload(tiles, self.tables.device)
+        return self._tiles[key]
 
 
 Prepared = Decodes | SpanTable | StepTables

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.paged_attention.args import DecodeBatch, Decodes, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import DecodeBatch, Decodes, SequenceSpan, attended
 
 MOST_PADDING = 4
 """A batch's longest sequence has at most this many times the blocks of its shortest."""
@@ -27,6 +27,7 @@ def batch_decodes(
     Args:
         first_visible: position → first position that a query there sees.
     """
+    spans = attended(spans)
     singles = [
         _Single(span, first_visible(span.position), block_size)
         for span in spans

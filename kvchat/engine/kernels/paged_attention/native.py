@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library, library
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan, SpanTable
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan, SpanTable, attended
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtypes of queries and pools, by the kernel's numbers."""
@@ -52,6 +52,7 @@ def takes(query: Tensor, k_pool: Tensor, v_pool: Tensor) -> bool:
 
 def span_table(spans: Sequence[SequenceSpan]) -> SpanTable:
     """Return the spans of a step, which must live as long as this does: it points at their blocks."""
+    spans = attended(spans)
     assert all(span.blocks.is_contiguous() for span in spans)
     rows = [
         (span.q_start, span.q_end - span.q_start, span.position, span.first_block, span.blocks.data_ptr())

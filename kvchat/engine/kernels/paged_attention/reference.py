@@ -7,7 +7,7 @@ Dimensions: T tokens in the batch, S visible tokens, H query heads, H_kv key-val
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan, attended
 
 
 def paged_attention(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs) -> Tensor:
@@ -23,7 +23,7 @@ def paged_attention(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: Attenti
         [T, H, D_v] in the dtype of `query`; computed in float32, or float64 for float64 inputs.
     """
     out = query.new_empty(query.shape[0], query.shape[1], v_pool.shape[3])
-    for span in args.spans:
+    for span in attended(args.spans):
         for row in range(span.q_start, span.q_end):
             position = span.position + row - span.q_start
             out[row] = _attend(query[row], k_pool, v_pool, args, span, position).to(query.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.device import upload
-from kvchat.engine.kernels.paged_attention.args import SequenceSpan, StepTables
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan, StepTables, attended
 
 
 def padded_tables(spans: Sequence[SequenceSpan]) -> Tensor:
@@ -25,6 +25,7 @@ def step_tables(spans: Sequence[SequenceSpan], first_visible: Callable[[int], in
     Args:
         first_visible: position → first position that a query there sees.
     """
+    spans = attended(spans)
     device = spans[0].blocks.device
     rows = [[span.q_start, span.q_end - span.q_start, span.position, span.first_block] for span in spans]
     q_starts, q_lens, positions, first_blocks = upload(rows, device).unbind(1)

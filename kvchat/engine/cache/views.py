@@ -1,0 +1,49 @@
+"""What layers keep of which a view shows a part. Blocks are those of the exact format, under its names."""
+
+from collections.abc import Sequence
+
+from kvchat.engine.api.view import View
+from kvchat.engine.cache.spec import FullSpec, Group, LatentSpec, group_layers
+from kvchat.engine.cache.view_spec import WindowSpec
+from kvchat.errors import ConfigError
+
+
+def viewed_groups(groups: Sequence[Group], view: View, block_size: int) -> tuple[Group, ...]:
+    """Return the groups of a model over a view: layers with a window of their own keep what they keep.
+
+    Raises:
+        ConfigError: the model cannot be seen in part; the message says why.
+    """
+    specs = {layer: group.spec for group in groups for layer in group.layers}
+    _require_parts(specs, view)
+    borrowed = {layer: lender for group in groups for layer, lender in group.borrowers}
+    seen = {
+        layer: _window(spec, view, block_size) if spec.max_visible is None else spec
+        for layer, spec in specs.items()
+    }
+    return group_layers(seen, borrowed)
+
+
+def _require_parts(specs: dict[int, FullSpec], view: View) -> None:
+    latent = next((layer for layer, spec in specs.items() if isinstance(spec, LatentSpec)), None)
+    if latent is not None:
+        raise ConfigError(
+            f"cache format '{view}' keeps parts of keys and values, and layer {latent} of this model keeps "
+            "latents (MLA), one for all its heads; use --cache-format fp8 or exact"
+        )
+    if all(spec.max_visible is not None for spec in specs.values()):
+        raise ConfigError(
+            f"cache format '{view}' would leave this model as it is: all of its layers have a window of "
+            "their own; use --cache-format exact"
+        )
+
+
+def _window(spec: FullSpec, view: View, block_size: int) -> WindowSpec:
+    return WindowSpec(
+        num_kv_heads=spec.num_kv_heads,
+        head_dim_k=spec.head_dim_k,
+        head_dim_v=spec.head_dim_v,
+        dtype=spec.dtype,
+        num_recent=-(-view.budget // block_size),
+        block_size=block_size,
+    )
