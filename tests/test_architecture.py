@@ -28,6 +28,7 @@ FLOORS = {
     "kvchat.directories": 0,
     "kvchat.writers": 0,
     "kvchat.sealing": 0,
+    "kvchat.sqlite_files": 0,
     "kvchat.config": 0,
     "kvchat.engine.api": 0,
     "kvchat.engine.batch": 0,
@@ -72,6 +73,7 @@ FOUNDATIONS = (
     "kvchat.directories",
     "kvchat.writers",
     "kvchat.sealing",
+    "kvchat.sqlite_files",
     "kvchat.engine.api",
     "kvchat.engine.cache.plan",
 )
@@ -101,6 +103,7 @@ WITHOUT_TORCH = (
     "kvchat.quantities",
     "kvchat.writers",
     "kvchat.sealing",
+    "kvchat.sqlite_files",
     "kvchat.config",
     "kvchat.errors",
     "kvchat.client",

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import RLock
 from time import monotonic, sleep
 
+from kvchat import sqlite_files
 from kvchat.directories import make_private
 from kvchat.errors import StorageError
 from kvchat.session import recovery
@@ -130,13 +131,9 @@ class Database:
         """Open the file and return which it was, since another may get its name at any time."""
         while True:
             found = _identity(self.path)
-            # Reads the file itself, and so before the connection locks it: a process that closes a file loses
-            # all its locks on it, and another one would take away the log that this one goes on writing.
             self._tables.check(self.path)
             # Transactions are written out: sqlite3's own begin too late for a compare-and-set.
-            connection = sqlite3.connect(
-                self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-            )
+            connection = sqlite_files.connect(self.path, timeout_s=_BUSY_S)
             try:
                 # Waits for whoever writes another file in place of this one; a log that is begun after that
                 # would lie beside the other file.
@@ -226,15 +223,10 @@ def _advice(error: Exception) -> str:
 
 
 def _create_private(path: Path) -> None:
-    """Create the file for its owner alone; directories that are missing too. One that is there is not opened:
-    closing it would take the locks of this process's connections on it.
-    """
+    """Create the file for its owner alone; directories that are missing too."""
     make_private(path.parent)
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        return
+    sqlite_files.create(path)
+    status = path.stat()
     if status.st_mode & 0o077 and status.st_uid == os.getuid():
         path.chmod(0o600)
 

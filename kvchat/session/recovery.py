@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kvchat import sqlite_files
 from kvchat.directories import sync
 from kvchat.errors import StorageError
 from kvchat.session import wal
@@ -92,12 +93,8 @@ def is_emptied(path: Path) -> bool:
 
 
 def has_strange_format(path: Path) -> bool:
-    """Whether a database names a format that SQLite would read and never write: damage alone does.
-
-    Reads the file itself: only to be asked while this process has no connection to it.
-    """
-    with open(path, "rb") as file:
-        head = file.read(len(_FIXED_HEADER))
+    """Whether a database names a format that SQLite would read and never write: damage alone does."""
+    head = sqlite_files.first_bytes(path, len(_FIXED_HEADER))
     return head[:16] == _FIXED_HEADER[:16] and max(head[18:20], default=0) > _NEWEST_FORMAT
 
 

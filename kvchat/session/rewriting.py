@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
+from kvchat import sqlite_files
 from kvchat.directories import sync
 from kvchat.errors import StorageError
 from kvchat.session.damage import DamageFound
@@ -59,7 +60,7 @@ def damaged_copies(path: Path) -> list[Path]:
 
 def _alone(path: Path, tables: Tables) -> sqlite3.Connection:
     """Open a database and keep everybody else out until it is closed."""
-    connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+    connection = sqlite_files.connect(path, timeout_s=_BUSY_S)
     try:
         connection.text_factory = lambda data: data.decode(errors="replace")
         tables.show(connection)

@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 from typing import Protocol
 
+from kvchat import sqlite_files
 from kvchat.errors import EncryptionError, StorageError
 from kvchat.sealing.key_file import key_path
 from kvchat.sealing.sealer import Sealer
@@ -96,8 +97,7 @@ PLAIN = PlainTables()
 def is_sealed(path: Path) -> bool:
     """Return whether a file says that its rows are sealed."""
     try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
+        header = sqlite_files.first_bytes(path, _HEADER_BYTES)
     except OSError:
         return False
     return int.from_bytes(header[_MARK_AT : _MARK_AT + 4], "big") == SEALED_MARK

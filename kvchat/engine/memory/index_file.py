@@ -4,7 +4,6 @@ Nothing in it is the truth, so damage is never an error: the file is replaced by
 says that the block files should be looked at again.
 """
 
-import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from threading import Lock
 from time import monotonic, sleep
 from typing import Any
 
+from kvchat import sqlite_files
 from kvchat.engine.memory.files import Files
 from kvchat.errors import StorageError
 
@@ -164,14 +164,9 @@ class IndexFile:
             sleep(0.01)
 
     def _connect(self) -> sqlite3.Connection:
-        # Created first with the mode it must have; SQLite gives its side files the same. One that is there is
-        # not opened: closing it would take the locks of this process's connections on it.
-        if not self._path.exists():
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        sqlite_files.create(self._path)
         self._refuse_another_format()
-        connection = sqlite3.connect(
-            self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
+        connection = sqlite_files.connect(self._path, timeout_s=_BUSY_TIMEOUT_S)
         try:
             for name, function in self._functions.items():
                 connection.create_function(name, -1, function)
@@ -187,8 +182,7 @@ class IndexFile:
 
     def _refuse_another_format(self) -> None:
         """Raise if the head names a format that SQLite would read and never write: damage alone does."""
-        with self._path.open("rb") as file:
-            head = file.read(_FORMATS.stop)
+        head = sqlite_files.first_bytes(self._path, _FORMATS.stop)
         if head[_FORMATS] and max(head[_FORMATS]) > _NEWEST_FORMAT:
             raise sqlite3.DatabaseError("a format of a SQLite that is still to come")
 

@@ -1,0 +1,95 @@
+"""Databases that this process has open, and looking at their files without costing them their locks.
+
+A lock of POSIX belongs to a process and a file, and closing any descriptor of the file ends it: another
+process would then take itself for the last one and remove the log that this one goes on writing to. So a file
+that is open here as a database is looked at through descriptors that stay open as long as its connections.
+
+Source: "How To Corrupt An SQLite Database File", section 2.2, sqlite.org/howtocorrupt.html.
+"""
+
+import os
+import sqlite3
+from collections import Counter, defaultdict
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+_Identity = tuple[int, int]
+
+_lock = Lock()
+_num_connections: Counter[_Identity] = Counter()
+_descriptors: defaultdict[_Identity, list[int]] = defaultdict(list)
+"""What must not be closed yet."""
+
+
+class Connection(sqlite3.Connection):
+    """A connection whose file can be looked at meanwhile."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self._held: _Identity | None = _hold(path)
+        try:
+            super().__init__(path, **options)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def close(self) -> None:
+        super().close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            _release(held)
+
+
+def connect(path: Path, *, timeout_s: float) -> sqlite3.Connection:
+    """Open a database that is there, for any thread; transactions are written out.
+
+    Raises: FileNotFoundError: it is not there; sqlite3.Error: it cannot be opened.
+    """
+    return Connection(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+
+
+def create(path: Path) -> None:
+    """Begin an empty file for its owner alone, unless there is one; SQLite's side files get the same mode."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def first_bytes(path: Path, num_bytes: int) -> bytes:
+    """Return what a file begins with, fewer bytes if it is shorter.
+
+    Raises: OSError: it cannot be read.
+    """
+    with _lock:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        identity = _identity(os.fstat(descriptor))
+        try:
+            return os.pread(descriptor, num_bytes, 0)
+        finally:
+            if _num_connections[identity]:
+                _descriptors[identity].append(descriptor)
+            else:
+                os.close(descriptor)
+
+
+def _identity(status: os.stat_result) -> _Identity:
+    return status.st_dev, status.st_ino
+
+
+def _hold(path: Path) -> _Identity:
+    with _lock:
+        identity = _identity(path.stat())
+        _num_connections[identity] += 1
+        return identity
+
+
+def _release(identity: _Identity) -> None:
+    with _lock:
+        _num_connections[identity] -= 1
+        if not _num_connections[identity]:
+            del _num_connections[identity]
+            for descriptor in _descriptors.pop(identity, []):
+                os.close(descriptor)
