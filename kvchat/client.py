@@ -9,6 +9,7 @@ from typing import Protocol
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.events import Event
 from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
@@ -81,6 +82,12 @@ class EngineClient(Protocol):
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         """Begin to bring what is stored of a path to the device, ahead of use; replaces an earlier wish, and
         without ids only ends it. Returns at once. `beside`: a path whose blocks must not make room for it.
+        """
+        ...
+
+    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+        """Return the blocks of a path, wherever they are, or those kept for nobody. Blocks while the engine
+        loads, and until its step ends.
         """
         ...
 

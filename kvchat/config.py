@@ -72,6 +72,8 @@ class Keys:
     sessions: str | None = None
     cache: str | None = None
     layers: str | None = None
+    inspect: str | None = None
+    freeze: str | None = None
     find: str | None = None
     go_on: str | None = None
     messages: str | None = None

@@ -15,6 +15,7 @@ from kvchat.engine.api.events import (
     Usage,
 )
 from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
@@ -185,6 +186,9 @@ class ScriptedEngine:
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         self.prefetched.append(list(token_ids))
+
+    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+        return ()
 
     def snapshot(self) -> CacheSnapshot | None:
         return None

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.events import Event, RequestFinished
 from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
@@ -147,6 +148,10 @@ class Borrowed:
 
     def prefetch(self, token_ids: Sequence[int], *, beside: Sequence[int] = (), namespace: str = "") -> None:
         """Begin nothing: whoever lends loads ahead for the conversation on its own screen."""
+
+    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+        """Show nothing: whoever lends has the window that looks into its cache."""
+        return ()
 
     def snapshot(self) -> CacheSnapshot | None:
         try:

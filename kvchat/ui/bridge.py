@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from kvchat.chat import ChatEvent, EditCost, Explanation, Revision
 from kvchat.chat import Prefill as Prefill
 from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
 from kvchat.session.lookup import SearchHit, SessionSummary
@@ -107,6 +108,8 @@ class VariantService(Protocol):
 
     def num_tokens(self, text: str) -> int: ...
 
+    def words(self, token_ids: Sequence[int]) -> str: ...
+
 
 class ChatService(Protocol):
     """`kvchat.chat.Chat`, as far as the interface uses it. Conversations come from it and go back to it."""
@@ -178,11 +181,19 @@ class SessionFiles(Protocol):
 
 
 class EngineView(Protocol):
-    """What the interface reads of the engine; both calls return at once."""
+    """What the interface reads of the engine."""
 
-    def status(self) -> EngineStatus: ...
+    def status(self) -> EngineStatus:
+        """Return at once."""
+        ...
 
-    def snapshot(self) -> CacheSnapshot | None: ...
+    def snapshot(self) -> CacheSnapshot | None:
+        """Return at once."""
+        ...
+
+    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+        """Return blocks; waits until the engine's step ends."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

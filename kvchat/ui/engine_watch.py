@@ -8,10 +8,11 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.session.tree import Session
 from kvchat.ui.bridge import EngineView
+from kvchat.ui.history import History
 from kvchat.ui.token_rate import TokenRate
 from kvchat.ui.trust_words import trust_words
 from kvchat.ui.widgets.cache_panel import CachePanel
-from kvchat.ui.widgets.cache_rows import BranchNames
+from kvchat.ui.widgets.cache_rows import BranchNames, Live
 from kvchat.ui.widgets.session_rows import Held
 from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
 
@@ -53,6 +54,7 @@ class EngineWatch:
         self._status_bar = status_bar
         self._on_phase = on_phase
         self._rate = TokenRate()
+        self._history = History()
 
     @property
     def is_ready(self) -> bool:
@@ -65,7 +67,7 @@ class EngineWatch:
         self.snapshot = snapshot
         if snapshot is not None:
             self._observe(snapshot)
-            self._panel.show_snapshot(snapshot, shown.names)
+            self._panel.show_snapshot(snapshot, shown.names, self._live(snapshot, shown))
         self._status_bar.show_figures(self._figures(snapshot, shown))
         if status.phase is not before.phase:
             self._on_phase(status)
@@ -92,6 +94,11 @@ class EngineWatch:
         running = [branch for branch in snapshot.branches if branch.running]
         if running:
             self._rate.observe(monotonic(), sum(branch.num_tokens for branch in running))
+
+    def _live(self, snapshot: CacheSnapshot, shown: Shown) -> Live:
+        rate = self._rate.tokens_per_s if snapshot.num_running else None
+        recent = self._history.observe(monotonic(), snapshot, rate)
+        return Live(recent=recent, context_len=_context_tokens(snapshot, shown))
 
     def _figures(self, snapshot: CacheSnapshot | None, shown: Shown) -> StatusFigures:
         return StatusFigures(

@@ -1,16 +1,19 @@
 """An engine that the interface looks at, and whose state and snapshot a test sets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from kvchat.chat import EnginePhase, EngineStatus
 from kvchat.engine.api.ids import BranchId, GroupId
+from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import (
     BranchUsage,
     CacheSnapshot,
     GroupUsage,
     LayerUsage,
+    MovedBytes,
+    OwnerUsage,
     Tier,
     TierUsage,
 )
@@ -85,6 +88,7 @@ def scripted_snapshot(
         num_waiting=0,
         reused_tokens=reused,
         computed_tokens=computed,
+        owners=tuple(_owner(branch, layers) for branch in branches),
         room_tokens=max(0, total_blocks * BLOCK_SIZE - held - kept_tokens),
     )
 
@@ -149,6 +153,11 @@ def _branch(number: int, branch: HeldTokens, layers: Sequence[LayerKind]) -> Bra
     )
 
 
+def _owner(branch: HeldTokens, layers: Sequence[LayerKind]) -> OwnerUsage:
+    """Return the usage of a session with this one branch."""
+    return OwnerUsage(owner=branch.owner, num_branches=1, freed_bytes=_branch(0, branch, layers).own_bytes)
+
+
 @dataclass
 class ScriptedEngine:
     """An engine whose state a test sets. It is loaded unless the test says otherwise."""
@@ -161,6 +170,12 @@ class ScriptedEngine:
     disk_bytes: int | None = 0
     reused: int = 0
     computed: int = 0
+    moved: MovedBytes = field(default_factory=MovedBytes)
+    blocks: dict[InspectionWish, tuple[InspectedBlock, ...]] = field(default_factory=dict)
+    """What is inspected; nothing by default."""
+
+    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+        return self.blocks.get(wish, ())
 
     def status(self) -> EngineStatus:
         error = EngineFailed("the model file is damaged") if self.phase is EnginePhase.FAILED else None
@@ -169,7 +184,7 @@ class ScriptedEngine:
     def snapshot(self) -> CacheSnapshot | None:
         if self.phase is not EnginePhase.READY:
             return None
-        return scripted_snapshot(
+        snapshot = scripted_snapshot(
             tuple(self.held.values()),
             layers=self.layers,
             kept_tokens=self.kept_tokens,
@@ -177,3 +192,4 @@ class ScriptedEngine:
             reused=self.reused,
             computed=self.computed,
         )
+        return replace(snapshot, moved=self.moved)

@@ -111,5 +111,8 @@ class ScriptedVariants:
         self.readings.append(ScriptedReading(text))
         return self.readings[-1]
 
+    def words(self, token_ids: Sequence[int]) -> str:
+        return " ".join(f"w{token_id}" for token_id in token_ids)
+
     def num_tokens(self, text: str) -> int:
         return len(text.split())

@@ -28,6 +28,8 @@ KEYS = (
     ("ctrl+f", "find sessions by title and messages by words", "find"),
     ("f3", "cache panel", "cache"),
     ("f4", "every layer, or alike layers as one row", "layers"),
+    ("f7", "every block: whose, its name, where it is, when it was used", "inspect"),
+    ("f8", "let the cache panel stand still, or follow again", "freeze"),
     ("f5", "go on with an interrupted answer", "go_on"),
     ("ctrl+n", "new conversation", "new"),
     ("ctrl+t", "show or fold reasoning", "reasoning"),
@@ -41,6 +43,7 @@ _LEGEND = (
     ("▓ own", "blocks that one branch holds; closing it frees them"),
     ("░ kept", "blocks that no branch holds, kept for reuse until room is needed"),
     ("· free", "empty blocks"),
+    ("▼ ▲", "bytes have just gone down to a tier, come up from it"),
 )
 
 

@@ -39,6 +39,8 @@ class WindowScreen(DeskScreen):
         Binding("f2", "sessions", "Sessions", id="sessions"),
         Binding("f3", "cache", "Cache", id="cache"),
         Binding("f4", "layers", "Layers", id="layers", show=False),
+        Binding("f7", "inspect", "Blocks", id="inspect", show=False, priority=True),
+        Binding("f8", "freeze", "Stand still", id="freeze", show=False),
         Binding("ctrl+f", "find", "Find", id="find", priority=True),
     ]
 
@@ -112,6 +114,9 @@ class WindowScreen(DeskScreen):
 
     def action_layers(self) -> None:
         self.query_one(CachePanel).toggle_expanded()
+
+    def action_freeze(self) -> None:
+        self.query_one(CachePanel).toggle_frozen()
 
     async def action_page(self, direction: int) -> None:
         """Scroll the conversation by a page; at the top, mount earlier messages."""

@@ -1,5 +1,8 @@
 """The cache panel: live occupancy per tier and per layer, drawn line by line."""
 
+from dataclasses import replace
+from time import strftime
+
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -8,7 +11,8 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.ui.widgets.cache_rows import BranchNames, Look, PanelOptions, Row, panel_rows
+from kvchat.ui.widgets.cache_rows import BranchNames, Live, PanelOptions, panel_rows
+from kvchat.ui.widgets.marks import Look, Row
 
 _WAITING: tuple[Row, ...] = ((("the model is not loaded yet", Look.FAINT),),)
 
@@ -19,6 +23,7 @@ class CachePanel(ScrollView, can_focus=False):
     Attributes:
         rows: what is drawn now.
         is_expanded: whether alike neighbouring layers have a row each.
+        frozen_at: since when it has stood still, by the clock on the wall; empty: it follows the engine.
     """
 
     COMPONENT_CLASSES = {f"cache--{look.value}" for look in Look}
@@ -27,15 +32,25 @@ class CachePanel(ScrollView, can_focus=False):
         super().__init__(id=id)
         self.rows: tuple[Row, ...] = _WAITING
         self.is_expanded = False
+        self.frozen_at = ""
         self._snapshot: CacheSnapshot | None = None
         self._names = BranchNames(of_branches={}, of_sessions={})
+        self._live: Live | None = None
         self._styles: dict[Look, Style] = {}
 
-    def show_snapshot(self, snapshot: CacheSnapshot, names: BranchNames) -> None:
-        """Draw `snapshot` with these names."""
-        if (snapshot, names) == (self._snapshot, self._names):
+    def show_snapshot(self, snapshot: CacheSnapshot, names: BranchNames, live: Live | None = None) -> None:
+        """Draw `snapshot`, unless the panel stands still. `live`: None leaves it as it was."""
+        live = live or self._live
+        if self.frozen_at or (snapshot, names, live) == (self._snapshot, self._names, self._live):
             return
-        self._snapshot, self._names = snapshot, names
+        self._snapshot, self._names, self._live = snapshot, names, live
+        self._compose_rows()
+
+    def toggle_frozen(self) -> None:
+        """Let the panel stand still, or follow the engine again."""
+        self.frozen_at = "" if self.frozen_at else strftime("%H:%M:%S")
+        if self._live is not None:
+            self._live = replace(self._live, frozen_at=self.frozen_at)
         self._compose_rows()
 
     def toggle_expanded(self) -> None:
@@ -72,7 +87,11 @@ class CachePanel(ScrollView, can_focus=False):
         if self._snapshot is None or region.width <= 0:
             return
         options = PanelOptions(
-            width=region.width, max_rows=region.height, expanded=self.is_expanded, names=self._names
+            width=region.width,
+            max_rows=region.height,
+            expanded=self.is_expanded,
+            names=self._names,
+            live=self._live,
         )
         before, self.rows = self.rows, panel_rows(self._snapshot, options)
         self._refresh_changed(before)

@@ -8,33 +8,17 @@ is said, its bar stays short.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import groupby
 from math import ceil
 
 from kvchat.engine.api.ids import BranchId
-from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot, LayerUsage, TierUsage
+from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot, LayerUsage, Tier, TierUsage
 from kvchat.ui.figures import UNKNOWN, bytes_text, count_text, part_text, percent_text, short_count_text
-from kvchat.ui.plain_text import fitted
-
-
-class Look(StrEnum):
-    """What a run of text is; the panel gives each its colour."""
-
-    LABEL = "label"
-    VALUE = "value"
-    FAINT = "faint"
-    HEADING = "heading"
-    OWN = "own"
-    SHARED = "shared"
-    KEPT = "kept"
-    FREE = "free"
-
-
-MARKS = {Look.SHARED: "▒", Look.OWN: "▓", Look.KEPT: "░", Look.FREE: "·"}
-
-Run = tuple[str, Look]
-Row = tuple[Run, ...]
+from kvchat.ui.history import Recent
+from kvchat.ui.plain_text import padded
+from kvchat.ui.widgets.live_rows import history_rows, room_rows
+from kvchat.ui.widgets.marks import MARKS, Look, Row, Run
+from kvchat.ui.widgets.marks import row_text as row_text
 
 _VALUE_WIDTH = 9
 _MIN_BAR_WIDTH = 6
@@ -42,10 +26,14 @@ _MIN_BAR_WIDTH = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow:
-    """Neighbouring layers that are alike, drawn as one row. Counts are blocks of one layer; bytes of all."""
+    """Layers that are alike, drawn as one row. Counts are blocks of one layer; bytes of all.
+
+    Neighbours, unless fewer than `last - first + 1` are meant: then others stand between them.
+    """
 
     first: int
     last: int
+    num_layers: int = 1
     kind: str
     window: int | None
     num_shared: int
@@ -55,8 +43,8 @@ class LayerRow:
     held_bytes: int
 
     @property
-    def num_layers(self) -> int:
-        return self.last - self.first + 1
+    def are_neighbours(self) -> bool:
+        return self.num_layers == self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,31 +62,56 @@ class BranchNames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """What the panel shows besides a snapshot, where it follows an engine.
+
+    Args:
+        context_len: tokens of the conversation on screen.
+        frozen_at: since when, by the clock on the wall, it has stood still; empty: it follows.
+    """
+
+    recent: Recent
+    context_len: int = 0
+    frozen_at: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PanelOptions:
-    """How to draw. `max_rows`: leave out blank rows rather than have more."""
+    """How to draw. `max_rows`: leave out blank rows rather than have more, then let all alike layers share
+    a row, wherever they are.
+    """
 
     width: int
     max_rows: int | None = None
     expanded: bool = False
     names: BranchNames
+    live: Live | None = None
 
 
 def panel_rows(snapshot: CacheSnapshot, options: PanelOptions) -> tuple[Row, ...]:
     """Return the rows of the panel, each at most `options.width` cells wide."""
+    rows = _rows(snapshot, options, layer_rows(snapshot, expanded=options.expanded))
+    if options.max_rows is None or len(rows) <= options.max_rows:
+        return rows
+    close = tuple(row for row in rows if row)
+    if len(close) <= options.max_rows or options.expanded:
+        return close
+    return tuple(row for row in _rows(snapshot, options, gathered_rows(snapshot)) if row)
+
+
+def _rows(snapshot: CacheSnapshot, options: PanelOptions, layers: Sequence[LayerRow]) -> tuple[Row, ...]:
     blank: Row = ()
-    layers = layer_rows(snapshot, expanded=options.expanded)
-    rows = [*_tier_section(snapshot, options.width), blank]
+    live = options.live
+    rows = [*_tier_section(snapshot, options.width, live.recent.moving if live else {}), blank]
     rows += [*_layer_section(layers, snapshot.block_size, options.width), blank, _legend(options.width)]
     if snapshot.branches:
         rows += [blank, *_branch_section(snapshot, options)]
-    rows += [blank, *_totals_section(snapshot, options.width)]
-    if options.max_rows is not None and len(rows) > options.max_rows:
-        rows = [row for row in rows if row is not blank]
-    return tuple(rows)
-
-
-def row_text(row: Row) -> str:
-    return "".join(text for text, _ in row)
+    if live is None:
+        return *rows, blank, *_totals_section(snapshot, options.width)
+    if live.frozen_at:
+        rows[:0] = [((f"stands still since {live.frozen_at}", Look.MOVED),), blank]
+    rows += [blank, _reused_row(snapshot, options.width), *history_rows(live.recent, options.width)]
+    return *rows, blank, *room_rows(snapshot, live.context_len, options.width)
 
 
 def layer_rows(snapshot: CacheSnapshot, *, expanded: bool) -> tuple[LayerRow, ...]:
@@ -108,6 +121,14 @@ def layer_rows(snapshot: CacheSnapshot, *, expanded: bool) -> tuple[LayerRow, ..
     if expanded:
         return tuple(single)
     return tuple(_merged(tuple(rows)) for _, rows in groupby(single, key=_likeness))
+
+
+def gathered_rows(snapshot: CacheSnapshot) -> tuple[LayerRow, ...]:
+    """Return one row for all layers that are alike, neighbours or not, in the order of the first of each."""
+    alike: dict[tuple[object, ...], list[LayerRow]] = {}
+    for row in layer_rows(snapshot, expanded=True):
+        alike.setdefault(_likeness(row), []).append(row)
+    return tuple(_merged(rows) for rows in alike.values())
 
 
 def blocks_per_cell(rows: Sequence[LayerRow], bar_width: int, block_size: int) -> int:
@@ -145,11 +166,12 @@ def _likeness(row: LayerRow) -> tuple[object, ...]:
     return row.kind, row.window, counts, row.held_bytes
 
 
-def _merged(rows: tuple[LayerRow, ...]) -> LayerRow:
+def _merged(rows: Sequence[LayerRow]) -> LayerRow:
     first = rows[0]
     return LayerRow(
         first=first.first,
         last=rows[-1].last,
+        num_layers=len(rows),
         kind=first.kind,
         window=first.window,
         num_shared=first.num_shared,
@@ -188,22 +210,30 @@ def _kind_note(row: LayerRow) -> str:
     return "" if row.kind == "full" else row.kind
 
 
-def _tier_section(snapshot: CacheSnapshot, width: int) -> list[Row]:
-    return [_tier_row(tier, width) for tier in snapshot.tiers]
+def _tier_section(snapshot: CacheSnapshot, width: int, moving: Mapping[Tier, str]) -> list[Row]:
+    return [_tier_row(tier, width, moving.get(tier.tier, "")) for tier in snapshot.tiers]
 
 
-def _tier_row(tier: TierUsage, width: int) -> Row:
-    label = f"{tier.tier.value:<7}"
+def _tier_row(tier: TierUsage, width: int, way: str) -> Row:
+    name = tier.tier.value
+    if not way:
+        return _still_tier_row(tier, width, ((f"{name:<7}", Look.LABEL),))
+    mark = f"{way:<{6 - len(name)}}"
+    return _still_tier_row(tier, width, ((f"{name} ", Look.LABEL), (mark, Look.MOVED)))
+
+
+def _still_tier_row(tier: TierUsage, width: int, label_runs: tuple[Run, ...]) -> Row:
+    label = "".join(text for text, _ in label_runs)
     held_bytes = tier.used_bytes + tier.cached_bytes
     if not tier.total_bytes:
         note = "no limit" if tier.total_bytes is None else "not used"
         value = bytes_text(held_bytes).rjust(width - len(label) - len(note))
-        return (label, Look.LABEL), (note, Look.FAINT), (value if held_bytes else "", Look.VALUE)
+        return *label_runs, (note, Look.FAINT), (value if held_bytes else "", Look.VALUE)
     value = part_text(held_bytes, tier.total_bytes)
     bar_width = max(_MIN_BAR_WIDTH, width - len(label) - 16)
     bar = _share_bar((tier.used_bytes, tier.cached_bytes), tier.total_bytes, bar_width)
     gap = max(1, width - len(label) - bar_width - len(value))
-    return (label, Look.LABEL), *bar, (" " * gap, Look.FAINT), (value, Look.VALUE)
+    return *label_runs, *bar, (" " * gap, Look.FAINT), (value, Look.VALUE)
 
 
 def _share_bar(parts: tuple[int, int], total: int, width: int) -> tuple[Run, ...]:
@@ -244,6 +274,8 @@ def _layer_label(row: LayerRow, digits: int) -> str:
     first = f"L{row.first:0{digits}}"
     if row.num_layers == 1:
         return first
+    if not row.are_neighbours:
+        return f"{first}… ×{row.num_layers}"
     return f"{first}-L{row.last:0{digits}} ×{row.num_layers}"
 
 
@@ -254,7 +286,7 @@ def _layer_bar(row: LayerRow, bar_width: int, scale: int, block_size: int) -> tu
     note = _kind_note(row)
     if note:
         num_free = _window_cells(row, scale, block_size) - _held_cells(row, scale)
-        runs = (*held, (MARKS[Look.FREE] * num_free, Look.FREE), (f" {note} ", Look.FAINT), *kept)
+        runs = (*held, (MARKS[Look.FREE] * num_free, Look.FREE), (f" {note} ", Look.DIFFERENT), *kept)
     else:
         num_free = min(bar_width, _cells(row.num_total, scale)) - _width((*held, *kept))
         runs = (*held, *kept, (MARKS[Look.FREE] * num_free, Look.FREE))
@@ -284,30 +316,39 @@ def _legend(width: int) -> Row:
 
 def _branch_section(snapshot: CacheSnapshot, options: PanelOptions) -> list[Row]:
     rows: list[Row] = [(("branches on the device", Look.HEADING),)]
-    return rows + [_branch_row(branch, options) for branch in snapshot.branches]
+    are_shared = any(branch.shared_bytes for branch in snapshot.branches)
+    return rows + [_branch_row(branch, options, are_shared=are_shared) for branch in snapshot.branches]
 
 
-def _branch_row(branch: BranchUsage, options: PanelOptions) -> Row:
-    """Return a branch with its tokens and what closing it would free (own) or leave (shared)."""
+def _branch_row(branch: BranchUsage, options: PanelOptions, *, are_shared: bool) -> Row:
+    """Return a branch with what closing it would leave (shared), where any has that, and free (own)."""
     mark = "▸ " if branch.running else "● " if branch.branch == options.names.active else "  "
     own = f"{bytes_text(branch.own_bytes):>8}"
     shared = f"{bytes_text(branch.shared_bytes):>8}" if branch.shared_bytes else " " * 8
-    room = max(4, options.width - len(mark) - 2 * (_VALUE_WIDTH + 2))
-    title = fitted(options.names.name_of(branch), room).ljust(room)
-    return (
-        (mark + title, Look.LABEL),
+    room = max(4, options.width - len(mark) - (1 + are_shared) * (_VALUE_WIDTH + 2))
+    title = padded(options.names.name_of(branch), room)
+    shares: tuple[Run, ...] = (
         (f" {MARKS[Look.SHARED] if branch.shared_bytes else ' '} ", Look.SHARED),
         (shared, Look.VALUE),
+    )
+    return (
+        (mark + title, Look.LABEL),
+        *(shares if are_shared else ()),
         (f" {MARKS[Look.OWN]} ", Look.OWN),
         (own, Look.VALUE),
     )
 
 
 def _totals_section(snapshot: CacheSnapshot, width: int) -> list[Row]:
+    room = _total("room left", f"{count_text(snapshot.room_tokens)} tokens", width)
+    return [_reused_row(snapshot, width), room]
+
+
+def _reused_row(snapshot: CacheSnapshot, width: int) -> Row:
     reused, asked = snapshot.reused_tokens, snapshot.reused_tokens + snapshot.computed_tokens
     of_asked = f"{short_count_text(reused)} of {short_count_text(asked)}"
-    lines = (
-        ("reused", f"{of_asked} · {percent_text(reused, asked)}"),
-        ("room left", f"{count_text(snapshot.room_tokens)} tokens"),
-    )
-    return [((label, Look.FAINT), (value.rjust(width - len(label)), Look.VALUE)) for label, value in lines]
+    return _total("reused", f"{of_asked} · {percent_text(reused, asked)}", width)
+
+
+def _total(label: str, value: str, width: int) -> Row:
+    return (label, Look.FAINT), (value.rjust(width - len(label)), Look.VALUE)

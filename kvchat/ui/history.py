@@ -1,0 +1,79 @@
+"""What the cache did of late: speed and reuse over time, and what moves between tiers right now."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvchat.engine.api.snapshot import CacheSnapshot, MovedBytes, Tier
+
+LENGTH = 60
+"""Samples that are remembered of each sort."""
+RATE_INTERVAL_S = 0.5
+SHOWN_S = 1.5
+"""How long a move is shown after it was seen."""
+
+ARRIVING = "▼"
+LEAVING = "▲"
+BOTH = "⇅"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recent:
+    """What is shown of the past.
+
+    Args:
+        rates: tokens per second, twice a second while anything was written; oldest first.
+        reuses: of each request the share of its prompt that was reused.
+        moving: for each slower tier that bytes go to or come from, which way: down to it or up from it.
+    """
+
+    rates: tuple[float, ...] = ()
+    reuses: tuple[float, ...] = ()
+    moving: Mapping[Tier, str] = field(default_factory=dict)
+
+
+class History:
+    """Remembers the last samples. Cheap: called with every look at the engine."""
+
+    def __init__(self) -> None:
+        self._rates: deque[float] = deque(maxlen=LENGTH)
+        self._reuses: deque[float] = deque(maxlen=LENGTH)
+        self._rated_s = float("-inf")
+        self._counts: tuple[int, int] | None = None
+        self._moved: MovedBytes | None = None
+        self._seen_s: dict[tuple[Tier, str], float] = {}
+
+    def observe(self, now_s: float, snapshot: CacheSnapshot, rate: float | None) -> Recent:
+        """Note the cache's state and return what to show. `rate`: tokens per second, None: nothing runs."""
+        if rate is not None and now_s - self._rated_s >= RATE_INTERVAL_S:
+            self._rated_s = now_s
+            self._rates.append(rate)
+        self._observe_reuse(snapshot)
+        self._observe_moves(now_s, snapshot.moved)
+        return Recent(rates=tuple(self._rates), reuses=tuple(self._reuses), moving=self._moving(now_s))
+
+    def _observe_reuse(self, snapshot: CacheSnapshot) -> None:
+        counts = snapshot.reused_tokens, snapshot.computed_tokens
+        before, self._counts = self._counts or (0, 0), counts
+        reused, computed = counts[0] - before[0], counts[1] - before[1]
+        if reused >= 0 and computed >= 0 and reused + computed:  # less than before: another engine
+            self._reuses.append(reused / (reused + computed))
+
+    def _observe_moves(self, now_s: float, moved: MovedBytes) -> None:
+        before, self._moved = self._moved or moved, moved
+        ways = (
+            (Tier.HOST, ARRIVING, moved.to_host - before.to_host),
+            (Tier.HOST, LEAVING, moved.from_host - before.from_host),
+            (Tier.DISK, ARRIVING, moved.to_disk - before.to_disk),
+            (Tier.DISK, LEAVING, moved.from_disk - before.from_disk),
+        )
+        for tier, way, num_bytes in ways:
+            if num_bytes > 0:
+                self._seen_s[tier, way] = now_s
+
+    def _moving(self, now_s: float) -> dict[Tier, str]:
+        moving: dict[Tier, str] = {}
+        for (tier, way), seen_s in self._seen_s.items():
+            if now_s - seen_s < SHOWN_S:
+                moving[tier] = BOTH if tier in moving else way
+        return moving

@@ -1,0 +1,28 @@
+"""What rows of the cache's displays are made of: runs of text that say what they are."""
+
+from enum import StrEnum
+
+
+class Look(StrEnum):
+    """What a run of text is; a display gives each its colour."""
+
+    LABEL = "label"
+    VALUE = "value"
+    FAINT = "faint"
+    HEADING = "heading"
+    OWN = "own"
+    SHARED = "shared"
+    KEPT = "kept"
+    FREE = "free"
+    DIFFERENT = "different"
+    MOVED = "moved"
+
+
+MARKS = {Look.SHARED: "▒", Look.OWN: "▓", Look.KEPT: "░", Look.FREE: "·"}
+
+Run = tuple[str, Look]
+Row = tuple[Run, ...]
+
+
+def row_text(row: Row) -> str:
+    return "".join(text for text, _ in row)

@@ -1,0 +1,137 @@
+"""The inspector on the screen: whose blocks, which block, standing still, in small terminals too."""
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat import EnginePhase
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.inspection import InspectionWish
+from kvchat.engine.api.snapshot import MovedBytes, Tier
+from kvchat.ui.screens.inspector import InspectorScreen
+from kvchat.ui.widgets.block_table import BlockTable
+from tests.ui.harness import Window, window
+from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
+from tests.ui.widgets.test_block_rows import block, place
+
+pytestmark = pytest.mark.tui
+
+FIRST, SECOND = InspectionWish(branch=BranchId(0)), InspectionWish(branch=BranchId(1))
+
+
+def engine_with_blocks() -> ScriptedEngine:
+    engine = ScriptedEngine(
+        held={
+            "a": HeldTokens(owner="Trip to Oslo", num_tokens=640),
+            "b": HeldTokens(owner="Proof reading", num_tokens=64),
+        }
+    )
+    engine.blocks = {
+        FIRST: tuple(block(number, place(Tier.DEVICE, holders=1)) for number in range(2000)),
+        SECOND: (block(7, place(Tier.HOST, stored=True)),),
+    }
+    return engine
+
+
+async def opened(shown: Window) -> None:
+    await shown.until_shown("one cell =")
+    await shown.pilot.press("f7")
+    await shown.until(lambda: isinstance(shown.app.screen, InspectorScreen))
+
+
+async def test_it_shows_the_blocks_of_a_session_and_of_the_next(tmp_path: Path) -> None:
+    async with window(tmp_path, engine=engine_with_blocks()) as shown:
+        await opened(shown)
+        await shown.until_shown("blocks of Proof reading: 1")
+        assert "host+disk" in shown.text
+        assert "07" * 32 in shown.text
+        await shown.pilot.press("right")
+        await shown.until_shown("blocks of Trip to Oslo: 2000")
+        await shown.until_shown("64–127")
+        await shown.pilot.press("tab")
+        await shown.until_shown("blocks of kept for nobody: 0")
+        await shown.pilot.press("left", "left", "escape")
+        await shown.until_gone("blocks of")
+        assert shown.screen.prompt.has_focus
+
+
+async def test_keys_go_through_thousands_of_blocks_and_tell_all_of_the_chosen_one(tmp_path: Path) -> None:
+    async with window(tmp_path, engine=engine_with_blocks()) as shown:
+        await opened(shown)
+        await shown.pilot.press("right")
+        await shown.until_shown("blocks of Trip to Oslo: 2000")
+        await shown.pilot.press("down", "down", "up")
+        await shown.until_shown("01" * 32)
+        await shown.pilot.press("end")
+        await shown.until_shown("127,936–127,999")
+        assert shown.app.screen.query_one(BlockTable).chosen == 1999
+        await shown.pilot.press("pageup")
+        await shown.until(lambda: shown.app.screen.query_one(BlockTable).chosen < 1999)
+        await shown.pilot.press("home")
+        await shown.until_shown("00" * 32)
+
+
+async def test_a_block_that_moves_is_seen_and_nothing_changes_while_it_stands_still(tmp_path: Path) -> None:
+    engine = engine_with_blocks()
+    async with window(tmp_path, engine=engine) as shown:
+        await opened(shown)
+        await shown.until_shown("host+disk")
+        engine.blocks[SECOND] = (block(7, place(Tier.DEVICE, holders=1)),)
+        await shown.until_gone("host+disk")
+        await shown.until(lambda: shown.app.screen.query_one(BlockTable)._moved == {7 * 64})
+        await shown.until(lambda: not shown.app.screen.query_one(BlockTable)._moved)
+        await shown.pilot.press("f")
+        await shown.until_shown("stands still since")
+        engine.blocks[SECOND] = (block(9, place(Tier.DISK)),)
+        await shown.pilot.pause(1.2)
+        assert "09" * 32 not in shown.text
+        await shown.pilot.press("f")
+        await shown.until_shown("09" * 32)
+
+
+async def test_it_says_that_there_is_no_model_yet_and_follows_when_there_is(tmp_path: Path) -> None:
+    engine = engine_with_blocks()
+    engine.phase = EnginePhase.LOADING
+    async with window(tmp_path, engine=engine) as shown:
+        await shown.say("/cache blocks")
+        await shown.until_shown("the model is not loaded yet")
+        engine.phase = EnginePhase.READY
+        await shown.until_shown("blocks of Proof reading: 1")
+
+
+async def test_80_by_24_shows_sessions_blocks_and_the_chosen_one_in_full(tmp_path: Path) -> None:
+    async with window(tmp_path, engine=engine_with_blocks(), size=(80, 24)) as shown:
+        await shown.pilot.press("f7")
+        await shown.until_shown("blocks of Proof reading: 1")
+        await shown.pilot.press("right")
+        await shown.until_shown("blocks of Trip to Oslo: 2000")
+        lines = shown.text.splitlines()
+        assert all(len(line) <= 80 for line in lines)
+        assert sum("device" in line and "×1" in line for line in lines) >= 8
+        assert "closing" in shown.text
+        assert "00" * 32 in shown.text
+        assert "esc closes" in lines[-1]
+
+
+async def test_the_panel_stands_still_at_f8_and_goes_on(tmp_path: Path) -> None:
+    engine = ScriptedEngine(held={"a": HeldTokens(owner="s", num_tokens=1000)})
+    async with window(tmp_path, engine=engine) as shown:
+        await shown.until_shown("one cell =")
+        await shown.pilot.press("f8")
+        await shown.until_shown("stands still since")
+        engine.reused, engine.computed = 70, 30
+        await shown.pilot.pause(1.2)
+        assert "70 of 100" not in shown.text
+        await shown.say("/cache freeze")
+        await shown.until_shown("70 of 100")
+        assert "stands still" not in shown.text
+
+
+async def test_bytes_that_go_to_disk_are_shown_for_a_moment(tmp_path: Path) -> None:
+    engine = ScriptedEngine(disk_bytes=1 << 20)
+    async with window(tmp_path, engine=engine) as shown:
+        await shown.until_shown("disk ")
+        assert "disk ▼" not in shown.text
+        engine.moved = MovedBytes(to_disk=1 << 20)
+        await shown.until_shown("disk ▼")
+        await shown.until_gone("disk ▼")
