@@ -5,11 +5,11 @@ runs with torch absent, and the session only through the store and the template.
 first: token ids and text reach the database before they are yielded.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from shlex import quote
 
+from kvchat import prices
 from kvchat.client import EngineClient as EngineClient
 from kvchat.client import RequestHandle as RequestHandle
 from kvchat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, Undo
@@ -24,21 +24,17 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.status import EnginePhase as EnginePhase
 from kvchat.engine.api.status import EngineStatus as EngineStatus
 from kvchat.errors import KvchatError, StorageError, UsageError
+from kvchat.notices import notices_of
 from kvchat.revision import Revision as Revision
-from kvchat.revision import context_ids, plan_drop, plan_undo, to_last_question
+from kvchat.revision import plan_drop, plan_undo, split_at, to_last_question
 from kvchat.session import prompts, repair
 from kvchat.session.miss import Explanation as Explanation
 from kvchat.session.miss import explain, with_text
 from kvchat.session.own_blocks import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
-from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Turn, TurnId, path_token_ids
+from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Turn, TurnId
 from kvchat.variants.service import Variants as Variants
-
-_NOT_VERIFIED = (
-    "the KV of this session was imported and not all of it is verified, so no other session shares it; "
-    "`kvchat sessions verify --all {}` computes it again"
-)
 
 
 class Chat:
@@ -224,22 +220,8 @@ class Chat:
         return plan if plan.anew else self.plan_undo(conversation)
 
     def revision_cost(self, conversation: Conversation, revision: Revision) -> EditCost:
-        """Return exactly what a course costs at this moment, and change nothing. Waits for the engine.
-
-        Nothing is computed before the next message is sent; `computed_tokens` come before its own then.
-        """
-        session = conversation.session
-        ids = context_ids(self.template, session, revision.path)
-        # A prompt is never reused to its last token, so one more stands for the next message.
-        namespace = namespace_of(session, revision.path)
-        probed = self.engine.reusable_len((*ids, ids[-1]), namespace) if ids else 0
-        reused = min(probed, len(ids))
-        return EditCost(
-            reused_tokens=reused,
-            computed_tokens=len(ids) - reused,
-            left_turns=len(revision.left),
-            left_tokens=_num_tokens(revision.left),
-        )
+        """Return exactly what a course costs at this moment; see `prices.of_revision`."""
+        return prices.of_revision(self.engine, self.template, conversation.session, revision)
 
     def revise(self, conversation: Conversation, revision: Revision) -> None:
         """Go on along another course. The old one stays on a branch.
@@ -278,14 +260,7 @@ class Chat:
 
     def notices(self, conversation: Conversation) -> tuple[str, ...]:
         """Return what a person should know of this conversation: of its KV, and of the model's template."""
-        history = prompts.history(conversation.session, conversation.turns)
-        rewrite = self.template.history_rewrite(history)
-        found = self.template.warnings + (() if rewrite is None else (str(rewrite),))
-        if (words := _adapter_words(conversation, self.adapter)) is not None:
-            found = (words, *found)
-        if not conversation.session.namespace:
-            return found
-        return (_NOT_VERIFIED.format(conversation.session.id), *found)
+        return notices_of(conversation, self.template, self.adapter)
 
     # Answers
 
@@ -304,24 +279,14 @@ class Chat:
             yield from self._edit(conversation, turn_id, text, sampling)
 
     def edit_cost(self, conversation: Conversation, turn_id: TurnId, text: str) -> EditCost:
-        """Return exactly what `edit` would cost at this moment, and change nothing. Waits for the engine.
+        """Return exactly what `edit` would cost at this moment; see `prices.of_edit`.
 
         Raises:
             UsageError: the turn is no message of the person on this branch, or `text` is empty.
         """
         _refuse_empty(text)
-        path, left = _split_at(conversation.turns, turn_id)
-        question = prompts.question(self.template, conversation.session, path, text)
-        prompt = path_token_ids((*path, question))
-        assert prompt is not None, "a question that starts over needs no ids before it"
-        namespace = namespace_of(conversation.session, path, len(prompt))
-        reused = self.engine.reusable_len(prompt, namespace)
-        return EditCost(
-            reused_tokens=reused,
-            computed_tokens=len(prompt) - reused,
-            left_turns=len(left),
-            left_tokens=_num_tokens(left),
-        )
+        path, left = split_at(conversation.turns, turn_id)
+        return prices.of_edit(self.engine, self.template, conversation.session, path, left, text)
 
     def retry(
         self, conversation: Conversation, sampling: SamplingParams | None = None
@@ -371,7 +336,7 @@ class Chat:
     def _edit(
         self, conversation: Conversation, turn_id: TurnId, text: str, sampling: SamplingParams | None
     ) -> Iterator[ChatEvent]:
-        path, _ = _split_at(conversation.turns, turn_id)
+        path, _ = split_at(conversation.turns, turn_id)
         undo = self._branch_off(conversation, path)
         yield from self._ask(conversation, text, sampling, undo)
 
@@ -416,35 +381,10 @@ class Chat:
         yield from self._answering.run(conversation, question, sampling or self.sampling, take_back)
 
 
-def _num_tokens(turns: Iterable[Turn]) -> int:
-    return sum(len(turn.token_ids or ()) for turn in turns)
-
-
 def _refuse_empty(text: str) -> None:
     if not text.strip():
         raise UsageError("the message is empty; write something to send")
 
 
-def _split_at(path: tuple[Turn, ...], turn_id: TurnId) -> tuple[tuple[Turn, ...], tuple[Turn, ...]]:
-    """Return what comes before a question, and the rest of its path."""
-    for at, turn in enumerate(path):
-        if turn.id == turn_id and turn.role is Role.USER:
-            return path[:at], path[at:]
-    raise UsageError("only a message of yours on this branch can be edited")
-
-
 def _outcome(turn: Turn) -> Outcome:
     return Outcome(finish=turn.finish, usage=turn.usage, loaded=turn.loaded, timings=turn.timings)
-
-
-def _adapter_words(conversation: Conversation, adapter: str) -> str | None:
-    """Say how the weights differ from those that a conversation was computed with, by their adapter."""
-    session = conversation.session
-    if session.adapter == adapter or not any(turn.fingerprint for turn in conversation.turns):
-        return None
-    was, here = (f"the adapter {name}" if name else "no adapter" for name in (session.adapter, adapter))
-    how = f"--adapter {quote(session.adapter or 'none')}"
-    return (
-        f"It was computed with {was}, and here is {here}: its KV is computed again, and answers may differ."
-        f" To go on as before: kvchat {session.id} {how}"
-    )

@@ -63,6 +63,18 @@ def to_last_question(path: tuple[Turn, ...]) -> tuple[Turn, ...]:
     raise UsageError("there is no question to answer yet; send a message first")
 
 
+def split_at(path: tuple[Turn, ...], question_id: TurnId) -> tuple[tuple[Turn, ...], tuple[Turn, ...]]:
+    """Return what comes before a question, and the rest of its path.
+
+    Raises:
+        UsageError: it is no question of this path.
+    """
+    for at, turn in enumerate(path):
+        if turn.id == question_id and turn.role is Role.USER:
+            return path[:at], path[at:]
+    raise UsageError("only a message of yours on this branch can be edited")
+
+
 def plan_undo(turns: tuple[Turn, ...], num: int, stays_on: BranchName) -> Revision:
     """Return the course that ends before the last `num` questions.
 

@@ -1,0 +1,41 @@
+"""What a person should know of a conversation before going on with it: of its KV, and of the template."""
+
+from shlex import quote
+
+from kvchat.conversation import Conversation
+from kvchat.session import prompts
+from kvchat.session.template import ChatTemplate
+
+_NOT_VERIFIED = (
+    "the KV of this session was imported and not all of it is verified, so no other session shares it; "
+    "`kvchat sessions verify --all {}` computes it again"
+)
+
+
+def notices_of(conversation: Conversation, template: ChatTemplate, adapter: str) -> tuple[str, ...]:
+    """Return the sentences to show.
+
+    Args:
+        adapter: the directory of the LoRA that the engine is loaded with; empty for none.
+    """
+    history = prompts.history(conversation.session, conversation.turns)
+    rewrite = template.history_rewrite(history)
+    found = template.warnings + (() if rewrite is None else (str(rewrite),))
+    if (words := _adapter_words(conversation, adapter)) is not None:
+        found = (words, *found)
+    if not conversation.session.namespace:
+        return found
+    return (_NOT_VERIFIED.format(conversation.session.id), *found)
+
+
+def _adapter_words(conversation: Conversation, adapter: str) -> str | None:
+    """Say how the weights differ from those that a conversation was computed with, by their adapter."""
+    session = conversation.session
+    if session.adapter == adapter or not any(turn.fingerprint for turn in conversation.turns):
+        return None
+    was, here = (f"the adapter {name}" if name else "no adapter" for name in (session.adapter, adapter))
+    how = f"--adapter {quote(session.adapter or 'none')}"
+    return (
+        f"It was computed with {was}, and here is {here}: its KV is computed again, and answers may differ."
+        f" To go on as before: kvchat {session.id} {how}"
+    )
