@@ -20,6 +20,7 @@ from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import latent_attention
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.latent_record import store_records
+from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.store_kv import store_kv
 
 
@@ -75,6 +76,7 @@ class LatentAttention:
             k_up=projection.k_up,
             v_up=projection.v_up,
             record=record,
+            prepared=step.prepared if isinstance(step.prepared, StepTables) else None,
         )
         return latent_attention(query, pool.keys, args)
 

@@ -44,6 +44,7 @@ ATTENTION_CASES = {
 OTHER_CASES = (
     "latent",
     "latent neighbours",
+    "latent padding",
     "padding",
     "recorded step",
     "records",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import reference as latent_reference
+from kvchat.engine.kernels.latent_attention import table_ops as latent_table_ops
 from kvchat.engine.kernels.latent_attention import torch_ops as latent_ops
 from kvchat.engine.kernels.latent_attention import triton as latent_triton
 from kvchat.engine.kernels.latent_record import reference as record_reference
@@ -39,7 +40,7 @@ from kvchat.engine.kernels.store_kv import reference as store_reference
 from kvchat.engine.kernels.store_kv import triton as store_triton
 from tests.engine.kernels.attention_cases import Case, Shape, make_case
 from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, LENGTHS, OTHER_CASES
-from tests.engine.kernels.test_latent_attention import make_problem, packed, single
+from tests.engine.kernels.test_latent_attention import Problem, make_problem, packed, single
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
 
@@ -93,6 +94,7 @@ def store_records_error() -> float:
         rope_keys = torch.randn(40, rope_dim, generator=generator).bfloat16().to(dtype)
         pool = torch.randint(0, 256, (6, 1, 9, record.num_bytes), dtype=torch.uint8, generator=generator)
         wanted, slots = pool.clone(), torch.randperm(54, generator=generator)[:40]
+        slots[7:9] = torch.tensor([54, 2**31 // record.num_bytes])  # of rows that only fill a batch up
         record_reference.store_records(latents, rope_keys, wanted, slots, record)
         padding = record.num_bytes - record.rope_at - 2 * rope_dim
         aside = rope_keys.repeat_interleave(2, dim=1)[:, ::2]  # the same, not in a row
@@ -145,6 +147,33 @@ def latent_neighbours_error() -> float:
     return 0.0
 
 
+def latent_padding_error() -> float:
+    """Latents through tables alone, exact and as records: empty rows and wider tables change no bit,
+    and the plain operations that stand in compute the same.
+    """
+    latent_triton.PART_LEN = 32
+    latent_triton.has_e4m3 = lambda pool: True
+    worst = 0.0
+    for problem in (single(singles()), packed(singles(), torch.float32)):
+        query, pool, args = problem
+        known = step_tables(args.spans, lambda _: 0)
+        absorbed = latent_ops._absorb(query, args)
+        wanted = latent_triton.mean_latents(absorbed, pool, args, args.spans)
+        more = torch.cat([absorbed, torch.full_like(absorbed[:3], float("nan"))])
+        for most_visible in (130, 1000):
+            tables = filled_up(known, len(more), most_visible)
+            got = latent_triton.table_mean_latents(more, pool, args, tables)
+            if not torch.equal(got[: len(wanted)], wanted) or got[len(wanted) :].any():
+                return float("inf")
+        plain = latent_table_ops.mean_latents(absorbed, pool, args, known)
+        worst = max(worst, _error(plain, wanted) / TOLERANCE[torch.float32])
+    return worst
+
+
+def singles() -> Problem:
+    return make_problem([(length - 1, 1) for length in LENGTHS], value_scale=3.0)
+
+
 def padding_error() -> float:
     """Rows without a query, wider tables and room for more parts change no bit; infinite if they do."""
     attention_triton.PART_LEN = 32
@@ -161,7 +190,10 @@ def padding_error() -> float:
 
 def padded(case: Case, num_rows: int, most_visible: int) -> StepTables:
     """Return the tables of a case whose queries stand alone, filled up to so many rows; poisoned behind."""
-    known = step_tables(case.args.spans, case.args.first_visible)
+    return filled_up(step_tables(case.args.spans, case.args.first_visible), num_rows, most_visible)
+
+
+def filled_up(known: StepTables, num_rows: int, most_visible: int) -> StepTables:
     num = len(known.singles)
 
     def filled(numbers: Tensor, value: int) -> Tensor:
@@ -287,6 +319,7 @@ def _error(got: Tensor, wanted: Tensor) -> float:
 CHECKS: dict[str, Callable[[], float]] = {
     "latent": latent_error,
     "latent neighbours": latent_neighbours_error,
+    "latent padding": latent_padding_error,
     "padding": padding_error,
     "recorded step": recorded_step_error,
     "records": records_error,

@@ -97,7 +97,7 @@ def compile_latents(capability: int, num_heads: int, *, record: Fp8Record | None
         pools = {"pool": "*i8" if by_bits else "*fp8e4nv", "pool_f32": "*fp32", "pool_bf16": "*bf16"}
         types = {"query": f"*{dtype}"} | pools
     types |= {"parts": "*fp32", "lse": "*fp32", "counts": "*i32", "softmax_scale": "fp32"}
-    types |= {"tiles": "*i32", "sequences": "*i32", "tables": "*i32"}
+    types |= dict.fromkeys(("tiles", "q_starts", "q_lens", "positions", "tables"), "*i32")
     constants = latent.constants(num_heads, 512, 64, 64) | latent.record_constants(record, by_bits)
     return compile_kernel(
         latent._attend,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvchat.engine.kernels.fp8_record import Fp8Record
-from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan, StepTables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class LatentArgs:
         k_up: from a latent to the keys of all heads [H, d_n, R].
         v_up: from a latent to the values of all heads [H, d_v, R].
         record: how the pool's bytes are read; None: its rows are numbers.
+        prepared: the same sequences as tensors, where a step has made that for all its layers; alone where a
+            step is recorded: there are no spans.
     """
 
     spans: Sequence[SequenceSpan]
@@ -26,3 +28,4 @@ class LatentArgs:
     k_up: Tensor
     v_up: Tensor
     record: Fp8Record | None = None
+    prepared: StepTables | None = None

@@ -9,6 +9,8 @@ of the rope key, d_v of values, N blocks, P block size.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +30,14 @@ MOST_ROWS = 2048
 
 Slice = tuple[Tensor, Tensor]
 """Keys [B, s, D] and values [B, s, D_v] of a slice."""
-MeanLatents = Callable[[Tensor, Tensor, LatentArgs, Sequence[SequenceSpan]], Tensor]
+
+
+class MeanLatents(Protocol):
+    """Computes what `mean_latents` does."""
+
+    def __call__(
+        self, query: Tensor, pool: Tensor, args: LatentArgs, spans: Sequence[SequenceSpan]
+    ) -> Tensor: ...
 
 
 def latent_attention(
@@ -43,15 +52,24 @@ def latent_attention(
     few = [span for span in args.spans if span.q_end - span.q_start < FEWEST_TO_EXPAND]
     if few:
         rows = torch.cat([torch.arange(span.q_start, span.q_end, device=query.device) for span in few])
-        absorbed = _absorb(query if len(rows) == len(query) else query[rows], args)
-        mean = (attend or mean_latents)(absorbed, pool, args, few)
-        out[rows] = torch.bmm(mean.to(out.dtype).transpose(0, 1), args.v_up.transpose(1, 2)).transpose(0, 1)
+        mean = partial(attend or mean_latents, pool=pool, args=args, spans=few)
+        out[rows] = in_latent_space(query if len(rows) == len(query) else query[rows], args, mean)
     for span in args.spans:
         if span.q_end - span.q_start >= FEWEST_TO_EXPAND:
             out[span.q_start : span.q_end] = _attend_expanded(
                 query[span.q_start : span.q_end], pool, args, span
             ).to(out.dtype)
     return out
+
+
+def in_latent_space(query: Tensor, args: LatentArgs, mean: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return attention of queries [T, H, d_n + d_r] as [T, H, d_v].
+
+    Args:
+        mean: queries of the latent space [T, H, R + d_r] → mean latents [T, H, R].
+    """
+    found = mean(_absorb(query, args)).to(query.dtype)
+    return torch.bmm(found.transpose(0, 1), args.v_up.transpose(1, 2)).transpose(0, 1)
 
 
 def _absorb(query: Tensor, args: LatentArgs) -> Tensor:

@@ -8,19 +8,22 @@ the rope key, N blocks, P block size, B sequences, S parts, M tiles.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvchat.engine.kernels.device import has_e4m3, upload
+from kvchat.engine.kernels.device import has_e4m3
 from kvchat.engine.kernels.fp8_record import TILE, Fp8Record
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.merge_lse.triton import merge_lse
-from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-from kvchat.engine.kernels.paged_attention.step_tables import padded_tables
+from kvchat.engine.kernels.online_softmax.triton import LOG2E, count_parts, keys_of_part, store_lse, take_in
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan, StepTables
+from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.tiling import HALF, Tiling
 
 PART_LEN = 256
@@ -47,19 +50,36 @@ def record_tiling(num_heads: int, element_size: int, by_bits: bool) -> Tiling:
 
 def mean_latents(query: Tensor, pool: Tensor, args: LatentArgs, spans: Sequence[SequenceSpan]) -> Tensor:
     """Return what the plain torch function of this name returns; see there for arguments."""
+    tables = args.prepared
+    if tables is None or len(spans) < len(args.spans):
+        ends = accumulate(span.q_end - span.q_start for span in spans)
+        rows = zip(spans, ends, strict=True)
+        tables = step_tables(
+            [replace(span, q_start=end - span.q_end + span.q_start, q_end=end) for span, end in rows],
+            lambda _: 0,
+        )
+    most_visible = max(span.position + span.q_end - span.q_start for span in spans)
+    return table_mean_latents(query, pool, args, replace(tables, most_visible=most_visible))
+
+
+def table_mean_latents(query: Tensor, pool: Tensor, args: LatentArgs, tables: StepTables) -> Tensor:
+    """Do the same for sequences that are tensors.
+
+    Args:
+        query: [T', H, R + d_r]; rows of the sequences in `tables`, where these say.
+    """
     num_tokens, num_heads, dim = query.shape
     rank = args.k_up.shape[2]
     device = query.device
     by_bits = args.record is not None and not has_e4m3(pool)
     choose = tiling if args.record is None else partial(record_tiling, by_bits=by_bits)
     tiles_of = choose(num_heads, query.element_size())
-    sequences, tables, tiles = _metadata(spans, num_heads, tiles_of.block_m, device)
-    most_visible = max(span.position + span.q_end - span.q_start for span in spans)
-    most_parts = min(MOST_PARTS, -(-most_visible // PART_LEN))
+    tiles = tables.head_tiles(num_heads, tiles_of.block_m)
+    most_parts = min(MOST_PARTS, -(-tables.most_visible // PART_LEN))
     num_rows = num_tokens * num_heads
     parts = torch.empty(num_rows, most_parts, rank, dtype=torch.float32, device=device)
     lse = torch.empty(num_rows, most_parts, dtype=torch.float32, device=device)
-    counts = torch.empty(num_rows, dtype=torch.int32, device=device)
+    counts = torch.zeros(num_rows, dtype=torch.int32, device=device)  # rows may have no query
     _attend[(tiles.shape[0], most_parts)](
         query.contiguous(),
         *_views(pool, args.record, by_bits),
@@ -67,11 +87,13 @@ def mean_latents(query: Tensor, pool: Tensor, args: LatentArgs, spans: Sequence[
         lse,
         counts,
         tiles,
-        sequences,
-        tables,
+        tables.q_starts,
+        tables.q_lens,
+        tables.positions,
+        tables.tables,
         args.softmax_scale,
         most_parts,
-        tables.stride(0),
+        tables.tables.stride(0),
         pool.stride(0),
         pool.stride(2),
         **constants(num_heads, rank, dim - rank, pool.shape[2]),
@@ -118,23 +140,34 @@ def _views(pool: Tensor, record: Fp8Record | None, by_bits: bool) -> tuple[Tenso
     return latents, pool.view(torch.float32), pool.view(torch.bfloat16)
 
 
-def _metadata(
-    spans: Sequence[SequenceSpan], num_heads: int, block_m: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, all int32: first row, queries and position of each sequence [B, 3]; padded block tables [B, n];
-    and sequence and first row of each tile [M, 2].
-    """
-    rows, tiles, row = [], [], 0
-    for number, span in enumerate(spans):
-        num_queries = span.q_end - span.q_start
-        rows.append([row, num_queries, span.position])
-        tiles += [[number, start] for start in range(0, num_queries * num_heads, block_m)]
-        row += num_queries
-    return (
-        upload(rows, device),
-        padded_tables(spans),
-        upload(tiles, device),
-    )
+@triton.jit
+def _latents(
+    pool,
+    scales_pool,
+    n_at,
+    there,
+    dtype: tl.constexpr,
+    RANK: tl.constexpr,
+    TILE: tl.constexpr,
+    SCALES_AT: tl.constexpr,
+    BY_BITS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Return the latents of records as numbers [N, C]."""
+    t = tl.arange(0, BLOCK_C // TILE)
+    at_tile = t[None, :, None] * TILE + tl.arange(0, TILE)[None, None, :]
+    tile_there = there[:, None, None] & (at_tile < RANK)
+    if BY_BITS:
+        # Shifted by the missing bits of its mantissa, E4M3 is float16 but for a power of two.
+        codes = tl.load(pool + n_at[:, None, None] + at_tile, mask=tile_there, other=0)
+        codes = ((codes.to(tl.int16) << 7) & -0x4001).to(tl.float16, bitcast=True) * 256
+    else:
+        codes = tl.load(pool + n_at[:, None, None] + at_tile, mask=tile_there, other=0.0)
+    scales_at = scales_pool + (n_at // 4)[:, None] + SCALES_AT // 4 + t[None, :]
+    scales = tl.load(scales_at, mask=there[:, None] & (t[None, :] * TILE < RANK), other=0.0)
+    # Scales are powers of two: nothing is rounded but what is too small or too large for float16.
+    return tl.reshape(codes.to(dtype) * scales.to(dtype)[:, :, None], [BLOCK_N, BLOCK_C])
 
 
 @triton.jit
@@ -147,7 +180,9 @@ def _attend(
     lse,
     counts,
     tiles,
-    sequences,
+    q_starts,
+    q_lens,
+    positions,
     tables,
     softmax_scale,
     most_parts,
@@ -169,22 +204,19 @@ def _attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    LOG2E: tl.constexpr = 1.4426950408889634
     sequence = tl.load(tiles + 2 * tl.program_id(0)).to(tl.int64)
     start = tl.load(tiles + 2 * tl.program_id(0) + 1)
     part = tl.program_id(1)
-    first_query = tl.load(sequences + 3 * sequence)
-    num_queries = tl.load(sequences + 3 * sequence + 1)
-    position = tl.load(sequences + 3 * sequence + 2)
+    first_query = tl.load(q_starts + sequence)
+    num_queries = tl.load(q_lens + sequence)
+    position = tl.load(positions + sequence)
 
     # How the context is split follows from the length of the sequence, the same for all its queries.
     num_visible = position + num_queries
-    num_parts = tl.minimum(tl.cdiv(num_visible, PART_LEN), MOST_PARTS)
+    num_parts = count_parts(num_visible, PART_LEN, MOST_PARTS)
     if part >= num_parts:
         return
-    per_part = tl.cdiv(tl.cdiv(num_visible, num_parts), BLOCK_N) * BLOCK_N
-    low = part * per_part
-    high = tl.minimum(low + per_part, num_visible)
+    low, high = keys_of_part(part, num_parts, 0, num_visible, BLOCK_N)
 
     m = start + tl.arange(0, BLOCK_M)
     row_there = m < num_queries * NUM_HEADS
@@ -204,50 +236,28 @@ def _attend(
         there = n < high
         block = tl.load(tables + sequence * table_b + n // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
         n_at = block * pool_n + (n % BLOCK_SIZE) * pool_p
+        r_there = there[:, None] & (r[None, :] < ROPE)
         if TILE:
-            t = tl.arange(0, BLOCK_C // TILE)
-            at_tile = t[None, :, None] * TILE + tl.arange(0, TILE)[None, None, :]
-            tile_there = there[:, None, None] & (at_tile < RANK)
-            if BY_BITS:
-                # Shifted by the missing bits of its mantissa, E4M3 is float16 but for a power of two.
-                codes = tl.load(pool + n_at[:, None, None] + at_tile, mask=tile_there, other=0)
-                codes = ((codes.to(tl.int16) << 7) & -0x4001).to(tl.float16, bitcast=True) * 256
-            else:
-                codes = tl.load(pool + n_at[:, None, None] + at_tile, mask=tile_there, other=0.0)
-            scale_there = there[:, None] & (t[None, :] * TILE < RANK)
-            scales = tl.load(
-                pool_f32 + (n_at // 4)[:, None] + SCALES_AT // 4 + t[None, :], mask=scale_there, other=0.0
+            latents = _latents(
+                pool, pool_f32, n_at, there, q_c.dtype, RANK, TILE, SCALES_AT, BY_BITS, BLOCK_N, BLOCK_C
             )
-            # Scales are powers of two: nothing is rounded but what is too small or too large for float16.
-            latents = codes.to(q_c.dtype) * scales.to(q_c.dtype)[:, :, None]
-            latents = tl.reshape(latents, [BLOCK_N, BLOCK_C])
             ropes_at = pool_bf16 + (n_at // 2)[:, None] + ROPE_AT // 2 + r[None, :]
+            ropes = tl.load(ropes_at, mask=r_there, other=0.0).to(tl.float32).to(q_r.dtype)
         else:
             at_row = (pool + n_at)[:, None]
             latents = tl.load(at_row + c[None, :], mask=there[:, None] & (c[None, :] < RANK), other=0.0)
-            ropes_at = at_row + RANK + r[None, :]
-        ropes = tl.load(ropes_at, mask=there[:, None] & (r[None, :] < ROPE), other=0.0)
-        if TILE:
-            ropes = ropes.to(tl.float32).to(q_r.dtype)
+            ropes = tl.load(at_row + RANK + r[None, :], mask=r_there, other=0.0)
         scores = tl.dot(q_c, tl.trans(latents), input_precision="ieee")
         scores += tl.dot(q_r, tl.trans(ropes), input_precision="ieee")
         visible = there[None, :] & (n[None, :] <= at[:, None])
         scores = tl.where(visible, scores * (softmax_scale * LOG2E), float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(scores - shift[:, None])
-        decay = tl.exp2(top - shift)
-        total = total * decay + tl.sum(weights, axis=1)
+        weights, decay, top, total = take_in(scores, top, total)
         acc = acc * decay[:, None] + tl.dot(weights.to(latents.dtype), latents, input_precision="ieee")
-        top = new_top
 
     # A query that stands before this part of the context sees none of it. What is small is stored before the
     # division: behind it sm_100 has no register left for it, and 24 bytes spill.
-    is_empty = total == 0.0
-    divisor = tl.where(is_empty, 1.0, total)
+    divisor = tl.where(total == 0.0, 1.0, total)
     place = row * most_parts + part
-    tl.store(lse + place, top / LOG2E + tl.log(divisor), mask=row_there)
-    if part == 0:
-        tl.store(counts + row, num_parts + tl.zeros([BLOCK_M], tl.int32), mask=row_there)
+    store_lse(lse, counts, place, row, top, divisor, part, num_parts, row_there, BLOCK_M)
     out_mask = row_there[:, None] & (c[None, :] < RANK)
     tl.store(parts + place[:, None] * RANK + c[None, :], acc / divisor[:, None], mask=out_mask)

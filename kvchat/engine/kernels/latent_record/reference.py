@@ -25,12 +25,16 @@ def store_records(latents: Tensor, rope_keys: Tensor, pool: Tensor, slots: Tenso
         latents: new latents [T, R], of any float dtype.
         rope_keys: new rope keys [T, d_r].
         pool: records of one layer [N, 1, P, record.num_bytes], uint8.
-        slots: `block * P + offset` of each token [T], int64, all different.
+        slots: `block * P + offset` of each token [T], int64 or int32, all different; those behind the pool's
+            last slot belong to rows that only fill a batch up, and nothing is stored for them.
 
     Effect:
         Changes the pool at the given slots only.
     """
     block_size = pool.shape[2]
+    is_there = slots < pool.shape[0] * block_size
+    if not is_there.all():
+        latents, rope_keys, slots = latents[is_there], rope_keys[is_there], slots[is_there]
     blocks = torch.div(slots, block_size, rounding_mode="floor")
     pool[blocks, 0, slots - blocks * block_size] = pack(latents, rope_keys, record)
 

@@ -25,6 +25,7 @@ def store_records(latents: Tensor, rope_keys: Tensor, pool: Tensor, slots: Tenso
         pool.view(torch.float32),
         pool.view(torch.bfloat16),
         slots,
+        pool.shape[0] * pool.shape[2],
         latents.stride(0),
         rope_keys.stride(0),
         **constants(record),
@@ -55,6 +56,7 @@ def _store(
     pool_f32,
     pool_bf16,
     slots,
+    num_slots,
     latent_t,
     rope_t,
     RANK: tl.constexpr,
@@ -68,7 +70,10 @@ def _store(
     BLOCK_R: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    start = tl.load(slots + token).to(tl.int64) * NUM_BYTES
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot >= num_slots:
+        return
+    start = slot * NUM_BYTES
     t = tl.arange(0, BLOCK_T)
     c = t[:, None] * TILE + tl.arange(0, TILE)[None, :]
     x = tl.load(latents + token * latent_t + c, mask=c < RANK, other=0.0).to(tl.float32)

@@ -23,11 +23,20 @@ def paged_attention(
     Returns:
         [B, H, D_v]; zeros for rows without a query.
     """
+    listed = gather(k_pool, tables.tables), gather(v_pool, tables.tables)
+    return attend(query, listed, hidden_slots(tables, k_pool.shape[2], args), args)
+
+
+def attend(query: Tensor, listed: tuple[Tensor, Tensor], hidden: Tensor, args: AttentionArgs) -> Tensor:
+    """Do the same over what has been read already.
+
+    Args:
+        listed: keys [B, H_kv, S, D_k] and values [B, H_kv, S, D_v], float32.
+        hidden: of which of them a row sees nothing, whatever they are [B, S].
+    """
     num_rows, num_heads, dim = query.shape
-    num_kv_heads, block_size = k_pool.shape[1:3]
-    hidden = _hidden(tables, block_size, args)  # [B, S]
-    keys = _gather(k_pool, tables.tables)  # [B, H_kv, S, D_k]
-    values = _gather(v_pool, tables.tables).masked_fill(hidden[:, None, :, None], 0)
+    keys, num_kv_heads = listed[0], listed[0].shape[1]
+    values = listed[1].masked_fill(hidden[:, None, :, None], 0)
     packed = query.float().view(num_rows, num_kv_heads, num_heads // num_kv_heads, dim)
     scores = torch.matmul(packed, keys.transpose(2, 3)) * args.softmax_scale  # [B, H_kv, G, S]
     if args.softcap is not None:
@@ -46,7 +55,7 @@ def paged_attention(
     return out.view(num_rows, num_heads, -1).to(query.dtype)
 
 
-def _hidden(tables: StepTables, block_size: int, args: AttentionArgs) -> Tensor:
+def hidden_slots(tables: StepTables, block_size: int, args: AttentionArgs) -> Tensor:
     """Return which slots of its table no row sees [B, S]."""
     width = tables.tables.shape[1] * block_size
     at = torch.arange(width, device=tables.tables.device)[None] + tables.first_blocks[:, None] * block_size
@@ -59,7 +68,7 @@ def _hidden(tables: StepTables, block_size: int, args: AttentionArgs) -> Tensor:
     return hidden
 
 
-def _gather(pool: Tensor, tables: Tensor) -> Tensor:
+def gather(pool: Tensor, tables: Tensor) -> Tensor:
     """Return all slots of the tables' blocks in order [B, H_kv, S, D], float32."""
     gathered = pool.index_select(0, tables.flatten())  # [B n, H_kv, P, D]
     num_rows, num_blocks = tables.shape

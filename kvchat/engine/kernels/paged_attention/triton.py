@@ -15,6 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kvchat.engine.kernels.merge_lse.triton import merge_lse
+from kvchat.engine.kernels.online_softmax.triton import (
+    LOG2E,
+    count_parts,
+    keys_of_part,
+    store_lse,
+    take_in,
+)
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.tiling import HALF, Tiling
@@ -184,6 +191,39 @@ def _first_visible(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def _begin(sinks, head, there, part, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the largest score and the sum of weights before any key: a sink is one more score, counted by
+    the first part.
+    """
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:  # noqa: SIM102 - what is known when compiling is decided then
+        if part == 0:
+            top = tl.load(sinks + head, mask=there, other=0.0).to(tl.float32) * LOG2E
+            total = tl.full([BLOCK_M], 1.0, tl.float32)
+    return top, total
+
+
+@triton.jit
+def _blocks(table, n_start, n, there, first_block, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the block of each key; one look-up serves all where they share it."""
+    if BLOCK_SIZE % BLOCK_N == 0:
+        number = tl.maximum(n_start // BLOCK_SIZE - first_block, 0)
+        return tl.load(table + number).to(tl.int64) + tl.zeros([BLOCK_N], tl.int64)
+    else:  # only one of both is compiled
+        return tl.load(table + n // BLOCK_SIZE - first_block, mask=there, other=0).to(tl.int64)
+
+
+@triton.jit
+def _scores(q, keys, softmax_scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    scores = tl.dot(q, keys, input_precision="ieee") * softmax_scale
+    if HAS_SOFTCAP:
+        # tanh(x) = 2 sigmoid(2 x) - 1
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+    return scores * LOG2E
+
+
+@triton.jit
 def _attend(
     query,
     k_pool,
@@ -226,7 +266,6 @@ def _attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    LOG2E: tl.constexpr = 1.4426950408889634
     sequence = tl.load(tiles + 2 * tl.program_id(0))
     start = tl.load(tiles + 2 * tl.program_id(0) + 1)
     kv_head = tl.program_id(1).to(tl.int64)
@@ -240,13 +279,10 @@ def _attend(
     last = position + in_tile
     num_parts = 1
     if IS_SPLIT:
-        num_parts = tl.minimum(tl.cdiv(last - first, PART_LEN), MOST_PARTS)
+        num_parts = count_parts(last - first, PART_LEN, MOST_PARTS)
     if part >= num_parts:
         return
-    begin = first // BLOCK_N * BLOCK_N
-    per_part = tl.cdiv(tl.cdiv(last - begin, num_parts), BLOCK_N) * BLOCK_N
-    low = begin + part * per_part
-    high = tl.minimum(low + per_part, last)
+    low, high = keys_of_part(part, num_parts, first, last, BLOCK_N)
 
     m = tl.arange(0, BLOCK_M)
     row_there = m < in_tile * GROUP
@@ -258,14 +294,7 @@ def _attend(
     q_mask = row_there[:, None] & (k[None, :] < DIM_K)
     q = tl.load(query + row[:, None] * q_t + head[:, None] * q_h + k[None, :], mask=q_mask, other=0.0)
     seen_from = _first_visible(at, WINDOW, CHUNK)
-
-    # The sink is one more score, counted by the first part.
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_SINKS:  # noqa: SIM102 - what is known when compiling is decided then
-        if part == 0:
-            top = tl.load(sinks + head, mask=row_there, other=0.0).to(tl.float32) * LOG2E
-            total = tl.full([BLOCK_M], 1.0, tl.float32)
+    top, total = _begin(sinks, head, row_there, part, HAS_SINKS, BLOCK_M)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
 
     table = tables + sequence.to(tl.int64) * table_b
@@ -273,38 +302,24 @@ def _attend(
     for n_start in range(low, high, BLOCK_N):
         n = n_start + tl.arange(0, BLOCK_N)
         there = (n >= first) & (n < high)
-        if BLOCK_SIZE % BLOCK_N == 0:
-            number = tl.maximum(n_start // BLOCK_SIZE - first_block, 0)
-            block = tl.load(table + number).to(tl.int64) + tl.zeros([BLOCK_N], tl.int64)
-        else:
-            block = tl.load(table + n // BLOCK_SIZE - first_block, mask=there, other=0).to(tl.int64)
+        block = _blocks(table, n_start, n, there, first_block, BLOCK_SIZE, BLOCK_N)
         offset = n % BLOCK_SIZE
         k_at = k_pool + block * kp_n + kv_head * kp_h + offset * kp_p
         keys = tl.load(k_at[None, :] + k[:, None], mask=there[None, :] & (k[:, None] < DIM_K), other=0.0)
-        scores = tl.dot(q, keys, input_precision="ieee") * softmax_scale
-        if HAS_SOFTCAP:
-            # tanh(x) = 2 sigmoid(2 x) - 1
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+        scores = _scores(q, keys, softmax_scale, softcap, HAS_SOFTCAP)
         visible = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= seen_from[:, None])
-        scores = tl.where(visible, scores * LOG2E, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(scores - shift[:, None])
-        decay = tl.exp2(top - shift)
-        total = total * decay + tl.sum(weights, axis=1)
+        weights, decay, top, total = take_in(tl.where(visible, scores, float("-inf")), top, total)
         v_at = v_pool + block * vp_n + kv_head * vp_h + offset * vp_p
         values = tl.load(v_at[:, None] + v[None, :], mask=there[:, None] & (v[None, :] < DIM_V), other=0.0)
         acc = acc * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        top = new_top
 
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    divisor = tl.where(total == 0.0, 1.0, total)
+    acc = acc / divisor[:, None]
     o_mask = row_there[:, None] & (v[None, :] < DIM_V)
     heads_row = row * (tl.num_programs(1) * GROUP) + head
     if IS_SPLIT:
         place = heads_row * most_parts + part
         tl.store(out + place[:, None] * DIM_V + v[None, :], acc, mask=o_mask)
-        tl.store(lse + place, top / LOG2E + tl.log(tl.where(total == 0.0, 1.0, total)), mask=row_there)
-        if part == 0:
-            tl.store(counts + heads_row, num_parts + tl.zeros([BLOCK_M], tl.int32), mask=row_there)
+        store_lse(lse, counts, place, heads_row, top, divisor, part, num_parts, row_there, BLOCK_M)
     else:
         tl.store(out + heads_row[:, None] * DIM_V + v[None, :], acc.to(out.dtype.element_ty), mask=o_mask)
