@@ -27,11 +27,14 @@ from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.kernels.paged_attention.args import StepTables
+from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.runner import ForwardPass, Row
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 SHORT_LEN = 4096
 """Steps whose sequences are all shorter are recorded apart: with fewer parts of keys to launch."""
+MOST_GATHERED = 2**16
+"""Steps that turn all quantised blocks of all tables into numbers are recorded for so many tokens at most."""
 NUM_HOST_BUFFERS = 2
 """A buffer is filled while the step before still reads the other."""
 
@@ -94,7 +97,11 @@ class DecodeSteps:
         self._limits = limits
         self._recorder = recorder
         lens = sorted({min(SHORT_LEN, limits.context_len), limits.context_len})
-        self._sizes = [Size(num_rows, length) for num_rows in batch_sizes for length in lens]
+        sizes = [Size(num_rows, length) for num_rows in batch_sizes for length in lens]
+        is_gathered = any(group.sealed_from is not None for group in groups)
+        self._sizes = [
+            size for size in sizes if not is_gathered or size.num_rows * size.context_len <= MOST_GATHERED
+        ]
         self._steps: dict[Size, _Step] = {}
         self._tables: dict[tuple[BranchId, GroupId], NDArray[np.int32]] = {}
 
@@ -140,8 +147,15 @@ class DecodeSteps:
 
     def takes(self, batch: Batch) -> bool:
         """Whether `logits` computes the batch. Pure."""
-        return all(len(chunk.token_ids) == 1 and chunk.samples for chunk in batch.chunks) and (
-            self._size_of(batch) is not None
+        fits = all(len(chunk.token_ids) == 1 and chunk.samples for chunk in batch.chunks)
+        return fits and self._size_of(batch) is not None and not any(map(self._seals, batch.chunks))
+
+    def _seals(self, chunk: Chunk) -> bool:
+        """Whether a block becomes old with a token, and is quantised: that is not recorded."""
+        size = self._limits.block_size
+        sealed = (group for group in self._groups if group.sealed_from is not None)
+        return any(
+            group.num_blocks(chunk.end, size) > group.num_blocks(chunk.start, size) for group in sealed
         )
 
     @torch.inference_mode()
@@ -225,7 +239,7 @@ class _Step:
         read = self._read[self._turn]
         if read is not None:
             read.synchronize()  # of the step before the last
-        num_rows, size = self._size.num_rows, self._limits.block_size
+        num_rows = self._size.num_rows
         whole = self._hosts[self._turn].numpy()
         whole.fill(0)
         head = whole[: 3 * num_rows].reshape(3, num_rows)
@@ -236,14 +250,28 @@ class _Step:
         head[2, :num] = 1
         for group, (start, end) in zip(self._groups, pairwise(self._ends), strict=True):
             columns, rows = _parts(whole[start:end], num_rows)
-            columns[0] = self._limits.num_slots[group.id]
+            columns[0] = self._limits.num_slots.get(group.id, 0)
             for number, chunk in enumerate(chunks):
-                table = tables[chunk.branch, group.id]
-                first = group.spec.first_visible(chunk.start) // size
-                last = chunk.start // size
-                columns[0, number] = table[last] * size + chunk.start % size
-                columns[1, number] = first
-                rows[number, : last + 1 - first] = table[first : last + 1]
+                if group.sealed_from is None:
+                    self._fill_row(
+                        columns[:, number], rows[number], group, chunk.start, tables[chunk.branch, group.id]
+                    )
+                elif num_old := group.num_blocks(chunk.start, self._limits.block_size):
+                    rows[number, :num_old] = tables[chunk.branch, group.id][:num_old]
+
+    def _fill_row(
+        self,
+        columns: NDArray[np.int32],
+        row: NDArray[np.int32],
+        group: Group,
+        start: int,
+        table: NDArray[np.int32],
+    ) -> None:
+        """Write slot and first block [2], and the blocks in sight [n], of a token at position `start`."""
+        size = self._limits.block_size
+        first, last = group.spec.first_visible(start) // size, start // size
+        columns[:] = table[last] * size + start % size, first
+        row[: last + 1 - first] = table[first : last + 1]
 
     def run(self, token_ids: Tensor | None = None) -> Tensor:
         """Compute what was filled in and return all rows' logits [B, V]; the next run overwrites them.
@@ -285,13 +313,16 @@ class _Step:
         groups = {}
         for group, (start, end) in zip(self._groups, pairwise(self._ends), strict=True):
             part = self._device[start:end]
-            width = self._widths[group.id]
+            listed = part[2 * num_rows :].view(num_rows, self._widths[group.id])
+            if group.sealed_from is not None:
+                groups[group.id] = _sealed_step(listed)
+                continue
             tables = StepTables(
                 q_starts=at,
                 q_lens=q_lens,
                 positions=positions,
                 first_blocks=part[num_rows : 2 * num_rows],
-                tables=part[2 * num_rows :].view(num_rows, width),
+                tables=listed,
                 singles=tuple(range(num_rows)),
                 others=(),
                 most_visible=_most_visible(group, self._size.context_len),
@@ -306,6 +337,12 @@ def _parts(numbers: NDArray[np.int32], num_rows: int) -> tuple[NDArray[np.int32]
     return numbers[: 2 * num_rows].reshape(2, num_rows), numbers[2 * num_rows :].reshape(num_rows, -1)
 
 
+def _sealed_step(listed: Tensor) -> GroupStep:
+    """Return a step over the quantised blocks [B, n] that writes none."""
+    nothing = listed.new_empty(0, dtype=torch.long)
+    return GroupStep(slots=nothing, spans=(), sealed=SealedStep((), nothing, nothing, listed))
+
+
 def _most_visible(group: Group, context_len: int) -> int:
     """Return the most keys that a query sees."""
     most = group.spec.max_visible
@@ -314,5 +351,7 @@ def _most_visible(group: Group, context_len: int) -> int:
 
 def _width(group: Group, limits: Limits, size: Size) -> int:
     """Return the most blocks that a table lists."""
+    if group.sealed_from is not None:
+        return max(1, group.num_blocks(size.context_len, limits.block_size))
     most = _most_visible(group, size.context_len)
     return min(-(-size.context_len // limits.block_size), -(-most // limits.block_size) + 1)

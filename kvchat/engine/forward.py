@@ -39,7 +39,7 @@ class PackedPass:
     @property
     def follows_from_tensors(self) -> bool:
         """Whether what is computed follows from the tensors of a row alone, so that it can be recorded."""
-        return self._past is None and isinstance(self._attention, PagedAttention)
+        return self._past is None
 
     def logits(self, row: Row) -> Tensor:
         self._attention.step = row.groups

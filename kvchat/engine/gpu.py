@@ -5,7 +5,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
+from kvchat.engine.cache.spec import (
+    ChunkedSpec,
+    Fp8LatentSpec,
+    FullSpec,
+    Group,
+    LatentSpec,
+    RecentSpec,
+    SealedSpec,
+    SlidingSpec,
+)
 from kvchat.engine.cuda_graphs import CudaGraphs
 from kvchat.engine.decode_steps import DecodeSteps, Limits
 from kvchat.engine.forward import PackedPass
@@ -46,7 +55,7 @@ def short_steps(
 
 def can_record(forward: ForwardPass, groups: Sequence[Group]) -> bool:
     """Whether a step of the model follows from tensors alone. Pure."""
-    kinds = FullSpec, SlidingSpec, ChunkedSpec
+    kinds = FullSpec, SlidingSpec, ChunkedSpec, LatentSpec, Fp8LatentSpec, RecentSpec, SealedSpec
     return (
         isinstance(forward, PackedPass)
         and forward.follows_from_tensors

@@ -102,4 +102,4 @@ class PagedAttention:
         assert old is not None
         if layer not in self._borrowed:
             seal(pool.keys, pool.values, pool.sealed.pool, old)
-        return sealed_attention(query, (pool.keys, pool.values), pool.sealed.pool, args, old.blocks)
+        return sealed_attention(query, (pool.keys, pool.values), pool.sealed.pool, args, old)

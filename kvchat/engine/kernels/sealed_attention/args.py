@@ -34,8 +34,11 @@ class SealedStep:
             query sees [n], int64.
         sources: exact blocks that become old in this step [m], int64.
         targets: where they go, quantised [m], int64.
+        tables: where a step is recorded, instead of all that: the blocks of each sequence [B, n], int32;
+            nothing becomes old in it.
     """
 
     blocks: Sequence[Tensor]
     sources: Tensor
     targets: Tensor
+    tables: Tensor | None = None

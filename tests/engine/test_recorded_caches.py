@@ -1,0 +1,130 @@
+"""Steps in static buffers compute what others do, over latents and quantised blocks too."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.batch import Batch, Chunk
+from kvchat.engine.decode_steps import MOST_GATHERED, DecodeSteps
+from kvchat.engine.engine import Engine
+from kvchat.engine.gpu import can_record
+from tests.engine.ahead_engines import AheadRunner, open_ahead
+from tests.engine.conftest import TinyModels
+from tests.engine.latent_models import model_of
+from tests.engine.tiny_models import RecordingRunner, open_recorded, token_ids
+
+pytestmark = pytest.mark.cpu
+
+PROMPTS = [token_ids(length, seed=1) for length in (3, 17, 47, 90)]
+NUM_TOKENS = 24
+LATENTS = {
+    "latents": ("V2", "exact"),
+    "latents, queries compressed": ("V3, YaRN, queries compressed", "exact"),
+    "latents as records": ("V2", "fp8"),
+}
+QUANTISED = ("fp8", "int8", "k=int4,v=int2; layers 0-1=exact")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What an engine told: texts, and the logits behind each token."""
+
+    texts: list[list[int]]
+    logits: list[torch.Tensor]
+
+
+def tell(engine: Engine, runner: RecordingRunner) -> Told:
+    handles = [
+        engine.submit(Request(token_ids=tuple(prompt), sampling=SamplingParams(max_tokens=NUM_TOKENS)))
+        for prompt in PROMPTS
+    ]
+    while engine.has_work:
+        engine.step()
+        engine.check_integrity()
+    branches = [engine._manager.branches[handle.branch] for handle in handles]
+    texts = [list(branch.token_ids) for branch in branches]
+    logits = [
+        torch.stack([runner.row(branch.id, at) for at in range(len(prompt) - 1, branch.computed_len)])
+        for prompt, branch in zip(PROMPTS, branches, strict=True)
+    ]
+    engine.close()
+    return Told(texts, logits)
+
+
+def compare(model_dir: Path, cache_format: str) -> AheadRunner:
+    engine, runner = open_ahead(model_dir, cache_format=cache_format)
+    assert can_record(runner._inner._forward, runner._inner._groups)
+    found, wanted = tell(engine, runner), tell(*open_recorded(model_dir, cache_format=cache_format))
+    for mine, theirs in zip(found.logits, wanted.logits, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-3, rtol=1e-3)
+    assert found.texts == wanted.texts
+    return runner
+
+
+@pytest.mark.parametrize("kind", LATENTS)
+def test_latents_are_read_through_tables(kind: str, tmp_path: Path) -> None:
+    model, cache_format = LATENTS[kind]
+    runner = compare(model_of(model, tmp_path), cache_format)
+    assert len(runner.ahead) >= NUM_TOKENS - 2, "nearly all steps were taken"
+
+
+@pytest.mark.parametrize("cache_format", QUANTISED)
+def test_quantised_blocks_are_read_through_tables(cache_format: str, tiny: TinyModels) -> None:
+    """Steps in which a block becomes old compute it outside; none of the others does."""
+    runner = compare(tiny("llama"), cache_format)
+    sealing = [
+        chunk
+        for batch in runner.batches
+        for chunk in batch.chunks
+        if chunk.num_certain == 1 and chunk.end % 16 == 0
+    ]
+    assert sealing
+    assert all(chunk.end % 16 for batch in runner.ahead for chunk in batch.chunks if chunk.end > 32)
+    assert len(runner.ahead) >= NUM_TOKENS // 2
+
+
+@pytest.mark.parametrize("cache_format", ["exact", "int8"])
+def test_neighbours_and_empty_rows_change_no_bit_of_what_is_quantised(
+    cache_format: str, tiny: TinyModels, tmp_path: Path
+) -> None:
+    """Nor of latents: a row is computed from its own tables alone. Experts would share products."""
+    model_dir = tiny("llama") if cache_format == "int8" else model_of("V2", tmp_path, first_k_dense_replace=3)
+    engine, runner = open_ahead(model_dir, cache_format=cache_format)
+    handles = [
+        engine.submit(Request(token_ids=tuple(prompt), sampling=SamplingParams(max_tokens=3)))
+        for prompt in PROMPTS
+    ]
+    while engine.has_work:
+        engine.step()
+    steps: Any = runner._inner._short
+    chunks = [next_chunk(engine, handle.branch) for handle in handles]
+    together = steps.logits(Batch(tuple(chunks), (), (), ()))
+    (large,) = (size for size in steps._steps if size.num_rows > 1)
+    for size in [size for size in steps._steps if size != large]:
+        del steps._steps[size]
+    for number, chunk in enumerate(chunks):
+        assert torch.equal(steps.logits(Batch((chunk,), (), (), ()))[0], together[number])
+    engine.close()
+
+
+def next_chunk(engine: Engine, branch: Any) -> Chunk:
+    """Return the chunk of the token that was told last, which has a slot already where it begins no block."""
+    known = engine._manager.branches[branch]
+    assert known.computed_len % 16
+    return Chunk(known.id, known.id, known.computed_len, (known.token_ids[-1],), True)  # type: ignore[arg-type]
+
+
+def test_only_steps_whose_blocks_find_room_as_numbers_are_recorded(tiny: TinyModels) -> None:
+    engine, runner = open_ahead(
+        tiny("llama", max_position_embeddings=MOST_GATHERED // 2), cache_format="int8"
+    )
+    steps: Any = runner._inner._short
+    assert isinstance(steps, DecodeSteps)
+    sizes = {(size.num_rows, size.context_len) for size in steps._steps}
+    assert sizes == {(1, 4096), (8, 4096), (1, MOST_GATHERED // 2)}
+    engine.close()
