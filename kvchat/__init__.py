@@ -1,0 +1,18 @@
+"""What programs that use transformers take from kvchat. Names are resolved when they are used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvchat.engine.hf_blocks import HFBlocks
+    from kvchat.engine.hf_cache import HFCache
+
+__all__ = ["HFBlocks", "HFCache"]
+
+_HOMES = {"HFBlocks": "kvchat.engine.hf_blocks", "HFCache": "kvchat.engine.hf_cache"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

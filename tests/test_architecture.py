@@ -142,8 +142,8 @@ WITHOUT_TORCH = (
     "kvchat.engine.memory.block_catalog",
 )
 
-# `__init__` files that may hold code: the public face, and the dispatch of one kernel.
-TALKING_INITS = ("kvchat.engine", "kvchat.engine.kernels.")
+# `__init__` files that may hold code: the public faces, and the dispatch of one kernel.
+TALKING_INITS = ("kvchat", "kvchat.engine", "kvchat.engine.kernels.")
 
 BLOCKER = """
 import importlib, sys

@@ -90,10 +90,15 @@ def read_checkpoint(model_dir: Path, adapter_dir: Path | None, digests: WeightDi
 
     Effect: may read every byte of the weights; `digests` remembers them.
     """
-    config = _without(read_config(model_dir), _VOLATILE)
+    config = meaning_of(read_config(model_dir))
     weights = tuple(digests.digest(path) for path in weight_files(model_dir))
     adapter = _adapter_digest(adapter_dir, digests) if adapter_dir is not None else ""
     return Checkpoint(weights=weights, config=config, adapter=adapter)
+
+
+def meaning_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return of a config what keys and values may depend on."""
+    return _without(config, _VOLATILE)
 
 
 def fingerprint(checkpoint: Checkpoint, storage: Storage) -> bytes:

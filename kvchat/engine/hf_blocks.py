@@ -1,0 +1,256 @@
+"""Paged, shared and persistent blocks for a model that plain transformers code runs.
+
+The same parts as in the engine, without scheduler and runner: whoever holds the model decides what is
+computed. One process may have any number of caches over one `HFBlocks` (see `hf_cache`); other processes find
+what was saved on disk, as far as their weights are the same to the last byte.
+
+    with kvchat.HFBlocks(model, cache_dir=Path("blocks")) as blocks:
+        model.generate(input_ids, past_key_values=kvchat.HFCache(blocks), max_new_tokens=100)
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.attention.paged import GroupStep
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.device_tier import DeviceTier
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.plan import Move
+from kvchat.engine.cache.rates import Rates
+from kvchat.engine.cache.sizing import pool_blocks
+from kvchat.engine.cache.spec import Group, group_layers
+from kvchat.engine.disk import open_saver, open_store
+from kvchat.engine.flights import Flights
+from kvchat.engine.keeper import Keeper
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.host_memory import available_bytes
+from kvchat.engine.memory.host_pool import HostPool
+from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.reader import Reader
+from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, meaning_of
+from kvchat.engine.models.probe import probe_gathered_layers
+from kvchat.errors import InvalidRequest, PoolExhausted
+
+_MEMORY_SHARE = 4
+"""Without a limit the blocks take at most this part of the memory that is free."""
+_CONTEXTS = 8
+"""Without a limit there is room for so many texts of full length, memory permitting."""
+_DEFAULT_CONTEXT = 2048
+_READ_QUEUE_BYTES = 1 << 30
+_WAIT_S = 0.05
+
+
+class HFBlocks:
+    """The blocks of one model in memory. Belongs to one thread.
+
+    Args:
+        model: a causal language model of transformers whose layers keep keys and values.
+        cache_dir: where blocks are on disk; None: nowhere.
+        device_bytes: most memory for blocks, on the model's device; None: chosen from what is free.
+        disk_bytes: most disk space, over all that `cache_dir` has; None: no limit.
+        block_size: tokens of a block.
+
+    Raises:
+        UnsupportedModel: a layer keeps something else, such as a recurrent state.
+        CapacityError: the smallest cache does not fit.
+
+    Effect:
+        Runs one short pass, and reads every byte of the weights once, which the names of blocks hang on.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        cache_dir: Path | str | None = None,
+        device_bytes: int | None = None,
+        disk_bytes: int | None = None,
+        block_size: int = 64,
+    ) -> None:
+        self.model = model
+        config = EngineConfig(
+            cache_dir=Path(cache_dir) if cache_dir is not None else None,
+            device_bytes=device_bytes,
+            disk_bytes=disk_bytes,
+            block_size=block_size,
+        )
+        self.block_size = block_size
+        self._state = _state_of(model)
+        device = next(model.parameters()).device
+        self._groups = group_layers(probe_gathered_layers(model).specs)
+        num_blocks = _num_blocks(self._groups, config, _context_len(model), device)
+        self.pool = DevicePool(self._groups, num_blocks, block_size, device)
+        digest = _fingerprint(model, self.pool, block_size)
+        self.fingerprint = digest.hex()
+        self._store, self.disk_problem = open_store(config, self.pool, digest)
+        rates = Rates()
+        self._mover = Mover(self.pool, HostPool({}, {}, None), self._store, rates)
+        tier = DeviceTier(self._groups, num_blocks, block_size=block_size)
+        self._manager = CacheManager(tier, fingerprint=digest, slow=self._mover)
+        reader = Reader(self._mover.fetch, max_bytes=_READ_QUEUE_BYTES, announce=self._mover.announce)
+        self._flights = Flights(tier, reader, rates, self._carry_out)
+        saver = open_saver(self.pool, self._store, self._manager)
+        self._keeper = Keeper(self._manager, saver, time.monotonic, self.disk_problem)
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self, token_ids: Sequence[int]) -> Branch:
+        """Return a branch of these tokens with as much computed as is known, from memory and disk; all but
+        the last at most. Waits for the disk.
+
+        Raises:
+            InvalidRequest: the weights have changed since the blocks were named.
+        """
+        if self._is_closed:
+            raise InvalidRequest("these blocks are closed; make new ones with HFBlocks(model)")
+        if _state_of(self.model) != self._state:
+            raise InvalidRequest(
+                "the model's weights have changed, and its blocks are those of the old ones;"
+                " make new ones with HFBlocks(model)"
+            )
+        branch = self._manager.open("", token_ids)
+        match = self._manager.match(branch)
+        flight = self._flights.begin(match, branch.root) if match.disk_len else None
+        while flight is not None and not flight.is_over:
+            self._flights.wait(_WAIT_S)
+            self._flights.collect()
+        moves = self._manager.admit(branch, self._manager.match(branch, resident=True))
+        if flight is not None:
+            self._flights.leave(flight)
+        self._carry_out(moves or ())
+        return branch
+
+    def begin(self, branch: Branch) -> dict[GroupId, GroupStep]:
+        """Return where the tokens of a branch go that are not computed yet.
+
+        Raises:
+            PoolExhausted: there is no room for them.
+        """
+        start, end = branch.computed_len, len(branch.token_ids)
+        moves = self._manager.extend(branch, end - start)
+        if moves is None:
+            raise PoolExhausted(
+                f"there is no room for {end} tokens; give HFBlocks more device_bytes, or let caches go that"
+                " are not needed any more"
+            )
+        self._carry_out(moves)
+        self._manager.take_changes()  # nobody else keeps tables
+        return {group.id: self._step(branch, group, start, end) for group in self._groups}
+
+    def commit(self, branch: Branch) -> None:
+        """Note that all tokens of a branch are computed: they are shared and saved from now on."""
+        self._manager.commit(branch, len(branch.token_ids) - branch.computed_len)
+        self._keeper.after_step()
+
+    def take_back(self, branch: Branch) -> None:
+        """Forget the tokens of a branch that were to be computed, because a pass has failed."""
+        del branch.token_ids[branch.computed_len :]
+        self._manager.retract(branch)
+
+    def release(self, branch: Branch) -> None:
+        """Save a branch and let go of it; its blocks stay as long as there is room."""
+        if not self._is_closed and branch.id in self._manager.branches:
+            self.take_back(branch)
+            self._keeper.save_branch(branch)
+            self._manager.release(branch)
+            self._manager.take_changes()
+
+    def close(self) -> None:
+        """Wait until everything is on disk. May be called twice; caches over these blocks end with it."""
+        if self._is_closed:
+            return
+        for branch in self._manager.branches.values():
+            self.take_back(branch)
+        self._is_closed = True
+        self._flights.close()
+        self._mover.settle()
+        self._keeper.close(self._manager.branches.values())
+        if self._store is not None:
+            self._store.close()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError on any broken invariant of the bookkeeping."""
+        self._manager.check_integrity()
+        self._flights.check_integrity()
+
+    def _step(self, branch: Branch, group: Group, start: int, end: int) -> GroupStep:
+        device = self.pool.device
+        table = [block for block in branch.tables[group.id] if block is not None]
+        assert len(table) == -(-end // self.block_size), "nothing leaves a window here"
+        blocks = torch.tensor(table, dtype=torch.long, device=device)
+        positions = torch.arange(start, end, device=device)
+        slots = blocks[positions // self.block_size] * self.block_size + positions % self.block_size
+        return GroupStep(slots=slots, spans=[SequenceSpan(0, end - start, start, 0, blocks)])
+
+    def _carry_out(self, moves: Sequence[Move]) -> None:
+        self._mover.execute(moves)
+        self._manager.finish_moves()
+
+
+def _state_of(model: nn.Module) -> tuple[tuple[int, int], ...]:
+    """Return what changes whenever a weight is written in place or exchanged."""
+    return tuple(
+        (id(tensor), 0 if tensor.is_inference() else tensor._version) for _, tensor in _tensors(model)
+    )
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _fingerprint(model: Any, pool: DevicePool, block_size: int) -> bytes:
+    """Return the digest of all that keys and values of this model depend on, besides the tokens."""
+    text_config = model.config.get_text_config()
+    checkpoint = Checkpoint(
+        weights=(_weights_digest(model),), config=meaning_of(json.loads(model.config.to_json_string(False)))
+    )
+    storage = Storage(
+        route=f"transformers {text_config._attn_implementation}",
+        dtype=str(model.dtype),
+        cache_format="exact",
+        block_size=block_size,
+        layouts=pool.layouts(),
+    )
+    return digest_of(fields_of(checkpoint, storage))
+
+
+def _weights_digest(model: nn.Module) -> str:
+    digest = blake2b(digest_size=32)
+    for name, tensor in sorted(_tensors(model)):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(plain.numpy().data)
+    return digest.hexdigest()
+
+
+def _context_len(model: Any) -> int:
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_CONTEXT
+
+
+def _num_blocks(
+    groups: Sequence[Group], config: EngineConfig, context_len: int, device: torch.device
+) -> dict[GroupId, int]:
+    block_bytes = sum(group.block_bytes(config.block_size) for group in groups)
+    limit = config.device_bytes
+    if limit is None:
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+        limit = min(free // _MEMORY_SHARE, _CONTEXTS * context_len * block_bytes // config.block_size)
+    return pool_blocks(
+        groups, limit, context_len=context_len, chunk_len=context_len, block_size=config.block_size
+    )

@@ -1,0 +1,221 @@
+"""Plain transformers code on kvchat's blocks: what `generate` gives, what it reuses, and what outlives it."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import kvchat
+from kvchat.engine.models.locate import locate_model
+from kvchat.errors import InvalidRequest, PoolExhausted
+from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_config
+
+pytestmark = pytest.mark.cpu
+
+ROOT = Path(__file__).parents[2]
+DEVICE_BYTES = 1 << 24
+
+
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest) -> Any:
+    return make_model(request.param)
+
+
+@pytest.fixture
+def llama() -> Any:
+    return make_model("llama")
+
+
+@pytest.fixture
+def blocks(llama: Any) -> Iterator[kvchat.HFBlocks]:
+    with kvchat.HFBlocks(llama, device_bytes=DEVICE_BYTES) as blocks:
+        yield blocks
+        blocks.check_integrity()
+
+
+def make_model(kind: str, attention: str = "sdpa") -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(make_config(kind), attn_implementation=attention).eval()
+
+
+def text(length: int, seed: int = 0) -> Tensor:
+    return torch.randint(1, VOCAB_SIZE, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
+def generated(model: Any, token_ids: Tensor, cache: Any = None, num_tokens: int = 20) -> Tensor:
+    found: Tensor = model.generate(
+        token_ids, past_key_values=cache, max_new_tokens=num_tokens, do_sample=False
+    )
+    return found
+
+
+def longer(token_ids: Tensor, num_tokens: int = 7) -> Tensor:
+    return torch.cat([token_ids, text(num_tokens, seed=9)], 1)
+
+
+def test_greedy_tokens_are_those_of_transformers_own_cache(model: Any, tmp_path: Path) -> None:
+    """Cold, behind a known beginning, and from disk; 150 tokens are past the sliding window of 40."""
+    question = text(150)
+    answer = generated(model, question)
+    follow_up = longer(answer)
+    expected = generated(model, follow_up)
+    with kvchat.HFBlocks(model, cache_dir=tmp_path, device_bytes=DEVICE_BYTES) as blocks:
+        first = kvchat.HFCache(blocks)
+        assert torch.equal(generated(model, question, first), answer)
+        assert first.cached_tokens == 0
+        second = kvchat.HFCache(blocks)
+        assert torch.equal(generated(model, follow_up, second), expected)
+        # The last token that was sampled was never computed.
+        assert second.cached_tokens == answer.shape[1] - 1
+        blocks.check_integrity()
+    with kvchat.HFBlocks(model, cache_dir=tmp_path, device_bytes=DEVICE_BYTES) as blocks:
+        third = kvchat.HFCache(blocks)
+        assert torch.equal(generated(model, follow_up, third), expected)
+        assert third.cached_tokens == follow_up.shape[1] - 1
+
+
+def test_logits_behind_a_loaded_beginning_are_those_of_the_model(llama: Any, blocks: kvchat.HFBlocks) -> None:
+    question = text(130)
+    generated(llama, question, kvchat.HFCache(blocks))
+    follow_up = longer(question)
+    cache = kvchat.HFCache(blocks)
+    with torch.no_grad():
+        mine = llama(follow_up, past_key_values=cache, use_cache=True).logits
+        own = llama(follow_up).logits
+    assert cache.cached_tokens == 130
+    assert torch.allclose(mine, own[:, -mine.shape[1] :], atol=1e-4)
+
+
+def test_one_cache_goes_on_with_its_text(llama: Any, blocks: kvchat.HFBlocks) -> None:
+    question = text(70)
+    cache = kvchat.HFCache(blocks)
+    answer = generated(llama, question, cache)
+    follow_up = longer(answer)
+    assert torch.equal(generated(llama, follow_up, cache), generated(llama, follow_up))
+
+
+def test_texts_that_part_share_what_they_have_in_common_and_write_on_none_of_it(
+    llama: Any, blocks: kvchat.HFBlocks
+) -> None:
+    """Trap 11: both are open at once, part inside a block, and go on by turns."""
+    question = text(100)
+    caches = [kvchat.HFCache(blocks), kvchat.HFCache(blocks)]
+    texts = [longer(question), torch.cat([question, text(7, seed=5)], 1)]
+    for _ in range(2):
+        for number, cache in enumerate(caches):
+            expected = generated(llama, texts[number])
+            texts[number] = generated(llama, texts[number], cache)
+            assert torch.equal(texts[number], expected)
+    assert caches[1].cached_tokens == 100
+
+
+def test_other_weights_of_one_name_find_nothing(tmp_path: Path) -> None:
+    """Trap 1: one weight differs."""
+    question, model = text(100), make_model("llama")
+    with kvchat.HFBlocks(model, cache_dir=tmp_path, device_bytes=DEVICE_BYTES) as blocks:
+        generated(model, question, kvchat.HFCache(blocks))
+    for attention in ("sdpa", "eager"):
+        other = make_model("llama", attention)
+        with torch.no_grad():
+            other.lm_head.weight[0, 0] += attention == "sdpa"
+        with kvchat.HFBlocks(other, cache_dir=tmp_path, device_bytes=DEVICE_BYTES) as blocks:
+            cache = kvchat.HFCache(blocks)
+            generated(other, question, cache)
+            assert cache.cached_tokens == 0
+
+
+def test_weights_that_change_in_place_are_noticed(llama: Any, blocks: kvchat.HFBlocks) -> None:
+    """Trap 1: an update of the weights, and blocks of the old ones."""
+    generated(llama, text(100), kvchat.HFCache(blocks))
+    with torch.no_grad():
+        llama.model.layers[0].mlp.up_proj.weight.add_(1)
+    with pytest.raises(InvalidRequest, match="changed"):
+        generated(llama, text(100), kvchat.HFCache(blocks))
+
+
+def test_what_a_cache_cannot_hold_is_refused_with_what_to_do(llama: Any, blocks: kvchat.HFBlocks) -> None:
+    pair = text(10).repeat(2, 1)
+    with pytest.raises(InvalidRequest, match="one text, not 2"):
+        generated(llama, pair, kvchat.HFCache(blocks))
+    with pytest.raises(InvalidRequest, match="one text, not 2"):
+        llama.generate(text(10), past_key_values=kvchat.HFCache(blocks), num_beams=2, max_new_tokens=4)
+    mask, cache = torch.tensor([[0, *[1] * 9]]), kvchat.HFCache(blocks)
+    with pytest.raises(InvalidRequest, match="padding"):
+        llama.generate(text(10), attention_mask=mask, past_key_values=cache, max_new_tokens=4)
+    embeddings = llama.get_input_embeddings()(text(10))
+    with pytest.raises(InvalidRequest, match="input_ids"):
+        llama(inputs_embeds=embeddings, past_key_values=kvchat.HFCache(blocks))
+
+
+def test_a_pass_that_fails_leaves_nothing_behind(llama: Any, blocks: kvchat.HFBlocks) -> None:
+    """Trap 7: the last layer fails, when the others have written."""
+    question = text(100)
+    cache = kvchat.HFCache(blocks)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a layer that fails")
+
+    hook = llama.model.layers[-1].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="fails"):
+        generated(llama, question, cache)
+    hook.remove()
+    blocks.check_integrity()
+    fresh = kvchat.HFCache(blocks)
+    assert torch.equal(generated(llama, question, fresh), generated(llama, question))
+    assert fresh.cached_tokens == 0
+
+
+def test_a_text_that_does_not_fit_is_refused_and_room_comes_from_texts_let_go(llama: Any) -> None:
+    with kvchat.HFBlocks(llama, device_bytes=6 * 64 * 1024 * 4) as blocks:
+        room = 64 * next(iter(blocks.pool.layers.values())).keys.shape[0]
+        with pytest.raises(PoolExhausted, match="device_bytes"):
+            generated(llama, text(room), kvchat.HFCache(blocks))
+        for seed in range(5):
+            cache = kvchat.HFCache(blocks)
+            assert torch.equal(
+                generated(llama, text(room - 64, seed), cache), generated(llama, text(room - 64, seed))
+            )
+            cache.close()
+            blocks.check_integrity()
+
+
+def test_a_real_model_answers_as_with_its_own_cache_and_reuses_a_document() -> None:
+    model = AutoModelForCausalLM.from_pretrained(locate_model("starter").path, dtype=torch.float32)
+    document = text(300)
+    with kvchat.HFBlocks(model) as blocks:
+        for seed in (1, 2, 3):
+            question = torch.cat([document, text(9, seed)], 1)
+            cache = kvchat.HFCache(blocks)
+            assert torch.equal(generated(model, question, cache), generated(model, question))
+            assert cache.cached_tokens == (300 if seed > 1 else 0)
+
+
+def test_the_example_of_the_page_runs_and_its_second_run_finds_what_the_first_has_left(
+    tmp_path: Path,
+) -> None:
+    page = (ROOT / "docs" / "transformers.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    runs = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", example],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            check=True,
+        )
+        lines = done.stdout.splitlines()
+        runs.append([[int(word) for word in line.split() if word.isdigit()] for line in lines])
+    (first, second), again = runs
+    assert first[0] == 0
+    assert second[0] > second[1] - 12, "all but the question"
+    assert [known for known, _ in again] == [length - 1 for _, length in again]
