@@ -6,7 +6,7 @@ from kvchat.engine.kernels.checks import check_slots, debugs
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.latent_record import reference
+from kvchat.engine.kernels.latent_record import reference, torch_ops
 
 OPERATION = "storing latents as records"
 
@@ -15,7 +15,8 @@ def store_records(latents: Tensor, rope_keys: Tensor, pool: Tensor, slots: Tenso
     """Do what the reference does; see there for arguments."""
 
     def plain() -> None:
-        reference.store_records(latents, rope_keys, pool, slots, record)
+        ops = reference if pool.device.type == "cpu" else torch_ops
+        ops.store_records(latents, rope_keys, pool, slots, record)
 
     if debugs():
         check_slots(slots, pool)

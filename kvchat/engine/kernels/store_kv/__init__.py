@@ -5,7 +5,7 @@ from torch import Tensor
 from kvchat.engine.kernels.checks import check_slots, debugs
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.store_kv import reference
+from kvchat.engine.kernels.store_kv import reference, torch_ops
 
 OPERATION = "storing keys and values"
 
@@ -14,7 +14,8 @@ def store_kv(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slots: 
     """Do what the reference does; see there for arguments."""
 
     def plain() -> None:
-        reference.store_kv(key, value, k_pool, v_pool, slots)
+        ops = reference if k_pool.device.type == "cpu" else torch_ops
+        ops.store_kv(key, value, k_pool, v_pool, slots)
 
     if debugs():
         check_slots(slots, k_pool)
