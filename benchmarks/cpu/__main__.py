@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.circumstances import circumstances
-from benchmarks.cpu import bounds, files
+from benchmarks.cpu import files
+from benchmarks.cpu.bounds import Bounds
 from benchmarks.cpu.plot import svg
 from benchmarks.cpu.process import EngineProcess
 from benchmarks.cpu.shapes import BITS_PER_WEIGHT, SHAPES, Shape
@@ -34,6 +35,8 @@ class Figures:
     rates: dict[Cell, dict[str, list[float]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
+    limits: dict[Cell, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """What memory or matrix products allow, measured right before kvchat's figure of the same round."""
     peaks: dict[tuple[str, str, str], int] = field(default_factory=dict)
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -56,13 +59,12 @@ def main() -> int:
     arguments = _arguments()
     plan = _plan(arguments)
     figures = Figures()
-    limits = {"read": bounds.read_bytes_per_s(plan.threads), "flops": bounds.flops(plan.threads)}
+    bounds = Bounds(plan.threads)
     for shape in plan.shapes:
         for bits in plan.bits:
-            _measure(plan, shape, bits, figures)
-    limits["read"] = max(limits["read"], bounds.read_bytes_per_s(plan.threads))
-    report = _report(plan, figures, limits)
-    text = _table(plan, figures, limits)
+            _measure(plan, shape, bits, figures, bounds)
+    report = _report(plan, figures)
+    text = _table(figures)
     print(text)
     if arguments.save:
         note = circumstances("cpu", quick=arguments.quick)
@@ -76,7 +78,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one shape, short contexts, two rounds")
+    parser.add_argument("--quick", action="store_true", help="one shape and a short context")
     parser.add_argument("--save", action="store_true", help="write table, JSON and plot to results/")
     parser.add_argument(
         "--peers", default=sys.executable, metavar="PYTHON", help="interpreter with the peers"
@@ -94,15 +96,15 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         bits=tuple(arguments.bits or BITS_PER_WEIGHT),
         contexts=(512,) if arguments.quick else (512, 4000, 16000),
         batches=(1, 8),
-        rounds=2 if arguments.quick else 3,
-        decode_tokens=16 if arguments.quick else 32,
+        rounds=5,
+        decode_tokens=24 if arguments.quick else 32,
         threads=len(os.sched_getaffinity(0)),
         directory=arguments.directory,
         peers=arguments.peers,
     )
 
 
-def _measure(plan: Plan, shape: Shape, bits: str, figures: Figures) -> None:
+def _measure(plan: Plan, shape: Shape, bits: str, figures: Figures, bounds: Bounds) -> None:
     """Measure every engine on one model: prompts once each, then decoding in turn, round by round."""
     processes = _start(plan, shape, bits, figures)
     try:
@@ -112,14 +114,13 @@ def _measure(plan: Plan, shape: Shape, bits: str, figures: Figures) -> None:
             ready = [
                 name
                 for name, process in processes.items()
-                if _prefill(process, name, shape, bits, context, figures)
+                if _prefill(process, name, (shape.name, bits, "prefill", context, 1), figures, bounds)
             ]
             for _ in range(plan.rounds):
                 for name in ready:
                     for batch in plan.batches:
-                        _decode(
-                            plan, processes[name], name, (shape.name, bits, "decode", context, batch), figures
-                        )
+                        cell = (shape.name, bits, "decode", context, batch)
+                        _decode(plan, processes[name], name, cell, figures, bounds)
     finally:
         for process in processes.values():
             process.close()
@@ -163,37 +164,46 @@ def _start(plan: Plan, shape: Shape, bits: str, figures: Figures) -> dict[str, E
     return processes
 
 
-def _prefill(
-    process: EngineProcess, name: str, shape: Shape, bits: str, context: int, figures: Figures
-) -> bool:
-    print(f"{shape.name} {bits} bits, {name}: prefill {context} …", file=sys.stderr)
+def _prefill(process: EngineProcess, name: str, cell: Cell, figures: Figures, bounds: Bounds) -> bool:
+    shape, bits, _, context, _ = cell
+    print(f"{shape} {bits} bits, {name}: prefill {context} …", file=sys.stderr)
+    limit = _limit(cell, bounds) if name == "kvchat" else 0.0
     answer = process.ask(do="prefill", length=context)
     if "seconds" not in answer:
         return False
-    figures.rates[shape.name, bits, "prefill", context, 1][name].append(context / answer["seconds"])
-    figures.peaks[shape.name, bits, name] = answer["peak_bytes"]
+    _note(figures, cell, name, context / answer["seconds"], limit)
+    figures.peaks[shape, bits, name] = answer["peak_bytes"]
     return True
 
 
-def _decode(plan: Plan, process: EngineProcess, name: str, cell: Cell, figures: Figures) -> None:
+def _decode(
+    plan: Plan, process: EngineProcess, name: str, cell: Cell, figures: Figures, bounds: Bounds
+) -> None:
     _, _, _, context, batch = cell
+    limit = _limit(cell, bounds) if name == "kvchat" else 0.0
     answer = process.ask(do="decode", length=context, tokens=plan.decode_tokens, batch=batch)
     if "seconds" in answer:
-        figures.rates[cell][name].append(batch * plan.decode_tokens / answer["seconds"])
+        _note(figures, cell, name, batch * plan.decode_tokens / answer["seconds"], limit)
         figures.peaks[cell[0], cell[1], name] = answer["peak_bytes"]
 
 
-def _bound(cell: Cell, limits: dict[str, float]) -> float:
-    """Return the tokens a second at which memory, or the matrix products of a prompt, are the limit."""
+def _note(figures: Figures, cell: Cell, name: str, rate: float, limit: float) -> None:
+    figures.rates[cell][name].append(rate)
+    if limit:
+        figures.limits[cell].append(limit)
+
+
+def _limit(cell: Cell, bounds: Bounds) -> float:
+    """Measure the tokens a second at which memory, or the matrix products of a prompt, are the limit."""
     shape = SHAPES[cell[0]]
     _, bits, what, context, batch = cell
     if what == "prefill":
-        return limits["flops"] / (2 * shape.linear_weights)
+        return bounds.flops() / (2 * shape.linear_weights)
     read = shape.linear_weights * BITS_PER_WEIGHT[bits] / 8 + batch * shape.kv_bytes(context, 2)
-    return batch * limits["read"] / read
+    return batch * bounds.read_bytes_per_s() / read
 
 
-def _table(plan: Plan, figures: Figures, limits: dict[str, float]) -> str:
+def _table(figures: Figures) -> str:
     names = ["kvchat", *(name for name in figures.engines if name != "kvchat")]
     head = (
         f"{'':34}"
@@ -201,7 +211,8 @@ def _table(plan: Plan, figures: Figures, limits: dict[str, float]) -> str:
         + f"{'bound':>10}{'of bound':>10}{'best peer':>11}"
     )
     lines = [
-        f"tokens a second, median of rounds [least .. most]; read {limits['read'] / 1e9:.1f} GB/s",
+        "tokens a second, median of rounds [least .. most]; the bound is measured before each of kvchat's",
+        "rounds, and the share of it is the median of the rounds' shares",
         "",
         head,
     ]
@@ -209,11 +220,11 @@ def _table(plan: Plan, figures: Figures, limits: dict[str, float]) -> str:
         shape, bits, what, context, batch = cell
         label = f"{shape} {bits} bits {what} @{context:,}" + (f" x{batch}" if batch > 1 else "")
         columns = "".join(f"{_spread(by_engine.get(name, [])):>26}" for name in names)
-        bound = _bound(cell, limits)
-        own = _median(by_engine.get("kvchat", []))
+        owns, limits = by_engine.get("kvchat", []), figures.limits[cell]
+        own, share = _median(owns), _median([rate / limit for rate, limit in zip(owns, limits, strict=True)])
         best = max((_median(rates) for name, rates in by_engine.items() if name != "kvchat"), default=0.0)
         ratio = f"{own / best:10.2f}x" if best else f"{'':>11}"
-        lines.append(f"{label:34}{columns}{bound:10.1f}{own / bound:10.0%}{ratio}")
+        lines.append(f"{label:34}{columns}{_median(limits):10.1f}{share:10.0%}{ratio}")
     lines += ["", "peak resident memory, MiB"]
     for (shape, bits, name), peak in figures.peaks.items():
         lines.append(f"  {shape} {bits} bits {name:14}{peak / 2**20:10.0f}")
@@ -221,7 +232,7 @@ def _table(plan: Plan, figures: Figures, limits: dict[str, float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _report(plan: Plan, figures: Figures, limits: dict[str, float]) -> dict[str, Any]:
+def _report(plan: Plan, figures: Figures) -> dict[str, Any]:
     rows = [
         {
             "shape": cell[0],
@@ -229,7 +240,8 @@ def _report(plan: Plan, figures: Figures, limits: dict[str, float]) -> dict[str,
             "what": cell[2],
             "context": cell[3],
             "batch": cell[4],
-            "bound": _bound(cell, limits),
+            "bound": _median(figures.limits[cell]),
+            "bounds": figures.limits[cell],
             "tokens_per_s": dict(by_engine),
         }
         for cell, by_engine in figures.rates.items()
@@ -237,7 +249,6 @@ def _report(plan: Plan, figures: Figures, limits: dict[str, float]) -> dict[str,
     return {
         "date": time.strftime("%Y-%m-%d"),
         "threads": plan.threads,
-        "limits": limits,
         "engines": figures.engines,
         "left_out": figures.missing,
         "rows": rows,

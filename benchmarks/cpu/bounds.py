@@ -1,35 +1,42 @@
-"""What this machine can do at most, measured in the same run: bytes read and multiplications a second."""
+"""What this machine can do at most: bytes read and multiplications a second, measured beside what they bound.
+
+Other work on the machine takes its share of both, now more and now less, so a limit is measured next to each
+figure, and as long as that one takes, not once at the quietest moment.
+"""
 
 import time
+from collections.abc import Callable
 
 import torch
 
 READ_BYTES = 512 * 2**20
 MATRIX = 2048
+LEAST_S = 0.5
 
 
-def read_bytes_per_s(threads: int) -> float:
-    """Read memory in order, far more than any cache holds."""
-    torch.set_num_threads(threads)
-    numbers = torch.ones(READ_BYTES // 4)
-    numbers.sum()
-    return READ_BYTES / _least_s(lambda: numbers.sum())
+class Bounds:
+    """Holds the memory that is read, far more than any cache does."""
+
+    def __init__(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._numbers = torch.ones(READ_BYTES // 4)
+        self._left, self._right = (torch.randn(MATRIX, MATRIX, dtype=torch.bfloat16) for _ in range(2))
+        self.read_bytes_per_s()
+        self.flops()
+
+    def read_bytes_per_s(self) -> float:
+        """Read memory in order, for about half a second."""
+        return READ_BYTES * _times_per_s(self._numbers.sum)
+
+    def flops(self) -> float:
+        """Multiply bfloat16 matrices for about half a second."""
+        return 2 * MATRIX**3 * _times_per_s(lambda: self._left @ self._right)
 
 
-def flops(threads: int) -> float:
-    """Multiply bfloat16 matrices."""
-    torch.set_num_threads(threads)
-    left = torch.randn(MATRIX, MATRIX, dtype=torch.bfloat16)
-    right = torch.randn(MATRIX, MATRIX, dtype=torch.bfloat16)
-    left @ right
-    return 2 * MATRIX**3 / _least_s(lambda: left @ right)
-
-
-def _least_s(work: object, rounds: int = 7) -> float:
-    assert callable(work)
-    times = []
-    for _ in range(rounds):
-        start_s = time.perf_counter()
+def _times_per_s(work: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    num_times = 0
+    while (passed_s := time.perf_counter() - start_s) < LEAST_S:
         work()
-        times.append(time.perf_counter() - start_s)
-    return min(times)
+        num_times += 1
+    return num_times / passed_s
