@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from inspect import signature
 from logging import ERROR, getLogger
 from time import perf_counter
@@ -65,6 +66,7 @@ def _kvchat(stage: Stage, model: Model, sizes: Sizes) -> Iterator[Figure]:
             num_rounds = 2 if stage.is_dry else 4
             rounds = [_decode(stage, engine, model, sizes, count) for _ in range(num_rounds)][1:]
             yield from _decode_figures(stage, model, sizes, count, rounds)
+            yield _ahead_figure(engine, f"{model.name}, kvchat decodes {count} at once")
 
             def answer(prompts: Prompts) -> object:
                 sampling = SamplingParams(max_tokens=sizes.num_tokens, ignore_eos=True)
@@ -96,6 +98,14 @@ def _decode_figures(
         high=idle[-1],
         target="under 0.05",
     )
+
+
+def _ahead_figure(engine: Engine, words: str) -> Figure:
+    """Return how many steps were handed in before the tokens of the last were read, in all rounds so far."""
+    number = engine._ahead.num_steps if engine._ahead is not None else 0
+    if not number:
+        raise AssertionError(f"{words}: every step waited for the tokens of the last")
+    return Figure(name=f"{words}, handed in ahead", unit="steps", value=number, low=number, high=number)
 
 
 def _decode(stage: Stage, engine: Engine, model: Model, sizes: Sizes, count: int) -> tuple[float, float]:
@@ -134,17 +144,18 @@ class _ForwardClock:
     def __init__(self, stage: Stage, engine: Engine) -> None:
         self._stage = stage
         self._runner: Any = engine._runner
-        self._run = self._runner.run
         self.marks: list[tuple[Any, Any]] = []
-        self._runner.run = self._timed
+        for name in ("run", "run_ahead"):
+            setattr(self._runner, name, partial(self._timed, getattr(self._runner, name)))
 
     def remove(self) -> None:
-        del self._runner.run
+        del self._runner.run, self._runner.run_ahead
 
-    def _timed(self, batch: Any) -> Any:
+    def _timed(self, run: Callable[..., Any], *batch: Any) -> Any:
         begun = self._mark()
-        out = self._run(batch)
-        self.marks.append((begun, self._mark()))
+        out = run(*batch)
+        if out is not None:
+            self.marks.append((begun, self._mark()))
         return out
 
     def _mark(self) -> Any:

@@ -1,6 +1,6 @@
 """Models of two shapes with random weights, made on the device; nothing is downloaded or written."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,15 @@ import transformers
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.build import assemble
+from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps
 from kvchat.engine.engine import Engine
+from kvchat.engine.gpu import can_record, limits_of
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel
+from kvchat.engine.parts import EngineParts
 from kvchat.engine.route import choose_route
+from kvchat.engine.runner import Runner
+from kvchat.engine.sampler import Sampler
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import Candidate
 
@@ -50,6 +55,7 @@ DRY_SHAPE = {
     "tie_word_embeddings": True,
 }
 CONTEXT_LEN = 4096
+DRY_BATCHES = (1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,4 +117,22 @@ def open_engine(stage: Stage, model: Model, num_tokens: int) -> Engine:
         speculate="off",
         idle_demote_s=None,
     )
-    return Engine(assemble(model.name, candidate, settings, lambda words: print(f"    {words}", flush=True)))
+    parts = assemble(model.name, candidate, settings, lambda words: print(f"    {words}", flush=True))
+    return Engine(rehearsed(parts, candidate) if stage.is_dry else parts)
+
+
+def rehearsed(parts: EngineParts, candidate: Candidate) -> EngineParts:
+    """Return parts that do on a processor what they do on a GPU: steps in static buffers, which are handed in
+    ahead and draw where the logits lie. Nothing is recorded.
+    """
+    forward, groups = candidate.served.make_pass(parts.pool), candidate.served.groups
+    assert can_record(forward, groups)
+    limits = limits_of(groups, parts.pool, parts.info.max_context)
+    steps = DecodeSteps(forward, groups, limits, ComputesAnew(), DRY_BATCHES)
+    steps.prepare()
+    return replace(
+        parts,
+        runner=Runner(forward, groups, parts.info.block_size, steps),
+        runs_ahead=True,
+        sampler=Sampler(None, draws_there=True),
+    )

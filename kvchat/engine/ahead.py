@@ -77,6 +77,8 @@ class Ahead:
         self._runner = runner
         self._carry_out = carry_out
         self._launched: _Launched | None = None
+        self.num_steps = 0
+        """Steps that were handed in."""
         self.num_surplus = 0
         """Tokens that were computed ahead and not asked for."""
 
@@ -131,6 +133,7 @@ class Ahead:
                 self._manager.retract(entry.branch)
         else:
             self._launched = _Launched(entries, chunks, logits)
+            self.num_steps += 1
             for entry in entries:
                 entry.is_ahead = True
                 entry.branch.num_ahead = 1
