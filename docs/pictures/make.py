@@ -23,6 +23,7 @@ from kvchat.config import read_settings
 from kvchat.engine.api.status import EnginePhase
 from kvchat.session.tree import Turn
 from kvchat.ui.app import KvchatApp
+from kvchat.ui.screens.compare import CompareScreen
 from kvchat.ui.turns import Turns
 
 HERE = Path(__file__).parent
@@ -83,6 +84,18 @@ class Person:
         (HERE / f"{name}.svg").write_text(
             _tidy(self._app.export_screenshot(title="kvchat")), encoding="utf-8"
         )
+
+    async def compares(self) -> None:
+        """Let the model answer three times, again where it said the same thrice: it is a small one."""
+        for _ in range(10):
+            await self.commands("/retry 3")
+            await self.waits_for("enter takes it")
+            screen = self._app.screen
+            assert isinstance(screen, CompareScreen)
+            answers = {answer.text for answer in screen.answers}
+            if len(answers) > 1:
+                return
+            await self.presses("escape")
 
     async def resizes(self, width: int, height: int) -> None:
         await self._pilot.resize_terminal(width, height)
@@ -148,15 +161,22 @@ async def play(person: Person) -> None:
     await person.looks("small")
     await person.presses("f3", "f6", "up", "up", "enter")
     await person.looks("small-actions")
+    await person.presses("escape", "f7")
+    await person.waits_for("blocks of")
+    await person.looks("small-blocks")
 
 
 async def play_variants(person: Person) -> None:
     """Other ways for the conversation."""
-    await person.presses("f6", "up", "enter")
+    await person.presses("f7")
+    await person.waits_for("blocks of")
+    await person.presses("down", "down")
+    await person.looks("blocks")
+    await person.presses("escape", "f6", "up", "enter")
     await person.looks("actions")
     await person.presses("escape")
-    await person.commands("/retry 3")
-    await person.waits_for("enter takes it")
+    await person.says("Explain caching in your own words.")
+    await person.compares()
     await person.looks("compare")
     await person.presses("escape")
     await person.commands("/tokens")
@@ -172,7 +192,7 @@ async def play_settings(person: Person) -> None:
     await person.presses("ctrl+f", *"tier")
     await person.looks("find")
     await person.presses("escape")
-    await person.types("What does this say? @README.m")
+    await person.types("What does this say? @CONTRIBUTING.m")
     await person.presses("tab")
     await person.waits_for("tokens, read")
     await person.looks("attach")

@@ -1,11 +1,13 @@
 """Looking into the cache: the blocks of one path, wherever they are. Reads bookkeeping and moves nothing."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.course import Course
 from kvchat.engine.cache.manager import CacheManager
 
 
@@ -35,23 +37,34 @@ def inspected(
 
 def _path_links(manager: CacheManager, wish: InspectionWish) -> list[_Link]:
     branch = manager.branches.get(wish.branch) if wish.branch is not None else None
-    root = branch.root if branch is not None else manager.root_of(wish.namespace)
-    ids = tuple(branch.token_ids[: branch.computed_len or None] if branch is not None else wish.token_ids)
-    links: list[_Link] = []
-    parent = root
-    for start in range(0, len(ids), manager.block_size):
-        block_ids = ids[start : start + manager.block_size]
-        written = {}
-        if branch is not None and len(block_ids) < manager.block_size:
-            written = {
-                group.id: block
-                for group in manager.device.groups_with_tail
-                for block in branch.tables[group.id][start // manager.block_size :][:1]
-                if block is not None
-            }
-        links.append(_Link(block_key(parent, block_ids), parent, block_ids, start, written))
-        parent = links[-1].key
+    if branch is None:
+        course = manager.courses.of("", wish.namespace)
+        return _chain(manager, manager.root_of(wish.namespace), course, wish.token_ids)
+    ids = tuple(branch.token_ids[: branch.computed_len or None])
+    links = _chain(manager, branch.root, branch.course, ids)
+    for number, key in enumerate(branch.keys):  # what is out of sight is named by what it was pruned with
+        links[number] = replace(links[number], key=key, parent=branch.parent_of(number))
+    if branch.computed_len % manager.block_size:
+        links[-1] = replace(links[-1], parent=branch.last_key, written=_written(manager, branch))
     return links
+
+
+def _chain(manager: CacheManager, root: BlockKey, course: Course, ids: Sequence[int]) -> list[_Link]:
+    links: list[_Link] = []
+    previous = root
+    for number, start in enumerate(range(0, len(ids), manager.block_size)):
+        block_ids = tuple(ids[start : start + manager.block_size])
+        parent = course.parent(number, previous, len(ids))
+        previous = block_key(parent, block_ids)
+        links.append(_Link(previous, parent, block_ids, start, {}))
+    return links
+
+
+def _written(manager: CacheManager, branch: Branch) -> dict[GroupId, BlockId]:
+    """Return where the groups have a branch's tail."""
+    tables = ((group.id, branch.tables[group.id]) for group in manager.device.groups_with_tail)
+    number = branch.computed_len // manager.block_size
+    return {group: block for group, table in tables for block in table[number:][:1] if block is not None}
 
 
 def _kept_links(manager: CacheManager, most: int) -> list[_Link]:

@@ -108,18 +108,46 @@ class Branching:
             )
         is_last = conversation.turns[-1].id == turn.id
         tokens = plural(len(turn.token_ids or ()), "token")
-        retry = (Action(key="r", label="answer again", note="on a new branch"),) if is_last else ()
-        compare = (Action(key="3", label="three answers, compared", note="from one prompt"),)
+        again = await self._again_actions(conversation) if is_last else ()
         return (
             Action(key="f", label="fork behind it", note=fork),
-            *retry,
-            *(compare if is_last else ()),
+            *again,
             Action(key="t", label="open as tokens", note=tokens),
             Action(key="w", label="why it computed what it did"),
             Action(key="c", label="copy"),
             Action(key="k", label="copy its code"),
             Action(key="o", label="open in $EDITOR"),
         )
+
+    async def _again_actions(self, conversation: ConversationView) -> Sequence[Action]:
+        price = await self._retry_price(conversation)
+        return (
+            Action(key="r", label="answer again", note=price or "on a new branch"),
+            Action(
+                key="3",
+                label="three answers, compared",
+                note="the same, once for all" if price else "from one prompt",
+            ),
+        )
+
+    async def _retry_price(self, conversation: ConversationView) -> str:
+        """Return what answering the last question again costs; empty where the engine cannot say it now."""
+        if not self._screen.is_engine_ready or self._turns.is_busy:
+            return ""
+        with suppress(KvchatError):
+            cost = await asyncio.to_thread(self._chat.variants.retry_cost, conversation)
+            return price_words(cost, self._screen.snapshot)
+        return ""
+
+    def retry(self) -> None:
+        """Answer the last question again, and say first what that costs."""
+        self._screen.begin(self._retry)
+
+    async def _retry(self) -> None:
+        conversation = self._turns.conversation
+        if conversation is not None and (price := await self._retry_price(conversation)):
+            self._screen.tell(price, title="answer again")
+        self._screen.queue(PendingTurn(kind=TurnKind.RETRY))
 
     async def _fork_cost(self, conversation: ConversationView, turn: Turn) -> EditCost:
         """Return what a fork shares; nothing is computed before the next message."""

@@ -170,7 +170,7 @@ class Verbs:
         if self._stored() is None or not self._is_free("retry"):
             return
         if argument in ("", "1"):
-            self._screen.queue(PendingTurn(kind=TurnKind.RETRY))
+            self._branching.retry()
         elif argument.isdecimal() and len(argument) < 4:
             self._branching.compare(int(argument))
         else:

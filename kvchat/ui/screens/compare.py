@@ -62,6 +62,9 @@ class CompareScreen(ModalScreen[Turn | None]):
         produce: begins to answer; runs in a thread.
         stop: ends it early, from any thread.
         price: what it costs, known before.
+
+    Attributes:
+        answers: as they are stored; none before all have ended.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -84,7 +87,7 @@ class CompareScreen(ModalScreen[Turn | None]):
         self._produce = produce
         self._stop = stop
         self._feed = TurnFeed()
-        self._answers: tuple[Turn, ...] = ()
+        self.answers: tuple[Turn, ...] = ()
         self._problem: str | None = None
         self._chosen = 0
         self._status = Static(price, id="compare-status", markup=False)
@@ -117,8 +120,8 @@ class CompareScreen(ModalScreen[Turn | None]):
             self._show()
 
     def action_take(self) -> None:
-        if not self._feed.is_running and self._answers:
-            self.dismiss(self._answers[self._chosen])
+        if not self._feed.is_running and self.answers:
+            self.dismiss(self.answers[self._chosen])
 
     def action_leave(self) -> None:
         if self._feed.is_running:
@@ -134,7 +137,7 @@ class CompareScreen(ModalScreen[Turn | None]):
                 case SampleDelta() if not event.reasoning:
                     self._view(event.sample).add(event.text)
                 case SamplesFinished(answers=answers, error=error):
-                    self._answers, self._problem = answers, error
+                    self.answers, self._problem = answers, error
                     self._finish()
                 case TurnFailed(error=error):
                     self._problem = str(error)
@@ -143,9 +146,9 @@ class CompareScreen(ModalScreen[Turn | None]):
         self._show()
 
     def _finish(self) -> None:
-        for number, answer in enumerate(self._answers):
+        for number, answer in enumerate(self.answers):
             self._view(number).finish(answer)
-        usage = self._answers[0].usage
+        usage = self.answers[0].usage
         if usage.prompt_tokens:
             parts = f"reused {count_text(usage.cached_tokens)} of {count_text(usage.prompt_tokens)}"
             computed = count_text(usage.computed_tokens)

@@ -73,6 +73,7 @@ class InspectorScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="inspector"):
             yield Static("", id="inspector-title", markup=False)
+            yield Static("", id="inspector-source-heading", markup=False)
             yield Static("", id="inspector-sources", markup=False)
             yield Static("", id="inspector-heading", markup=False)
             yield BlockTable(id="inspector-blocks")
@@ -151,16 +152,17 @@ class InspectorScreen(ModalScreen[None]):
         )
         title = f"blocks of {source.name}: {len(table.blocks)}" if source else "blocks"
         self.query_one("#inspector-title", Static).update(Content("  ·  ".join(filter(None, [title, state]))))
-        self.query_one("#inspector-sources", Static).update(self._drawn_sources(width))
+        self.query_one("#inspector-source-heading", Static).update(Content(row_text(source_heading(width))))
+        self.query_one("#inspector-sources", Static).update(self._drawn_sources())
         self.query_one("#inspector-heading", Static).update(Content(row_text(block_heading(width))))
         self._draw_detail()
 
-    def _drawn_sources(self, width: int) -> Content:
+    def _drawn_sources(self) -> Content:
         """Return the sources, those around the chosen one where there are too many."""
         first = min(max(0, self._chosen - _MOST_SOURCES // 2), max(0, len(self._sources) - _MOST_SOURCES))
         shown = list(enumerate(self._sources))[first : first + _MOST_SOURCES]
-        rows = [source_heading(width)]
-        rows += [source_row(one, width, is_chosen=number == self._chosen) for number, one in shown]
+        width = self.query_one("#inspector-sources").content_size.width
+        rows = [source_row(one, width, is_chosen=number == self._chosen) for number, one in shown]
         return Content("\n").join(_content(row) for row in rows)
 
     def _draw_detail(self) -> None:

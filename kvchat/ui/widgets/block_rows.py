@@ -15,6 +15,7 @@ _KEY_WIDTH = 8
 _RANGE_WIDTH = 15
 _PLACE_WIDTH = 11
 _FIGURE_WIDTH = 10
+_FREED_WIDTH = 15
 _WITH_PARENT = 100
 """Columns from which the parent has a place of its own."""
 
@@ -73,17 +74,17 @@ def sources(snapshot: CacheSnapshot, names: BranchNames, on_screen: InspectionWi
 
 def source_heading(width: int) -> Row:
     return _source_line(
-        "sessions on the device", ("tokens", "shared ▒", "own ▓", "closing"), width, Look.FAINT
+        "sessions on the device", ("tokens", "shared ▒", "own ▓", "closing frees"), width, Look.FAINT
     )
 
 
 def source_row(source: Source, width: int, *, is_chosen: bool) -> Row:
-    """Return a source with its figures; `closing` is what closing its session would let go of."""
+    """Return a source with its figures; the last is what closing all of its session would let go of."""
     figures = (
         "" if source.num_tokens is None else count_text(source.num_tokens),
         "" if not source.shared_bytes else bytes_text(source.shared_bytes),
         "" if source.own_bytes is None else bytes_text(source.own_bytes),
-        "" if source.freed_bytes is None else f"−{bytes_text(source.freed_bytes)}",
+        "" if source.freed_bytes is None else bytes_text(source.freed_bytes),
     )
     arrow = "›" if is_chosen else " "
     look = Look.HEADING if not is_chosen else Look.DIFFERENT
@@ -91,10 +92,10 @@ def source_row(source: Source, width: int, *, is_chosen: bool) -> Row:
 
 
 def _source_line(name: str, figures: Sequence[str], width: int, look: Look) -> Row:
-    columns = len(figures) if width >= 70 else 2
-    shown = figures if columns == len(figures) else (figures[0], figures[-1])
-    room = max(8, width - _FIGURE_WIDTH * columns)
-    return (padded(name, room), look), ("".join(figure.rjust(_FIGURE_WIDTH) for figure in shown), Look.VALUE)
+    shown = figures[:-1] if width >= 70 else figures[:1]
+    room = max(8, width - _FIGURE_WIDTH * len(shown) - _FREED_WIDTH)
+    values = "".join(figure.rjust(_FIGURE_WIDTH) for figure in shown) + figures[-1].rjust(_FREED_WIDTH)
+    return (padded(name, room), look), (values, Look.FAINT if look is Look.FAINT else Look.VALUE)
 
 
 def block_heading(width: int) -> Row:

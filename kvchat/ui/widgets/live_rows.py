@@ -29,9 +29,9 @@ def history_rows(recent: Recent, width: int) -> list[Row]:
     """Return tokens per second and reuse as lines; nothing before there was any."""
     rows = []
     if recent.rates:
-        rows.append(_line("tok/s", recent.rates, f"{recent.rates[-1]:.0f}", width, None))
+        rows.append(_line("tok/s", recent.rates, f"{recent.rates[-1]:.0f}", width))
     if recent.reuses:
-        rows.append(_line("reuse", recent.reuses, f"{100 * recent.reuses[-1]:.0f} %", width, 1.0))
+        rows.append(_line("reuse", recent.reuses, f"{100 * recent.reuses[-1]:.0f} %", width, is_share=True))
     return rows
 
 
@@ -46,10 +46,10 @@ def room_rows(snapshot: CacheSnapshot, context_len: int, width: int) -> list[Row
     ]
 
 
-def _line(label: str, values: Sequence[float], value: str, width: int, top: float | None) -> Row:
-    line = sparkline(values, max(4, width - _LABEL_WIDTH - _VALUE_WIDTH), top)
+def _line(label: str, values: Sequence[float], value: str, width: int, *, is_share: bool = False) -> Row:
+    line = sparkline(values, max(4, width - _LABEL_WIDTH - _VALUE_WIDTH), 1.0 if is_share else None)
     return (
         (label.ljust(_LABEL_WIDTH), Look.FAINT),
-        (line, Look.OWN),
+        (line, Look.KEPT if is_share else Look.OWN),
         ((value or UNKNOWN).rjust(_VALUE_WIDTH), Look.VALUE),
     )

@@ -83,6 +83,24 @@ async def test_answers_are_compared_and_one_is_taken(tmp_path: Path) -> None:
         assert shown.chat.open("Oslo", "main").turns[-1].text == "Seven hours or so."
 
 
+async def test_answering_again_is_priced_in_tokens_and_bytes_before_it_is_done(tmp_path: Path) -> None:
+    price = "shares 30 tokens (384 KiB) · computes 1 token"
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.until_shown("one cell =")
+        await shown.pilot.press("f6", "enter")
+        await shown.until_shown("answer again")
+        lines = shown.text.splitlines()
+        assert price in next(line for line in lines if "answer again" in line)
+        assert "the same, once for all" in next(line for line in lines if "three answers, compared" in line)
+        await shown.pilot.press("escape")
+        num_before = len(shown.chat.sent)
+        await shown.say("/retry")
+        await shown.until(lambda: any(note.message == price for note in shown.app._notifications))
+        await shown.until(lambda: not shown.screen.turns.is_running and len(shown.chat.sent) >= num_before)
+        await shown.until_shown("Very well.")
+
+
 async def test_comparing_can_be_stopped_and_left(tmp_path: Path) -> None:
     hold = Event()
     async with window(tmp_path, prepare=talk, initial="Oslo", size=(60, 24)) as shown:

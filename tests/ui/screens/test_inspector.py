@@ -108,7 +108,7 @@ async def test_80_by_24_shows_sessions_blocks_and_the_chosen_one_in_full(tmp_pat
         lines = shown.text.splitlines()
         assert all(len(line) <= 80 for line in lines)
         assert sum("device" in line and "×1" in line for line in lines) >= 8
-        assert "closing" in shown.text
+        assert "closing frees" in shown.text
         assert "00" * 32 in shown.text
         assert "esc closes" in lines[-1]
 
