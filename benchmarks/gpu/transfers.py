@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from benchmarks.gpu import ceilings
+from benchmarks.gpu.inline_streams import InlineStreams
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Demote, Promote
@@ -15,7 +16,6 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.staged import StagedTransport
-from kvchat.engine.memory.transport import DirectTransport
 
 GROUP = GroupId(0)
 
@@ -32,18 +32,13 @@ def move_there_and_back(stage: Stage) -> Iterator[tuple[str, str, int, Callable[
     on_gpu = stage.device.type == "cuda"
     sizes = {GROUP: pool.block_bytes(GROUP)}
     host = HostPool({GROUP: count}, sizes, PinnedSlabs if on_gpu else None)
-    rates = Rates()
-    transport = (
-        StagedTransport(pool, host, rates, CudaStreams(stage.device))
-        if on_gpu
-        else DirectTransport(pool, host, rates)
-    )
+    streams = CudaStreams(stage.device) if on_gpu else InlineStreams()
+    transport = StagedTransport(pool, host, Rates(), streams)
     demotes = [Demote(GROUP, BlockId(number), BlockId(number)) for number in range(count)]
 
     def demote() -> None:
         transport.execute(demotes)
-        if isinstance(transport, StagedTransport):
-            transport.settle()
+        transport.settle()
 
     def promote() -> None:
         for number in range(count):
