@@ -1,4 +1,8 @@
-"""What quantised weights cost: perplexity, agreement on the next token, error of the logits, and bytes."""
+"""What quantised weights cost: perplexity, agreement on the next token, error of the logits, and bytes.
+
+A prompt is computed from parts of the weights that are expanded, an answer from their codes and whole numbers
+made of the activations. Both are measured: the whole text at once, and "decoded" a few rows at a time.
+"""
 
 import tempfile
 from pathlib import Path
@@ -8,9 +12,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
+from transformers import DynamicCache
 
 from benchmarks.random_llama import write_random_llama
 from benchmarks.table import Row
+from kvchat.engine.kernels.quantised_linear.native import MOST_ROWS
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.models.prepared import QUANTISED
@@ -44,29 +50,39 @@ def measure(*, quick: bool = False) -> list[Row]:
 def _compare(name: str, model_dir: Path, texts: list[tuple[Tensor, Tensor]]) -> list[Row]:
     plain = load_model(model_dir, "float32", CPU)
     wanted = [_logits(plain.module, ids)[chosen] for ids, chosen in texts]
+    steps = {"": LENGTH, " decoded": MOST_ROWS // len(texts[0][0])}
     rows = []
     for form, bits in QUANTISED.items():
         loaded = load_model(model_dir, "float32", CPU)
         list(quantise_linears(loaded.module, bits))
-        ratios, agreements, errors = [], [], []
-        for (ids, chosen), expected in zip(texts, wanted, strict=True):
-            found = _logits(loaded.module, ids)[chosen]
-            targets = ids[:, 1:][chosen]
-            loss = functional.cross_entropy(found, targets) - functional.cross_entropy(expected, targets)
-            ratios.append(loss.exp().item())
-            agreements.append(100 * (found.argmax(-1) == expected.argmax(-1)).float().mean().item())
-            errors.append(100 * ((found - expected).norm() / expected.norm()).item())
+        for how, num_tokens in steps.items():
+            found = [_logits(loaded.module, ids, num_tokens)[chosen] for ids, chosen in texts]
+            rows += _losses(f"{name}, {form}{how}", texts, wanted, found)
         size = 100 * loaded.weight_bytes / plain.weight_bytes
-        rows += [
-            Row.of(f"{name}, {form}: perplexity / float32", "x", ratios, "where it answers"),
-            Row.of(f"{name}, {form}: same next token", "%", agreements, "greedy"),
-            Row.of(f"{name}, {form}: error of the logits", "%", errors, "norm of the difference / norm"),
-            Row.of(f"{name}, {form}: bytes / float32", "%", [size], "embedding and norms stay"),
-        ]
+        rows.append(Row.of(f"{name}, {form}: bytes / float32", "%", [size], "embedding and norms stay"))
     return rows
 
 
+def _losses(
+    name: str, texts: list[tuple[Tensor, Tensor]], wanted: list[Tensor], found: list[Tensor]
+) -> list[Row]:
+    ratios, agreements, errors = [], [], []
+    for (ids, chosen), expected, given in zip(texts, wanted, found, strict=True):
+        targets = ids[:, 1:][chosen]
+        loss = functional.cross_entropy(given, targets) - functional.cross_entropy(expected, targets)
+        ratios.append(loss.exp().item())
+        agreements.append(100 * (given.argmax(-1) == expected.argmax(-1)).float().mean().item())
+        errors.append(100 * ((given - expected).norm() / expected.norm()).item())
+    return [
+        Row.of(f"{name}: perplexity / float32", "x", ratios, "where it answers"),
+        Row.of(f"{name}: same next token", "%", agreements, "greedy"),
+        Row.of(f"{name}: error of the logits", "%", errors, "norm of the difference / norm"),
+    ]
+
+
 @torch.inference_mode()
-def _logits(module: Any, ids: Tensor) -> Tensor:
-    logits: Tensor = module(ids[:, :-1]).logits
-    return logits.float()
+def _logits(module: Any, ids: Tensor, num_tokens: int = LENGTH) -> Tensor:
+    """Return the logits of all but the last token, `num_tokens` of each sequence at a time."""
+    cache = DynamicCache(config=module.config)
+    parts = [module(part, past_key_values=cache).logits.float() for part in ids[:, :-1].split(num_tokens, 1)]
+    return torch.cat(parts, 1)
