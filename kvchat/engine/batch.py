@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from kvchat.engine.api.ids import BranchId, RequestId
-from kvchat.engine.cache.plan import Move, TableChange
+from kvchat.engine.api.ids import BranchId, GroupId, RequestId
+from kvchat.engine.cache.plan import Move, Prune, TableChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,8 @@ class Chunk:
         samples: whether the logits behind the last token that is no draft choose the next one.
         num_drafted: tokens of the draft: a guess at what will be chosen, computed with the rest. Each is
             kept if the logits before it choose it.
+        holes: blocks [start, end) of each group that are out of sight, where any are.
+        prunes: what happens behind the last token.
     """
 
     request: RequestId
@@ -24,6 +26,8 @@ class Chunk:
     token_ids: tuple[int, ...]
     samples: bool
     num_drafted: int = 0
+    holes: tuple[tuple[GroupId, tuple[tuple[int, int], ...]], ...] = ()
+    prunes: tuple[Prune, ...] = ()
 
     @property
     def end(self) -> int:

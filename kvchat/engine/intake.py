@@ -7,6 +7,7 @@ from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request, check_namespace
 from kvchat.engine.cache.branch import Branch
+from kvchat.engine.cache.course import Course
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.room import Room
 from kvchat.errors import ContextOverflow, InvalidRequest
@@ -60,10 +61,21 @@ class Intake:
             raise InvalidRequest(f"branch {branch.id} is of another namespace; submit without a branch")
         if tuple(branch.token_ids[: branch.computed_len]) != request.token_ids[: branch.computed_len]:
             raise InvalidRequest(f"branch {branch.id} does not begin the prompt; submit without a branch")
-        if branch.computed_len >= len(request.token_ids):
+        if branch.computed_len >= len(request.token_ids) or not self._goes_on(branch, request):
             self._manager.reset(branch)
+        branch.course = self._course(branch, request)
         branch.token_ids = list(request.token_ids)
         return branch
+
+    def _course(self, branch: Branch, request: Request) -> Course:
+        return self._manager.courses.going_on(branch.course, request.namespace, len(request.token_ids))
+
+    def _goes_on(self, branch: Branch, request: Request) -> bool:
+        """Whether what a branch holds is what the prompt goes on from. Pure."""
+        present, course, length = branch.course, self._course(branch, request), branch.computed_len
+        passed = [[stage for stage in one.stages if stage.at <= length] for one in (present, course)]
+        stage = course.next_stage(length)
+        return passed[0] == passed[1] and (stage is None or length <= course.most_found(stage))
 
     def live(self, branch: BranchId) -> Branch:
         """Return a live branch by its id. Pure."""

@@ -6,7 +6,7 @@ meet. In the end it is matched again and finds everything on the device, as any 
 that turns out to be damaged is one that the next match does not find.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from enum import Enum, auto
 from typing import Final
 
@@ -164,7 +164,7 @@ class Loading:
             resumption.flight = self._flights.begin(match, entry.branch.root)
             if resumption.flight is not None:
                 resumption.fetched |= self._brought_before(match)
-                return self._front_obstacle(resumption)
+                return Obstacle.LOADS if match.course.stages else self._front_obstacle(resumption)
             if self._scheduler.make_room(entry):
                 continue
             if self._scheduler.running or self._flights.is_busy:
@@ -178,8 +178,7 @@ class Loading:
     def _brought_before(self, match: PrefixMatch) -> dict[BlockKey, Tier]:
         """Return where blocks came from that a promotion has brought for the path of this request."""
         brought = self._manager.device.brought
-        keys = [*match.keys, *([match.partial.key] if match.partial and match.partial.key else [])]
-        return {key: brought[key] for key in keys if key in brought}
+        return {key: brought[key] for key in match.all_keys if key in brought}
 
     def _estimate(self, resumption: Resumption, match: PrefixMatch) -> LoadEstimate:
         """Weigh loading against computing, and tell it once."""
@@ -199,9 +198,13 @@ class Loading:
         return estimate
 
     def _pays_to_compute(self, resumption: Resumption) -> bool:
-        """Whether loading has turned out so slow that the request should begin to compute beside it."""
+        """Whether loading has turned out so slow that the request should begin to compute beside it. What was
+        pruned comes as a whole: its blocks are not those that the first tokens fill.
+        """
         flight = resumption.flight
         assert flight is not None
+        if flight.transfer.match.course.stages:
+            return False
         if flight.job.num_landed < LEAST_LANDED:
             return False
         lowest, num_taken = flight.job.lowest_taken, flight.job.num_taken
@@ -264,9 +267,12 @@ class Loading:
         """Return where the tokens of an admitted request came from that it has not computed."""
         branch, size = resumption.entry.branch, self._manager.block_size
         fetched = resumption.fetched
-        counts = {tier: size * sum(fetched.get(key) is tier for key in branch.keys) for tier in Tier}
+        kept = {key: branch.keys[number] for number, (key, _) in branch.kept_names.items()}
+        by_block = {kept.get(key, key): tier for key, tier in fetched.items()}
+        slowest = [by_block.get(key) for key in branch.keys]
+        counts = {tier: size * sum(found is tier for found in slowest) for tier in Tier}
         partial = resumption.flight.transfer.match.partial if resumption.flight else None
-        key = partial.key if partial else next((key for key in fetched if key not in branch.keys), None)
+        key = partial.key if partial else _first_beside(fetched, {*branch.keys, *kept})
         tier = fetched.get(key) if key else None
         if tier is not None:
             counts[tier] += branch.computed_len - len(branch.keys) * size
@@ -276,3 +282,8 @@ class Loading:
             host=counts[Tier.HOST],
             disk=counts[Tier.DISK],
         )
+
+
+def _first_beside(fetched: Iterable[BlockKey], known: Set[BlockKey]) -> BlockKey | None:
+    """Return the first key that is not known: that of a tail."""
+    return next((key for key in fetched if key not in known), None)

@@ -7,7 +7,7 @@ vocabulary, P block size.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BranchId, GroupId
 from kvchat.engine.attention.paged import GroupStep
-from kvchat.engine.attention.sight import windowed_span
+from kvchat.engine.attention.pruner import Pruner
+from kvchat.engine.attention.sight import pruned_span, windowed_span
 from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Group
@@ -83,10 +84,13 @@ class Runner:
         groups: Sequence[Group],
         block_size: int,
         short: ShortSteps | None = None,
+        pruner: Pruner | None = None,
     ) -> None:
         """Args:
         short: computes the batches that it takes faster than they are computed here.
+        pruner: carries out what batches prune; None: none does.
         """
+        self._pruner = pruner
         self._forward = forward
         self._short = short
         self._groups = groups
@@ -117,7 +121,14 @@ class Runner:
             groups={group.id: self._step_of(chunks, lens, positions, group) for group in self._groups},
             sampling=torch.tensor(_sampling_rows(chunks), dtype=torch.long, device=self._device),
         )
-        return self._forward.logits(row).float()
+        logits = self._forward.logits(row).float()
+        for number, chunk in enumerate(chunks):
+            if chunk.prunes:
+                assert self._pruner is not None
+                self._pruner.prune(
+                    chunk.prunes, {group: row.groups[group].spans[number] for group in row.groups}
+                )
+        return logits
 
     @torch.inference_mode()
     def run_ahead(self, batch: Batch, token_ids: Tensor) -> Tensor | None:
@@ -173,7 +184,7 @@ class Runner:
         self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group
     ) -> GroupStep:
         """Return slots and spans from one list of all blocks that the step touches in a group."""
-        if group.spec.num_sink_blocks:
+        if group.spec.is_view:
             return self._viewed_step(chunks, lens, positions, group)
         size = self._block_size
         firsts = [group.spec.first_visible(chunk.start) // size for chunk in chunks]
@@ -203,13 +214,22 @@ class Runner:
         tables = [self._tables[chunk.branch, group.id] for chunk in chunks]
         ends = list(accumulate(lens))
         spans = [
-            windowed_span(group.spec, table, (end - length, end), chunk.start, size)
+            self._seen(chunk, group, table, (end - length, end))
             for chunk, length, end, table in zip(chunks, lens, ends, tables, strict=True)
         ]
         at = torch.from_numpy(positions).to(self._device)
         parts = [table[own // size] for table, own in zip(tables, at.split(list(lens)), strict=True)]
         prepared = prepare(spans, lambda _: 0, size)
         return GroupStep(slots=torch.cat(parts) * size + at % size, spans=spans, prepared=prepared)
+
+    def _seen(self, chunk: Chunk, group: Group, table: Tensor, rows: tuple[int, int]) -> SequenceSpan:
+        if group.spec.num_sink_blocks:
+            return windowed_span(group.spec, table, rows, chunk.start, self._block_size)
+        holes = dict(chunk.holes).get(group.id, ())
+        span = pruned_span(holes, table, rows, chunk.start, self._block_size)
+        if not chunk.prunes or self._pruner is None:
+            return span
+        return replace(span, watch=self._pruner.watch())
 
 
 def _spans(

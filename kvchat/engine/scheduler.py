@@ -203,7 +203,7 @@ class Scheduler:
         for entry in sorted(self.running, key=lambda entry: (not entry.is_decoding, entry.rank)):
             if not budget or entry.is_held or entry not in self.running:
                 continue
-            num_tokens = min(entry.num_due, budget)
+            num_tokens = entry.due_within(budget)
             if not num_tokens:
                 continue
             num_chunks = len(chunks)
@@ -214,7 +214,7 @@ class Scheduler:
                 continue
             budget -= num_tokens
             moves += added
-            chunks[entry.id] = _chunk(entry, num_tokens)
+            chunks[entry.id] = self._chunk(entry, num_tokens)
         moves += self._add_drafts(chunks, budget)
         # An empty batch reaches no runner, so what changed must wait for the next one.
         changes, dropped = self.manager.take_changes() if chunks else ((), ())
@@ -227,7 +227,8 @@ class Scheduler:
         """Return where a match comes from. What was brought ahead of use counts once, for its first user."""
         brought = self.manager.device.brought
         num_tokens: Counter[Tier] = Counter()
-        parts = [(key, self.manager.block_size) for key in match.keys]
+        kept = {number: key for number, (key, _) in match.kept_names.items()}
+        parts = [(kept.get(number, key), self.manager.block_size) for number, key in enumerate(match.keys)]
         if match.partial and match.partial.key is not None:
             parts.append((match.partial.key, match.partial.num_tokens))
         for key, length in parts:
@@ -287,6 +288,20 @@ class Scheduler:
                 chunks[number] = replace(chunk, token_ids=chunk.token_ids + draft, num_drafted=len(draft))
         return moves
 
+    def _chunk(self, entry: Entry, num_tokens: int) -> Chunk:
+        branch = entry.branch
+        start = branch.computed_len
+        end = start + num_tokens
+        return Chunk(
+            request=entry.id,
+            branch=branch.id,
+            start=start,
+            token_ids=tuple(branch.token_ids[start:end]),
+            samples=end == len(branch.token_ids),
+            holes=self.manager.holes(branch),
+            prunes=self.manager.prunes(branch),
+        )
+
     def _requeue_less_important(self, entry: Entry) -> bool:
         """Take the blocks of the least important running request; False if none is less important."""
         victim = max(self.running, key=lambda other: other.rank, default=entry)
@@ -315,16 +330,3 @@ class Scheduler:
         """Record that a branch has just become idle: among equals it is the last to lose its blocks."""
         branches = self.manager.branches
         branches[branch] = branches.pop(branch)
-
-
-def _chunk(entry: Entry, num_tokens: int) -> Chunk:
-    branch = entry.branch
-    start = branch.computed_len
-    end = start + num_tokens
-    return Chunk(
-        request=entry.id,
-        branch=branch.id,
-        start=start,
-        token_ids=tuple(branch.token_ids[start:end]),
-        samples=end == len(branch.token_ids),
-    )

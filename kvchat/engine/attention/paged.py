@@ -96,6 +96,9 @@ class PagedAttention:
             softcap=call.softcap,
             sinks=call.sinks,
         )
+        for span in step.spans:
+            if span.watch is not None:
+                span.watch.take(layer, query[span.q_start : span.q_end], args)
         if pool.sealed is None:
             return paged_attention(query, pool.keys, pool.values, args)
         old = self.step[pool.sealed.group].sealed

@@ -58,7 +58,7 @@ class Admission:
         """Return the device blocks that the group needs behind the matched tokens."""
         found = []
         for number in match.numbers(group, self._device.block_size):
-            block = self._device.index.block(match.keys[number], group.id)
+            block = self._device.index.block(match.key_of(group, number), group.id)
             assert block is not None, "a match is admitted that is not on the device"
             found.append(block)
         return found

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from kvchat.engine.api.ids import BlockId, BlockKey, BranchId
+from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId
 from kvchat.engine.cache.chain import Chain
-from kvchat.engine.cache.course import EXACT, Course
+from kvchat.engine.cache.course import EXACT, Course, Name
+from kvchat.engine.cache.spec import Group
 
 BlockTable = list[BlockId | None]
 """Logical block number → block id; None is a hole: the block has left the window."""
@@ -30,6 +31,10 @@ class Branch:
     """Tokens behind the computed ones whose slots are being written before it is known what they are."""
     keys: list[BlockKey] = field(default_factory=list)
     saved_tail: BlockKey | None = None
+    kept: dict[GroupId, list[BlockId]] = field(default_factory=dict)
+    """Blocks that the step in progress fills with what it keeps of a stretch."""
+    kept_names: dict[int, Name] = field(default_factory=dict)
+    """Of what is left of stretches, by number, in the groups that are pruned."""
     priority: int = 0
     """Of the last request that ran on it: who is less important gives way first."""
     idle_since_s: float | None = None
@@ -50,9 +55,15 @@ class Branch:
         return self.parent_of(len(self.keys))
 
     def parent_of(self, number: int) -> BlockKey:
-        """Return the parent of a full block or of the tail."""
+        """Return the parent of a full block, as it was computed, or of the tail."""
         previous = self.keys[number - 1] if number else self.root
         return self.course.parent(number, previous, self.computed_len)
+
+    def name_of(self, group: Group, number: int) -> Name:
+        """Return the name of what a group holds of a full block."""
+        if group.spec.is_pruned and number in self.kept_names:
+            return self.kept_names[number]
+        return self.keys[number], self.parent_of(number)
 
     def block_ids(self, number: int, block_size: int) -> tuple[int, ...]:
         """Return the computed token ids of one block."""

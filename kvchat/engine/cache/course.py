@@ -5,19 +5,19 @@ out of sight is another text's KV, so from there on names descend from a taint t
 branch it is. No other session's prompt is ever matched with them, and the same session finds them again.
 """
 
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from kvchat.engine.api.ids import KEY_BYTES, BlockKey
-from kvchat.engine.api.namespace import Namespace, parse_namespace
+from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, u32le
 from kvchat.engine.cache.spec import Group
-from kvchat.engine.cache.view_spec import WindowSpec
+from kvchat.engine.cache.view_spec import PrunedSpec
 
 _TAINT_PERSON = b"kvchat.taint1"
 Hole = tuple[int, int]
 """Blocks [start, end) that are out of sight."""
+Name = tuple[BlockKey, BlockKey]
+"""A block's key and its parent."""
 
 
 def taint_key(parent: BlockKey, salt: bytes) -> BlockKey:
@@ -26,25 +26,100 @@ def taint_key(parent: BlockKey, salt: bytes) -> BlockKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A long prompt has been read, and a stretch of it is pruned, once.
+
+    Args:
+        at: tokens of the branch when that happens: the end of the prompt.
+        start: first block of the stretch.
+        end: the block behind its last one.
+    """
+
+    at: int
+    start: int
+    end: int
+
+    def num_kept(self, group: Group) -> int:
+        """Return how many blocks of the stretch a group keeps; they stand at its beginning. Pure."""
+        assert isinstance(group.spec, PrunedSpec)
+        return group.spec.kept_blocks(self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
     """Args:
     salt: what the taint consists of: view and owner.
+    block_size: tokens of a block.
     first_tainted: of a window: the first block whose queries miss something; None: there is none.
+    stages: where something is pruned, or will be, in the order of the tokens.
+    num_observed: the last tokens of a prompt that are computed in one step, since pruning looks at them.
     """
 
     salt: bytes = b""
+    block_size: int = 1
     first_tainted: int | None = None
+    stages: tuple[Stage, ...] = ()
+    num_observed: int = 0
+
+    # Stages
+
+    def up_to(self, num_stages: int) -> "Course":
+        """Return the course as it is before its later stages. Pure."""
+        return self if num_stages >= len(self.stages) else replace(self, stages=self.stages[:num_stages])
+
+    def next_stage(self, num_tokens: int) -> Stage | None:
+        """Return the first stage behind `num_tokens` computed tokens. Pure."""
+        return next((stage for stage in self.stages if stage.at > num_tokens), None)
+
+    def most_found(self, stage: Stage) -> int:
+        """Return how many tokens before a stage may be found instead of computed: what decides about it must
+        be computed. Pure.
+        """
+        return stage.at - max(1, self.num_observed)
+
+    # Names
 
     def parent(self, number: int, previous: BlockKey, num_tokens: int) -> BlockKey:
         """Return the parent of block `number` of a branch with `num_tokens` tokens. Pure.
 
         Args:
-            previous: key of the block before, or the root.
+            previous: name of the block before as it was computed, or the root.
         """
-        return taint_key(previous, self.salt) if number == self.first_tainted else previous
+        if number == self.first_tainted:
+            previous = taint_key(previous, self.salt)
+        for stage in self.stages:
+            if stage.at <= num_tokens and stage.at // self.block_size == number:
+                previous = taint_key(previous, self.salt + u32le((stage.at,)))
+        return previous
+
+    def kept_names(
+        self, stage: Stage, spine: Sequence[BlockKey], token_ids: Sequence[int]
+    ) -> dict[int, Name]:
+        """Return the names of what is kept of a stretch, by number. They follow from all tokens that were
+        read when it was pruned. Pure.
+
+        Args:
+            spine: names of all full blocks before the stage, as they were computed.
+        """
+        size = self.block_size
+        tail = stage.at // size
+        read = self.salt + b"kept" + u32le(token_ids[tail * size : stage.at])
+        parent = taint_key(self.parent(tail, spine[tail - 1], stage.at - 1), read)
+        names: dict[int, Name] = {}
+        for number in range(stage.start, stage.end):
+            key = block_key(parent, token_ids[number * size : (number + 1) * size])
+            names[number] = (key, parent)
+            parent = key
+        return names
+
+    # Sight
 
     def holes(self, group: Group, num_tokens: int, block_size: int) -> tuple[Hole, ...]:
         """Return what is out of sight behind `num_tokens` tokens, ascending. Pure."""
+        if self.stages and isinstance(group.spec, PrunedSpec):
+            passed = [stage for stage in self.stages if stage.at <= num_tokens]
+            holes = [(stage.start + stage.num_kept(group), stage.end) for stage in passed]
+            return tuple(hole for hole in holes if hole[0] < hole[1])
         first = group.spec.first_visible(num_tokens) // block_size
         sinks = group.spec.num_sink_blocks
         return ((sinks, first),) if first > sinks else ()
@@ -55,39 +130,6 @@ class Course:
 
 
 EXACT = Course()
-
-
-class Courses:
-    """The courses of branches whose layers are these."""
-
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self._windows = [group.spec for group in groups if isinstance(group.spec, WindowSpec)]
-
-    @property
-    def are_exact(self) -> bool:
-        """Whether all of every branch stays in sight."""
-        return not self._windows
-
-    def parse(self, namespace: str) -> Namespace:
-        """Return what a namespace says. Pure."""
-        return parse_namespace(namespace)
-
-    def of(self, owner: str, namespace: str) -> Course:
-        """Return the course of a new branch.
-
-        Args:
-            owner: whose branch it is, where the namespace does not say it; nobody's blocks are never found
-                again.
-        """
-        if self.are_exact:
-            return EXACT
-        name = self.parse(namespace).owner or owner
-        nonce = b"owner" + name.encode() if name else secrets.token_bytes(KEY_BYTES)
-        spec = self._windows[0]
-        return Course(
-            salt=f"window {spec.num_recent} of {spec.block_size}".encode() + nonce,
-            first_tainted=spec.first_tainted,
-        )
 
 
 def in_sight(holes: Sequence[Hole], end: int) -> list[int]:

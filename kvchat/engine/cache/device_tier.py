@@ -45,7 +45,7 @@ class DeviceTier:
         self.journals = (self.index.journal, self.host.journal)
         self.num_transfer_changes = 0
         """Grows whenever a transfer begins, lets go of a block or has one landed."""
-        self._with_window = {group.id for group in groups if group.spec.max_visible is not None}
+        self._standing_alone = {group.id for group in groups if group.spec.stands_alone}
         self.block_bytes = {group.id: group.block_bytes(block_size) for group in groups}
         self.holdings = Holdings()
         self.pools = {
@@ -66,10 +66,10 @@ class DeviceTier:
         self._demotions: list[Demote] = []
 
     def name(self, group: GroupId, block: BlockId, node: IndexNode) -> None:
-        """Name a held block whose bytes are written. Without a window it is worth nothing without its parent,
-        which is then evicted after it.
+        """Name a held block whose bytes are written. Unless it stands alone it is worth nothing without its
+        parent, which is then evicted after it.
         """
-        parent = None if group in self._with_window else node.parent
+        parent = None if group in self._standing_alone else node.parent
         self.pools[group].name(block, node.key, parent)
         self.index.add(replace(node, blocks={}), group, block)
 

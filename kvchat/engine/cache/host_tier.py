@@ -34,7 +34,7 @@ class HostTier:
         """
         self._index = PrefixIndex()
         self.journal = self._index.journal
-        self._with_window = {group.id for group in groups if group.spec.max_visible is not None}
+        self._standing_alone = {group.id for group in groups if group.spec.stands_alone}
         self.pools = {
             group: BlockPool(count, partial(self._evicted, group), make_order(eviction, count))
             for group, count in num_blocks.items()
@@ -96,7 +96,7 @@ class HostTier:
         """Name the places that have been written and let go of all that were held."""
         for group, place, node in self._reserved:
             if self._index.block(node.key, group) is None:
-                parent = None if group in self._with_window else node.parent
+                parent = None if group in self._standing_alone else node.parent
                 self.pools[group].name(place, node.key, parent)
                 self._index.add(node, group, place)
             self.pools[group].release(place)
@@ -121,7 +121,7 @@ class HostTier:
 
     def _has_child(self, key: BlockKey, group: GroupId) -> bool:
         """Whether a block that is worth nothing without this one is here or on its way."""
-        if group in self._with_window:
+        if group in self._standing_alone:
             return False
         return (group, key) in self._awaited or self.pools[group].num_children(key) > 0
 

@@ -56,4 +56,4 @@ def check_branch(branch: Branch, groups: Sequence[Group], pools: Pools, block_si
             block = branch.tables[group.id][number]
             assert block is not None, f"block {number} of group {group.id} is a hole"
             key = pools[group.id].key(block)
-            assert key == (branch.keys[number] if number < len(branch.keys) else None)
+            assert key == (branch.name_of(group, number)[0] if number < len(branch.keys) else None)

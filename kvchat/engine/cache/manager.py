@@ -12,13 +12,15 @@ from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.admission import Admission
 from kvchat.engine.cache.branch import BlockTable, Branch
-from kvchat.engine.cache.course import Courses
+from kvchat.engine.cache.course import Hole
+from kvchat.engine.cache.courses import Courses
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.live_tails import LiveTails
 from kvchat.engine.cache.match import PrefixMatch, PrefixMatcher
 from kvchat.engine.cache.naming import Naming
 from kvchat.engine.cache.pins import Pins
-from kvchat.engine.cache.plan import Copy, Demote, Move, Save, TableChange
+from kvchat.engine.cache.plan import Copy, Demote, Move, Prune, Save, TableChange
+from kvchat.engine.cache.pruning import Pruning
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.cache.tiers import NoTier, SlowTier, SlowTiers
@@ -42,7 +44,7 @@ class CacheManager:
         self._holdings = device.holdings
         self.root = root_key(fingerprint)
         self._fingerprint = fingerprint
-        self.courses = Courses(device.groups)
+        self.courses = Courses(device.groups, device.block_size)
         self.branches: dict[BranchId, Branch] = {}
         self._ids = count(1)
         self._tails = LiveTails(device.block_size)
@@ -50,6 +52,7 @@ class CacheManager:
         self._admission = Admission(device)
         self.pins = Pins(device)
         self._naming = Naming(device, self._log)
+        self._pruning = Pruning(device, self._naming, self._log)
         self._disk = slow or NoTier()
         self._matcher, self._resident_matcher = (
             PrefixMatcher(self.groups, self.block_size, self.index, tiers, self._tails.behind)
@@ -66,14 +69,15 @@ class CacheManager:
         """Return a new live branch that holds no block yet; it shares blocks with its namespace alone, and
         over a view only those that are exact.
         """
+        ids = list(token_ids)
         branch = Branch(
             id=BranchId(next(self._ids)),
             owner=owner,
             root=self.root_of(namespace),
-            token_ids=list(token_ids),
+            token_ids=ids,
             tables=[[] for _ in self.groups],
             namespace=namespace,
-            course=self.courses.of(owner, namespace),
+            course=self.courses.of(owner, namespace, len(ids)),
         )
         self.branches[branch.id] = branch
         return branch
@@ -86,6 +90,7 @@ class CacheManager:
         child.keys = list(branch.keys)
         child.chain = branch.chain.copy()
         child.course = branch.course
+        child.kept_names = dict(branch.kept_names)
         # Blocks behind the tail belong to a step that never ended; both would write them.
         for group, table in zip(self.groups, child.tables, strict=True):
             table += branch.tables[group.id][: self._num_blocks(group, branch.computed_len)]
@@ -176,6 +181,7 @@ class CacheManager:
         for group in self.groups:
             self._log.note_from(branch, group.id, 0)
         branch.keys = list(match.keys)
+        branch.kept_names = dict(match.kept_names)
         branch.computed_len = match.length
         branch.saved_tail = match.partial.key if match.partial and match.partial.is_whole else None
         if branch.computed_len:  # nobody would forget an empty one when it is admitted again
@@ -209,17 +215,30 @@ class CacheManager:
             table += [self._holdings.allocate(branch, group.id) for _ in range(start, end)]
             if end > start:
                 self._log.note_from(branch, group.id, start)
+        self._pruning.prepare(branch, num_tokens)
         return self.take_demotions() + tuple(moves)
+
+    def holes(self, branch: Branch) -> tuple[tuple[GroupId, tuple[Hole, ...]], ...]:
+        """Return what a pruned branch has lost from sight, in the groups where it has. Pure."""
+        if not branch.course.stages:
+            return ()
+        size = self.block_size
+        lost = ((group, branch.course.holes(group, branch.computed_len, size)) for group in self.groups)
+        return tuple((group.id, holes) for group, holes in lost if holes)
+
+    def prunes(self, branch: Branch) -> tuple[Prune, ...]:
+        """Return what is to be pruned behind the tokens that `extend` has made room for. Pure."""
+        return self._pruning.planned(branch)
 
     def commit(self, branch: Branch, num_tokens: int) -> None:
         """Record that the next `num_tokens` tokens have been written: name full blocks, drop what left a
         window.
         """
+        first, last = len(branch.keys), (branch.computed_len + num_tokens) // self.block_size
+        if last > first or branch.kept:
+            self._unwatch_tail(branch)
         branch.computed_len += num_tokens
         branch.num_ahead = max(0, branch.num_ahead - num_tokens)
-        first, last = len(branch.keys), branch.computed_len // self.block_size
-        if last > first:
-            self._unwatch_tail(branch)
         for number in range(first, last):
             ids = branch.block_ids(number, self.block_size)
             key = branch.chain.name(number, branch.last_key, ids)
@@ -228,6 +247,8 @@ class CacheManager:
                 self._publish(branch, group, number)
         if last > first:
             branch.saved_tail = None
+        if branch.kept:
+            self._pruning.carry_out(branch)
         self._watch_tail(branch)
         for group, table in zip(self.groups, branch.tables, strict=True):
             self._leave_window(branch, group, table)
@@ -239,6 +260,7 @@ class CacheManager:
                 block = table.pop()
                 assert block is not None
                 self._holdings.release(branch, group.id, block)
+        self._pruning.give_up(branch)
         branch.num_ahead = 0
 
     # What others carry out
@@ -314,13 +336,13 @@ class CacheManager:
             tail = table[branch.computed_len // self.block_size]
             assert tail is not None
             missing += self.pools[group.id].count(tail) > 1
-        return missing
+        return missing + self._pruning.num_kept(branch, group, num_tokens)
 
     def _publish(self, branch: Branch, group: Group, number: int) -> None:
         """Name what a group has as a whole now that block `number` is full."""
         start, end = (self._num_blocks(group, count * self.block_size) for count in (number, number + 1))
         for whole in range(start, end):
-            self._naming.publish(branch, group, whole, branch.keys[whole])
+            self._naming.publish(branch, group, whole)
 
     def _let_go(self, branch: Branch) -> None:
         for group, table in zip(self.groups, branch.tables, strict=True):
@@ -328,6 +350,8 @@ class CacheManager:
                 if block is not None:
                     self._holdings.release(branch, group.id, block)
             table.clear()
+        self._pruning.give_up(branch)
+        branch.kept_names.clear()
         branch.computed_len = branch.num_ahead = 0
         branch.keys.clear()
 

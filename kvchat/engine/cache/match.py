@@ -5,13 +5,13 @@ hangs on the same parent is reused by copying it. Every group must be able to co
 needs all blocks, a sliding group those its window still covers. At least one token is left to compute.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.branch import Branch
-from kvchat.engine.cache.course import EXACT, Course
+from kvchat.engine.cache.course import EXACT, Course, Name
 from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.tiers import SlowTiers
@@ -49,6 +49,8 @@ class PrefixMatch:
         host_len: how many of them some group has to bring from host memory, and none from disk.
         disk_len: how many of them some group has to load from disk.
         block_ids: token ids of the full blocks.
+        parents: of the full blocks and of what is behind them.
+        kept_names: what is left of stretches has these names, by number, in the groups that are pruned.
         course: what of them is in sight.
     """
 
@@ -58,7 +60,21 @@ class PrefixMatch:
     length: int = 0
     host_len: int = 0
     disk_len: int = 0
+    parents: tuple[BlockKey, ...] = ()
+    kept_names: Mapping[int, Name] = field(default_factory=dict)
     course: Course = EXACT
+
+    @property
+    def all_keys(self) -> tuple[BlockKey, ...]:
+        """The names of all that is matched, what is left of stretches last."""
+        partial = (self.partial.key,) if self.partial and self.partial.key is not None else ()
+        return *self.keys, *partial, *(key for key, _ in self.kept_names.values())
+
+    def key_of(self, group: Group, number: int) -> BlockKey:
+        """Return the name of what a group needs of a full block. Pure."""
+        if group.spec.is_pruned and number in self.kept_names:
+            return self.kept_names[number][0]
+        return self.keys[number]
 
     def numbers(self, group: Group, block_size: int) -> list[int]:
         """Return the numbers of the full blocks that a group needs behind the matched tokens. Pure."""
@@ -83,6 +99,9 @@ class _Chain:
 
     keys: list[BlockKey]
     block_ids: list[tuple[int, ...]]
+    parents: list[BlockKey]
+    """Of the full blocks, and of what comes behind the last of them."""
+    kept_names: dict[int, Name]
     device: dict[GroupId, list[BlockId | None]]
     present: dict[GroupId, list[bool]]
     runs: dict[GroupId, list[int]]
@@ -111,16 +130,29 @@ class PrefixMatcher:
         """Return the longest usable prefix of all but the last token, of at most `max_len` tokens. Pure,
         but for the names that the branch remembers.
         """
-        token_ids = branch.token_ids
-        limit = len(token_ids) - 1
+        course, most = branch.course, len(branch.token_ids) - 1
         if max_len is not None:
-            limit = min(limit, max_len)
-        chain = self._chain(branch, limit)
+            most = min(most, max_len)
+        # What was pruned is found as a whole, with all that was computed since, or is to be pruned again.
+        for num in range(len(course.stages), 0, -1):
+            limit = most if num == len(course.stages) else min(most, course.most_found(course.stages[num]))
+            if limit >= course.stages[num - 1].at:
+                found = self._match(branch, course.up_to(num), limit)
+                if found.length >= course.stages[num - 1].at:
+                    return found
+        if course.stages:
+            most = min(most, course.most_found(course.stages[0]))
+        return self._match(branch, course.up_to(0), most)
+
+    def _match(self, branch: Branch, course: Course, limit: int) -> PrefixMatch:
+        """Return the longest prefix that can be used once all stages of `course` have been passed."""
+        token_ids = branch.token_ids
+        chain = self._chain(branch, course, limit)
         partial = None
         for num_blocks in range(self._num_leading(chain), -1, -1):
             start = num_blocks * self._block_size
             rest = token_ids[start : min(start + self._block_size, limit)]
-            partial = self._best_partial(chain, num_blocks, branch, rest)
+            partial = self._best_partial(chain, num_blocks, rest)
             if partial or self._windows_present(chain, num_blocks, 0):
                 break
         length = num_blocks * self._block_size + (partial.num_tokens if partial else 0)
@@ -128,36 +160,54 @@ class PrefixMatcher:
             keys=tuple(chain.keys[:num_blocks]),
             block_ids=tuple(chain.block_ids[:num_blocks]),
             partial=partial,
+            parents=tuple(chain.parents[: num_blocks + 1]),
             length=length,
-            course=branch.course,
+            kept_names=chain.kept_names,
+            course=course,
         )
         slow_len = self._num_fetched(chain, found, beyond_host=False)
         disk_len = self._num_fetched(chain, found, beyond_host=True)
         return replace(found, host_len=slow_len - disk_len, disk_len=disk_len)
 
-    def _chain(self, branch: Branch, limit: int) -> _Chain:
+    def _chain(self, branch: Branch, course: Course, limit: int) -> _Chain:
         size = self._block_size
         ids = [
             tuple(branch.token_ids[start : start + size]) for start in range(0, limit // size * size, size)
         ]
         keys: list[BlockKey] = []
+        parents = [course.parent(0, branch.root, limit)]
         for number, block_ids in enumerate(ids):
-            parent = branch.course.parent(number, keys[-1] if keys else branch.root, limit)
-            keys.append(branch.chain.name(number, parent, block_ids))
-        nodes = [self._index.find(key, block_ids) for key, block_ids in zip(keys, ids, strict=True)]
+            keys.append(branch.chain.name(number, parents[-1], block_ids))
+            parents.append(course.parent(number + 1, keys[-1], limit))
+        kept: dict[int, Name] = {}
+        for stage in course.stages:
+            kept |= course.kept_names(stage, keys, branch.token_ids)
+        pruned_keys = [kept[number][0] if number in kept else key for number, key in enumerate(keys)]
         device: dict[GroupId, list[BlockId | None]] = {}
         present: dict[GroupId, list[bool]] = {}
         for group in self._groups:
+            names = pruned_keys if group.spec.is_pruned else keys
+            nodes = map(self._index.find, names, ids)
             blocks = [node.blocks.get(group.id) if node else None for node in nodes]
-            absent = [key for key, block in zip(keys, blocks, strict=True) if block is None]
+            absent = [key for key, block in zip(names, blocks, strict=True) if block is None]
             stored = iter(self._slow.has_all(absent, group.id) if absent else ())
             device[group.id] = blocks
             present[group.id] = [block is not None or next(stored) for block in blocks]
+            for first, end in course.holes(group, limit, size) if course.stages else ():
+                present[group.id][first:end] = [True] * (end - first)
         runs = {
             group: list(accumulate(flags, lambda run, flag: run + 1 if flag else 0, initial=0))
             for group, flags in present.items()
         }
-        return _Chain(keys=keys, block_ids=ids, device=device, present=present, runs=runs)
+        return _Chain(
+            keys=keys,
+            block_ids=ids,
+            parents=parents,
+            kept_names=kept,
+            device=device,
+            present=present,
+            runs=runs,
+        )
 
     def _num_leading(self, chain: _Chain) -> int:
         """Return how many blocks from the start every group without a window has, as far as it needs them."""
@@ -183,14 +233,11 @@ class PrefixMatcher:
             return False
         return end - group.spec.first_visible(position) // self._block_size <= chain.runs[group.id][end]
 
-    def _best_partial(
-        self, chain: _Chain, num_blocks: int, branch: Branch, rest: Sequence[int]
-    ) -> PartialBlock | None:
+    def _best_partial(self, chain: _Chain, num_blocks: int, rest: Sequence[int]) -> PartialBlock | None:
         # The further into the block, the less of the blocks before it is seen.
         if not self._windows_present(chain, num_blocks, self._block_size - 1):
             return None
-        previous = chain.keys[num_blocks - 1] if num_blocks else branch.root
-        parent = branch.course.parent(num_blocks, previous, num_blocks * self._block_size + len(rest))
+        parent = chain.parents[num_blocks]
         best: PartialBlock | None = None
         for candidate in self._candidates(parent, rest):
             common = common_run(candidate.token_ids, rest)
@@ -243,7 +290,7 @@ class PrefixMatcher:
             needed = match.numbers(group, size)
             absent = [n for n in needed if chain.device[group.id][n] is None]
             if beyond_host and absent:
-                in_host = self._slow.host.has_all([chain.keys[n] for n in absent], group.id)
+                in_host = self._slow.host.has_all([match.key_of(group, n) for n in absent], group.id)
                 absent = [n for n, flag in zip(absent, in_host, strict=True) if not flag]
             fetched.update(absent)
         num_tokens = len(fetched) * size

@@ -1,6 +1,6 @@
 """How blocks get their names, and what a store is to write of them."""
 
-from kvchat.engine.api.ids import BlockKey, block_key
+from kvchat.engine.api.ids import block_key
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.plan import Save
@@ -17,9 +17,10 @@ class Naming:
         self._log = log
         self._saves: list[Save] = []
 
-    def publish(self, branch: Branch, group: Group, number: int, key: BlockKey) -> None:
+    def publish(self, branch: Branch, group: Group, number: int) -> None:
         """Name a full block and note it for the store, or give it up for the one that has its name."""
         table = branch.tables[group.id]
+        key, parent = branch.name_of(group, number)
         block = table[number]
         if block is None:
             return
@@ -31,7 +32,7 @@ class Naming:
             self._log.note_one(branch, group.id, number, known)
             return
         start = number * self._device.block_size
-        node = IndexNode(key, branch.parent_of(number), self._ids(branch, number), start)
+        node = IndexNode(key, parent, self._ids(branch, number), start)
         self._device.name(group.id, block, node)
         if not group.spec.is_passing:
             # Where passing blocks are stored at turns' ends alone, the tail there is the only way back to it.
@@ -77,9 +78,9 @@ class Naming:
     def block_saves(self, branch: Branch) -> tuple[Save, ...]:
         """Return every full block that the branch holds, for a store that may lack some of them. Pure."""
         return tuple(
-            Save(group.id, key, branch.parent_of(number), self._ids(branch, number), block)
+            Save(group.id, *branch.name_of(group, number), self._ids(branch, number), block)
             for group in self._device.groups
-            for number, (key, block) in enumerate(zip(branch.keys, branch.tables[group.id], strict=False))
+            for number, (_, block) in enumerate(zip(branch.keys, branch.tables[group.id], strict=False))
             if block is not None
         )
 

@@ -83,7 +83,7 @@ class Pins:
         """
         size = self._device.block_size
         numbers = branch.course.numbers(group, len(branch.keys) * size, size)
-        blocks = [self._device.index.block(branch.keys[number], group.id) for number in numbers]
+        blocks = [self._device.index.block(branch.name_of(group, number)[0], group.id) for number in numbers]
         return tuple(block for block in blocks if block is not None)
 
     def _check_room(

@@ -51,6 +51,20 @@ class Promote:
     target: BlockId
 
 
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """Once a step has been computed, write what is kept of the blocks `sources` into `targets`.
+
+    Args:
+        first: logical number of the first of `sources`, which stand one behind the other.
+    """
+
+    group: GroupId
+    first: int
+    sources: tuple[BlockId, ...]
+    targets: tuple[BlockId, ...]
+
+
 Move = Copy | Demote
 Fetch = Load | Promote
 

@@ -22,7 +22,7 @@ def window_blocks(max_visible: int, block_size: int) -> int:
 
 def least_blocks(group: Group, context_len: int, chunk_len: int, block_size: int) -> int:
     """Return how many blocks one sequence of `context_len` tokens needs in `group`, computed in chunks."""
-    whole = max(1, group.num_blocks(context_len, block_size))
+    whole = max(1, group.num_blocks(context_len, block_size) + group.spec.num_spare_blocks)
     if group.spec.max_visible is None:
         return whole
     return min(whole, window_blocks(group.spec.max_visible, block_size) + ceil(chunk_len / block_size))

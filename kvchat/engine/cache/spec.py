@@ -62,6 +62,26 @@ class FullSpec:
         return False
 
     @property
+    def stands_alone(self) -> bool:
+        """Whether a block is worth something without those before it."""
+        return self.max_visible is not None
+
+    @property
+    def is_view(self) -> bool:
+        """Whether block tables have holes behind their beginning."""
+        return False
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether stretches of a branch are replaced by what is kept of them."""
+        return False
+
+    @property
+    def num_spare_blocks(self) -> int:
+        """Blocks that a branch needs for a moment beside those of its tokens."""
+        return 0
+
+    @property
     def num_sink_blocks(self) -> int:
         """Blocks at the beginning that every query sees, wherever what it sees begins again."""
         return 0

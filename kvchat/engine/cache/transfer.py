@@ -75,8 +75,7 @@ class Transfers:
 
     def in_the_way(self, match: PrefixMatch) -> Transfer | None:
         """Return a transfer that is bringing a block of the match and has not brought it yet. Pure."""
-        keys = [*match.keys, match.partial.key] if match.partial else match.keys
-        return next((self._flying[key] for key in keys if key in self._flying), None)
+        return next((self._flying[key] for key in match.all_keys if key in self._flying), None)
 
     def missing_bytes(self, match: PrefixMatch, root: BlockKey) -> dict[Tier, int]:
         """Return what a match lacks on the device, by the tier it comes from. Pure."""
@@ -115,18 +114,18 @@ class Transfers:
         transfer.lent = [(piece.group, piece.place) for piece in pieces if piece.place is not None]
         for group, place in transfer.lent:
             device.host.lend(group, place)
-        moves: dict[int, list[Fetch]] = {}
+        moves: dict[BlockKey, list[Fetch]] = {}
         for piece in pieces:
             if piece.block is not None:
                 self._hold(transfer, piece.number, piece.group, piece.block)
                 continue
             block = device.pools[piece.group].allocate()
             self._note_held(transfer, piece.number, piece.group, block)
-            moves.setdefault(piece.number, []).append(_move(piece, block))
+            moves.setdefault(piece.node.key, []).append(_move(piece, block))
         for group, block in reversed(present):
             device.pools[group].release(block)
-        nodes = {piece.number: piece.node for piece in pieces}
-        transfer.take(tuple(self._unit(nodes[number], number, moves[number]) for number in reversed(moves)))
+        parts = {piece.node.key: piece for piece in pieces}
+        transfer.take(tuple(self._unit(parts[key], moves[key]) for key in reversed(moves)))
         self._flying |= {unit.node.key: transfer for unit in transfer.units}
         return transfer
 
@@ -179,24 +178,24 @@ class Transfers:
     def _pieces(self, match: PrefixMatch, root: BlockKey) -> Iterator[_Piece]:
         """Yield what each group needs of a match, block after block."""
         device = self._device
-        previous = root
         blocks = list(zip(match.keys, match.block_ids, strict=True))
         num_full, size = len(blocks), device.block_size
         numbers = {group.id: set(match.numbers(group, size)) for group in device.groups}
         if match.partial and match.partial.key is not None:
             blocks.append((match.partial.key, match.partial.token_ids))
         for number, (key, token_ids) in enumerate(blocks):
-            parent = match.course.parent(number, previous, match.length)
-            node = IndexNode(key, parent, token_ids, number * size)
+            own = IndexNode(key, match.parents[number], token_ids, number * size)
             for group in device.groups:
                 if number < num_full and number not in numbers[group.id]:
                     continue
                 if number >= group.num_blocks(match.length, size):
                     continue
-                block = device.index.block(key, group.id)
-                place = device.host.find(key, group.id) if block is None else None
+                node = own
+                if group.spec.is_pruned and number < num_full and number in match.kept_names:
+                    node = IndexNode(*match.kept_names[number], token_ids, number * size)
+                block = device.index.block(node.key, group.id)
+                place = device.host.find(node.key, group.id) if block is None else None
                 yield _Piece(number, node, group.id, block, place)
-            previous = key
 
     def _resident(self, key: BlockKey) -> Iterator[Held]:
         for group in self._device.groups:
@@ -213,10 +212,10 @@ class Transfers:
                 return group
         return None
 
-    def _unit(self, node: IndexNode, number: int, moves: Sequence[Fetch]) -> Unit:
+    def _unit(self, piece: _Piece, moves: Sequence[Fetch]) -> Unit:
         return Unit(
-            number=number,
-            node=node,
+            number=piece.number,
+            node=piece.node,
             moves=tuple(moves),
             num_bytes=sum(self._device.block_bytes[move.group] for move in moves),
             tier=Tier.DISK if any(isinstance(move, Load) for move in moves) else Tier.HOST,

@@ -5,6 +5,7 @@ A hole is an entry of a block table without a block. Its tokens count: positions
 
 from dataclasses import dataclass
 
+from kvchat.engine.cache.pyramid import pyramid_budgets
 from kvchat.engine.cache.spec import FullSpec
 
 NUM_SINK_BLOCKS = 1
@@ -36,6 +37,10 @@ class WindowSpec(FullSpec):
         return NUM_SINK_BLOCKS
 
     @property
+    def is_view(self) -> bool:
+        return True
+
+    @property
     def first_tainted(self) -> int:
         """The first block whose queries miss something: what is computed from here on is not exact."""
         return NUM_SINK_BLOCKS + self.num_recent + 1
@@ -50,11 +55,48 @@ class PrunedSpec(FullSpec):
 
     Args:
         rule: what is kept; see `api.view`.
-        num_kept: blocks that are kept of a stretch of more, the last tokens of the prompt aside.
+        num_kept: blocks that are kept of a stretch of more, the last tokens of the prompt aside; of a
+            pyramid the mean over all layers.
+        layer: of a pyramid, where deeper layers keep less: which of so many pruned layers this is.
+        block_size: tokens of a block.
     """
 
     rule: str
     num_kept: int
+    block_size: int
+    layer: tuple[int, int] | None = None
+
+    @property
+    def text(self) -> str:
+        """What is pruned how, in all layers."""
+        shape = "" if self.layer is None else " as a pyramid"
+        return f"{self.rule} {self.num_kept} of {self.block_size}{shape}"
+
+    def kept_blocks(self, num_blocks: int) -> int:
+        """Return how many blocks this layer keeps of a stretch of `num_blocks`, at least one. Pure."""
+        if num_blocks <= self.num_kept or self.layer is None:
+            return min(num_blocks, self.num_kept)
+        number, num_layers = self.layer
+        size = self.block_size
+        budgets = pyramid_budgets(mean=self.num_kept * size, most=num_blocks * size, num_layers=num_layers)
+        return max(1, -(-budgets[number] // size))
+
+    @property
+    def num_spare_blocks(self) -> int:
+        """The most blocks that are kept of any stretch: they are filled beside it."""
+        return 2 * self.num_kept if self.layer is not None else self.num_kept
+
+    @property
+    def stands_alone(self) -> bool:
+        return True
+
+    @property
+    def is_pruned(self) -> bool:
+        return True
+
+    @property
+    def is_view(self) -> bool:
+        return True
 
     @property
     def kind(self) -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from kvchat.engine.api.view import View
+from kvchat.engine.api.view import WINDOW, View
 from kvchat.engine.cache.spec import FullSpec, Group, LatentSpec, group_layers
-from kvchat.engine.cache.view_spec import WindowSpec
+from kvchat.engine.cache.view_spec import PrunedSpec, WindowSpec
 from kvchat.errors import ConfigError
 
 
@@ -17,10 +17,11 @@ def viewed_groups(groups: Sequence[Group], view: View, block_size: int) -> tuple
     specs = {layer: group.spec for group in groups for layer in group.layers}
     _require_parts(specs, view)
     borrowed = {layer: lender for group in groups for layer, lender in group.borrowers}
-    seen = {
-        layer: _window(spec, view, block_size) if spec.max_visible is None else spec
-        for layer, spec in specs.items()
-    }
+    full = [layer for layer in sorted(specs) if specs[layer].max_visible is None]
+    seen: dict[int, FullSpec] = dict(specs)
+    for number, layer in enumerate(full):
+        place = (number, len(full)) if view.is_pyramid else None
+        seen[layer] = _seen(specs[layer], view, block_size, place)
     return group_layers(seen, borrowed)
 
 
@@ -38,12 +39,17 @@ def _require_parts(specs: dict[int, FullSpec], view: View) -> None:
         )
 
 
-def _window(spec: FullSpec, view: View, block_size: int) -> WindowSpec:
-    return WindowSpec(
-        num_kv_heads=spec.num_kv_heads,
-        head_dim_k=spec.head_dim_k,
-        head_dim_v=spec.head_dim_v,
-        dtype=spec.dtype,
-        num_recent=-(-view.budget // block_size),
-        block_size=block_size,
-    )
+def _seen(
+    spec: FullSpec, view: View, block_size: int, place: tuple[int, int] | None
+) -> WindowSpec | PrunedSpec:
+    """Return what a full layer keeps over a view. `place`: of a pyramid's layer; see `PrunedSpec`."""
+    num_blocks = -(-view.budget // block_size)
+    kept = {
+        "num_kv_heads": spec.num_kv_heads,
+        "head_dim_k": spec.head_dim_k,
+        "head_dim_v": spec.head_dim_v,
+        "block_size": block_size,
+    }
+    if view.rule == WINDOW:
+        return WindowSpec(**kept, dtype=spec.dtype, num_recent=num_blocks)
+    return PrunedSpec(**kept, dtype=spec.dtype, rule=view.rule, num_kept=num_blocks, layer=place)

@@ -5,7 +5,8 @@ import pytest
 from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.namespace import Namespace, parse_namespace
-from kvchat.engine.cache.course import EXACT, Courses, in_sight
+from kvchat.engine.cache.course import EXACT, in_sight
+from kvchat.engine.cache.courses import Courses
 from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.spec import Group, group_layers
 from kvchat.engine.cache.view_spec import WindowSpec
@@ -86,7 +87,7 @@ def test_a_query_sees_at_least_so_many_tokens(budget: int, num_recent: int) -> N
 
 def test_the_first_block_never_leaves_sight() -> None:
     group = window(128)
-    course = Courses([group]).of("a", "")
+    course = Courses([group], P).of("a", "", 9)
     assert course.numbers(group, 10 * P, P) == [0, 8, 9]
     assert course.numbers(group, 10 * P + 1, P) == [0, 8, 9, 10]
     assert course.holes(group, 3 * P + 63, P) == ()
@@ -121,21 +122,21 @@ def test_models_that_cannot_be_seen_in_part_are_refused(text: str) -> None:
 
 
 def test_names_descend_from_the_owner_where_something_is_out_of_sight() -> None:
-    courses = Courses([window(128)])
+    courses = Courses([window(128)], P)
     key = root_key(b"\x01" * 32)
-    own, again, other = courses.of("a", ""), courses.of("a", ""), courses.of("b", "")
+    own, again, other = courses.of("a", "", 9), courses.of("a", "", 8), courses.of("b", "", 9)
     assert all(own.parent(number, key, 10_000) == key for number in (0, 3, 5))
     tainted = own.parent(4, key, 10_000)
     assert tainted not in (key, other.parent(4, key, 10_000))
     assert tainted == again.parent(4, key, 10_000)
-    assert courses.of("", str(Namespace(owner="a"))).parent(4, key, 10_000) == tainted
-    assert courses.of("", "").parent(4, key, 10_000) != courses.of("", "").parent(4, key, 10_000)
-    assert Courses([window(256)]).of("a", "").parent(5, key, 10_000) != tainted
+    assert courses.of("", str(Namespace(owner="a")), 9).parent(4, key, 10_000) == tainted
+    assert courses.of("", "", 9).parent(4, key, 10_000) != courses.of("", "", 9).parent(4, key, 10_000)
+    assert Courses([window(256)], P).of("a", "", 9).parent(5, key, 10_000) != tainted
 
 
 def test_an_exact_branch_has_the_exact_course_whoever_owns_it() -> None:
-    courses = Courses([group_of(FULL)])
-    assert courses.of("a", str(Namespace(owner="b", answer_starts=(3,)))) is EXACT
+    courses = Courses([group_of(FULL)], P)
+    assert courses.of("a", str(Namespace(owner="b", answer_starts=(3,))), 9) is EXACT
     assert EXACT.numbers(group_of(FULL), 130, P) == [0, 1, 2]
     assert EXACT.holes(Group(id=GroupId(0), spec=SLIDING, layers=(0,)), 130, P) == ((0, 1),)
 

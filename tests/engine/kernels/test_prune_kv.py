@@ -1,5 +1,6 @@
 """What is kept of keys and values, against brute force and against attention's own weights."""
 
+from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -22,6 +23,7 @@ from kvchat.engine.kernels.prune_kv.reference import (
 pytestmark = pytest.mark.cpu
 
 H, H_KV, D, P = 4, 2, 16, 4
+SCALED = AttentionArgs(spans=(), softmax_scale=D**-0.5)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -70,7 +72,7 @@ def test_weights_are_those_of_a_models_own_eager_attention() -> None:
         wanted = model(ids, output_attentions=True).attentions[0][0, :, -6:]
         model.set_attn_implementation("watched")
         model(ids)
-    found = attention_weights(seen["query"][-6:], seen["key"], D**-0.5)
+    found = attention_weights(seen["query"][-6:], seen["key"], SCALED)
     assert torch.allclose(found, wanted, atol=1e-6)
 
 
@@ -78,9 +80,9 @@ def test_a_token_that_the_last_queries_look_at_survives() -> None:
     query, keys = normal(6, H, D, seed=1), normal(H_KV, 100, D, seed=2)
     for head in range(H_KV):
         keys[head, 37] = query[:, 2 * head : 2 * head + 2].mean(dim=(0, 1)) * 12
-    scores = observed_scores(attention_weights(query, keys, D**-0.5), H_KV, 0, 94)
+    scores = observed_scores(attention_weights(query, keys, SCALED), H_KV, 0, 94)
     assert select(scores, 5).tolist() == [[35, 36, 37, 38, 39]] * H_KV
-    blind = observed_scores(attention_weights(-query, keys, D**-0.5), H_KV, 0, 94)
+    blind = observed_scores(attention_weights(-query, keys, SCALED), H_KV, 0, 94)
     assert bool((blind[:, 37] < scores[:, 37] / 2).all())
 
 
@@ -143,7 +145,18 @@ def test_no_more_is_kept_than_there_is(count: int) -> None:
 
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="5 query heads cannot share 2"):
-        attention_weights(normal(3, 5, D), normal(2, 10, D), 1.0)
+        attention_weights(normal(3, 5, D), normal(2, 10, D), SCALED)
+
+
+def test_sinks_take_part_of_the_weight_and_softcaps_bound_the_scores() -> None:
+    query, keys = normal(3, H, D), normal(H_KV, 10, D, seed=1) * 5
+    plain = attention_weights(query, keys, SCALED)
+    sinks = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    with_sinks = attention_weights(query, keys, replace(SCALED, sinks=sinks))
+    assert torch.allclose(with_sinks / with_sinks.sum(dim=2, keepdim=True), plain, atol=1e-6)
+    assert bool((with_sinks.sum(dim=2) < 1).all())
+    last = attention_weights(query, keys, replace(SCALED, softcap=0.1))[:, -1]  # it sees all keys
+    assert float((last.amax(dim=1) / last.amin(dim=1)).log().max()) <= 0.2 + 1e-5
 
 
 # Moving

@@ -2,10 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from torch import Tensor
 
 from kvchat.engine.kernels.device import upload
+
+
+class Watch(Protocol):
+    """Takes the queries of a sequence as they are attended with."""
+
+    def take(self, layer: int, query: Tensor, args: "AttentionArgs") -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +26,7 @@ class SequenceSpan:
         first_block: logical number of the first block in `blocks`; earlier ones are not visible.
         blocks: block ids up to the last query's own block, [n], int64.
         parts: where not all queries see the same blocks: these attend in its place, ascending.
+        watch: who is told of each layer's queries.
     """
 
     q_start: int
@@ -27,6 +35,7 @@ class SequenceSpan:
     first_block: int
     blocks: Tensor
     parts: "tuple[SequenceSpan, ...]" = ()
+    watch: "Watch | None" = None
 
     def moved(self, q_start: int) -> "SequenceSpan":
         """Return the same sequence with its first query at another row."""

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+
 POOLED = 5
 """A token is wanted as much as the mean of so many around it: what stands beside an answer belongs to it."""
 LEAST_NORM = 1e-12
@@ -39,9 +41,12 @@ def _marked(scores: Tensor, keys: Tensor) -> Tensor:
     return scores.masked_fill(~keys.isfinite().all(dim=2), float("inf"))
 
 
-def attention_weights(query: Tensor, keys: Tensor, scale: float, softcap: float | None = None) -> Tensor:
+def attention_weights(query: Tensor, keys: Tensor, args: AttentionArgs) -> Tensor:
     """Return the weights [H, Q, S] of queries [Q, H, D] on keys [H_kv, S, D], of which the last Q are the
     queries' own tokens.
+
+    Args:
+        args: scores; its spans, windows and chunks are not looked at.
 
     Raises:
         ValueError: the heads do not divide.
@@ -51,12 +56,16 @@ def attention_weights(query: Tensor, keys: Tensor, scale: float, softcap: float 
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly")
     wide = keys.float().repeat_interleave(num_heads // num_kv_heads, dim=0)
-    scores = torch.bmm(query.float().transpose(0, 1), wide.transpose(1, 2)) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = torch.bmm(query.float().transpose(0, 1), wide.transpose(1, 2)) * args.softmax_scale
+    if args.softcap is not None:
+        scores = args.softcap * torch.tanh(scores / args.softcap)
     at = torch.arange(num_keys - num_queries, num_keys, device=query.device)
     hidden = torch.arange(num_keys, device=query.device) > at[:, None]
-    return scores.masked_fill(hidden, float("-inf")).softmax(dim=2)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if args.sinks is not None:
+        sinks = args.sinks.float().view(-1, 1, 1).expand(-1, num_queries, 1)
+        scores = torch.cat([scores, sinks], dim=2)
+    return scores.softmax(dim=2)[:, :, :num_keys]
 
 
 def observed_scores(weights: Tensor, num_kv_heads: int, start: int, end: int) -> Tensor:

@@ -1,0 +1,81 @@
+"""The courses of branches: from what layers keep, whose the branch is, and where prompts ended."""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from kvchat.engine.api.ids import KEY_BYTES
+from kvchat.engine.api.namespace import Namespace, parse_namespace
+from kvchat.engine.api.view import NUM_OBSERVED, SNAPKV
+from kvchat.engine.cache.course import EXACT, Course, Stage
+from kvchat.engine.cache.spec import Group
+from kvchat.engine.cache.view_spec import NUM_SINK_BLOCKS, PrunedSpec, WindowSpec
+
+
+class Courses:
+    """The courses of branches whose layers are these."""
+
+    def __init__(self, groups: Sequence[Group], block_size: int) -> None:
+        self._windows = [group.spec for group in groups if isinstance(group.spec, WindowSpec)]
+        self._pruned = [group.spec for group in groups if isinstance(group.spec, PrunedSpec)]
+        self._block_size = block_size
+
+    @property
+    def are_exact(self) -> bool:
+        """Whether all of every branch stays in sight."""
+        return not self._windows and not self._pruned
+
+    def parse(self, namespace: str) -> Namespace:
+        """Return what a namespace says. Pure."""
+        return parse_namespace(namespace)
+
+    def of(self, owner: str, namespace: str, num_tokens: int = 0) -> Course:
+        """Return the course of a new branch.
+
+        Args:
+            owner: whose branch it is, where the namespace does not say it; nobody's blocks are never found
+                again.
+            num_tokens: of the prompt, which ends there unless the namespace says where prompts end.
+        """
+        if self.are_exact:
+            return EXACT
+        name = self.parse(namespace).owner or owner
+        nonce = b"owner" + name.encode() if name else secrets.token_bytes(KEY_BYTES)
+        if self._windows:
+            window = self._windows[0]
+            salt = f"window {window.num_recent} of {window.block_size}".encode() + nonce
+            return Course(salt=salt, block_size=self._block_size, first_tainted=window.first_tainted)
+        course = Course(
+            salt=self._pruned[0].text.encode() + nonce,
+            block_size=self._block_size,
+            num_observed=NUM_OBSERVED if self._pruned[0].rule == SNAPKV else 0,
+        )
+        return self.going_on(course, namespace, num_tokens)
+
+    def going_on(self, course: Course, namespace: str, num_tokens: int) -> Course:
+        """Return the course of a branch that goes on with a longer prompt: what is pruned stays so.
+
+        Args:
+            num_tokens: as for `of`.
+        """
+        if not self._pruned:
+            return course
+        said = self.parse(namespace)
+        ends = said.answer_starts if said.owner else (*(stage.at for stage in course.stages), num_tokens)
+        return replace(course, stages=stages_at(ends, self._pruned[0].num_kept, self._block_size))
+
+
+def stages_at(prompt_ends: Iterable[int], num_kept: int, block_size: int) -> tuple[Stage, ...]:
+    """Return where a branch is pruned. Pure, and what comes later changes nothing of what is before.
+
+    A stretch begins where the last one ended, so that nothing is pruned twice, and ends before the last
+    tokens of the prompt. It is pruned if it has more blocks than are kept of it.
+    """
+    stages: list[Stage] = []
+    start = NUM_SINK_BLOCKS
+    for at in prompt_ends:
+        end = (at - NUM_OBSERVED) // block_size
+        if end - start > num_kept:
+            stages.append(Stage(at=at, start=start, end=end))
+            start = end
+    return tuple(stages)

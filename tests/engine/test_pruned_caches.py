@@ -1,0 +1,321 @@
+"""A long prompt is pruned once it has been read: what is computed then is attention over what was kept."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.namespace import Namespace
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.engine import Engine
+from kvchat.engine.results import Result, collect
+from kvchat.errors import ConfigError
+from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
+from tests.engine.pruned import Pruned
+from tests.engine.tiny_models import finish, reference, submit, token_ids
+
+pytestmark = pytest.mark.cpu
+
+BLOCK = 16
+LAST = 32
+"""Tokens of a prompt that stay in any case."""
+FORMATS = ("knorm:48", "keydiff:48", "snapkv:48", "snapkv:48:pyramid")
+WHOLE = 203 - 203 % BLOCK
+"""Tokens of the exact blocks of a prompt of 203; its tail goes on with the answer, and is not exact then."""
+
+
+def wanted_tokens(rule: str, keys: Tensor, weights: Tensor, stretch: range, at: int) -> Tensor:
+    """Return brute-force scores [H_kv, n] of a stretch; weights [H, T, T]."""
+    own = keys[:, stretch.start : stretch.stop].double()
+    if rule == "knorm":
+        return -own.norm(dim=2)
+    if rule == "keydiff":
+        unit = own / own.norm(dim=2, keepdim=True)
+        return -torch.nn.functional.cosine_similarity(own, unit.mean(dim=1, keepdim=True), dim=2)
+    seen = weights[:, at - LAST : at, stretch.start : stretch.stop].double().mean(dim=1)
+    seen = seen.unflatten(0, (len(keys), -1)).mean(dim=1)
+    return torch.stack(
+        [seen[:, max(0, token - 2) : token + 3].mean(dim=1) for token in range(len(stretch))], dim=1
+    )
+
+
+def dropped_tokens(scores: Tensor, stretch: range, num_kept: int) -> Tensor:
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    return order[:, num_kept:] + stretch.start
+
+
+def kept_of(cache_format: str, num_layers: int, num_blocks: int) -> list[int]:
+    """Return the blocks that each layer keeps."""
+    if not cache_format.endswith("pyramid"):
+        return [3] * num_layers
+    mean = 3 * BLOCK
+    least, most = mean // 20, 2 * mean - mean // 20
+    if most >= num_blocks * BLOCK:
+        most, least = num_blocks * BLOCK, 2 * mean - num_blocks * BLOCK
+    step = (most - least) // (num_layers - 1)
+    return [max(1, -(-(most - layer * step) // BLOCK)) for layer in range(num_layers)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cache_format"), [*(("llama", text) for text in FORMATS), ("qwen3", "snapkv:48:pyramid")]
+)
+def test_a_pruned_answer_is_dense_attention_with_a_mask_for_each_head(
+    kind: str, cache_format: str, tiny: TinyModels, open_recorded: OpenRecorded
+) -> None:
+    """Traps 20 and 32: original positions, a prompt that is computed exactly, and layers with a window of
+    their own that keep it.
+    """
+    rule = cache_format.partition(":")[0]
+    prompt = token_ids(203)
+    stretch = range(BLOCK, (203 - LAST) // BLOCK * BLOCK)
+    judge = Pruned(tiny(kind))
+    full = [0, 1, 2, 3] if kind == "llama" else [1, 3]
+    keys, weights = judge.exact(prompt)
+    kept = dict(zip(full, kept_of(cache_format, len(full), len(stretch) // BLOCK), strict=True))
+    dropped = [
+        [
+            (
+                203,
+                dropped_tokens(
+                    wanted_tokens(rule, keys[layer], weights[layer], stretch, 203),
+                    stretch,
+                    kept[layer] * BLOCK,
+                ),
+            )
+        ]
+        if layer in full
+        else []
+        for layer in range(4)
+    ]
+    engine, recorder = open_recorded(tiny(kind), cache_format=cache_format)
+    handle = submit(engine, prompt, 12)
+    found = finish(engine, handle).token_ids
+    engine.check_integrity()
+    wanted = judge.logits(prompt + found, dropped)
+    assert torch.allclose(recorder.row(handle.branch, 202), wanted[202], atol=2e-4)
+    for position in range(203, 213):
+        row = recorder.row(handle.branch, position)
+        assert torch.allclose(row, wanted[position], atol=5e-4), position
+        assert int(wanted[position].argmax()) == found[position - 202]
+    exact = reference(tiny(kind)).logits(prompt + found)
+    assert not torch.allclose(recorder.row(handle.branch, 210), exact[210], atol=0.05)
+
+
+def name(owner: str, *answer_starts: int) -> str:
+    return str(Namespace(owner=owner, answer_starts=answer_starts))
+
+
+def ask(engine: Engine, ids: Sequence[int], namespace: str, num_tokens: int = 4) -> Result:
+    sampling = SamplingParams(max_tokens=num_tokens)
+    result = collect(engine.submit(Request(token_ids=tuple(ids), sampling=sampling, namespace=namespace)))
+    engine.check_integrity()
+    for branch in result.branches:
+        engine.release(branch)
+    engine.check_integrity()
+    return result
+
+
+Opened = Callable[..., Engine]
+
+
+@pytest.fixture(
+    params=[
+        "snapkv:48:pyramid",
+        pytest.param("keydiff:48", marks=pytest.mark.slow),
+        pytest.param("knorm:48", marks=pytest.mark.slow),
+        pytest.param("snapkv:48", marks=pytest.mark.slow),
+    ]
+)
+def cache_format(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def opened(tiny: TinyModels, cache_format: str, open_engine: OpenEngine) -> Opened:
+    return lambda **settings: open_engine(tiny("llama"), cache_format=cache_format, **settings)
+
+
+# What is kept
+
+
+@pytest.mark.parametrize("text", ["knorm:1024", "keydiff:160", "snapkv:400", "snapkv:400:pyramid"])
+def test_a_budget_that_keeps_all_is_bit_equal_to_the_exact_format(
+    text: str, tiny: TinyModels, open_recorded: OpenRecorded
+) -> None:
+    prompt = token_ids(200)
+    rows = []
+    for cache_format in ("exact", text):
+        engine, recorder = open_recorded(tiny("llama"), cache_format=cache_format)
+        handle = submit(engine, prompt, 10)
+        assert finish(engine, handle).token_ids == reference(tiny("llama")).answer(prompt, 10)
+        rows.append([recorder.row(handle.branch, position) for position in range(199, 208)])
+    assert all(torch.equal(left, right) for left, right in zip(*rows, strict=True))
+
+
+def test_answers_do_not_depend_on_how_a_prompt_was_cut(opened: Opened) -> None:
+    """Trap 32: a step that ends within what decides is cut before it."""
+    prompt = token_ids(203)
+    found = [ask(opened(max_batch_tokens=size), prompt, "", 16).token_ids for size in (37, 64, 100, 512)]
+    assert found.count(found[0]) == len(found)
+
+
+def test_what_is_pruned_is_let_go(opened: Opened, cache_format: str) -> None:
+    engine = opened()
+    handle = submit(engine, token_ids(603), 4)
+    finish(engine, handle)
+    num_layers = len(engine.snapshot().groups)
+    used = sum(group.used_blocks for group in engine.snapshot().groups) / num_layers
+    # The first block, what is kept, and the last ones: 32 tokens, up to a block more, and the answer.
+    assert used <= 1 + (3.6 if cache_format.endswith("pyramid") else 3) + 4
+    assert sum(group.cached_blocks for group in engine.snapshot().groups) >= 30
+
+
+# Whose it is
+
+
+def test_nobody_else_is_answered_from_what_was_pruned(opened: Opened, cache_format: str) -> None:
+    """Trap 28: the exact blocks are everybody's, also those that were pruned away; the rest is private."""
+    engine, prompt = opened(), token_ids(203)
+    first = ask(engine, prompt, name("a", 203), 8)
+    turn = [*prompt, *first.token_ids, *token_ids(20, seed=3)]
+    later = len(turn)
+    assert engine.reusable_len(turn, name("a", 203, later)) == 203 + 7
+    most = 203 - LAST if cache_format.startswith("snapkv") else WHOLE
+    assert engine.reusable_len(turn, name("b", 203, later)) == most
+    assert engine.reusable_len(turn, name("a", later)) == WHOLE  # it was not pruned at the first question
+    assert engine.reusable_len(turn, "") == WHOLE
+    again = ask(engine, turn, name("b", 203, later), 6)
+    assert again.usage.cached_tokens == most
+    assert ask(engine, turn, name("a", 203, later), 6).token_ids == again.token_ids
+
+
+def test_old_turns_are_not_pruned_again(opened: Opened) -> None:
+    """A second question leaves what is left of the first text as it is, and a second text is pruned alone."""
+    engine, prompt = opened(), token_ids(203)
+    first = submit(engine, prompt, 8)
+    text = [*prompt, *finish(engine, first).token_ids, *token_ids(24, seed=3)]
+
+    def held() -> list[int]:
+        return [group.used_blocks for group in engine.snapshot().groups]
+
+    before = held()
+    answer = finish(engine, submit(engine, text, 8, first.branch))
+    assert answer.usage.cached_tokens == 203 + 7
+    assert [after - then for after, then in zip(held(), before, strict=True)] == [2] * len(before)
+    longer = [*text, *answer.token_ids, *token_ids(300, seed=4)]
+    last = finish(engine, submit(engine, longer, 8, first.branch))
+    engine.check_integrity()
+    assert all(after - then <= 2 + 6 + 4 for after, then in zip(held(), before, strict=True))
+    fresh = ask(opened(), longer, name("x", 203, len(text), len(longer)), 8)
+    assert last.token_ids == fresh.token_ids
+
+
+def test_a_session_is_taken_up_in_another_process(opened: Opened, tmp_path: Path) -> None:
+    prompt = token_ids(203)
+    engine = opened(cache_dir=tmp_path)
+    first = ask(engine, prompt, name("a", 203), 20)
+    engine.close()
+    turn = [*prompt, *first.token_ids, *token_ids(20, seed=5)]
+    starts = name("a", 203, len(turn))
+    engine = opened(cache_dir=tmp_path)
+    result = ask(engine, turn, starts, 12)
+    assert result.usage.cached_tokens == 203 + 19
+    assert result.loaded.disk > 0
+    assert result.token_ids == ask(opened(), turn, starts, 12).token_ids
+
+
+def test_pruning_is_undone_by_asking_without_it(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """The exact blocks are still there, and nothing that was computed over a view is taken for exact."""
+    prompt = token_ids(203)
+    engine = open_engine(tiny("llama"), cache_format="snapkv:48", cache_dir=tmp_path)
+    pruned = ask(engine, prompt, name("a", 203), 12)
+    engine.close()
+    engine = open_engine(tiny("llama"), cache_format="exact", cache_dir=tmp_path)
+    exact = ask(engine, prompt, name("a", 203), 12)
+    assert exact.usage.cached_tokens >= 203 - 203 % BLOCK
+    assert exact.token_ids == reference(tiny("llama")).answer(prompt, 12) != pruned.token_ids
+    engine.close()
+    engine = open_engine(tiny("llama"), cache_format="snapkv:48", cache_dir=tmp_path)
+    turn = [*prompt, *pruned.token_ids, *token_ids(20, seed=5)]
+    assert ask(engine, turn, name("a", 203, len(turn)), 1).usage.cached_tokens == 203 + 11
+
+
+def test_another_question_about_the_same_text_is_pruned_anew(opened: Opened) -> None:
+    """What is kept for one question is never found by another, though they share a block with it."""
+    engine, text = opened(), token_ids(195)
+    questions = [[*text, *token_ids(9, seed=seed)] for seed in (1, 2)]
+    found = [ask(engine, one, name("a", len(one)), 12) for one in questions]
+    assert found[1].usage.cached_tokens in (204 - LAST, 192)
+    assert [one.token_ids for one in found] == [
+        ask(opened(), one, name("x", len(one)), 12).token_ids for one in questions
+    ]
+
+
+# Blocks as all others
+
+
+def test_a_fork_goes_on_beside_its_parent(opened: Opened) -> None:
+    """Trap 11."""
+    engine, prompt = opened(), token_ids(203)
+    handle = submit(engine, prompt, 8)
+    text = prompt + finish(engine, handle).token_ids
+    child = engine.fork(handle.branch)
+    engine.check_integrity()
+    ends = [text + token_ids(20, seed=seed) for seed in (1, 2)]
+    handles = [
+        submit(engine, end, 10, branch) for end, branch in zip(ends, (handle.branch, child), strict=True)
+    ]
+    found = [finish(engine, handle).token_ids for handle in handles]
+    engine.check_integrity()
+    assert found == [ask(opened(), end, name("x", 203, len(end)), 10).token_ids for end in ends]
+
+
+def test_under_pressure_and_from_host_memory_it_answers_the_same(opened: Opened) -> None:
+    """Traps 11 and 23: preempted within the prompt, within the answer, and demoted between two."""
+    prompts = [token_ids(180 + 17 * seed, seed) for seed in range(4)]
+    judge = opened()
+    wanted = [ask(judge, prompt, "", 24).token_ids for prompt in prompts]
+    whole = sum(group.block_bytes for group in judge.snapshot().groups)
+    engine = opened(
+        device_bytes=30 * whole, host_bytes=200 * whole, max_batch_tokens=64, max_context=320, eviction="lru"
+    )
+    handles = [submit(engine, prompt, 24) for prompt in prompts]
+    assert [finish(engine, handle).token_ids for handle in handles] == wanted
+    for handle, prompt, answered in zip(handles, prompts, wanted, strict=True):
+        engine.demote(handle.branch)
+        engine.check_integrity()
+        text = [*prompt, *answered, *token_ids(12, seed=9)]
+        again = finish(engine, submit(engine, text, 6, handle.branch))
+        fresh = ask(judge, text, name("x", len(prompt), len(text)), 6)
+        assert again.token_ids == fresh.token_ids
+
+
+def test_a_prompt_that_is_cancelled_anywhere_leaves_nothing_behind(opened: Opened) -> None:
+    """Trap 7."""
+    prompt = token_ids(203)
+    wanted = ask(opened(), prompt, "", 6).token_ids
+    engine = opened(max_batch_tokens=48)
+    for num_steps in range(7):
+        handle = submit(engine, prompt, 6)
+        for _ in range(num_steps):
+            engine.step()
+        handle.cancel()
+        finish(engine, handle)
+        engine.check_integrity()
+        engine.release(handle.branch)
+    assert ask(engine, prompt, "", 6).token_ids == wanted
+
+
+# What is refused
+
+
+def test_steps_that_are_too_short_to_look_are_refused(tiny: TinyModels, open_engine: OpenEngine) -> None:
+    with pytest.raises(ConfigError, match="max_batch_tokens must be at least that, not 31"):
+        open_engine(tiny("llama"), cache_format="snapkv:48", max_batch_tokens=31)
+    open_engine(tiny("llama"), cache_format="knorm:48", max_batch_tokens=31).close()
