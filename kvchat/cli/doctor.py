@@ -54,7 +54,7 @@ def doctor(options: DoctorOptions) -> int:
 
 def _findings(settings: Settings, *, load_model: bool) -> Iterator[Finding]:
     yield _versions()
-    yield from _machine()
+    yield from _machine(settings.paths)
     yield from _directories(settings.paths)
     yield _sessions(settings.paths.sessions_db)
     encryption, opened = find_encryption(settings)
@@ -78,7 +78,20 @@ def _versions() -> Finding:
     )
 
 
-def _machine() -> Iterator[Finding]:
+def _compiled(paths: Paths) -> Iterator[Finding]:
+    """Yield what is known of layers that are compiled for a GPU, and what finding it out has cost."""
+    from kvchat.engine.compiled import known_choices
+
+    choices = [*known_choices(paths.cache_dir).values()]
+    if choices:
+        yield Finding(
+            name="compiled layers",
+            lines=tuple(choice.in_words() for choice in choices),
+            values={"compiled_layers": [asdict(choice) for choice in choices]},
+        )
+
+
+def _machine(paths: Paths) -> Iterator[Finding]:
     from kvchat.engine.machine import this_machine
 
     machine = this_machine()
@@ -100,6 +113,7 @@ def _machine() -> Iterator[Finding]:
         advice=machine.gpu_advice,
         values={"kernels": machine.gpu},
     )
+    yield from _compiled(paths)
     for device in machine.devices:
         of = "" if device.total_bytes is None else f" of {bytes_text(device.total_bytes)}"
         has_room = device.free_bytes >= _LITTLE_BYTES

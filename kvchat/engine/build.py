@@ -10,8 +10,6 @@ import torch
 from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_format
 from kvchat.engine.api.config import SPECULATE, EngineConfig, EngineInfo
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.api.view import NUM_OBSERVED, SNAPKV
-from kvchat.engine.attention.pruner import Pruner
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
@@ -19,13 +17,13 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
 from kvchat.engine.cache.sizing import host_places, pool_blocks
 from kvchat.engine.cache.spec import Group
-from kvchat.engine.cache.view_spec import PrunedSpec
 from kvchat.engine.cache.worth import Worth
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import open_saver, open_store
 from kvchat.engine.drafts import Drafts
 from kvchat.engine.fusion import fused_pass
 from kvchat.engine.gpu import short_steps
+from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_memory import available_bytes
@@ -106,8 +104,9 @@ def assemble(
     mover = Mover(pool, host, store, rates, _transport(pool, host, rates, device))
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
-    forward, unfused = fused_pass(candidate.loaded, candidate.served, pool)
-    short = short_steps(forward, groups, pool, info.max_context, report)
+    passed = walking_pass if device.type == "cuda" else fused_pass
+    forward, unfused = passed(candidate.loaded, candidate.served, pool)
+    short = short_steps(forward, groups, pool, info.max_context, report, config.cache_dir)
     return EngineParts(
         info=replace(
             info,
@@ -119,7 +118,7 @@ def assemble(
         ),
         manager=manager,
         max_batch_tokens=config.max_batch_tokens,
-        runner=Runner(forward, groups, config.block_size, short, _pruner(groups, pool)),
+        runner=Runner(forward, groups, config.block_size, short),
         runs_ahead=short is not None,
         sampler=Sampler(config.seed),
         drafter=Drafts() if config.speculate == "auto" else NoDrafter(),
@@ -135,19 +134,8 @@ def assemble(
     )
 
 
-def _pruner(groups: tuple[Group, ...], pool: DevicePool) -> Pruner | None:
-    """Return what prunes; None where nothing is pruned."""
-    is_pruned = any(isinstance(group.spec, PrunedSpec) for group in groups)
-    return Pruner(groups, pool.layers) if is_pruned else None
-
-
 def _check(config: EngineConfig) -> None:
-    view = parse_cache_format(config.cache_format).view
-    if view is not None and view.rule == SNAPKV and config.max_batch_tokens < NUM_OBSERVED:
-        raise ConfigError(
-            f"cache format '{view}' looks at the last {NUM_OBSERVED} tokens of a prompt in one step; "
-            f"max_batch_tokens must be at least that, not {config.max_batch_tokens}"
-        )
+    parse_cache_format(config.cache_format)
     check_weights(config)
     if config.block_size < 1:
         raise ConfigError(f"block_size must be at least 1, not {config.block_size}")

@@ -38,6 +38,8 @@ MOST_GATHERED = 2**16
 NUM_HOST_BUFFERS = 2
 """A buffer is filled while the step before still reads the other."""
 
+TIMED_ROUNDS, TIMED_STEPS = 4, 5
+
 log = logging.getLogger(__name__)
 
 
@@ -136,6 +138,17 @@ class DecodeSteps:
         seconds = perf_counter() - start_s
         log.info("%d sizes of decode steps are recorded, in %.1f s", len(self._steps), seconds)
         return seconds
+
+    @torch.inference_mode()
+    def time_smallest(self) -> tuple[float, Tensor]:
+        """Record the smallest size anew; return the seconds that it takes, and logits without a query.
+
+        Raises:
+            RuntimeError: it cannot be recorded.
+        """
+        step = _Step(self._forward, self._groups, self._limits, min(self._sizes))
+        step.record(self._recorder)
+        return min(step.seconds() for _ in range(TIMED_ROUNDS)), step.run().float().clone()
 
     def note(self, batch: Batch) -> None:
         """Take over the changes of block tables that come with any batch."""
@@ -285,6 +298,16 @@ class _Step:
         self._repeat()
         assert self._logits is not None
         return self._logits
+
+    def seconds(self) -> float:
+        """Return how long the step takes when it is repeated at once."""
+        wait = torch.cuda.synchronize if self._device.is_cuda else lambda: None
+        wait()
+        start_s = perf_counter()
+        for _ in range(TIMED_STEPS):
+            self._repeat()
+        wait()
+        return (perf_counter() - start_s) / TIMED_STEPS
 
     def _send(self) -> None:
         self._device.copy_(self._hosts[self._turn], non_blocking=True)

@@ -7,7 +7,7 @@ Any difference that rounding does not explain leaves the model as it is.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from kvchat.engine.attention.call import AttentionCall
 from kvchat.engine.attention.paged import GroupStep, PagedAttention
 from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
-from kvchat.engine.cache.view_spec import PrunedSpec, WindowSpec
+from kvchat.engine.cache.view_spec import WindowSpec
 from kvchat.engine.forward import PackedPass
 from kvchat.engine.fused_pass import FusedLayers, FusedPass
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer, LayerPool
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 BLOCK_SIZE = 4
 TEXTS = ((0, 5), (37, 3))
 """Position of the first token, and number of tokens."""
+CPU = torch.device("cpu")
 NUM_POSITIONS = 40
 """Up to behind the last of them."""
 LAYER_TOLERANCE = {torch.float32: (1e-4, 1e-6)}
@@ -54,7 +55,7 @@ COARSE_LOGITS_TOLERANCE = 0.1
 
 
 @dataclass(slots=True)
-class _Seen:
+class Seen:
     """What a model's layers got and gave in one pass."""
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -67,7 +68,7 @@ class _Seen:
 class _Watched(PagedAttention):
     """Notes what layers pass to their attention."""
 
-    def __init__(self, pool: DevicePool, seen: _Seen) -> None:
+    def __init__(self, pool: DevicePool, seen: Seen) -> None:
         super().__init__(pool.layers)
         self._seen = seen
 
@@ -97,7 +98,7 @@ class Fusion:
     ) -> None:
         self.decoder = decoder
         self.layers = layers
-        self._rotaries = rotaries
+        self.rotaries = rotaries
         self._num_positions = num_positions
         self._factor = factor
 
@@ -117,8 +118,8 @@ class Fusion:
             for layer in (pool.layers[number] for number in numbers)
         ]
         native = NativeLayers(layers, pools, self.decoder.last_norm, self.decoder.head)
-        ropes = RopeTables(self._rotaries, self._num_positions)
-        return FusedLayers(self._embed, native, ropes, ids, self.decoder.softcap)
+        ropes = RopeTables(self.rotaries, self._num_positions)
+        return FusedLayers(self.embed, native, ropes, ids, self.decoder.softcap)
 
     def first_of_each_kind(self) -> list[int]:
         """Return the first layer of each kind: of other parts, other sizes, or another reach."""
@@ -131,11 +132,11 @@ class Fusion:
             replace(layer, rope=None) if number in numbers else layer
             for number, layer in enumerate(self.layers)
         ]
-        return Fusion(self.decoder, layers, self._rotaries, self._num_positions, self._factor)
+        return Fusion(self.decoder, layers, self.rotaries, self._num_positions, self._factor)
 
     def moved(self, offset: int) -> "Fusion":
         """Return the same for texts whose first position is `offset`."""
-        rotaries = [partial(_moved, rotary, offset) for rotary in self._rotaries]
+        rotaries = [partial(_moved, rotary, offset) for rotary in self.rotaries]
         return Fusion(self.decoder, self.layers, rotaries, self._num_positions - offset, self._factor)
 
     @property
@@ -146,7 +147,7 @@ class Fusion:
         """Return a pass that computes short sequences by fused layers and others by `own`."""
         return FusedPass(own, self.on(pool))
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
         embedded: Tensor = self.decoder.embed(token_ids).float()
         return embedded if self._factor == 1.0 else embedded * self._factor
 
@@ -185,18 +186,13 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group]) -> Fusion:
         raise Unmatched(why_not() or "there are no native kernels")
     if module.device.type != "cpu" or not all(_is_plain(group) for group in groups):
         raise Unmatched("its cache is not read by native kernels")
-    decoder = match_decoder(module)
-    if sum(len(group.layers) for group in groups) != len(decoder.layers):
-        raise Unmatched("not every layer attends")
-    pool = _scratch(groups)
-    row = _row(groups, module)
-    seen, logits = _watch(module, decoder, pool, row)
-    fusion = _matched(decoder, pool, seen, row, loaded.max_context)
-    fusion = fusion.without_rope(_unturned_layers(decoder, seen))
-    _require_all(fusion, groups, seen, row, logits)
+    sample = take_sample(loaded, groups)
+    fusion, row = sample.fusion, sample.row
+    _require_all(fusion, groups, sample.seen, row, sample.logits)
     offset = loaded.max_context - NUM_POSITIONS
     if offset > 0:
-        seen, logits = _watch(module, decoder, pool, replace(row, positions=row.positions + offset))
+        moved = replace(row, positions=row.positions + offset)
+        seen, logits = watch(module, fusion.decoder, scratch(groups), moved)
         try:
             _require_all(fusion.moved(offset), groups, seen, row, logits)
         except Unmatched as error:
@@ -204,24 +200,51 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group]) -> Fusion:
     return fusion
 
 
-def _require_all(fusion: Fusion, groups: Sequence[Group], seen: _Seen, row: Row, logits: Tensor) -> None:
-    _require_same(fusion, _scratch(groups), seen, row, logits)
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A model's layers as they were matched, and what it computed of a few tokens, on any device."""
+
+    fusion: Fusion
+    row: Row
+    seen: Seen
+    logits: Tensor
+
+
+def take_sample(loaded: LoadedModel, groups: Sequence[Group]) -> Sample:
+    """Match the layers of a model that runs by its attention.
+
+    Raises: Unmatched: they are of another structure; the message says why.
+    """
+    module: Any = loaded.module
+    decoder = match_decoder(module)
+    if sum(len(group.layers) for group in groups) != len(decoder.layers):
+        raise Unmatched("not every layer attends")
+    pool = scratch(groups, module.device)
+    row = _row(groups, module)
+    seen, logits = watch(module, decoder, pool, row)
+    fusion = _matched(decoder, pool, seen, row, loaded.max_context)
+    return Sample(fusion.without_rope(_unturned_layers(decoder, seen)), row, seen, logits)
+
+
+def _require_all(fusion: Fusion, groups: Sequence[Group], seen: Seen, row: Row, logits: Tensor) -> None:
+    _require_same(fusion, scratch(groups), seen, row, logits)
     if seen.outputs[0].dtype != torch.float32 or fusion.is_quantised:
-        _require_structure(fusion, _scratch(_in_float32(groups)), seen, row)
+        _require_structure(fusion, scratch(in_float32(groups)), seen, row)
 
 
 def _is_plain(group: Group) -> bool:
-    is_known = type(group.spec) in (FullSpec, SlidingSpec, ChunkedSpec, WindowSpec, PrunedSpec)
+    is_known = type(group.spec) in (FullSpec, SlidingSpec, ChunkedSpec, WindowSpec)
     return is_known and not group.borrowers and group.sealed_from is None
 
 
-def _in_float32(groups: Sequence[Group]) -> list[Group]:
+def in_float32(groups: Sequence[Group]) -> list[Group]:
     return [replace(group, spec=replace(group.spec, dtype="F32")) for group in groups]
 
 
-def _scratch(groups: Sequence[Group]) -> DevicePool:
+def scratch(groups: Sequence[Group], device: torch.device = CPU) -> DevicePool:
+    """Return a pool for the tokens of a sample."""
     num_blocks = sum(_num_blocks(*text) for text in TEXTS)
-    pool = DevicePool(groups, {group.id: num_blocks for group in groups}, BLOCK_SIZE, torch.device("cpu"))
+    pool = DevicePool(groups, {group.id: num_blocks for group in groups}, BLOCK_SIZE, device)
     for layer in pool.layers.values():
         layer.keys.zero_()
         layer.values.zero_()
@@ -233,14 +256,15 @@ def _num_blocks(position: int, num_tokens: int) -> int:
 
 
 def _row(groups: Sequence[Group], module: Any) -> Row:
-    positions = torch.cat([torch.arange(start, start + count) for start, count in TEXTS])
+    device = module.device
+    positions = torch.cat([torch.arange(start, start + count, device=device) for start, count in TEXTS])
     spans: list[SequenceSpan] = []
     slots: list[Tensor] = []
     first_row = first_block = 0
     for start, count in TEXTS:
-        blocks = torch.arange(first_block, first_block + _num_blocks(start, count))
+        blocks = torch.arange(first_block, first_block + _num_blocks(start, count), device=device)
         spans.append(SequenceSpan(first_row, first_row + count, start, 0, blocks))
-        slots.append(first_block * BLOCK_SIZE + torch.arange(start, start + count))
+        slots.append(first_block * BLOCK_SIZE + torch.arange(start, start + count, device=device))
         first_row, first_block = first_row + count, first_block + len(blocks)
     vocab_size = module.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(2)
@@ -251,16 +275,16 @@ def _row(groups: Sequence[Group], module: Any) -> Row:
         for group in groups
     }
     return Row(
-        token_ids=torch.randint(1, vocab_size, (len(positions),), generator=generator),
+        token_ids=torch.randint(1, vocab_size, (len(positions),), generator=generator).to(device),
         positions=positions,
         groups=step,
-        sampling=torch.arange(len(positions)),
+        sampling=torch.arange(len(positions), device=device),
     )
 
 
-def _watch(module: nn.Module, decoder: Decoder, pool: DevicePool, row: Row) -> tuple[_Seen, Tensor]:
+def watch(module: nn.Module, decoder: Decoder, pool: DevicePool, row: Row) -> tuple[Seen, Tensor]:
     """Return what the layers got and gave, and the logits."""
-    seen = _Seen()
+    seen = Seen()
     own = PackedPass(module, _Watched(pool, seen))
 
     def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -280,7 +304,7 @@ def _watch(module: nn.Module, decoder: Decoder, pool: DevicePool, row: Row) -> t
     return seen, logits
 
 
-def _matched(decoder: Decoder, pool: DevicePool, seen: _Seen, row: Row, max_context: int) -> Fusion:
+def _matched(decoder: Decoder, pool: DevicePool, seen: Seen, row: Row, max_context: int) -> Fusion:
     ropes: list[tuple[Tensor, Tensor]] = []
     layers: list[DecoderLayer] = []
     for number, layer in enumerate(decoder.layers):
@@ -300,7 +324,7 @@ def _is_same(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> bool:
 
 def _rotary(decoder: Decoder, known: tuple[Tensor, Tensor], positions: Tensor) -> Rotary:
     """Return the call of a model's rotary embedding that gave what a layer was given."""
-    x = torch.empty(1, dtype=known[0].dtype)
+    x = torch.empty(1, dtype=known[0].dtype, device=positions.device)
     module = decoder.rotary
     calls: list[Rotary] = [lambda places: module(x, places)]
     if "layer_type" in signature(getattr(module, "forward", module)).parameters:
@@ -320,7 +344,7 @@ def _moved(rotary: Rotary, offset: int, positions: Tensor) -> tuple[Tensor, Tens
     return rotary(positions + offset)
 
 
-def _factor(decoder: Decoder, seen: _Seen, row: Row) -> float:
+def _factor(decoder: Decoder, seen: Seen, row: Row) -> float:
     """Return by what the model multiplies what its embedding gives."""
     embedded, given = decoder.embed(row.token_ids).float(), seen.inputs[0].float()
     if torch.equal(embedded, given):
@@ -331,7 +355,7 @@ def _factor(decoder: Decoder, seen: _Seen, row: Row) -> float:
     return factor
 
 
-def _unturned_layers(decoder: Decoder, seen: _Seen) -> list[int]:
+def _unturned_layers(decoder: Decoder, seen: Seen) -> list[int]:
     """Return the layers that ignore the rotary embedding that they are given: their keys are as projected.
 
     What they add tells too little: beside a large sum it is within the tolerance of 16 bits either way.
@@ -358,21 +382,27 @@ def _on(fusion: Fusion, pool: DevicePool) -> FusedLayers:
         raise Unmatched(f"there is no kernel for {error}") from error
 
 
-def _require_same(fusion: Fusion, pool: DevicePool, seen: _Seen, row: Row, logits: Tensor) -> None:
+def _require_same(fusion: Fusion, pool: DevicePool, seen: Seen, row: Row, logits: Tensor) -> None:
     """Compare every layer and the logits with the model's own."""
     fused = _on(fusion, pool)
     dtype = seen.inputs[0].dtype
     for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
         found = fused.hidden(given.float(), row, number)
-        _require_near(found, given, wanted, f"layer {number}")
-    distance = (fused.logits(row) - logits).norm(dim=1) / logits.norm(dim=1).clamp_min(1e-6)
-    tolerance = LOGITS_TOLERANCE if dtype == torch.float32 else COARSE_LOGITS_TOLERANCE
-    if not float(distance.median()) <= tolerance:
-        raise Unmatched(f"its logits are others ({float(distance.median()):.2g} of their size away)")
+        require_near(found, given, wanted, f"layer {number}")
+    require_logits(fused.logits(row), logits, dtype)
 
 
-def _require_structure(fusion: Fusion, pool: DevicePool, seen: _Seen, row: Row) -> None:
+def _require_structure(fusion: Fusion, pool: DevicePool, seen: Seen, row: Row) -> None:
     """Compare one layer of each kind in float32, where rounding hides nothing."""
+    for number, layer, given, wanted in float_layers(fusion, pool, seen, row):
+        fused = fusion.with_layer(number, layer, seen.calls[number], pool)
+        require_near(fused.hidden(given, row, 0), given, wanted, f"layer {number} in float32")
+
+
+def float_layers(
+    fusion: Fusion, pool: DevicePool, seen: Seen, row: Row
+) -> Iterator[tuple[int, nn.Module, Tensor, Tensor]]:
+    """Yield one layer of each kind as a copy in float32: its number, itself, what it gets and gives."""
     attention = PagedAttention(pool.layers)
     attention.step = row.groups
     for number in fusion.first_of_each_kind():
@@ -382,11 +412,19 @@ def _require_structure(fusion: Fusion, pool: DevicePool, seen: _Seen, row: Row) 
         arguments["position_embeddings"] = tuple(part.float() for part in arguments["position_embeddings"])
         out = layer(given[None], **arguments)
         wanted = (out if isinstance(out, Tensor) else out[0])[0]
-        fused = fusion.with_layer(number, layer, seen.calls[number], pool)
-        _require_near(fused.hidden(given, row, 0), given, wanted, f"layer {number} in float32")
+        yield number, layer, given, wanted
 
 
-def _require_near(found: Tensor, given: Tensor, wanted: Tensor, name: str) -> None:
+def require_logits(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    """Hold logits to the model's own, which computes in `dtype`."""
+    wanted = wanted.float()
+    distance = (found.float() - wanted).norm(dim=1) / wanted.norm(dim=1).clamp_min(1e-6)
+    tolerance = LOGITS_TOLERANCE if dtype == torch.float32 else COARSE_LOGITS_TOLERANCE
+    if not float(distance.median()) <= tolerance:
+        raise Unmatched(f"its logits are others ({float(distance.median()):.2g} of their size away)")
+
+
+def require_near(found: Tensor, given: Tensor, wanted: Tensor, name: str) -> None:
     """Hold what a layer makes of `given` to what the model makes of it."""
     distance = _distance(found, given, wanted)
     if not distance <= 1:

@@ -1,6 +1,7 @@
 """What an engine does on a GPU before it answers: try the kernels, and record the steps that decode."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -15,12 +16,14 @@ from kvchat.engine.cache.spec import (
     SealedSpec,
     SlidingSpec,
 )
+from kvchat.engine.compiled import choose
 from kvchat.engine.cuda_graphs import CudaGraphs
 from kvchat.engine.decode_steps import DecodeSteps, Limits
 from kvchat.engine.forward import PackedPass
 from kvchat.engine.kernels.checks import debugs
 from kvchat.engine.kernels.device import is_supported
-from kvchat.engine.kernels.trials import LATENT_TRIALS, TRIALS, try_kernels
+from kvchat.engine.kernels.trials import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
+from kvchat.engine.layer_pass import LayerPass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
 from kvchat.engine.runner import ForwardPass
@@ -38,16 +41,28 @@ def try_gpu(device: torch.device, dtype: str, report: Report) -> None:
         torch.cuda.current_device() if device.index is None else device.index
     ):
         report("trying the GPU's kernels (longer the first time)")
-        try_kernels(device, DTYPES.get(dtype, torch.float32), TRIALS | LATENT_TRIALS)
+        try_kernels(device, DTYPES.get(dtype, torch.float32), TRIALS | LATENT_TRIALS | FUSED_TRIALS)
 
 
 def short_steps(
-    forward: ForwardPass, groups: Sequence[Group], pool: DevicePool, context_len: int, report: Report
+    forward: ForwardPass,
+    groups: Sequence[Group],
+    pool: DevicePool,
+    context_len: int,
+    report: Report,
+    cache_dir: Path | None = None,
 ) -> DecodeSteps | None:
-    """Return recorded steps where a GPU can repeat this model's; None: nothing is recorded."""
+    """Return recorded steps where a GPU can repeat this model's; None: nothing is recorded.
+
+    Args:
+        cache_dir: where it is remembered whether layers are compiled; None: they are not.
+    """
     if forward.device.type != "cuda" or debugs() or not can_record(forward, groups):
         return None
     steps = DecodeSteps(forward, groups, limits_of(groups, pool, context_len), CudaGraphs(forward.device))
+    if isinstance(forward, LayerPass) and cache_dir is not None:
+        report("timing a step, compiled and not (a minute or more, the first time only)")
+        report(choose(forward, forward.walk, steps.time_smallest, cache_dir).in_words())
     seconds = steps.prepare(report)
     report(f"decode steps are recorded ({seconds:.0f} s)")
     return steps
@@ -57,7 +72,7 @@ def can_record(forward: ForwardPass, groups: Sequence[Group]) -> bool:
     """Whether a step of the model follows from tensors alone. Pure."""
     kinds = FullSpec, SlidingSpec, ChunkedSpec, LatentSpec, Fp8LatentSpec, RecentSpec, SealedSpec
     return (
-        isinstance(forward, PackedPass)
+        isinstance(forward, (PackedPass, LayerPass))
         and forward.follows_from_tensors
         and all(type(group.spec) in kinds and not group.borrowers for group in groups)
     )

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
@@ -12,11 +13,14 @@ from kvchat.engine.build import build_parts
 from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps
 from kvchat.engine.engine import Engine
 from kvchat.engine.gpu import limits_of
+from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import Drafter
+from kvchat.engine.weight_format import Source
+from kvchat.engine.weights import load_candidate
 from tests.engine.tiny_models import RecordingRunner, make_computing_slow
 
 BATCH_SIZES = (1, 8)
@@ -42,12 +46,18 @@ class AheadRunner(RecordingRunner):
 
 
 def open_ahead(
-    model_dir: Path, drafter: Drafter | None = None, *, is_ahead: bool = True, **settings: Any
+    model_dir: Path,
+    drafter: Drafter | None = None,
+    *,
+    is_ahead: bool = True,
+    walks: bool = False,
+    **settings: Any,
 ) -> tuple[Engine, AheadRunner]:
     """Return an engine as `tiny_models.open_recorded` does.
 
     Args:
         is_ahead: if not, the engine waits for the tokens of every step, and is the same otherwise.
+        walks: pass through the layers one by one, as on a GPU.
     """
     config = EngineConfig(**{"device": "cpu", "block_size": 16, "seed": 0, "speculate": "off"} | settings)
     location = locate_model(str(model_dir))
@@ -55,6 +65,10 @@ def open_ahead(
     make_computing_slow(parts.rates)
     forward = getattr(parts.runner._forward, "_own", parts.runner._forward)  # unfused
     groups = parts.runner._groups
+    if walks:
+        own = load_candidate(Source(model_dir=model_dir), config, torch.device("cpu"))  # nothing is packed
+        forward, reason = walking_pass(own.loaded, own.served, parts.pool)
+        assert reason is None
     limits = limits_of(groups, parts.pool, parts.info.max_context)
     steps = DecodeSteps(forward, groups, limits, ComputesAnew(), BATCH_SIZES)
     steps.prepare()

@@ -166,7 +166,7 @@ LATENT_TRIALS: dict[str, Trial] = {
     latent_record.OPERATION: records_error,
 }
 FUSED_TRIALS: dict[str, Trial] = {rope_store.OPERATION: rope_store_error}
-"""Of what no model uses yet."""
+"""Of models whose layers are walked through."""
 
 
 def _problem(

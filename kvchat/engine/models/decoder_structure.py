@@ -143,7 +143,7 @@ def match_norm(norm: Any) -> Norm:
     tensors = [*norm.parameters(), *norm.buffers()]
     if not isinstance(epsilon, float) or weight is None or weight.dim() != 1 or len(tensors) != 1:
         raise Unmatched("it has other norms")
-    x = _numbers(3, len(weight))
+    x = _numbers(3, len(weight)).to(weight.device)
     found = norm(x)
     by_root = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
     for adds_one in (False, True):

@@ -7,6 +7,7 @@ from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.rope_store import reference
 from kvchat.engine.kernels.rope_store.args import RopeStore
+from kvchat.engine.kernels.store_kv import store_kv
 
 OPERATION = "turning and storing keys"
 
@@ -15,7 +16,10 @@ def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Te
     """Do what the reference does; see there for arguments."""
 
     def plain() -> Tensor:
-        return reference.rope_store(query, key, value, args)
+        if args.k_pool.device.type == "cpu":
+            return reference.rope_store(query, key, value, args)
+        store_kv(reference.turned(key, args), value, args.k_pool, args.v_pool, args.slots)
+        return reference.turned(query, args)
 
     if debugs():
         check_slots(args.slots, args.k_pool)

@@ -24,14 +24,15 @@ def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Te
     Effect:
         Changes the pools at the given slots only.
     """
-    store_kv(_turned(key, args), value, args.k_pool, args.v_pool, args.slots)
-    return _turned(query, args)
+    store_kv(turned(key, args), value, args.k_pool, args.v_pool, args.slots)
+    return turned(query, args)
 
 
-def _turned(heads: Tensor, args: RopeStore) -> Tensor:
+def turned(heads: Tensor, args: RopeStore) -> Tensor:
+    """Return heads [T, H, D] turned by the positions of their tokens."""
     size = args.cosines.shape[1]
-    turned, kept = heads[..., :size].float(), heads[..., size:]
-    first, second = turned.chunk(2, dim=-1)
+    first_part, kept = heads[..., :size].float(), heads[..., size:]
+    first, second = first_part.chunk(2, dim=-1)
     across = torch.cat([-second, first], dim=-1)
     cosines, sines = args.cosines.float()[:, None], args.sines.float()[:, None]
-    return torch.cat([(turned * cosines + across * sines).to(heads.dtype), kept], dim=-1)
+    return torch.cat([(first_part * cosines + across * sines).to(heads.dtype), kept], dim=-1)

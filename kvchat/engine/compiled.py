@@ -1,0 +1,150 @@
+"""Whether what lies between calls of attention is compiled: as measured once on this machine, and remembered.
+
+Compiling takes from seconds to minutes, and recorded steps already spare the launches that it would; so a
+step is timed both ways when a model of some shape first runs on a device, and the choice is kept with what
+both cost. What the compiler makes is kept by torch.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from kvchat.directories import make_private
+from kvchat.engine.layer_pass import Compile, LayerPass, Walk
+
+FILE_NAME = "compiled-layers.json"
+LEAST_GAIN = 1.03
+"""A compiled step must be so many times as fast: less is within what timings err by."""
+TOLERANCE = {torch.float32: 1e-3}
+COARSE_TOLERANCE = 0.1
+PACKAGES = ("torch", "triton", "kvchat")
+
+TimeStep = Callable[[], tuple[float, Tensor]]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What was measured for one model's shape on one device.
+
+    Args:
+        model, device: in words.
+        plain_s, compiled_s: one step; compiled 0: it failed, or computed something else.
+        compile_s: what compiling and timing took.
+    """
+
+    model: str
+    device: str
+    plain_s: float
+    compiled_s: float
+    compile_s: float
+
+    @property
+    def gain(self) -> float:
+        return self.plain_s / self.compiled_s if self.compiled_s else 0.0
+
+    @property
+    def compiles(self) -> bool:
+        return self.gain >= LEAST_GAIN
+
+    def in_words(self) -> str:
+        verdict = "compiled" if self.compiles else "not compiled"
+        found = f"{self.gain:.2f} times as fast compiled" if self.compiled_s else "compiling failed"
+        return f"{self.model} on {self.device}: {verdict} ({found}; {self.compile_s:.0f} s to find out, once)"
+
+
+def known_choices(cache_dir: Path) -> dict[str, Choice]:
+    """Return what has been measured, by fingerprint; nothing where the file cannot be read."""
+    try:
+        listed = json.loads((cache_dir / FILE_NAME).read_text())
+        return {key: Choice(**fields) for key, fields in listed.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def choose(
+    forward: LayerPass, walk: Walk, time_step: TimeStep, cache_dir: Path, compile: Compile | None = None
+) -> Choice:
+    """Make the pass compute whichever way is faster, measured now or before.
+
+    Args:
+        time_step: times a step of the pass as it computes now; returns its seconds and its logits.
+        compile: None: torch's own.
+    """
+    compile = compile or torch.compile
+    key, choices = fingerprint_of(walk, forward.device), known_choices(cache_dir)
+    choice = choices.get(key)
+    if choice is None:
+        choice = _measured(forward, walk, time_step, compile)
+        choices[key] = choice
+        _keep(choices, cache_dir)
+    forward.use(compile if choice.compiles else None)
+    return choice
+
+
+def _keep(choices: dict[str, Choice], cache_dir: Path) -> None:
+    """Write what has been measured, whole or not at all; not being able to costs the next start time."""
+    temporary = cache_dir / f".{FILE_NAME}.{os.getpid()}.tmp"
+    try:
+        make_private(cache_dir)
+        temporary.write_text(json.dumps({key: asdict(choice) for key, choice in choices.items()}, indent=1))
+        temporary.chmod(0o600)
+        temporary.replace(cache_dir / FILE_NAME)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _measured(forward: LayerPass, walk: Walk, time_step: TimeStep, compile: Compile) -> Choice:
+    forward.use(None)
+    plain_s, wanted = time_step()
+    start_s, compiled_s = perf_counter(), 0.0
+    try:
+        forward.use(compile)
+        compiled_s, found = time_step()
+        _require_near(found, wanted, walk.dtype)
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:  # compilers raise whatever they like
+        log.warning("layers are not compiled, which may be slower: %s", f"{error}"[:300])
+        compiled_s = 0.0
+    return Choice(
+        model=f"{len(walk.layers)} layers of {walk.layers[0].projections.query.num_inputs}",
+        device=_device_name(forward.device),
+        plain_s=plain_s,
+        compiled_s=compiled_s,
+        compile_s=perf_counter() - start_s,
+    )
+
+
+def _require_near(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    distance = float((found - wanted).norm() / wanted.norm().clamp_min(1e-6))
+    if not distance <= TOLERANCE.get(dtype, COARSE_TOLERANCE):
+        raise RuntimeError(f"compiled layers give other logits ({distance:.2g} of their size away)")
+
+
+def fingerprint_of(walk: Walk, device: torch.device) -> str:
+    """Return a name of what a choice depends on: what layers compute, their sizes, device and versions."""
+    versions = []
+    for package in PACKAGES:
+        try:
+            versions.append(version(package))
+        except PackageNotFoundError:
+            versions.append("")
+    inputs = [layer.projections.query.num_inputs for layer in walk.layers]
+    parts = ([repr(layer.kind) for layer in walk.layers], inputs, str(walk.dtype), versions)
+    return blake2b(repr((*parts, _device_name(device))).encode(), digest_size=16).hexdigest()
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

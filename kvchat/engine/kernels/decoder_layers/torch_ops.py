@@ -1,0 +1,105 @@
+"""What decoder layers compute between two calls of attention, in torch operations; any device.
+
+Functions of tensors alone, so that they can be compiled: once for all layers that compute the same. Numbers
+are of the weights' dtype; norms compute in float32. Dimensions: T rows, H query heads, H_kv key-value heads,
+D head size.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn import functional
+
+from kvchat.engine.kernels.decoder_layers.args import Activation, DecoderLayer, Linear, Norm, Projections
+
+Projected = tuple[Tensor, Tensor, Tensor]
+"""Queries [T, H, D], keys and values [T, H_kv, D], not turned yet."""
+
+
+class Weights(NamedTuple):
+    """The tensors of a layer's products, weight and bias each, and of its norms."""
+
+    products: tuple[tuple[Tensor, Tensor | None], ...]
+    norms: tuple[Tensor | None, ...]
+
+
+def weights_of(layer: DecoderLayer) -> Weights:
+    """Return a layer's tensors.
+
+    Raises:
+        ValueError: its weights are no plain tensors.
+    """
+    products = []
+    for linear in layer.projections.all:
+        if not isinstance(linear.weight, Tensor) or linear.weight.is_mkldnn:
+            raise ValueError("weights that are packed or quantised")
+        products.append((linear.weight, linear.bias))
+    norms = (*_norms(layer), layer.heads.query_norm, layer.heads.key_norm)
+    return Weights(tuple(products), tuple(norm.weight if norm is not None else None for norm in norms))
+
+
+def with_weights(layer: DecoderLayer, weights: Weights) -> DecoderLayer:
+    """Return a layer that computes the same with other weights."""
+    query, key, value, output, gate, up, down = (
+        Linear(weight=weight, bias=bias) for weight, bias in weights.products
+    )
+    known = (*_norms(layer), layer.heads.query_norm, layer.heads.key_norm)
+    norms = [
+        None if norm is None or weight is None else replace(norm, weight=weight)
+        for norm, weight in zip(known, weights.norms, strict=True)
+    ]
+    before_attention, before_mlp = norms[0], norms[1]
+    assert before_attention is not None
+    assert before_mlp is not None
+    return replace(
+        layer,
+        heads=replace(layer.heads, query_norm=norms[4], key_norm=norms[5]),
+        projections=Projections(
+            query=query, key=key, value=value, output=output, gate=gate, up=up, down=down
+        ),
+        before_attention=before_attention,
+        before_mlp=before_mlp,
+        after_attention=norms[2],
+        after_mlp=norms[3],
+    )
+
+
+def _norms(layer: DecoderLayer) -> tuple[Norm | None, ...]:
+    return layer.before_attention, layer.before_mlp, layer.after_attention, layer.after_mlp
+
+
+def before_attention(hidden: Tensor, layer: DecoderLayer) -> Projected:
+    """Return what a layer projects `hidden` [T, hidden] to."""
+    heads, products = layer.heads, layer.projections
+    x = norm_of(hidden, layer.before_attention)
+    query = linear_of(x, products.query).unflatten(1, (heads.num_heads, heads.dim))
+    key = linear_of(x, products.key).unflatten(1, (heads.num_kv_heads, heads.dim))
+    value = linear_of(x, products.value).unflatten(1, (heads.num_kv_heads, heads.dim))
+    return norm_of(query, heads.query_norm), norm_of(key, heads.key_norm), value
+
+
+def after_attention(hidden: Tensor, attended: Tensor, layer: DecoderLayer) -> Tensor:
+    """Return what a layer makes of `hidden` [T, hidden] and of what it attended to [T, H, D]."""
+    products = layer.projections
+    added = linear_of(attended.flatten(1), products.output)
+    hidden = hidden + norm_of(added, layer.after_attention)
+    x = norm_of(hidden, layer.before_mlp)
+    gate = linear_of(x, products.gate)
+    is_silu = layer.activation is Activation.SILU
+    gate = functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")
+    added = linear_of(gate * linear_of(x, products.up), products.down)
+    return hidden + norm_of(added, layer.after_mlp)
+
+
+def norm_of(x: Tensor, norm: Norm | None) -> Tensor:
+    if norm is None:
+        return x
+    numbers, weight = x.float(), norm.weight.float()
+    by_root = numbers * (numbers.square().mean(-1, keepdim=True) + norm.epsilon).rsqrt()
+    return (by_root * (weight + 1.0 if norm.adds_one else weight)).to(x.dtype)
+
+
+def linear_of(x: Tensor, linear: Linear) -> Tensor:
+    assert isinstance(linear.weight, Tensor)
+    return functional.linear(x, linear.weight, linear.bias)

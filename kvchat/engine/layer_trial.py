@@ -1,0 +1,109 @@
+"""Whether a model's decoder layers can be walked through: matched by structure, then held to the model.
+
+As layers are fused (see `fusion`), on any device and in the model's own dtype.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
+from kvchat.engine.fusion import (
+    NUM_POSITIONS,
+    Sample,
+    float_layers,
+    in_float32,
+    require_logits,
+    require_near,
+    scratch,
+    take_sample,
+    watch,
+)
+from kvchat.engine.layer_pass import LayerPass, Walk
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.decoder_structure import Unmatched, match_layer
+from kvchat.engine.models.load import LoadedModel
+from kvchat.engine.route import Route, Served
+from kvchat.engine.runner import ForwardPass, Row
+
+log = logging.getLogger(__name__)
+
+
+def walking_pass(loaded: LoadedModel, served: Served, pool: DevicePool) -> tuple[ForwardPass, str | None]:
+    """Return a pass over `pool`: one that walks through the layers, or the model's own and why.
+
+    Effect:
+        Runs a few tokens through the model.
+    """
+    try:
+        return LayerPass(walk_through(loaded, served), pool), None
+    except Unmatched as error:
+        reason = str(error)
+    except torch.AcceleratorError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"it does not run as expected: {error!r}"[:300]  # whatever a model of another structure says
+    log.info("decoder layers are computed by the model: %s", reason)
+    return served.make_pass(pool), reason
+
+
+@torch.inference_mode()
+def walk_through(loaded: LoadedModel, served: Served) -> Walk:
+    """Return the layers of a model.
+
+    Raises: Unmatched: they cannot be walked through; the message says why.
+
+    Effect:
+        Runs a few tokens through the model; whoever serves it makes a forward pass again.
+    """
+    groups = served.groups
+    if served.route is not Route.ATTENTION or not all(map(_is_plain, groups)):
+        raise Unmatched(f"it runs by its {served.route}, on a cache of {', '.join(_kinds(groups))}")
+    sample = take_sample(loaded, groups)
+    fusion = sample.fusion
+    walk = Walk(
+        decoder=fusion.decoder,
+        embed=fusion.embed,
+        layers=fusion.layers,
+        rotaries=fusion.rotaries,
+        dtype=sample.seen.inputs[0].dtype,
+    )
+    _require_same(walk, groups, sample, sample.row)
+    offset = loaded.max_context - NUM_POSITIONS
+    if offset > 0:
+        moved = replace(sample.row, positions=sample.row.positions + offset)
+        pool = scratch(groups, moved.positions.device)
+        seen, logits = watch(loaded.module, fusion.decoder, pool, moved)
+        _require_same(walk, groups, replace(sample, seen=seen, logits=logits), moved)
+    if walk.dtype != torch.float32:
+        _require_structure(walk, groups, sample)
+    return walk
+
+
+def _is_plain(group: Group) -> bool:
+    return type(group.spec) in (FullSpec, SlidingSpec, ChunkedSpec) and not group.borrowers
+
+
+def _kinds(groups: Sequence[Group]) -> list[str]:
+    return sorted({group.spec.kind for group in groups})
+
+
+def _require_same(walk: Walk, groups: Sequence[Group], sample: Sample, row: Row) -> None:
+    """Compare every layer and the logits with the model's own."""
+    made = LayerPass(walk, scratch(groups, row.positions.device))
+    for number, (given, wanted) in enumerate(zip(sample.seen.inputs, sample.seen.outputs, strict=True)):
+        require_near(made.hidden(given, row, number).float(), given, wanted, f"layer {number}")
+    require_logits(made.logits(row), sample.logits, walk.dtype)
+
+
+def _require_structure(walk: Walk, groups: Sequence[Group], sample: Sample) -> None:
+    """Compare one layer of each kind in float32, where rounding hides nothing."""
+    pool = scratch(in_float32(groups), sample.row.positions.device)
+    for number, layer, given, wanted in float_layers(sample.fusion, pool, sample.seen, sample.row):
+        spec, rope = pool.layers[number].spec, walk.layers[number].rope
+        layers = list(walk.layers)
+        layers[number] = match_layer(layer, sample.seen.calls[number], spec, rope)
+        made = LayerPass(replace(walk, layers=layers), pool)
+        require_near(made.hidden(given, sample.row, number), given, wanted, f"layer {number} in float32")
