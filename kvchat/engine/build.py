@@ -10,6 +10,8 @@ import torch
 from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_format
 from kvchat.engine.api.config import SPECULATE, EngineConfig, EngineInfo
 from kvchat.engine.api.ids import GroupId
+from kvchat.engine.api.view import NUM_OBSERVED, SNAPKV
+from kvchat.engine.attention.pruner import Pruner
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
@@ -17,6 +19,7 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
 from kvchat.engine.cache.sizing import host_places, pool_blocks
 from kvchat.engine.cache.spec import Group
+from kvchat.engine.cache.view_spec import PrunedSpec
 from kvchat.engine.cache.worth import Worth
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import open_saver, open_store
@@ -118,7 +121,7 @@ def assemble(
         ),
         manager=manager,
         max_batch_tokens=config.max_batch_tokens,
-        runner=Runner(forward, groups, config.block_size, short),
+        runner=Runner(forward, groups, config.block_size, short, _pruner(groups, pool)),
         runs_ahead=short is not None,
         sampler=Sampler(config.seed),
         drafter=Drafts() if config.speculate == "auto" else NoDrafter(),
@@ -134,8 +137,19 @@ def assemble(
     )
 
 
+def _pruner(groups: tuple[Group, ...], pool: DevicePool) -> Pruner | None:
+    """Return what prunes; None where nothing is pruned."""
+    is_pruned = any(isinstance(group.spec, PrunedSpec) for group in groups)
+    return Pruner(groups, pool.layers) if is_pruned else None
+
+
 def _check(config: EngineConfig) -> None:
-    parse_cache_format(config.cache_format)
+    view = parse_cache_format(config.cache_format).view
+    if view is not None and view.rule == SNAPKV and config.max_batch_tokens < NUM_OBSERVED:
+        raise ConfigError(
+            f"cache format '{view}' looks at the last {NUM_OBSERVED} tokens of a prompt in one step; "
+            f"max_batch_tokens must be at least that, not {config.max_batch_tokens}"
+        )
     check_weights(config)
     if config.block_size < 1:
         raise ConfigError(f"block_size must be at least 1, not {config.block_size}")
