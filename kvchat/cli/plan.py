@@ -14,6 +14,7 @@ from kvchat.engine.cache.arithmetic import (
     names_dtype,
     read_shape,
 )
+from kvchat.engine.cache.format_sizes import FormatSize, format_sizes
 from kvchat.engine.models.config_file import normalised, read_config
 from kvchat.errors import UsageError
 from kvchat.quantities import tokens
@@ -50,17 +51,19 @@ def plan(options: PlanOptions) -> None:
         status.note(f"the config names no type of numbers; counted as {ASSUMED_DTYPE}")
     shape = read_shape(config)
     sizes = cache_sizes(shape, context_len)
+    formats = format_sizes(shape, context_len)
     output = Output()
     if options.json:
         output.json(
             asdict(shape)
             | {"context_len": context_len, "by_transformers": is_completed}
             | {"sizes": [asdict(size) for size in sizes]}
+            | {"formats": [asdict(size) for size in formats]}
         )
         return
     output.line(f"{options.model}: {_summary(shape)}")
     output.line()
-    for line in _table(sizes, context_len):
+    for line in _aligned([*_rows(sizes, context_len), *_format_rows(formats, len(shape.visible))]):
         output.line(line)
 
 
@@ -93,9 +96,9 @@ def _summary(shape: AttentionShape) -> str:
     return f"{shape.model_type}, {shape.num_layers} layers ({layers}{rest}), {shape.dtype}"
 
 
-def _table(sizes: Sequence[CacheSize], context_len: int) -> list[str]:
+def _rows(sizes: Sequence[CacheSize], context_len: int) -> list[tuple[str, ...]]:
     own = sizes[0]
-    rows = [("", "per token", f"{count_text(context_len)} tokens", "", "")]
+    rows: list[tuple[str, ...]] = [("", "per token", f"{count_text(context_len)} tokens", "", "")]
     for size in sizes:
         ratio = "as it is" if size.is_own else f"{size.context_bytes / own.context_bytes:.3g}x"
         rows.append(
@@ -107,6 +110,25 @@ def _table(sizes: Sequence[CacheSize], context_len: int) -> list[str]:
                 size.assumption,
             )
         )
+    return rows
+
+
+def _format_rows(formats: Sequence[FormatSize], num_layers: int) -> list[tuple[str, ...]]:
+    exact = formats[0].context_bytes
+    return [
+        (
+            f"--cache-format {size.name}",
+            "",
+            f"{size.context_bytes / 2**30:.4g} GiB",
+            f"{size.context_bytes / max(exact, 1):.3g}x",
+            f"{num_layers} layers x {count_text(size.context_bytes // num_layers)} B; approximate",
+        )
+        for size in formats
+        if not size.is_exact
+    ]
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return [
         "  ".join(

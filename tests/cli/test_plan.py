@@ -182,3 +182,20 @@ def test_it_loads_no_torch(config: Path) -> None:
         f"code = run(['plan', {str(config)!r}]); sys.exit(code or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+
+
+def test_every_format_that_the_model_can_take_has_a_row(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", str(config), "--context", "128k"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("--cache-format")]
+    assert [row.split()[1] for row in rows] == ["fp8"]  # a latent has no other form
+    config.write_text(json.dumps(QWEN_72B))
+    assert run(["plan", str(config), "--context", "128k"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("--cache-format")]
+    assert {"int4", "window:1024", "keydiff:1024", "snapkv:1024:pyramid"} < {row.split()[1] for row in rows}
+    assert all(row.endswith("; approximate") for row in rows)
+    assert run(["plan", str(config), "--context", "128k", "--json"]) == 0
+    formats = json.loads(capsys.readouterr().out)["formats"]
+    assert [one["name"] for one in formats if one["is_exact"]] == ["exact"]
+    assert len(formats) == len(rows) + 1
