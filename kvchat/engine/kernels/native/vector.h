@@ -184,6 +184,26 @@ INLINE Vec sums(const Vec* v) { return vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq
 
 #endif
 
+// Lanes W / 2, then W / 4 and so on apart are put together.
+#if defined(__AVX512F__)
+
+INLINE float sum(Vec a) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+
+// NaN counts only in the lane that the others are compared with.
+INLINE float largest(Vec a) {
+  const __m256 half = _mm256_max_ps(_mm512_extractf32x8_ps(a, 1), _mm512_castps512_ps256(a));
+  const __m128 quarter = _mm_max_ps(_mm256_extractf128_ps(half, 1), _mm256_castps256_ps128(half));
+  const __m128 pair = _mm_max_ps(_mm_movehl_ps(quarter, quarter), quarter);
+  return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(pair), pair));
+}
+
+#else
+
 INLINE float sum(Vec a) {
   float lanes[W];
   store(lanes, a);
@@ -200,6 +220,8 @@ INLINE float largest(Vec a) {
       if (lanes[i + half] > lanes[i]) lanes[i] = lanes[i + half];
   return lanes[0];
 }
+
+#endif
 
 template <typename T>
 INLINE Vec load_part(const T* p, int n) {

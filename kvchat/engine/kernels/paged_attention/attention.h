@@ -56,12 +56,27 @@ struct Tile {
   const float* value_scales = nullptr;
 };
 
+template <int ROWS, typename K, typename V>
+INLINE void dot_keys(float (*scores)[MOST_KEYS + W], const Tile<K, V>& tile, const float* query,
+                     int64_t stride, int64_t, const AttentionCall& call, int64_t begin, int64_t end) {
+  dot_keys<ROWS>(scores, query, stride, tile.keys, tile.k_p, call.dim_k, begin, end, tile.values, tile.v_p,
+                 call.dim_v);
+}
+template <int ROWS, typename K, typename V>
+INLINE void add_values(float* acc, int64_t stride, const float* decay, float (*weights)[MOST_KEYS + W],
+                       const Tile<K, V>& tile, const AttentionCall& call, int64_t begin, int64_t end) {
+  add_values<ROWS>(acc, stride, decay, weights, tile.values, tile.v_p, call.dim_v, begin, end, tile.next,
+                   tile.k_p, call.dim_k);
+}
+
 // What stands beside the pools where queries read older blocks in another form: here nothing.
 struct NothingOlder {
   // The first position that reads the block of position p in the other form.
   int64_t first_reader(int64_t) const { return INT64_MAX; }
-  // Numbers of memory that a task needs to read such a block.
-  int64_t scratch(int64_t, int64_t) const { return 0; }
+  // Numbers of memory that a task of so many rows needs to read such blocks.
+  int64_t scratch(int64_t, int64_t, int64_t) const { return 0; }
+  // Makes a task's queries ready for them.
+  void begin(float*, const float*, int64_t, int64_t, int64_t) const {}
   // Calls `take(tile)` with a tile in the other form.
   template <typename Take>
   void open(float*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, Take) const {}
@@ -171,12 +186,13 @@ struct Attention {
     const Task& task = tasks[number];
     const int64_t rows = num_rows(task), size = State::size(rows, stride_v);
     float* memory =
-        allocate(State::padded(rows * stride_k) + 2 * size + older.scratch(stride_k, stride_v));
+        allocate(State::padded(rows * stride_k) + 2 * size + older.scratch(rows, stride_k, stride_v));
     if (!memory) {
       __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
       return;
     }
     read_queries(task, memory);
+    older.begin(memory + State::padded(rows * stride_k) + 2 * size, memory, rows, stride_k, stride_v);
     const State part(task.partial ? task.partial : memory + State::padded(rows * stride_k), rows, stride_v);
     const State all(memory + State::padded(rows * stride_k) + size, rows, stride_v);
     if (task.partial) {
@@ -256,9 +272,9 @@ struct Attention {
   }
 
   // One tile of keys, and the rows of queries [first, last) of one key-value head.
-  template <typename K, typename V>
+  template <typename AnyTile>
   void add_tile(const Task& task, const float* query, const State& state, int64_t h, int64_t first,
-                int64_t last, const Tile<K, V>& tile) const {
+                int64_t last, const AnyTile& tile) const {
     const int64_t start = h * task.num_queries * group, end = last * group;
     for (int64_t row = first * group; row < end;) {
       const int64_t left = end - row;
@@ -277,9 +293,9 @@ struct Attention {
     }
   }
 
-  template <int ROWS, typename K, typename V>
+  template <int ROWS, typename AnyTile>
   void add_rows(const Task& task, const float* query, const State& state, int64_t row, int64_t number,
-                const Tile<K, V>& tile) const {
+                const AnyTile& tile) const {
     const int64_t p = tile.p, length = tile.length;
     alignas(64) float scores[ROWS][MOST_KEYS + W];
     float decay[ROWS];
@@ -294,8 +310,7 @@ struct Attention {
       end = most(end, ends[r]);
     }
     if (begin >= end) return;
-    dot_keys<ROWS>(scores, query + row * stride_k, stride_k, tile.keys, tile.k_p, call.dim_k, begin, end,
-                   tile.values, tile.v_p, call.dim_v);
+    dot_keys<ROWS>(scores, tile, query + row * stride_k, stride_k, row, call, begin, end);
     if (tile.key_scales) scale<ROWS>(scores, tile.key_scales, begin, end);
     UNROLL
     for (int r = 0; r < ROWS; r++) {
@@ -311,15 +326,15 @@ struct Attention {
       for (int64_t i = behind; i < end; i++) scores[r][i] = 0.0f;
     }
     if (tile.value_scales) scale<ROWS>(scores, tile.value_scales, begin, end);
-    add_values<ROWS>(state.acc + row * stride_v, stride_v, decay, scores, tile.values, tile.v_p, call.dim_v,
-                     begin, end, tile.next, tile.k_p, call.dim_k);
+    add_values<ROWS>(state.acc + row * stride_v, stride_v, decay, scores, tile, call, begin, end);
   }
 
   template <int ROWS>
   static void scale(float (*scores)[MOST_KEYS + W], const float* scales, int64_t begin, int64_t end) {
     UNROLL
     for (int r = 0; r < ROWS; r++)
-      for (int64_t i = begin; i < end; i++) scores[r][i] *= scales[i];
+      for (int64_t i = begin / W * W; i < end; i += W)
+        store(scores[r] + i, mul(load(scores[r] + i), load(scales + i)));
   }
 
   void write(const Task& task, const State& all) const {

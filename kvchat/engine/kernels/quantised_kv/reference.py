@@ -100,7 +100,7 @@ def _extremes(scaled: Tensor, record: SealedRecord) -> tuple[Tensor, Tensor]:
     token = torch.arange(rows * tokens, device=scaled.device).clamp_max(record.num_tokens - 1)
     channel = torch.arange(columns * channels, device=scaled.device).clamp_max(record.dim - 1)
     groups = scaled[:, :, token][..., channel].unflatten(3, (columns, channels)).unflatten(2, (rows, tokens))
-    return groups.amin(dim=(3, 5)), groups.amax(dim=(3, 5))
+    return groups.amin(dim=(3, 5)) + 0.0, groups.amax(dim=(3, 5))  # no zero has a sign
 
 
 def _spread(per_group: Tensor, record: SealedRecord) -> Tensor:

@@ -1,6 +1,6 @@
-// Attention over quantised and exact blocks on a processor: paged attention, whose older tiles are read in 8
-// bits where they lie, or turned back into numbers, one tile of one head at a time, in memory that stays in
-// the cache.
+// Attention over quantised and exact blocks on a processor: paged attention, whose older tiles are multiplied
+// as whole numbers where they have 8 bits, and else turned back into numbers, one tile of one head at a time,
+// in memory that stays in the cache.
 //
 // Which form a query reads follows from its position, and the tiles do too: a query's result has the same
 // bits whatever stands beside it, however its prompt was cut, and however many threads compute it. Records
@@ -9,6 +9,7 @@
 #include "kvchat/engine/kernels/native/threads.h"
 #include "kvchat/engine/kernels/native/vector.h"
 #include "kvchat/engine/kernels/paged_attention/attention.h"
+#include "kvchat/engine/kernels/sealed_attention/whole.h"
 
 namespace {
 
@@ -71,13 +72,6 @@ INLINE Vec numbers(const uint8_t* p) {
 #endif
 }
 
-// A number of one byte, for tiles that are read where they lie.
-struct int8 {
-  uint8_t bits;
-};
-
-INLINE Vec load(const int8* p) { return numbers<INT8>((const uint8_t*)p); }
-
 // The last codes of a token, fewer than W.
 template <int CODE>
 INLINE Vec last_numbers(const uint8_t* p, int64_t count) {
@@ -92,9 +86,20 @@ struct Record {
   const uint8_t* bytes;
   float factor;
 
-  Record(const Side& side, int64_t block, int64_t head)
-      : side(side), bytes(side.pool + block * side.n + head * side.h) {
+  Record(const Side& side, int64_t block, int64_t head) : side(side), bytes(at(side, block, head)) {
     memcpy(&factor, bytes + side.factor_at, 4);
+  }
+
+  static const uint8_t* at(const Side& side, int64_t block, int64_t head) {
+    return side.pool + block * side.n + head * side.h;
+  }
+
+  // Asks for the scales of tokens [first, first + count) and returns where their codes lie.
+  static const uint8_t* ask(const Side& side, int64_t block, int64_t head, int64_t first, int64_t count) {
+    const uint8_t* bytes = at(side, block, head);
+    fetch(bytes + side.scales_at + first * 2, count * 2);
+    fetch(bytes + side.factor_at, 4);
+    return bytes + first * side.token_bytes;
   }
 
   const fp16* scales(int64_t row) const {
@@ -104,10 +109,7 @@ struct Record {
     return (const fp16*)(bytes + side.minima_at) + row * side.num_columns;
   }
 
-  template <typename K>
-  const K* token(int64_t number) const {
-    return (const K*)(bytes + number * side.token_bytes);
-  }
+  const uint8_t* token(int64_t number) const { return bytes + number * side.token_bytes; }
 
   // The scales of tokens [first, first + count), with room for a vector behind the last.
   void read_scales(float* to, int64_t first, int64_t count) const {
@@ -179,38 +181,102 @@ struct Record {
   }
 };
 
+template <bool FINE>
+struct WholeTile : whole::WholeTile {};
+
+template <int ROWS, bool FINE>
+INLINE void dot_keys(float (*scores)[MOST_KEYS + W], const WholeTile<FINE>& tile, const float*, int64_t,
+                     int64_t row, const AttentionCall& call, int64_t, int64_t) {
+  whole::dot_keys<ROWS, FINE>(scores, tile, row, call.dim_k);
+}
+template <int ROWS, bool FINE>
+INLINE void add_values(float* acc, int64_t stride, const float* decay, float (*weights)[MOST_KEYS + W],
+                       const WholeTile<FINE>& tile, const AttentionCall& call, int64_t, int64_t) {
+  whole::add_values<ROWS, FINE>(acc, stride, decay, weights, tile, call.dim_v);
+}
+
+// Tiles whose keys and values are both of one byte are multiplied as whole numbers, `FINE` as float32 or as
+// 16-bit types; others become numbers in the scratch memory.
+template <bool FINE>
 struct Quantised {
   const SealedCall* call;
+
+  bool is_whole() const { return call->keys.code == INT8 && call->values.code == INT8; }
 
   // Behind a full successor.
   int64_t first_reader(int64_t p) const {
     return (p / call->attention.block_size + 2) * call->attention.block_size;
   }
 
-  int64_t scratch(int64_t stride_k, int64_t stride_v) const {
-    return (MOST_KEYS + 2) * (stride_k + stride_v);
+  int64_t scratch(int64_t rows, int64_t stride_k, int64_t stride_v) const {
+    if (!is_whole()) return (MOST_KEYS + 2) * (stride_k + stride_v);
+    return (queries(nullptr, stride_k).row_bytes() * rows + turned_bytes()) / 4;
   }
 
-  // Keys and values of one byte are read where they lie; others become numbers in the scratch memory.
+  int64_t turned_bytes() const {
+    return whole::key_bytes(call->attention.dim_k) + whole::value_bytes(call->attention.dim_v);
+  }
+
+  static whole::Activations queries(float* scratch, int64_t stride_k) {
+    return {(uint8_t*)scratch, stride_k, FINE};
+  }
+
+  void begin(float* scratch, const float* query, int64_t rows, int64_t stride_k, int64_t) const {
+    if (!is_whole()) return;
+    const whole::Activations x = queries(scratch + turned_bytes() / 4, stride_k);
+    for (int64_t row = 0; row < rows; row++) x.template prepare<FINE>(row, query + row * stride_k);
+  }
+
   template <typename Take>
   void open(float* scratch, int64_t stride_k, int64_t stride_v, int64_t span, int64_t head, int64_t p,
             int64_t length, Take take) const {
     const AttentionCall& exact = call->attention;
     const int64_t block = call->blocks[span][p / exact.block_size], first = p % exact.block_size;
     const Record keys(call->keys, block, head), values(call->values, block, head);
-    if (call->keys.code == INT8 && call->values.code == INT8) {
-      alignas(64) float scales[2][MOST_KEYS + W];
-      keys.read_scales(scales[0], first, length);
-      values.read_scales(scales[1], first, length);
-      // Records of a block's heads lie one behind the other.
-      const bool is_last = head + 1 == exact.num_kv_heads;
-      const int8* next = is_last ? nullptr : keys.token<int8>(first) + call->keys.h;
-      const Tile<int8> tile = {keys.token<int8>(first), values.token<int8>(first), next,
-                               call->keys.token_bytes,  call->values.token_bytes,  p, length,
-                               scales[0],               scales[1]};
-      take(tile);
-      return;
-    }
+    if (is_whole())
+      open_whole(scratch, stride_k, keys, values, next_of(span, head, p), p, length, take);
+    else
+      open_numbers(scratch, stride_k, stride_v, keys, values, p, length, take);
+  }
+
+  // Where the tile after that of a head at position p lies: its block and head.
+  struct Next {
+    int64_t block, head;
+  };
+
+  Next next_of(int64_t span, int64_t head, int64_t p) const {
+    const AttentionCall& exact = call->attention;
+    const Span& asked = exact.spans[span];
+    const int64_t number = p / exact.block_size, last = asked.position + asked.num_rows - 1;
+    if (head + 1 < exact.num_kv_heads) return {call->blocks[span][number], head + 1};
+    const bool is_old = first_reader((number + 1) * exact.block_size) <= last;
+    return {call->blocks[span][is_old ? number + 1 : number], 0};
+  }
+
+  template <typename Take>
+  void open_whole(float* scratch, int64_t stride_k, const Record& keys, const Record& values, Next next,
+                  int64_t p, int64_t length, Take take) const {
+    const AttentionCall& exact = call->attention;
+    const int64_t first = p % exact.block_size;
+    alignas(64) float scales[2][MOST_KEYS + W];
+    keys.read_scales(scales[0], first, length);
+    values.read_scales(scales[1], first, length);
+    uint8_t* turned = (uint8_t*)scratch;
+    uint8_t* turned_values = turned + whole::key_bytes(exact.dim_k);
+    const uint8_t* next_keys = Record::ask(call->keys, next.block, next.head, first, length);
+    const uint8_t* next_values = Record::ask(call->values, next.block, next.head, first, length);
+    whole::turn_keys(keys.token(first), next_keys, call->keys.token_bytes, exact.dim_k, length, turned);
+    whole::turn_values(values.token(first), next_values, call->values.token_bytes, exact.dim_v, length,
+                       turned_values);
+    const whole::Activations x = queries(scratch + turned_bytes() / 4, stride_k);
+    take(WholeTile<FINE>{{turned, turned_values, p, length, scales[0], scales[1], &x}});
+  }
+
+  template <typename Take>
+  void open_numbers(float* scratch, int64_t stride_k, int64_t stride_v, const Record& keys,
+                    const Record& values, int64_t p, int64_t length, Take take) const {
+    const AttentionCall& exact = call->attention;
+    const int64_t first = p % exact.block_size;
     float* numbers = scratch + (MOST_KEYS + 2) * stride_k;
     keys.read(scratch, stride_k, exact.dim_k, first, length);
     values.read(numbers, stride_v, exact.dim_v, first, length);
@@ -221,7 +287,7 @@ struct Quantised {
 
 template <typename T>
 int compute(const SealedCall& call) {
-  Attention<T, Quantised> attention(call.attention, {&call});
+  Attention<T, Quantised<sizeof(T) == 4>> attention(call.attention, {&call});
   if (!attention.prepare(call.attention.num_threads)) return 1;
   run_tasks(attention, attention.num_tasks, call.attention.parallel, call.attention.num_threads);
   attention.release();
