@@ -142,18 +142,6 @@ def _answer(engine: Engine, sampler: Dictated, task: Task) -> tuple[float, str]:
 
 def write_shape(model_dir: Path) -> None:
     """Write the 360 M shape with random weights."""
-    shape = SHAPES["360m"]
-    config = transformers.LlamaConfig(
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab_size,
-        max_position_embeddings=shape.max_context,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-    )
+    config = SHAPES["360m"].config(eos_token_id=None)
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(model_dir)

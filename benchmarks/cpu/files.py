@@ -23,18 +23,7 @@ def write_safetensors(shape: Shape, directory: Path) -> Path:
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab_size,
-        max_position_embeddings=shape.max_context,
-        tie_word_embeddings=True,
-        eos_token_id=2,
-    )
+    config = shape.config(eos_token_id=2)
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(directory)

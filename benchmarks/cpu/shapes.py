@@ -1,6 +1,7 @@
 """The models that every engine runs: Llama shapes with random weights."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,23 @@ class Shape:
     def kv_bytes(self, length: int, bytes_per_number: int) -> int:
         """Keys and values of a context, all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * length * bytes_per_number
+
+    def config(self, eos_token_id: int | None) -> Any:
+        """Return transformers' config of it."""
+        import transformers
+
+        return transformers.LlamaConfig(
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            vocab_size=self.vocab_size,
+            max_position_embeddings=self.max_context,
+            tie_word_embeddings=True,
+            eos_token_id=eos_token_id,
+        )
 
 
 SHAPES = {

@@ -5,7 +5,6 @@ What an answer must be is told by transformers in the exact format, and by an en
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,13 @@ import pytest
 import transformers
 
 from kvchat.cli.main import run
-from kvchat.engine.api.events import Loaded
-from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.engine import Engine
+from tests.engine.block_life import (
+    Opened,
+    Wanted,
+    check_a_fork_beside_its_parent,
+    check_what_another_engine_finds,
+    loaded_after_a_demotion,
+)
 from tests.engine.conftest import OpenEngine
 from tests.engine.latent_models import KINDS, SIZES, model_of
 from tests.engine.tiny_models import answer, finish, reference, save_model, submit, token_ids
@@ -30,10 +33,6 @@ TOKEN_BYTES = {"exact": 3 * (16 + 8) * 4, "fp8": 3 * (16 + 4 + 2 * 8)}
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_of(KIND, tmp_path_factory.mktemp("latent"))
-
-
-Opened = Callable[..., Engine]
-Wanted = Callable[[list[int], int], list[int]]
 
 
 @pytest.fixture(params=TOKEN_BYTES)
@@ -56,12 +55,6 @@ def wanted(model_dir: Path, cache_format: str, opened: Opened) -> Wanted:
     return lambda prompt, num_tokens: answer(opened(), prompt, num_tokens).token_ids
 
 
-def room_is_wanted(engine: Engine) -> None:
-    """Compute so much else that nothing cached stays on the device."""
-    for seed in range(50, 54):
-        answer(engine, token_ids(350, seed), 1)
-
-
 def test_sessions_share_the_blocks_of_a_common_beginning(opened: Opened, wanted: Wanted) -> None:
     engine, prompt = opened(), token_ids(80)
     first = submit(engine, prompt, 4)
@@ -78,41 +71,20 @@ def test_sessions_share_the_blocks_of_a_common_beginning(opened: Opened, wanted:
 
 def test_a_fork_copies_a_tail_of_latents_before_it_writes(opened: Opened, wanted: Wanted) -> None:
     """Trap 11."""
-    engine, prompt = opened(), token_ids(60)
-    handle = submit(engine, prompt, 4)
-    text = prompt + finish(engine, handle).token_ids
-    child = engine.fork(handle.branch)
-    assert all(usage.own_bytes == 0 for usage in engine.snapshot().branches)
-    parent_turn, child_turn = (text + token_ids(4, seed=seed) for seed in (81, 82))
-    assert answer(engine, parent_turn, 20, handle.branch).token_ids == wanted(parent_turn, 20)
-    result = answer(engine, child_turn, 20, child)
-    assert (result.usage.cached_tokens, result.token_ids) == (len(text) - 1, wanted(child_turn, 20))
+    check_a_fork_beside_its_parent(opened(), wanted, 20)
 
 
 def test_a_demoted_branch_goes_on_from_host_memory(cache_format: str, opened: Opened, wanted: Wanted) -> None:
     token_bytes = TOKEN_BYTES[cache_format]
     engine = opened(device_bytes=600 * token_bytes, host_bytes=3000 * token_bytes)
-    prompt = token_ids(100)
-    handle = submit(engine, prompt, 8)
-    text = prompt + finish(engine, handle).token_ids
-    engine.demote(handle.branch)
-    assert engine.snapshot().tier(Tier.DEVICE).used_bytes == 0
-    room_is_wanted(engine)
-    turn = [*text, 7]
-    result = answer(engine, turn, 8, handle.branch)
-    assert (result.loaded.host, result.token_ids) == (len(text) - 1, wanted(turn, 8))
+    loaded, num_tokens = loaded_after_a_demotion(engine, wanted)
+    assert loaded.host == num_tokens
 
 
 def test_what_is_stored_on_disk_comes_back_in_another_engine(
     tmp_path: Path, opened: Opened, wanted: Wanted
 ) -> None:
-    first, prompt = opened(cache_dir=tmp_path / "cache"), token_ids(100)
-    text = prompt + answer(first, prompt, 6).token_ids
-    first.close()
-    second = opened(cache_dir=tmp_path / "cache")
-    turn = [*text, 7]
-    result = answer(second, turn, 8)
-    assert (result.loaded, result.token_ids) == (Loaded(disk=len(text) - 1), wanted(turn, 8))
+    check_what_another_engine_finds(opened, wanted, tmp_path / "cache", 8)
 
 
 # A bundle, through the command line

@@ -3,7 +3,6 @@
 What an answer must be is told by an engine of its own, which computes the whole prompt at once.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -12,8 +11,13 @@ import torch
 
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.engine import Engine
+from tests.engine.block_life import (
+    Opened,
+    Wanted,
+    check_a_fork_beside_its_parent,
+    check_what_another_engine_finds,
+    loaded_after_a_demotion,
+)
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.tiny_models import answer, finish, submit, token_ids
 
@@ -21,8 +25,6 @@ pytestmark = pytest.mark.cpu
 
 FORMATS = ("int8", "k=fp8,v=int4; layers 1=exact")
 BLOCK = 16
-Opened = Callable[..., Engine]
-Wanted = Callable[[list[int], int], list[int]]
 
 
 @pytest.fixture(params=FORMATS)
@@ -39,12 +41,6 @@ def opened(tiny: TinyModels, cache_format: str, open_engine: OpenEngine) -> Open
 @pytest.fixture
 def wanted(opened: Opened) -> Wanted:
     return lambda prompt, num_tokens: answer(opened(), prompt, num_tokens).token_ids
-
-
-def room_is_wanted(engine: Engine) -> None:
-    """Compute so much else that nothing cached stays on the device."""
-    for seed in range(50, 54):
-        answer(engine, token_ids(350, seed), 1)
 
 
 # What a query sees follows from its position
@@ -143,15 +139,7 @@ def test_sessions_share_the_blocks_of_a_common_beginning(opened: Opened, wanted:
 
 def test_a_fork_goes_on_beside_its_parent(opened: Opened, wanted: Wanted) -> None:
     """Trap 11."""
-    engine, prompt = opened(), token_ids(60)
-    handle = submit(engine, prompt, 4)
-    text = prompt + finish(engine, handle).token_ids
-    child = engine.fork(handle.branch)
-    assert all(usage.own_bytes == 0 for usage in engine.snapshot().branches)
-    parent_turn, child_turn = (text + token_ids(4, seed=seed) for seed in (81, 82))
-    assert answer(engine, parent_turn, 40, handle.branch).token_ids == wanted(parent_turn, 40)
-    result = answer(engine, child_turn, 40, child)
-    assert (result.usage.cached_tokens, result.token_ids) == (len(text) - 1, wanted(child_turn, 40))
+    check_a_fork_beside_its_parent(opened(), wanted, 40)
 
 
 def test_requests_that_make_way_for_others_end_with_the_same_answers(opened: Opened, wanted: Wanted) -> None:
@@ -165,29 +153,14 @@ def test_requests_that_make_way_for_others_end_with_the_same_answers(opened: Ope
 
 def test_a_demoted_branch_goes_on_from_host_memory(opened: Opened, wanted: Wanted) -> None:
     sizes = sum(group.block_bytes for group in opened().snapshot().groups)
-    engine = opened(device_bytes=30 * sizes, host_bytes=200 * sizes)
-    prompt = token_ids(100)
-    handle = submit(engine, prompt, 8)
-    text = prompt + finish(engine, handle).token_ids
-    engine.demote(handle.branch)
-    assert engine.snapshot().tier(Tier.DEVICE).used_bytes == 0
-    room_is_wanted(engine)
-    turn = [*text, 7]
-    result = answer(engine, turn, 8, handle.branch)
-    assert result.loaded.host > 0
-    assert (result.usage.cached_tokens, result.token_ids) == (len(text) - 1, wanted(turn, 8))
+    loaded, _ = loaded_after_a_demotion(opened(device_bytes=30 * sizes, host_bytes=200 * sizes), wanted)
+    assert loaded.host > 0
 
 
 def test_what_is_stored_on_disk_comes_back_in_another_engine(
     tmp_path: Path, opened: Opened, wanted: Wanted
 ) -> None:
-    first, prompt = opened(cache_dir=tmp_path / "cache"), token_ids(100)
-    text = prompt + answer(first, prompt, 6).token_ids
-    first.close()
-    second = opened(cache_dir=tmp_path / "cache")
-    turn = [*text, 7]
-    result = answer(second, turn, 40)
-    assert (result.loaded, result.token_ids) == (Loaded(disk=len(text) - 1), wanted(turn, 40))
+    check_what_another_engine_finds(opened, wanted, tmp_path / "cache", 40)
 
 
 def test_a_turn_that_was_left_behind_is_taken_up_again_from_disk(
