@@ -41,6 +41,8 @@ ATTENTION_CASES = {
     ),
     "prompts, windows over blocks": AttentionCase(shape=Shape(window=37), lengths=(66, 3)),
 }
+CONTROLS = ("one key too few", "a key of another block", "a wrong block that nobody may read")
+"""What is computed wrongly on purpose, and must show."""
 OTHER_CASES = (
     "latent",
     "latent neighbours",

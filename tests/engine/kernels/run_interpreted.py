@@ -39,7 +39,7 @@ from kvchat.engine.kernels.rope_store.args import RopeStore
 from kvchat.engine.kernels.store_kv import reference as store_reference
 from kvchat.engine.kernels.store_kv import triton as store_triton
 from tests.engine.kernels.attention_cases import Case, Shape, make_case
-from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, LENGTHS, OTHER_CASES
+from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, CONTROLS, LENGTHS, OTHER_CASES
 from tests.engine.kernels.test_latent_attention import Problem, make_problem, packed, single
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
@@ -306,6 +306,24 @@ def move_error() -> float:
     return 0.0 if is_equal and torch.equal(mine.buffer, theirs.buffer) else float("inf")
 
 
+def control_error(name: str) -> float:
+    """Attention on other sequences than those of the reference."""
+    attention_triton.PART_LEN = 64
+    case = make_case(Shape(num_new=1), LENGTHS).to(torch.float32)
+    spans = list(case.args.spans)
+    last = spans[-1]
+    if name == "one key too few":
+        spans[-1] = replace(last, position=last.position - 1)
+    elif name == "a key of another block":
+        spans[-1] = replace(last, blocks=last.blocks.roll(1))
+    else:
+        unused = sorted({*range(case.k_pool.shape[0])} - {int(b) for span in spans for b in span.blocks})
+        spans[-1] = replace(last, blocks=torch.cat([torch.tensor(unused[:1]), last.blocks[1:]]))
+    args = replace(case.args, spans=spans, prepared=None)
+    got = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, args)
+    return _error(got, _attention_reference(case)) / TOLERANCE[torch.float32]
+
+
 def _attention_reference(case: Case) -> Tensor:
     return attention_reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
 
@@ -338,7 +356,9 @@ assert tuple(CHECKS) == OTHER_CASES
 
 def main(names: Sequence[str]) -> None:
     for name in names:
-        if name in CHECKS:
+        if name in CONTROLS:
+            error = control_error(name)
+        elif name in CHECKS:
             error = CHECKS[name]()
         else:
             case = ATTENTION_CASES[name]

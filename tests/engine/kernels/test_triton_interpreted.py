@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, OTHER_CASES
+from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, CONTROLS, OTHER_CASES
 
 pytestmark = [
     pytest.mark.cpu,
@@ -19,7 +19,7 @@ CASES = (*ATTENTION_CASES, *OTHER_CASES)
 @pytest.fixture(scope="module")
 def errors() -> dict[str, float]:
     """Return each case's error as a multiple of what is allowed."""
-    command = [sys.executable, "-m", "tests.engine.kernels.run_interpreted", *CASES]
+    command = [sys.executable, "-m", "tests.engine.kernels.run_interpreted", *CASES, *CONTROLS]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-4000:]
     lines = [json.loads(line) for line in run.stdout.splitlines()]
@@ -29,3 +29,8 @@ def errors() -> dict[str, float]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_kernel_equals_its_reference(errors: dict[str, float], case: str) -> None:
     assert errors[case] <= 1
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_a_kernel_that_reads_something_else_is_noticed(errors: dict[str, float], control: str) -> None:
+    assert not errors[control] <= 1
