@@ -30,6 +30,7 @@ SCENARIOS = (
     "encryption",
     "eviction",
     "fused",
+    "interface",
     "interleave",
     "latent",
     "meet",

@@ -172,7 +172,7 @@ async def play_variants(person: Person) -> None:
     await person.waits_for("blocks of")
     await person.presses("down", "down")
     await person.looks("blocks")
-    await person.presses("escape", "f6", "up", "enter")
+    await person.presses("escape", "f6", "enter")
     await person.looks("actions")
     await person.presses("escape")
     await person.says("Explain caching in your own words.")

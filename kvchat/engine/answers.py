@@ -70,6 +70,7 @@ class Answers:
     events: list[Event] = field(default_factory=list)
     reused_tokens: int = 0
     computed_tokens: int = 0
+    sampled_tokens: int = 0
     _ids: "count[int]" = field(default_factory=lambda: count(1))
 
     def open(self, request: Request, branch: Branch) -> Entry:
@@ -207,6 +208,7 @@ class Answers:
         self._note_first_token(entry)
         entry.append(choice.token_id, choice.logprobs.logprob if choice.logprobs else 0.0)
         self.events.append(report.token(entry, choice))
+        self.sampled_tokens += 1
         reason = self._finish_reason(entry, choice.token_id)
         error = entry.stop.error if entry.stop is not None else None
         if error is not None:

@@ -309,6 +309,7 @@ class Engine:
             num_waiting=len(self._scheduler.waiting),
             reused_tokens=self._answers.reused_tokens,
             computed_tokens=self._answers.computed_tokens,
+            sampled_tokens=self._answers.sampled_tokens,
             room_tokens=occupancy.room_tokens(self._manager),
             capacity=self.info.capacity,
             cache_format=self.info.cache_format,

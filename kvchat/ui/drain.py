@@ -1,4 +1,7 @@
-"""When what turns produce is drawn: some times a second, and at once where something new begins."""
+"""When what turns produce is drawn: some times a second, and at once where something new begins.
+
+While text streams it is drawn as often as its share of the processor allows, at most `1 / INTERVAL_S` times.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,6 +12,8 @@ from typing import Protocol
 from textual.app import App
 from textual.css.query import NoMatches
 from textual.timer import Timer
+
+from kvchat.ui.pace import Pace
 
 INTERVAL_S = 1 / 30
 _SOON_S = 1e-4
@@ -46,7 +51,8 @@ class Drain:
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
-        self._timer = screen.set_interval(interval_s, self._drain, pause=True)
+        self._pace = Pace()
+        self._timer = screen.set_interval(interval_s, self._drain_if_due, pause=True)
 
     def start(self) -> None:
         """Call when a turn has begun."""
@@ -65,8 +71,13 @@ class Drain:
         if self._screen.is_attached:
             self._screen.set_timer(_SOON_S, self._drain)
 
+    async def _drain_if_due(self) -> None:
+        if self._pace.is_due:
+            await self._drain()
+
     async def _drain(self) -> None:
         async with self._lock:
+            self._pace.begin()
             try:
                 await self._turns.drain()
             except NoMatches:

@@ -18,6 +18,8 @@ from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
 
 _BUSY_POLL_S = 1 / 12
 _IDLE_POLL_S = 0.5
+_STATUS_S = 0.25
+"""While an answer is written: the status bar is as wide as the screen, its figures change all the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class EngineWatch:
         self._on_phase = on_phase
         self._rate = TokenRate()
         self._history = History()
+        self._status_words: tuple[object, ...] = ()
+        self._status_s = 0.0
 
     @property
     def is_ready(self) -> bool:
@@ -68,11 +72,19 @@ class EngineWatch:
         if snapshot is not None:
             self._observe(snapshot)
             self._panel.show_snapshot(snapshot, shown.names, self._live(snapshot, shown))
-        self._status_bar.show_figures(self._figures(snapshot, shown))
+        self._draw_status(self._figures(snapshot, shown))
         if status.phase is not before.phase:
             self._on_phase(status)
         is_busy = shown.is_running or status.phase is EnginePhase.LOADING
         return _BUSY_POLL_S if is_busy else _IDLE_POLL_S
+
+    def _draw_status(self, figures: StatusFigures) -> None:
+        """Draw the status bar; what only counts up not more often than can be read."""
+        now_s = monotonic()
+        words = figures.status, figures.num_queued, figures.trust, figures.hint
+        if words != self._status_words or now_s - self._status_s >= _STATUS_S:
+            self._status_words, self._status_s = words, now_s
+            self._status_bar.show_figures(figures)
 
     def held_sessions(self) -> dict[str, Held]:
         """Return what each session with a live branch has on the device, by its id."""
@@ -91,9 +103,8 @@ class EngineWatch:
         self._rate.reset()
 
     def _observe(self, snapshot: CacheSnapshot) -> None:
-        running = [branch for branch in snapshot.branches if branch.running]
-        if running:
-            self._rate.observe(monotonic(), sum(branch.num_tokens for branch in running))
+        if snapshot.num_running:
+            self._rate.observe(monotonic(), snapshot.sampled_tokens)
 
     def _live(self, snapshot: CacheSnapshot, shown: Shown) -> Live:
         rate = self._rate.tokens_per_s if snapshot.num_running else None

@@ -1,5 +1,6 @@
 """What the store holds, as last read: the list on the left and the names everywhere."""
 
+from collections import Counter
 from collections.abc import Mapping
 from time import time
 
@@ -46,14 +47,24 @@ class StoredSessions:
         return {session.id: title_of(session) for session, _ in self.entries}
 
     def branch_names(self, here: ConversationView | None, kept: KeptOpen) -> BranchNames:
-        """Name the live branches of the session on screen by branch, all others by session."""
+        """Name the live branches of a session by its title; where several are known, those of the session on
+        screen by branch, those of another by both.
+        """
+        live = [known for known in (here, *kept) if known is not None and known.engine_branch is not None]
+        num_live = Counter(known.session.id for known in live)
         of_branches = {
-            known.engine_branch: one_line(known.branch.name)
-            for known in (here, *kept)
-            if here and known and known.engine_branch is not None and known.session.id == here.session.id
+            known.engine_branch: self._branch_name(known, here)
+            for known in live
+            if known.engine_branch is not None and num_live[known.session.id] > 1
         }
         active = here.engine_branch if here else None
         return BranchNames(of_branches=of_branches, of_sessions=self.titles, active=active)
+
+    def _branch_name(self, known: ConversationView, here: ConversationView | None) -> str:
+        name = one_line(known.branch.name)
+        if here is not None and known.session.id == here.session.id:
+            return name
+        return f"{self.title(known.session.id) or known.session.id} › {name}"
 
     def options(
         self, here: ConversationView | None, held: Mapping[str, Held], finding: Finding

@@ -124,3 +124,14 @@ def test_a_layer_that_borrows_has_no_bytes_and_says_whose_it_reads(
     assert [group.borrowers for group in snapshot.groups] == [(4,), (5,)]
     held = sum(layer.total_bytes for layer in snapshot.layers)
     assert held == snapshot.tier(Tier.DEVICE).total_bytes
+
+
+def test_tokens_of_answers_are_counted_and_those_of_prompts_are_not(
+    tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    engine = open_engine(tiny("llama"), max_batch_tokens=16)
+    handle = submit(engine, token_ids(40), 8)
+    engine.step()
+    assert engine.snapshot().sampled_tokens == 0, "of the prompt a part is computed"
+    finish(engine, handle)
+    assert engine.snapshot().sampled_tokens == 8

@@ -123,6 +123,8 @@ class CacheSnapshot:
     capacity: Capacity | None = None
     cache_format: str = "exact"
     is_exact: bool = True
+    sampled_tokens: int = 0
+    """Tokens of all answers, since the engine started."""
     owners: tuple[OwnerUsage, ...] = ()
     moved: MovedBytes = field(default_factory=MovedBytes)
     problem: str | None = None

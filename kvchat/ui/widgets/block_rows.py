@@ -157,7 +157,7 @@ def detail_lines(
     """Return all that is known of a block, four lines of at most `width` cells."""
     if block is None:
         return ("", "", "", "")
-    key = block.key or "none yet: it is being written, and named when it is full or its branch lets go"
+    key = block.key or "none yet: it is named when it is full, or its branch lets go"
     sort = "block" if all(place.tier is None or block.key for place in block.places) else "tail"
     facts = [f"{sort} of {plural(len(block.token_ids), 'token')}", _holders_text(block), _use_text(block)]
     if any(place.is_pinned for place in block.places):
@@ -168,7 +168,7 @@ def detail_lines(
     )
     return (
         padded(f"key     {key}", width),
-        padded(f"parent  {block.parent}{'  (the beginning)' if not block.start else ''}", width),
+        padded(f"{'parent' if block.start else 'root  '}  {block.parent}", width),
         padded(f"{' · '.join(facts)} · {places}", width),
         padded(f"“{one_line(words)}”", width),
     )

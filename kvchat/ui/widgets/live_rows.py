@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.ui.figures import UNKNOWN, count_text
+from kvchat.ui.figures import UNKNOWN, short_count_text
 from kvchat.ui.history import Recent
 from kvchat.ui.room_words import room_words
 from kvchat.ui.widgets.marks import Look, Row
@@ -39,7 +39,7 @@ def room_rows(snapshot: CacheSnapshot, context_len: int, width: int) -> list[Row
     """Return how much more can be said, and what gives way then."""
     num_tokens, before = room_words(snapshot, context_len)
     label = "room for"
-    value = f"{count_text(num_tokens)} more tokens"
+    value = f"{short_count_text(num_tokens)} more tokens"
     return [
         ((label, Look.FAINT), (value.rjust(width - len(label)), Look.VALUE)),
         ((before.rjust(width), Look.FAINT),),

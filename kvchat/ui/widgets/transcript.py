@@ -22,7 +22,10 @@ MAX_LIVE = 15
 """Answers kept as Markdown widgets; each costs layout time whenever text is added."""
 
 PAGE_TURNS = 40
-"""Turns mounted at first, and added by each `show_earlier`."""
+"""Turns mounted when a conversation is opened, and added by each `show_earlier`."""
+
+FIRST_TURNS = 10
+"""Of those the ones that are laid out first: more than most screens show, and what a person waits for."""
 
 
 class QuestionView(Static):
@@ -103,32 +106,37 @@ class Transcript(VerticalScroll):
             session: whose it is; None for a new conversation.
         """
         self._session = session
-        self._hidden = list(turns[:-PAGE_TURNS])
-        shown = turns[-PAGE_TURNS:]
-        num_answers = sum(turn.role is Role.ASSISTANT for turn in shown)
-        views: list[Widget] = []
-        for turn in shown:
-            is_answer = turn.role is Role.ASSISTANT
-            views.append(self._view(turn, is_live=num_answers <= MAX_LIVE))
-            num_answers -= is_answer
+        self._hidden = list(turns[:-FIRST_TURNS])
+        views = self._views_of(turns[-FIRST_TURNS:], MAX_LIVE)
         async with self.batch():
             await self.query("QuestionView, AnswerView, EarlierLine").remove()
             await self.page.mount_all([*self._earlier_line(), *views])
         self._show_or_hide_welcome()
         self.anchor()
+        if self._hidden:
+            self.call_after_refresh(self._fill_first_page, views[0])
+
+    async def _fill_first_page(self, first: Widget) -> None:
+        """Mount the rest of the first page above `first`, unless another branch is shown by now."""
+        if self.views and self.views[0] is first:
+            num_live = sum(isinstance(view, AnswerView) and view.is_live for view in self.views)
+            await self._mount_above(PAGE_TURNS - FIRST_TURNS, most_live=MAX_LIVE - num_live)
 
     async def show_earlier(self) -> None:
         """Mount another page of turns above, and keep what is on screen where it is."""
         if not self._hidden:
             return
-        page, self._hidden = self._hidden[-PAGE_TURNS:], self._hidden[:-PAGE_TURNS]
+        first = self.views[0] if self.views else None
+        await self._mount_above(PAGE_TURNS)
+        if first is not None:
+            self.call_after_refresh(self.scroll_to_widget, first, animate=False, top=True)
+
+    async def _mount_above(self, num_turns: int, most_live: int = 0) -> None:
+        page, self._hidden = self._hidden[-num_turns:], self._hidden[:-num_turns]
         first = self.views[0] if self.views else None
         async with self.batch():
             await self.query(EarlierLine).remove()
-            views = [*self._earlier_line(), *(self._view(turn, is_live=False) for turn in page)]
-            await self.page.mount_all(views, before=first)
-        if first is not None:
-            self.call_after_refresh(self.scroll_to_widget, first, animate=False, top=True)
+            await self.page.mount_all([*self._earlier_line(), *self._views_of(page, most_live)], before=first)
 
     async def add_question(self, turn: Turn) -> None:
         await self.page.mount(QuestionView(turn))
@@ -192,6 +200,15 @@ class Transcript(VerticalScroll):
         live = [view for view in self.query(AnswerView) if view.is_live]
         for view in live[:-MAX_LIVE]:
             await view.make_still()
+
+    def _views_of(self, turns: Sequence[Turn], most_live: int) -> list[Widget]:
+        """Return views of turns, the last `most_live` answers of them live."""
+        num_answers = sum(turn.role is Role.ASSISTANT for turn in turns)
+        views: list[Widget] = []
+        for turn in turns:
+            views.append(self._view(turn, is_live=num_answers <= most_live))
+            num_answers -= turn.role is Role.ASSISTANT
+        return views
 
     def _view(self, turn: Turn, *, is_live: bool) -> TurnView:
         if turn.role is Role.USER:

@@ -316,6 +316,7 @@ async def test_a_long_conversation_opens_at_its_end_and_more_comes_on_asking(tmp
 
     async with window(tmp_path, prepare=prepare, initial="long") as shown:
         await shown.until_shown("question 59")
+        await shown.until(lambda: len(shown.transcript.views) == 40)  # its end comes first
         assert shown.transcript.num_hidden == 80
         assert sum(view.is_live for view in shown.answers) == 15
         for _ in range(12):

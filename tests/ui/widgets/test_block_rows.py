@@ -124,7 +124,7 @@ def test_all_that_is_known_of_a_block_is_told_in_full() -> None:
     lines = [line.rstrip() for line in detail_lines(one, SNAPSHOT.groups, "What is it?", 140)]
     assert lines == [
         f"key     {'00' * 32}",
-        f"parent  {'ab' * 32}  (the beginning)",
+        f"root    {'ab' * 32}",
         "block of 64 tokens · held by 2 · in use now · pinned · L0… ×3: device, also on disk · "
         "L1… ×3: nowhere (left the window, or given up)",
         "“What is it?”",

@@ -51,7 +51,7 @@ def test_the_panel_shows_what_moves_and_what_was() -> None:
         "tok/s                        ▁▅██     38\n"
         "reuse                         ▁▅█   97 %\n"
         "\n"
-        "room for               6,932 more tokens\n"
+        "room for                6.9k more tokens\n"
         "              before the context is full"
     )
 
