@@ -10,7 +10,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +188,7 @@ def _sources(aside: Path, backups: tuple[Path, Path], first_page: bytes) -> list
 def _collect(target: sqlite3.Connection, tables: Tables, sources: list[_Source]) -> None:
     """Copy what can be read, as it lies: whole rows first, from whichever source has them."""
     target.execute("BEGIN IMMEDIATE")
+    columns = {table: _columns(target, tables.stored_name(table)) for table in _TABLES}
     older: dict[tuple[str, str], str | None] = {}  # leaves
     for takes_damaged in (False, True):
         for source in sources:
@@ -199,9 +200,11 @@ def _collect(target: sqlite3.Connection, tables: Tables, sources: list[_Source])
                     stored = tables.stored_name(table)
                     for row in _rows(connection, stored):
                         is_newest = not (source.is_older and _changes(table, row))
-                        if takes_damaged or (is_newest and tables.is_whole(table, row)):
-                            _insert(target, stored, row)
-                        elif table == "branches" and tables.is_whole(table, row):
+                        # A damaged name of a column: another source has the row with its value.
+                        is_whole = columns[table].keys() <= set(row.keys()) and tables.is_whole(table, row)
+                        if takes_damaged or (is_newest and is_whole):
+                            _insert(target, stored, row, columns[table])
+                        elif table == "branches" and is_whole:
                             older.setdefault((row["session_id"], row["name"]), row["leaf_id"])
     tie_turns(target)
     tie_sessions(target, older)
@@ -269,8 +272,12 @@ def _changes(table: str, row: sqlite3.Row) -> bool:
     return table in ("pieces", "branches") or (table == "turns" and row["finish"] == "partial")
 
 
-def _insert(target: sqlite3.Connection, table: str, row: sqlite3.Row) -> None:
-    kinds = {column[1]: column[2] for column in target.execute(f"PRAGMA table_info({table})")}
+def _columns(target: sqlite3.Connection, table: str) -> dict[str, str]:
+    """Return the kind of each column of a table."""
+    return {column[1]: column[2] for column in target.execute(f"PRAGMA table_info({table})")}
+
+
+def _insert(target: sqlite3.Connection, table: str, row: sqlite3.Row, kinds: Mapping[str, str]) -> None:
     values = {name: _fitting(row[name], kinds[name]) for name in row.keys() if name in kinds}  # noqa: SIM118
     names, marks = ", ".join(values), ", ".join("?" * len(values))
     with suppress(sqlite3.Error):  # nothing where something must be

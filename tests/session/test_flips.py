@@ -90,6 +90,20 @@ def test_every_byte_of_the_databases_head_may_be_damaged(
                 _after_trouble(lambda: go_on(tmp_path / "home"))
 
 
+@pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
+def test_a_damaged_name_of_a_column_takes_no_value_from_its_rows(
+    template: ChatTemplate, files: Files, tmp_path: Path, has_copy: bool
+) -> None:
+    """Rows read under another name lack the column; read under the names of a new file, they have it."""
+    files = files if has_copy else without_copies(files)
+    wanted, data = _seen(tmp_path, template, files), files[DATABASE]
+    for name in (b"place INTEGER", b"digests BLOB", b"leaf_id TEXT", b"token_ids BLOB", b"adapter TEXT"):
+        at = data.index(name)
+        damaged = data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :]
+        found = _seen(tmp_path, template, {**files, DATABASE: damaged})
+        assert complaints(found, wanted, may_lose_both=False) == [], name
+
+
 @pytest.mark.parametrize("step", [2053, pytest.param(13, marks=pytest.mark.slow)])
 def test_a_byte_flipped_anywhere_in_the_log_takes_nothing_back(
     template: ChatTemplate, files: Files, tmp_path: Path, step: int
