@@ -33,7 +33,7 @@ from kvchat.session.miss import explain, with_text
 from kvchat.session.own_blocks import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
-from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Turn, TurnId
+from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Session, Turn, TurnId
 from kvchat.variants.service import Variants as Variants
 
 
@@ -111,7 +111,7 @@ class Chat:
         found = self.store.branch(session.id, branch or session.active_branch)
         turns = self.store.turns_to(found.leaf_id)
         with suppress(StorageError):
-            turns = repair.mend(self.store, self.template, session, turns)
+            turns = self._mended(session, turns)
         if turns and turns[-1].finish is Finish.PARTIAL:
             turns = turns[:-2]
             found = replace(found, leaf_id=turns[-1].id if turns else None)
@@ -324,11 +324,33 @@ class Chat:
 
             yield from self._answering.run(conversation, None, sampling or self.sampling, shut_again)
 
+    def pose(self, conversation: Conversation, text: str) -> Turn:
+        """Store a question that is to be answered by itself, as by `variants.compare`, and return it."""
+        with conversation.occupied():
+            _refuse_empty(text)
+            question = self._question(conversation, text)
+            conversation.branch = self.store.add_turns(conversation.branch, (question,))
+            conversation.turns = (*conversation.turns, question)
+            conversation.session = self.store.session(conversation.session.id)
+            self._answering.release(conversation)
+        return question
+
+    # What depends on how the model is told
+
+    def _mended(self, session: Session, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+        return repair.mend(self.store, self.template, session, turns)
+
+    def _question(self, conversation: Conversation, text: str) -> Turn:
+        return prompts.question(self.template, conversation.session, conversation.turns, text)
+
+    def _empty_answer(self, asked: Turn) -> Turn:
+        return prompts.empty_answer(self.template, asked)
+
     def _ask(
         self, conversation: Conversation, text: str, sampling: SamplingParams | None, undo: Undo | None = None
     ) -> Iterator[ChatEvent]:
         _refuse_empty(text)
-        question = prompts.question(self.template, conversation.session, conversation.turns, text)
+        question = self._question(conversation, text)
         if question.starts_over:
             self._answering.release(conversation)
         yield from self._answer_anew(conversation, question, sampling, undo)
@@ -366,7 +388,7 @@ class Chat:
         """Store a question (None: the path ends with one) and an empty answer, and let it grow."""
         before, path = conversation.branch, conversation.turns
         asked = path if question is None else (*path, question)
-        answer = prompts.empty_answer(self.template, asked[-1])
+        answer = self._empty_answer(asked[-1])
         added = (answer,) if question is None else (question, answer)
         conversation.branch = self.store.add_turns(before, added)
         conversation.turns = (*asked, answer)

@@ -15,7 +15,19 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
 
 
-class RequestHandle(Protocol):
+class AnswerHandle(Protocol):
+    """An answer on its way, wherever it is written."""
+
+    def cancel(self) -> None:
+        """Ask for its end; from any thread."""
+        ...
+
+    def prioritise(self, priority: int) -> None:
+        """Change how important it is: smaller goes first."""
+        ...
+
+
+class RequestHandle(AnswerHandle, Protocol):
     """A request on its way."""
 
     @property

@@ -86,6 +86,18 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """The server that answers in place of an engine here; no `url`: none does.
+
+    Args:
+        key_file: what is sent to it as a key.
+    """
+
+    url: str | None = None
+    key_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything that can be set, after all layers."""
 
@@ -96,6 +108,7 @@ class Settings:
     display: Display = field(default_factory=Display)
     keys: Keys = field(default_factory=Keys)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    remote: Remote = field(default_factory=Remote)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +230,8 @@ KEYS: Mapping[str, Key] = {
         f"keys.{one.name}": Key(read=or_none(text), variable=f"KVCHAT_KEY_{one.name.upper()}")
         for one in fields(Keys)
     },
+    "remote.url": Key(read=or_none(text), variable="KVCHAT_REMOTE"),
+    "remote.key_file": Key(read=or_none(path), variable="KVCHAT_REMOTE_KEY_FILE"),
     "paths.data_dir": Key(read=path, variable="KVCHAT_DATA_DIR"),
     "paths.cache_dir": Key(read=path, variable="KVCHAT_CACHE_DIR"),
 }
@@ -362,6 +377,7 @@ def _assemble(values: Mapping[str, object], paths: Paths, chosen: Path | None) -
         sampling=SamplingParams(**({"max_tokens": DEFAULT_MAX_TOKENS} | _section("sampling", values))),
         display=Display(**_section("display", values)),
         keys=Keys(**_section("keys", values)),
+        remote=Remote(**_section("remote", values)),
         engine=EngineConfig(
             **({"disk_bytes": DEFAULT_DISK_BYTES} | _section("engine", values)), cache_dir=paths.cache_dir
         ),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from threading import Event as StopFlag
 from threading import Lock
 
-from kvchat.client import EngineClient, RequestHandle
+from kvchat.client import AnswerHandle, EngineClient, RequestHandle
 from kvchat.engine.api.events import Loaded, LoadEstimate, LoadPlanned, PrefillProgress, RequestFinished
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
@@ -42,12 +42,14 @@ class EditCost:
         computed_tokens: of the new course, must be.
         left_turns: turns that stay behind on the branch as it was.
         left_tokens: theirs.
+        is_known: False where a server computes, which does not say it before.
     """
 
     reused_tokens: int
     computed_tokens: int
     left_turns: int
     left_tokens: int
+    is_known: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,7 @@ class Conversation:
         self._stop = StopFlag()
         self.recorder: Recorder | None = None
         """What stores the answer in progress."""
-        self._handle: RequestHandle | None = None
+        self._handle: AnswerHandle | None = None
         self._priority = ON_SCREEN
 
     @property
@@ -156,7 +158,7 @@ class Conversation:
             self.recorder = None
             self._busy.release()
 
-    def watch(self, handle: RequestHandle) -> None:
+    def watch(self, handle: AnswerHandle) -> None:
         """Let `stop` and `priority` reach a request."""
         self._handle = handle
         handle.prioritise(self._priority)

@@ -29,6 +29,7 @@
     │   └── BlockDamaged              7   checksum, shape or fingerprint disagree
     ├── BundleError                   7   an import that is damaged, hostile or of an unknown format
     ├── StorageError                  1   disk full, read-only directory, locked database
+    ├── RemoteError                   1   a server that cannot be reached, or answers with an error
     └── EngineFailed                  1   the engine thread stopped; sessions are safe
 
 `exit_code` is the status with which the command line ends. Messages say what to do. Bugs of kvchat itself are
@@ -155,4 +156,8 @@ class StorageError(KvchatError):
 
 
 class EngineFailed(KvchatError):
+    pass
+
+
+class RemoteError(KvchatError):
     pass

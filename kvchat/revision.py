@@ -4,8 +4,9 @@ A plan changes nothing. It holds every turn of the new course, with the ids the 
 it costs is known before it is taken; the old course stays as it was, on its branch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.errors import UsageError
@@ -100,6 +101,22 @@ def plan_drop(
     Args:
         branch: the one that ends with these turns.
 
+    Raises: see `plan_drop_of`.
+    """
+    return plan_drop_of(turns, question_id, branch, partial(_behind, template, session))
+
+
+def plan_drop_of(
+    turns: tuple[Turn, ...],
+    question_id: TurnId,
+    branch: BranchName,
+    behind: Callable[[Sequence[Turn], Turn], Turn],
+) -> Revision:
+    """Do as `plan_drop`.
+
+    Args:
+        behind: returns a copy of a turn that stands behind another path.
+
     Raises:
         UsageError: `question_id` is no question of these turns, or a later turn is damaged.
     """
@@ -114,7 +131,7 @@ def plan_drop(
         )
     path = list(turns[:start])
     for turn in turns[end:]:
-        path.append(_behind(template, session, path, turn))
+        path.append(behind(path, turn))
     return Revision(kept=turns[:start], anew=tuple(path[start:]), left=turns[start:], stays_on=branch)
 
 

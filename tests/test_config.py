@@ -62,7 +62,13 @@ def test_an_unknown_key_is_refused_with_file_key_and_the_nearest_one(home: Path,
 
 
 @pytest.mark.parametrize(
-    "line", ['paths.data_dir = "/tmp"', "engine.disk_bytes = 1", 'engine.device = "cpu"']
+    "line",
+    [
+        'paths.data_dir = "/tmp"',
+        "engine.disk_bytes = 1",
+        'engine.device = "cpu"',
+        'remote.url = "http://elsewhere/v1"',
+    ],
 )
 def test_a_project_file_sets_neither_paths_nor_budgets_nor_devices(home: Path, cwd: Path, line: str) -> None:
     (cwd / ".kvchat.toml").write_text(line)
@@ -200,6 +206,8 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
         "engine.speculate": "off",
         "engine.threads": 2,
         **{f"keys.{one.name}": f"f{number}" for number, one in enumerate(fields(Keys), 1)},
+        "remote.url": "http://127.0.0.1:8000/v1",
+        "remote.key_file": "/key",
         "paths.data_dir": "/data",
         "paths.cache_dir": "/cache",
     }

@@ -11,7 +11,7 @@ from kvchat.errors import KvchatError
 from kvchat.session.tree import Finish, Session, Turn
 from kvchat.ui.figures import count_text, guesses_text, rate_text, seconds_text
 from kvchat.ui.trust_words import exactness_words
-from kvchat.ui.widgets.footer_line import SEPARATOR, loading_parts
+from kvchat.ui.widgets.footer_line import SEPARATOR, footer_parts, loading_parts
 
 EVENT_VERSION = 1
 
@@ -145,15 +145,26 @@ def done_event(answer: Turn, session: Session) -> dict[str, object]:
         "v": EVENT_VERSION,
         "event": "done",
         "finish_reason": _FINISH_REASONS[answer.finish],
-        "usage": asdict(answer.usage),
-        "loaded": asdict(answer.loaded),
+        **_figures(answer),
         "timings": asdict(answer.timings),
         "model": answer.model,
         "session": session.id,
         "turn": answer.id,
         "exact": answer.exact and not session.namespace,
-        "verified": not session.namespace,
+        "verified": not session.namespace and answer.backend is None,
     }
+
+
+def _figures(answer: Turn) -> dict[str, object]:
+    """Return what was reused and computed; null where a server does not say it."""
+    usage = asdict(answer.usage)
+    if answer.backend is None:
+        return {"usage": usage, "loaded": asdict(answer.loaded)}
+    if not answer.backend.counts_tokens:
+        usage = dict.fromkeys(usage)
+    elif not answer.backend.counts_cached:
+        usage |= {"cached_tokens": None, "computed_tokens": None}
+    return {"usage": usage, "loaded": None, "backend": answer.backend.url}
 
 
 def error_event(error: KvchatError | str, exit_code: int) -> dict[str, object]:
@@ -171,6 +182,8 @@ def error_event(error: KvchatError | str, exit_code: int) -> dict[str, object]:
 def describe_cost(answer: Turn, session: Session) -> str:
     """Return one line on what was reused and computed, and how fast it went."""
     usage, loaded, timings = answer.usage, answer.loaded, answer.timings
+    if answer.backend is not None:
+        return SEPARATOR.join([*footer_parts(answer), *_ending_words(answer)])
     parts = [f"reused {count_text(usage.cached_tokens)} of {count_text(usage.prompt_tokens)} tokens"]
     if loaded.disk:
         parts[0] += f" ({count_text(loaded.disk)} from disk)"
@@ -182,9 +195,13 @@ def describe_cost(answer: Turn, session: Session) -> str:
     if usage.drafted_tokens:
         parts.append(guesses_text(usage.accepted_tokens, usage.drafted_tokens))
     parts.append(exactness_words(answer, session))
-    if answer.finish is not Finish.COMPLETE:
-        parts.append(_ENDINGS.get(answer.finish, answer.finish.value))
-    return " · ".join(parts)
+    return SEPARATOR.join([*parts, *_ending_words(answer)])
+
+
+def _ending_words(answer: Turn) -> list[str]:
+    if answer.finish is Finish.COMPLETE:
+        return []
+    return [_ENDINGS.get(answer.finish, answer.finish.value)]
 
 
 _ENDINGS = {Finish.LENGTH: "cut off by its length", Finish.INTERRUPTED: "interrupted"}

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from functools import partial
 
-from kvchat.chat import Chat, ChatEvent, TurnFinished, TurnStarted
+from kvchat.chat import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted
 from kvchat.cli.answer import AnswerWriter, JsonWriter, NdjsonWriter, TextWriter
 from kvchat.cli.compose import EngineFactory, Kvchat, borrowed_or_started, opened, start_worker
+from kvchat.cli.expectation import Expectation
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import AskOptions
 from kvchat.cli.pack_use import (
@@ -16,13 +17,14 @@ from kvchat.cli.pack_use import (
     refuse_other_model,
 )
 from kvchat.cli.prompt import piped_stdin, read_prompt
+from kvchat.cli.several import SeveralAnswers, is_cut_off
 from kvchat.cli.shelf import short_id
 from kvchat.cli.signals import StopAsked, StopSignals
 from kvchat.cli.streams import Output, Status
 from kvchat.cli.waiting import own_turn, wait_until_loaded
 from kvchat.config import Settings
 from kvchat.conversation import Conversation
-from kvchat.errors import EngineFailed, SessionNotFound, UsageError
+from kvchat.errors import CacheMissed, EngineFailed, SessionNotFound, UsageError
 from kvchat.revision import nth_last_question
 from kvchat.session.packs import Pack
 from kvchat.session.store import SessionStore
@@ -43,9 +45,15 @@ def ask(options: AskOptions) -> int:
         settings = begun_with(pack, settings)
     if options.edit is not None and not (options.session is not None or options.continue_last):
         raise UsageError("--edit changes a message of a session; name it with -s, or take the last with -c")
+    if options.num > 1 and options.edit is not None:
+        raise UsageError("-n gives several answers to a new question; leave out --edit")
+    if options.strict_cache and settings.remote.url is not None:
+        raise UsageError("what a server reuses cannot be known before; leave out --strict-cache, or --remote")
     # In a session that is there already, no question means: go on with the answer that was cut off.
     is_known = (options.session is not None or options.continue_last) and options.edit is None
-    prompt = read_prompt(options.question or (), options.file or (), piped_stdin(), is_optional=is_known)
+    prompt = read_prompt(
+        options.question or (), options.file or (), piped_stdin(), is_optional=is_known and options.num == 1
+    )
     start_log(settings.paths, verbose=options.verbose)
     # What is to leave no trace is computed where nobody else looks.
     is_alone = options.no_attach or options.temp
@@ -90,6 +98,7 @@ class _Question:
         self._status = status
         self._pack = pack
         self._output = Output()
+        self._expected: Expectation | None = None
 
     def run(self, prompt: str, signals: StopSignals) -> int:
         store = self._kvchat.store
@@ -121,7 +130,11 @@ class _Question:
             if self._pack is not None:
                 refuse_other_model(self._pack, chat)
                 keep_again(self._pack, self._settings)
-            code = self._pump(chat, conversation, prompt, signals)
+            if self._options.strict_cache:
+                self._expected = Expectation(conversation, self._pack, self._options.edit)
+                self._expected.check(chat)
+            ask = self._pump if self._options.num == 1 else self._ask_several
+            code = ask(chat, conversation, prompt, signals)
         except BaseException:
             if not store.all_turns(conversation.session.id):
                 store.delete_session(conversation.session.id)
@@ -135,19 +148,45 @@ class _Question:
         """Write events until the turn has ended, also where nobody reads: what was computed is kept."""
         writer = self._writer(conversation)
         is_read = True
+        missed: CacheMissed | None = None
         last: ChatEvent | None = None
         for event in self._events(chat, conversation, prompt):
             if isinstance(event, TurnStarted):
                 signals.stop_with(partial(chat.stop, conversation))
             last = event
+            if missed is None and (missed := self._missed(event)) is not None:
+                chat.stop(conversation)
             try:
-                if is_read:
+                if is_read and missed is None:
                     writer.take(event)
             except BrokenPipeError:
                 is_read = False
                 chat.stop(conversation)
+        if missed is not None:
+            raise missed
         assert isinstance(last, TurnFinished), "a turn ends with TurnFinished"
         return self._exit_code(last) if is_read else CLOSED_PIPE
+
+    def _missed(self, event: ChatEvent) -> CacheMissed | None:
+        """Return what is wrong where less comes from the cache than was there: a block may be damaged."""
+        try:
+            if self._expected is not None and isinstance(event, Prefill):
+                self._expected.check_reused(event.cached_tokens)
+        except CacheMissed as missed:
+            return missed
+        return None
+
+    def _ask_several(self, chat: Chat, conversation: Conversation, prompt: str, signals: StopSignals) -> int:
+        signals.stop_with(partial(chat.stop, conversation))
+        answers = SeveralAnswers(self._options, self._output, self._status, stats=self._wants_stats)
+        turns, is_read = answers.run(chat, conversation, prompt)
+        if not is_read:
+            return CLOSED_PIPE
+        return CUT_OFF if self._options.fail_on_length and is_cut_off(turns) else 0
+
+    @property
+    def _wants_stats(self) -> bool:
+        return self._settings.display.stats and not self._options.quiet
 
     def _events(self, chat: Chat, conversation: Conversation, prompt: str) -> Iterator[ChatEvent]:
         if not prompt:
@@ -175,8 +214,7 @@ class _Question:
             return NdjsonWriter(self._output, conversation)
         if self._options.json:
             return JsonWriter(self._output, self._status, conversation.session)
-        stats = self._settings.display.stats and not self._options.quiet
-        return TextWriter(self._output, self._status, conversation.session, stats=stats)
+        return TextWriter(self._output, self._status, conversation.session, stats=self._wants_stats)
 
     def _say_how_to_resume(self, session_id: SessionId) -> None:
         if not self._options.temp:

@@ -5,16 +5,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import disk_usage
 
-from kvchat.cli.options import ListOptions, PlaceOptions
+from kvchat.cli.cache_options import EvictOptions
+from kvchat.cli.holders import evicted, holders
+from kvchat.cli.options import ListOptions, PlaceOptions, RowsOptions
 from kvchat.cli.shelf import open_store
-from kvchat.cli.streams import Output
+from kvchat.cli.streams import Output, written_as_json
 from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import DiskUsage, WrittenBytes
 from kvchat.engine.models.prepared import PREPARED_DIR, prepared_bytes
-from kvchat.errors import StorageError
+from kvchat.errors import StorageError, UsageError
 from kvchat.sealing.sealer import Sealer
 from kvchat.ui.figures import bytes_text, plural
+from kvchat.ui.plain_text import one_line
 
 _SHORT_FINGERPRINT = 12
 _LITTLE_BYTES = 64 * 2**20
@@ -65,6 +68,33 @@ def cache_gc(options: ListOptions) -> None:
     else:
         blocks = plural(removed.freed_blocks, "block")
         Output().line(f"removed {blocks}, {bytes_text(removed.freed_bytes)}")
+
+
+def list_blocks(options: RowsOptions) -> None:
+    """List whose blocks are on disk: of sessions, of packs, and of nobody any more."""
+    settings, output = options.settings(), Output()
+    with closing(open_store(settings)) as store:
+        rows = holders(store, settings)
+    if written_as_json(options, output, map(asdict, rows)):
+        return
+    for row in rows:
+        shared = row.num_bytes - row.own_bytes
+        of_others = f", {bytes_text(shared)} shared" if shared else ""
+        output.line(f"{bytes_text(row.num_bytes):>9}  {row.kind:<7}  {one_line(row.name)}{of_others}")
+
+
+def evict_blocks(options: EvictOptions) -> None:
+    """Remove KV from the disk; conversations stay, and compute it again when they go on."""
+    ways = [options.sessions is not None, options.to is not None, options.all]
+    if sum(map(bool, ways)) != 1:
+        raise UsageError("name sessions whose KV is to go, or --to SIZE, or --all")
+    settings = options.settings()
+    with closing(open_store(settings)) as store:
+        freed = evicted(store, settings, options.sessions or (), options.to_bytes)
+    if options.json:
+        Output().json({"freed_blocks": freed.num_blocks, "freed_bytes": freed.num_bytes})
+    else:
+        Output().line(f"removed {plural(freed.num_blocks, 'block')}, {bytes_text(freed.num_bytes)}")
 
 
 def cache_path(options: PlaceOptions) -> None:

@@ -94,6 +94,8 @@ class Kvchat:
             ModelError: there is no such model or adapter, or its tokenizer cannot be read.
         """
         session = None if reference is None else self.store.find(reference)
+        if self._settings.remote.url is not None:
+            return self._load_remote(self._settings.remote.url, model)
         if session is not None and model in (None, session.model):
             model = session.model
             if adapter is None and self._settings.engine.adapter is None and session.adapter:
@@ -111,6 +113,23 @@ class Kvchat:
             sampling=self._settings.sampling,
             adapter=str(used.absolute()) if (used := self._settings.engine.adapter) else "",
         )
+
+    def _load_remote(self, url: str, model: str | None) -> Chat:
+        """Return the chat of a server; the first of its models unless one is named."""
+        from kvchat.remote.chat import RemoteChat
+        from kvchat.remote.endpoint import Endpoint
+        from kvchat.remote.key import client_key
+
+        key_file = self._settings.remote.key_file
+        endpoint = Endpoint(url, None if key_file is None else client_key(key_file))
+        if model is None:
+            models = endpoint.models()
+            if not models:
+                raise ModelNotFound(f"{endpoint.url} has no model; load one there, or name one with -m")
+            model = models[0]
+        chat = RemoteChat(store=self.store, endpoint=endpoint, model=model, sampling=self._settings.sampling)
+        self._engine = chat.engine
+        return chat
 
     def _use_adapter_of(self, session: Session) -> None:
         path = Path(session.adapter)

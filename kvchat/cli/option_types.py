@@ -41,6 +41,13 @@ PackName = Annotated[
         autocompletion=complete_pack,
     ),
 ]
+RemoteUrl = Annotated[
+    str | None,
+    typer.Option(help="Let this OpenAI-compatible server answer; `none` for here.", metavar="URL"),
+]
+RemoteKeyFile = Annotated[
+    Path | None, typer.Option(help="The server's API key, in a file of your own.", metavar="FILE")
+]
 SessionWord = Annotated[
     str, typer.Argument(help=SESSION_HELP, metavar="SESSION", autocompletion=complete_session)
 ]

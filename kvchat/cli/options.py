@@ -24,6 +24,8 @@ from kvchat.cli.option_types import (
     ModelName,
     Ndjson,
     PackName,
+    RemoteKeyFile,
+    RemoteUrl,
     SessionWords,
 )
 from kvchat.config import KEYS, Settings, did_you_mean, read_settings
@@ -172,7 +174,19 @@ class DoctorOptions(EngineOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeOptions(EngineOptions):
+class TalkOptions(EngineOptions):
+    """Options of conversations, which a server may answer too."""
+
+    remote: RemoteUrl = None
+    remote_key_file: RemoteKeyFile = None
+
+    def flags(self) -> dict[str, object]:
+        flags = {"remote.url": self.remote, "remote.key_file": self.remote_key_file}
+        return EngineOptions.flags(self) | given(flags)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeOptions(TalkOptions):
     """Options of the terminal interface."""
 
     session: SessionWords = None
@@ -185,7 +199,7 @@ class ResumeOptions(EngineOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskOptions(EngineOptions):
+class AskOptions(TalkOptions):
     """Options of one question."""
 
     question: Annotated[
@@ -214,13 +228,20 @@ class AskOptions(EngineOptions):
     no_attach: Annotated[
         bool, typer.Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
     ] = False
+    num: Annotated[
+        int, typer.Option("-n", help="Give so many answers, each a branch.", metavar="N", min=1, max=8)
+    ] = 1
+    strict_cache: Annotated[
+        bool,
+        typer.Option("--strict-cache", help="Exit with 7 rather than compute what was computed before."),
+    ] = False
     no_stats: Annotated[bool, typer.Option("--no-stats", help="Do not say what the answer cost.")] = False
     fail_on_length: Annotated[
         bool, typer.Option("--fail-on-length", help="Exit with 8 if the answer was cut off by its length.")
     ] = False
 
     def flags(self) -> dict[str, object]:
-        return EngineOptions.flags(self) | ({"display.stats": False} if self.no_stats else {})
+        return TalkOptions.flags(self) | ({"display.stats": False} if self.no_stats else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

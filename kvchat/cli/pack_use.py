@@ -27,6 +27,8 @@ def chosen_pack(name: str | None, system: str | None, settings: Settings) -> Pac
         return None
     if system is not None:
         raise UsageError("a pack is a system prompt itself; leave out --system, or --pack")
+    if settings.remote.url is not None:
+        raise UsageError("a pack is computed and kept here, not by a server; leave out --pack, or --remote")
     return PackShelf(settings.paths.packs_dir, settings.engine.sealer).find(name)
 
 

@@ -19,7 +19,7 @@ def resume(options: ResumeOptions) -> int:
     pack = chosen_pack(options.pack, options.system, settings)
     if pack is not None:
         settings = begun_with(pack, settings)
-    engine = EngineSwap()
+    engine, is_remote = EngineSwap(), settings.remote.url is not None
     with opened(settings, engine, temp=options.temp) as kvchat:
         reference = _session_id(kvchat, options)
         if pack is not None and reference is not None:
@@ -40,7 +40,16 @@ def resume(options: ResumeOptions) -> int:
         from kvchat.cli.interface_host import InterfaceHost
         from kvchat.ui.app import KvchatApp
 
+        if is_remote:
+            from kvchat.cli.remote_host import RemoteHost
+
+            host: InterfaceHost = RemoteHost(settings, kvchat, chat, engine, options.config)
+        else:
+            host = InterfaceHost(settings, kvchat, chat, engine, options.config)
+
         def begin() -> None:
+            if is_remote:
+                return
             engine.start()
             if not options.temp:
                 kvchat.lend_if_possible()
@@ -48,7 +57,7 @@ def resume(options: ResumeOptions) -> int:
         app = KvchatApp(
             chat,
             kvchat.engine,
-            InterfaceHost(settings, kvchat, chat, engine, options.config),
+            host,
             reference,
             log_path=settings.paths.log_file,
             on_first_frame=begin,

@@ -70,7 +70,7 @@ class TurnReader:
             turn,
             text=turn.text + "".join(piece["text"] for piece in pieces),
             reasoning=turn.reasoning + "".join(piece["reasoning"] for piece in pieces),
-            token_ids=(turn.token_ids or ()) + tuple(from_u32le(ids)),
+            token_ids=None if turn.backend else (turn.token_ids or ()) + tuple(from_u32le(ids)),
             finish=Finish.PARTIAL if is_growing else Finish.INTERRUPTED,
             damaged=bool(broken),
             broken=broken,

@@ -11,6 +11,7 @@ from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.session import digests
 from kvchat.session.damage import refuse_broken, refuse_no_text
 from kvchat.session.tree import (
+    Backend,
     Branch,
     BranchName,
     Finish,
@@ -101,7 +102,7 @@ def is_whole(table: str, row: sqlite3.Row) -> bool:
 def turn_of(row: sqlite3.Row) -> Turn:
     """Return the turn a row holds, marked as damaged where the row is not what was written."""
     role, finish, ids, broken = _checked(row)
-    usage, loaded, timings = _stats_of(row["stats"])
+    usage, loaded, timings, backend = _stats_of(row["stats"])
     return Turn(
         id=TurnId(row["id"]),
         session_id=SessionId(row["session_id"]),
@@ -123,6 +124,7 @@ def turn_of(row: sqlite3.Row) -> Turn:
         damaged=bool(broken),
         broken=broken,
         repaired=bool(row["repaired"]),
+        backend=backend,
     )
 
 
@@ -143,7 +145,7 @@ def values_of(turn: Turn, writer: str) -> dict[str, Any]:
         "model": turn.model,
         "fingerprint": turn.fingerprint,
         "tokenizer": turn.tokenizer,
-        "stats": stats_json(turn.usage, turn.loaded, turn.timings),
+        "stats": stats_json(turn),
         "exact": int(turn.exact),
         "starts_over": int(turn.starts_over),
         "writer": writer if unfinished else "",
@@ -199,8 +201,14 @@ def verification_json(verification: Verification | None) -> str:
     return "" if verification is None else json.dumps(asdict(verification))
 
 
-def stats_json(usage: Usage, loaded: Loaded, timings: Timings) -> str:
-    return json.dumps({"usage": asdict(usage), "loaded": asdict(loaded), "timings": asdict(timings)})
+def stats_json(turn: Turn) -> str:
+    figures: dict[str, Any] = {
+        "usage": turn.usage,
+        "loaded": turn.loaded,
+        "timings": turn.timings,
+        "backend": turn.backend,
+    }
+    return json.dumps({name: asdict(value) for name, value in figures.items() if value is not None})
 
 
 def storable(text: str) -> str:
@@ -251,13 +259,14 @@ def _finish_or_error(name: str) -> Finish:
     return Finish(name) if name in set(Finish) else Finish.ERROR
 
 
-def _stats_of(text: str) -> tuple[Usage, Loaded, Timings]:
+def _stats_of(text: str) -> tuple[Usage, Loaded, Timings, Backend | None]:
     """Return the figures of a turn; damaged or foreign ones are dropped, since nothing depends on them."""
     try:
         stats = json.loads(text)
-        return Usage(**stats["usage"]), Loaded(**stats["loaded"]), Timings(**stats["timings"])
+        figures = Usage(**stats["usage"]), Loaded(**stats["loaded"]), Timings(**stats["timings"])
+        return *figures, Backend(**stats["backend"]) if "backend" in stats else None
     except (ValueError, KeyError, TypeError):
-        return Usage(), Loaded(), Timings()
+        return Usage(), Loaded(), Timings(), None
 
 
 def _verification_of(text: str) -> Verification | None:

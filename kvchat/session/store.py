@@ -7,11 +7,10 @@ reads as interrupted, with every piece that was stored.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from time import time
 
-from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import u32le
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.sealing.sealer import Sealer
@@ -32,17 +31,8 @@ from kvchat.session.tree import (
     TurnId,
     Verification,
 )
+from kvchat.session.tree import Outcome as Outcome
 from kvchat.writers import Writers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How an answer ended, and what it cost."""
-
-    finish: Finish
-    usage: Usage = field(default_factory=Usage)
-    loaded: Loaded = field(default_factory=Loaded)
-    timings: Timings = field(default_factory=Timings)
 
 
 class SessionStore:
@@ -342,12 +332,14 @@ class SessionStore:
     def finish_answer(self, turn_id: TurnId, outcome: Outcome) -> Turn:
         """End an answer: fold its pieces into the turn and return it as stored."""
         with self._database.write() as connection:
+            grown = self._reader.turn(connection, turn_id)
             turn = replace(
-                self._reader.turn(connection, turn_id),
+                grown,
                 finish=outcome.finish,
                 usage=outcome.usage,
                 loaded=outcome.loaded,
                 timings=outcome.timings,
+                backend=outcome.backend or grown.backend,
             )
             statements.fold(connection, turn)
         self._reader.writing.discard(turn_id)

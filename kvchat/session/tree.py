@@ -39,6 +39,21 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """The server that has written an answer. What it did not report is not known.
+
+    Args:
+        url: of its API.
+        counts_tokens: whether it has reported how long prompt and answer are.
+        counts_cached: whether it has reported how much of the prompt it had cached.
+    """
+
+    url: str
+    counts_tokens: bool = False
+    counts_cached: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One message.
 
@@ -71,6 +86,8 @@ class Turn:
     """Which parts those are."""
     repaired: bool = False
     """A part was rebuilt from another one."""
+    backend: Backend | None = None
+    """None: it was written, or imported, here."""
 
     @property
     def has_ids(self) -> bool:
@@ -81,6 +98,17 @@ class Turn:
     def is_open(self) -> bool:
         """Whether the answer can be continued: it stopped before the model ended it."""
         return self.role is Role.ASSISTANT and self.finish is not Finish.COMPLETE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an answer ended, and what it cost. `backend`: who wrote it, as far as that is known only then."""
+
+    finish: Finish
+    usage: Usage = field(default_factory=Usage)
+    loaded: Loaded = field(default_factory=Loaded)
+    timings: Timings = field(default_factory=Timings)
+    backend: Backend | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

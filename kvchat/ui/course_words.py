@@ -12,20 +12,21 @@ _EXCERPT_LEN = 54
 
 def computing_words(cost: EditCost) -> str:
     """Return what an edit computes."""
+    if not cost.is_known:
+        return "what it computes is up to the server"
     return f"computes {plural(cost.computed_tokens, 'token')}, {count_text(cost.reused_tokens)} reused"
 
 
 def edit_words(cost: EditCost) -> str:
     """Return what an edit computes, and what it leaves behind."""
-    left = f"{plural(cost.left_turns, 'message')} ({plural(cost.left_tokens, 'token')})"
-    return f"{computing_words(cost)}; {left} from here on stay on the branch as it was"
+    return f"{computing_words(cost)}; {_left_words(cost)} from here on stay on the branch as it was"
 
 
 def undo_words(revision: Revision, cost: EditCost) -> str:
     """Return what taking back costs, and where what is taken back can be found; a line for each."""
     return _rows(
         *_cost_rows(cost),
-        ("taken back", f"{plural(cost.left_turns, 'message')} ({plural(cost.left_tokens, 'token')})"),
+        ("taken back", _left_words(cost)),
         ("kept", f"on branch {one_line(revision.stays_on)}"),
     )
 
@@ -45,7 +46,14 @@ def excerpt(revision: Revision) -> str:
     return f"“{fitted(one_line(revision.dropped[0].text), _EXCERPT_LEN)}”"
 
 
+def _left_words(cost: EditCost) -> str:
+    tokens = f" ({plural(cost.left_tokens, 'token')})" if cost.is_known else ""
+    return plural(cost.left_turns, "message") + tokens
+
+
 def _cost_rows(cost: EditCost) -> tuple[tuple[str, str], ...]:
+    if not cost.is_known:
+        return (("computed again", "unknown"), ("reused", "unknown"))
     again = f"{plural(cost.computed_tokens, 'token')}, with your next message"
     return (
         ("computed again", again if cost.computed_tokens else "nothing"),

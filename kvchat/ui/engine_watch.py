@@ -72,6 +72,8 @@ class EngineWatch:
         if snapshot is not None:
             self._observe(snapshot)
             self._panel.show_snapshot(snapshot, shown.names, self._live(snapshot, shown))
+        elif self.is_ready:
+            self._panel.show_elsewhere(status.detail)
         self._draw_status(self._figures(snapshot, shown))
         if status.phase is not before.phase:
             self._on_phase(status)

@@ -69,6 +69,21 @@ class BlockCatalog:
             if (block.fingerprint, block.name) not in kept and not is_referenced(block)
         )
 
+    def shrink(self, to_bytes: int) -> DiskUsage:
+        """Remove blocks, longest unused first and none that is kept, until at most so much is left; return
+        what was freed.
+        """
+        before = self.usage()
+        self._directory.enforce(to_bytes)
+        self._directory.sync_removed()
+        self._directory.remove_empty()
+        after = self.usage()
+        return DiskUsage(
+            num_blocks=before.num_blocks - after.num_blocks,
+            num_tails=before.num_tails - after.num_tails,
+            num_bytes=before.num_bytes - after.num_bytes,
+        )
+
     # Kept blocks
 
     def keep(self, name: str, fingerprint: bytes, keys: Sequence[BlockKey]) -> None:

@@ -11,14 +11,16 @@ from typing import Any
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.session.bundle.fields import Fields
-from kvchat.session.tree import Finish, Role, SessionId, Turn, TurnId
+from kvchat.session.tree import Backend, Finish, Role, SessionId, Turn, TurnId
 
 _MAX_NAME_LEN = 200
+_MAX_URL_LEN = 2000
 
 
 def turn_header(turn: Turn, numbers: Mapping[TurnId, int]) -> dict[str, object]:
     """Return the header of a TURN record; damaged ids are left out, the text stays."""
-    return {
+    written_by = {} if turn.backend is None else {"backend": asdict(turn.backend)}
+    return written_by | {
         "parent": None if turn.parent_id is None else numbers[turn.parent_id],
         "role": turn.role.value,
         "text": turn.text,
@@ -83,6 +85,7 @@ def read_turn(
         timings=_timings(fields.within("timings")),
         exact=fields.flag("exact"),
         starts_over=fields.flag("starts_over"),
+        backend=_backend(fields.within("backend")) if fields.has("backend") else None,
     )
 
 
@@ -96,6 +99,14 @@ def _one_of(fields: Fields, name: str, kind: Any) -> Any:
 
 def _counts(fields: Fields, kind: Any) -> Any:
     return kind(**{name: fields.count(name) for name in asdict(kind()) if fields.has(name)})
+
+
+def _backend(fields: Fields) -> Backend:
+    return Backend(
+        url=fields.text("url", _MAX_URL_LEN),
+        counts_tokens=fields.flag("counts_tokens"),
+        counts_cached=fields.flag("counts_cached"),
+    )
 
 
 def _timings(fields: Fields) -> Timings:

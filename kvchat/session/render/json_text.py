@@ -62,6 +62,7 @@ def _turn_values(turn: Turn) -> dict[str, Any]:
         "tokenizer": turn.tokenizer,
         "starts_over": turn.starts_over,
         "exact": turn.exact,
+        "backend": None if turn.backend is None else asdict(turn.backend),
         "usage": asdict(turn.usage),
         "loaded": asdict(turn.loaded),
         "timings": asdict(turn.timings),

@@ -11,6 +11,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.ui.plain_text import one_line
 from kvchat.ui.widgets.cache_rows import BranchNames, Live, PanelOptions, panel_rows
 from kvchat.ui.widgets.marks import Look, Row
 
@@ -45,6 +46,13 @@ class CachePanel(ScrollView, can_focus=False):
             return
         self._snapshot, self._names, self._live = snapshot, names, live
         self._compose_rows()
+
+    def show_elsewhere(self, where: str) -> None:
+        """Say that a server answers, of whose cache nothing is known."""
+        known = tuple(((line, Look.FAINT),) for line in (one_line(where), "its cache is unknown"))
+        if known != self.rows:
+            before, self.rows = self.rows, known
+            self._refresh_changed(before)
 
     def toggle_frozen(self) -> None:
         """Let the panel stand still, or follow the engine again."""

@@ -1,11 +1,13 @@
 """The line under an answer: what was reused, loaded and computed, and how fast it was."""
 
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from kvchat.chat import Prefill
-from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate
-from kvchat.session.tree import Finish, Session, Turn
+from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Usage
+from kvchat.session.tree import Backend, Finish, Session, Turn
 from kvchat.ui.figures import count_text, guesses_text, rate_text, seconds_text
+from kvchat.ui.plain_text import one_line
 from kvchat.ui.trust_words import exactness_words
 
 SEPARATOR = " · "
@@ -20,6 +22,8 @@ def footer_parts(turn: Turn, session: Session | None = None) -> tuple[str, ...]:
     parts = [*_usage_parts(turn), *_timing_parts(turn)]
     if turn.damaged:
         parts.append(_damage_text(turn))
+    elif turn.backend is not None:
+        parts.append(f"by {host_of(turn.backend)}")
     elif turn.token_ids is None:
         parts.append("imported text")
     elif parts:
@@ -89,6 +93,8 @@ def wrap_parts(parts: Sequence[str], width: int) -> tuple[str, ...]:
 
 def _usage_parts(turn: Turn) -> list[str]:
     usage = turn.usage
+    if turn.backend is not None:
+        return [reported_words(usage, turn.backend)]
     if not usage.prompt_tokens:
         return []
     return [
@@ -96,6 +102,19 @@ def _usage_parts(turn: Turn) -> list[str]:
         f"loaded {_loaded_text(turn.loaded)}",
         f"computed {count_text(usage.computed_tokens)}",
     ]
+
+
+def reported_words(usage: Usage, backend: Backend) -> str:
+    """Return what a server has reported of its cache."""
+    if not backend.counts_tokens:
+        return "reused unknown"
+    cached = count_text(usage.cached_tokens) if backend.counts_cached else "unknown"
+    return f"reused {cached} of {count_text(usage.prompt_tokens)}"
+
+
+def host_of(backend: Backend) -> str:
+    """Return the machine of a server, and its port."""
+    return one_line(urlsplit(backend.url).netloc or backend.url)
 
 
 def _loaded_text(loaded: Loaded) -> str:

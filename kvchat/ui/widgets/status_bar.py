@@ -8,6 +8,7 @@ from textual.widgets import Static
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.figures import percent_text, rate_text, short_count_text
+from kvchat.ui.plain_text import one_line
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _GAUGE_WIDTH = 8
@@ -79,6 +80,8 @@ def _engine_parts(figures: StatusFigures) -> list[str]:
         parts.append("the engine is closed")
     elif figures.snapshot is not None and figures.snapshot.problem is not None:
         parts.append(f"! KV is not saved: {figures.snapshot.problem}".splitlines()[0])
+    elif figures.snapshot is None and status.detail:
+        parts.append(f"{one_line(status.detail)} · its cache is unknown")
     if figures.num_queued:
         parts.append(f"{figures.num_queued} queued")
     if figures.trust:

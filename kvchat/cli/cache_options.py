@@ -1,0 +1,40 @@
+"""The options of `kvchat cache`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from kvchat.cli.completion import complete_session
+from kvchat.cli.options import ListOptions
+from kvchat.errors import UsageError
+from kvchat.quantities import parse_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictOptions(ListOptions):
+    """Options of removing blocks from the disk."""
+
+    sessions: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Remove what no other session shares.",
+            metavar="[SESSION]...",
+            show_default=False,
+            autocompletion=complete_session,
+        ),
+    ] = None
+    to: Annotated[
+        str | None, typer.Option(help="Remove the longest unused until so much is left.", metavar="SIZE")
+    ] = None
+    all: Annotated[bool, typer.Option("--all", help="Remove all but what packs keep.")] = False
+
+    @property
+    def to_bytes(self) -> int | None:
+        """How much is to be left; None where sessions are named."""
+        if self.to is None:
+            return 0 if self.all else None
+        try:
+            return parse_size(self.to)
+        except ValueError as error:
+            raise UsageError(f"--to {error}") from error

@@ -1,0 +1,34 @@
+"""What the interface does with the machine while a server answers."""
+
+from collections.abc import Sequence
+
+from kvchat.cli.interface_host import InterfaceHost
+from kvchat.errors import UsageError
+from kvchat.remote.chat import RemoteChat
+from kvchat.ui.host import ModelEntry
+
+
+class RemoteHost(InterfaceHost):
+    """Knows the server's models in place of those that are here."""
+
+    @property
+    def _remote(self) -> RemoteChat:
+        assert isinstance(self._chat, RemoteChat), "made for a server"
+        return self._chat
+
+    def models(self) -> Sequence[ModelEntry]:
+        chat = self._remote
+        return [
+            ModelEntry(name=name, summary=f"at {chat.endpoint.name}", is_current=name == chat.model)
+            for name in chat.endpoint.models()
+        ]
+
+    def reload(self, model: str | None = None) -> None:
+        """Go on with another model of the server.
+
+        Raises:
+            UsageError: none was named: there is nothing to load here.
+        """
+        if model is None:
+            raise UsageError("the model runs on the server; there is nothing to load again here")
+        self._remote.use_model(model)

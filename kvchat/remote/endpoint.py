@@ -1,0 +1,272 @@
+"""An OpenAI-compatible server: which models it has, and one answer as it comes. Standard library alone."""
+
+import json
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.errors import ConfigError, InvalidRequest, ModelNotFound, RemoteError, UsageError
+from kvchat.session.template import Message
+
+_CONNECT_S = 10.0
+_API = "/v1"
+_REFUSED = frozenset({400, 413, 422})
+_MOST_LINE_BYTES = 1 << 20
+_MOST_ERROR_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """More text of an answer. `reasoning`: it belongs to the model's reasoning."""
+
+    text: str
+    reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a server says at the end, as far as it does; None: it does not.
+
+    Args:
+        finish_reason: `stop` or `length`, or a word of its own.
+        cached_tokens: of the prompt, those that it did not compute.
+    """
+
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class Endpoint:
+    """A server.
+
+    Args:
+        url: of its API, with or without `/v1`.
+        key: sent with every request; None: none is.
+
+    Raises:
+        UsageError: this is no URL of a server.
+    """
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(
+                f"--remote takes the URL of a server, such as http://127.0.0.1:8000/v1, not {url!r}"
+            )
+        if parts.username or parts.password:
+            raise UsageError(
+                "a URL with a password in it would be stored; put the key into --remote-key-file"
+            )
+        path = parts.path.rstrip("/")
+        self._path = path if path.endswith(_API) else path + _API
+        self._is_secure = parts.scheme == "https"
+        self._host = parts.hostname
+        try:
+            self._port = parts.port
+        except ValueError as error:
+            raise UsageError(f"the port of {url!r} is none") from error
+        self._key = key
+        self.name = parts.netloc
+        self.url = f"{parts.scheme}://{parts.netloc}{self._path}"
+
+    def models(self) -> tuple[str, ...]:
+        """Return the names of the server's models. Waits for it, 10 seconds at most.
+
+        Raises: see `_request`.
+        """
+        connection = self._connected()
+        try:
+            found = json.loads(self._request(connection, "GET", "/models").read())
+            return tuple(str(one["id"]) for one in found["data"])
+        except (ValueError, KeyError, TypeError, OSError, HTTPException) as error:
+            raise RemoteError(f"{self.url}/models did not say which models there are ({error})") from error
+        finally:
+            connection.close()
+
+    def ask(self, model: str, messages: Sequence[Message], sampling: SamplingParams) -> "RemoteStream":
+        """Send a conversation and return its answer on its way.
+
+        Raises: see `_request`.
+        """
+        body = {
+            "model": model,
+            "messages": [{"role": one.role, "content": one.content} for one in messages],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        connection = self._connected()
+        stream = RemoteStream(self.url, connection)
+        try:
+            stream.begin(self._request(connection, "POST", "/chat/completions", body | _wishes(sampling)))
+        except BaseException:
+            connection.close()
+            raise
+        return stream
+
+    def _connected(self) -> HTTPConnection:
+        if self._is_secure:
+            context = ssl.create_default_context()
+            connection: HTTPConnection = HTTPSConnection(
+                self._host, self._port, timeout=_CONNECT_S, context=context
+            )
+        else:
+            connection = HTTPConnection(self._host, self._port, timeout=_CONNECT_S)
+        try:
+            connection.connect()
+        except (OSError, UnicodeError) as error:
+            raise RemoteError(
+                f"nobody answers at {self.url} ({error}); start the server, or look at --remote"
+            ) from error
+        return connection
+
+    def _request(
+        self, connection: HTTPConnection, method: str, path: str, body: object | None = None
+    ) -> HTTPResponse:
+        """Send a request and return the head of what comes.
+
+        Raises:
+            RemoteError: it cannot be reached, or answers with an error.
+            InvalidRequest: it does not take the request.
+            ModelNotFound: it has no such model.
+            ConfigError: it wants another key.
+        """
+        headers = {"Accept": "application/json, text/event-stream"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        data = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            data = json.dumps(body).encode()
+            assert connection.sock is not None
+            connection.sock.settimeout(None)  # a long prompt takes its time; the person can stop it
+        try:
+            connection.request(method, self._path + path, data, headers)
+            response = connection.getresponse()
+            if response.status >= 300:
+                raise self._refusal(response)
+        except (OSError, HTTPException) as error:
+            raise RemoteError(f"{self.url} broke off ({error or type(error).__name__})") from error
+        return response
+
+    def _refusal(self, response: HTTPResponse) -> Exception:
+        said = f"{self.url} answered {response.status}: {_error_words(response.read(_MOST_ERROR_BYTES))}"
+        if response.status in (401, 403):
+            return ConfigError(f"{said}; give the file of the server's key with --remote-key-file")
+        if response.status == 404:
+            return ModelNotFound(f"{said}; name a model that it has with -m, and look at --remote")
+        return (InvalidRequest if response.status in _REFUSED else RemoteError)(said)
+
+
+class RemoteStream:
+    """One answer on its way. Iterating it belongs to one thread; `cancel` may be called from any."""
+
+    def __init__(self, url: str, connection: HTTPConnection) -> None:
+        self.report = Report()
+        """Grows until the stream has ended."""
+        self.is_cancelled = False
+        self._url = url
+        self._connection = connection
+        self._socket = connection.sock
+        self._response: HTTPResponse | None = None
+
+    def begin(self, response: HTTPResponse) -> None:
+        self._response = response
+
+    def cancel(self) -> None:
+        """End it: the server sees a closed connection."""
+        self.is_cancelled = True
+        try:
+            if self._socket is not None:
+                self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it has ended already
+            pass
+
+    def prioritise(self, priority: int) -> None:
+        """Nothing: a server knows no priorities of ours."""
+
+    def __iter__(self) -> Iterator[Delta]:
+        """Yield the text as it comes.
+
+        Raises: RemoteError: the server reported an error, broke off, or sent what is no answer.
+        """
+        try:
+            for event in self._events():
+                yield from self._deltas(event)
+            if self.report.finish_reason is None and not self.is_cancelled:
+                raise RemoteError(f"{self._url} broke off in the middle of the answer")
+        except (OSError, HTTPException, ValueError, AttributeError) as error:
+            if not self.is_cancelled:
+                raise RemoteError(f"{self._url} broke off ({error or type(error).__name__})") from error
+        finally:
+            self._connection.close()
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        assert self._response is not None, "begin comes first"
+        while line := self._response.readline(_MOST_LINE_BYTES):
+            name, _, data = line.decode().partition(":")
+            if name == "data" and data.strip() == "[DONE]":
+                return
+            if name == "data" and data.strip():
+                yield json.loads(data)
+
+    def _deltas(self, event: dict[str, Any]) -> Iterator[Delta]:
+        if "error" in event:
+            raise RemoteError(f"{self._url}: {_error_words(json.dumps(event).encode())}")
+        if usage := event.get("usage"):
+            self.report = _with_usage(self.report, usage)
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta") or {}
+            reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+            if isinstance(reasoning, str):
+                yield Delta(text=reasoning, reasoning=True)
+            if isinstance(content := delta.get("content"), str) and content:
+                yield Delta(text=content)
+            if reason := choice.get("finish_reason"):
+                self.report = replace(self.report, finish_reason=str(reason))
+
+
+def _wishes(sampling: SamplingParams) -> dict[str, object]:
+    """Return what differs from a server's defaults, under OpenAI's names, and vLLM's where it has none."""
+    wishes: dict[str, object] = {"temperature": sampling.temperature}
+    if sampling.max_tokens is not None:
+        wishes["max_tokens"] = sampling.max_tokens
+    if sampling.seed is not None:
+        wishes["seed"] = sampling.seed
+    plain = SamplingParams()
+    for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
+        if (value := getattr(sampling, name)) != getattr(plain, name):
+            wishes[name] = value
+    return wishes
+
+
+def _with_usage(report: Report, usage: dict[str, Any]) -> Report:
+    details = usage.get("prompt_tokens_details") or {}
+    return replace(
+        report,
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")),
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _error_words(data: bytes) -> str:
+    """Return what an error's body says, in one line."""
+    text = data.decode(errors="replace")
+    try:
+        found = json.loads(text)
+        said = found.get("error", found.get("detail", found))
+        text = said.get("message", said) if isinstance(said, dict) else said
+    except (ValueError, AttributeError):
+        pass
+    return " ".join(str(text).split())[:500] or "nothing"

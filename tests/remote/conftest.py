@@ -1,0 +1,93 @@
+"""Servers to talk to: kvchat's own endpoint over a scripted engine, and one that says what a test wants."""
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from kvchat.remote.chat import RemoteChat
+from kvchat.remote.endpoint import Endpoint
+from kvchat.session.store import SessionStore
+from kvchat.session.template import ChatTemplate
+from tests.serve.conftest import KEY, Served
+from tests.tiny_models import STARTER, write_model
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+
+class RawServer:
+    """Answers every connection with the same bytes, and then ends it, or keeps it open until it is closed."""
+
+    def __init__(self, data: bytes, *, hangs: bool = False) -> None:
+        self.gone = Event()
+        """The client has closed a connection that was kept open."""
+        self.requests: list[bytes] = []
+        self._data = data
+        self._hangs = hangs
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
+        Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            data = b""
+            while b"\r\n\r\n" not in data:
+                data += connection.recv(65536)
+            head, _, body = data.partition(b"\r\n\r\n")
+            length = re.search(rb"Content-Length: (\d+)", head)
+            while length is not None and len(body) < int(length[1]):
+                body += connection.recv(65536)
+            self.requests.append(body)
+            connection.sendall(self._data)
+            if self._hangs:
+                connection.recv(1)
+                self.gone.set()
+
+
+@pytest.fixture
+def raw() -> Iterator[Callable[..., RawServer]]:
+    servers: list[RawServer] = []
+
+    def make(data: bytes, *, hangs: bool = False) -> RawServer:
+        servers.append(RawServer(data, hangs=hangs))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SessionStore]:
+    with closing(SessionStore(tmp_path / "sessions.db")) as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model"), STARTER))
+
+
+@pytest.fixture
+def served(template: ChatTemplate) -> Iterator[Served]:
+    served = Served(template)
+    yield served
+    served.server.close()
+
+
+@pytest.fixture
+def chat(store: SessionStore, served: Served) -> RemoteChat:
+    return RemoteChat(store=store, endpoint=Endpoint(served.server.url, KEY), model="scripted")

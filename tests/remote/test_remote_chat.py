@@ -1,0 +1,256 @@
+"""Sessions, branches and exports are the same when a server answers; what it does not say is unknown."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from kvchat.chat import ChatEvent, TextDelta, TurnFinished, TurnStarted
+from kvchat.conversation import Conversation
+from kvchat.errors import (
+    ConfigError,
+    InvalidRequest,
+    KvchatError,
+    ModelNotFound,
+    RemoteError,
+    UsageError,
+)
+from kvchat.remote.chat import RemoteChat
+from kvchat.remote.endpoint import Endpoint
+from kvchat.remote.key import client_key
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import Finish, Turn
+from kvchat.ui.course_words import edit_words
+from kvchat.ui.widgets.footer_line import footer_parts
+from tests.remote.conftest import HEAD, RawServer
+from tests.serve.conftest import REPLY, Served
+
+pytestmark = pytest.mark.pure
+
+Raw = Callable[..., RawServer]
+
+
+def sse(*events: object) -> bytes:
+    return HEAD + b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+
+
+def piece(text: str) -> object:
+    return {"choices": [{"delta": {"content": text}}]}
+
+
+END = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+
+
+def answer_of(events: Iterator[ChatEvent]) -> Turn:
+    """Take all events and return the answer as it was stored."""
+    *before, last = list(events)
+    assert isinstance(before[0], TurnStarted)
+    assert isinstance(last, TurnFinished)
+    shown = "".join(event.text for event in before if isinstance(event, TextDelta) and not event.reasoning)
+    assert shown == last.answer.text
+    return last.answer
+
+
+def talk(chat: RemoteChat, *questions: str) -> Conversation:
+    conversation = chat.create(system="Be brief.")
+    for question in questions:
+        answer_of(chat.send(conversation, question))
+    return conversation
+
+
+def over(store: SessionStore, server: RawServer) -> RemoteChat:
+    return RemoteChat(store=store, endpoint=Endpoint(server.url), model="any")
+
+
+def test_an_answer_is_stored_as_it_was_said_without_ids_and_never_exact(
+    chat: RemoteChat, served: Served, store: SessionStore
+) -> None:
+    conversation = talk(chat, "Hello")
+    question, answer = store.turns_to(conversation.branch.leaf_id)
+    assert (question.text, answer.text) == ("Hello", REPLY)
+    assert answer.finish is Finish.COMPLETE
+    assert (question.token_ids, answer.token_ids, answer.exact) == (None, None, False)
+    assert answer.backend is not None
+    assert answer.backend.url == served.server.url
+    assert answer.usage.prompt_tokens == len(served.engine.requests[0].token_ids)
+    assert answer.usage.completion_tokens == len(served.ids_of(REPLY))
+    assert answer.model == "scripted"
+    assert "by 127.0.0.1" in footer_parts(answer)[-1]
+
+
+def test_the_whole_conversation_is_sent_and_what_the_server_had_cached_is_shown(
+    chat: RemoteChat, served: Served
+) -> None:
+    conversation = talk(chat, "Hello", "And now?")
+    first, second = (request.token_ids for request in served.engine.requests)
+    assert second[: len(first)] == first, "the system prompt and the first question stand before it"
+    answer = conversation.turns[-1]
+    assert answer.backend is not None
+    assert answer.backend.counts_cached
+    assert footer_parts(answer)[0] == f"reused {answer.usage.cached_tokens} of {answer.usage.prompt_tokens}"
+
+
+def test_branches_edits_retries_and_courses_are_those_of_any_session(chat: RemoteChat) -> None:
+    conversation = talk(chat, "one", "two", "three")
+    fork = chat.fork(conversation, conversation.turns[1].id)
+    answer_of(chat.send(fork, "another two"))
+    assert [turn.text for turn in fork.turns[::2]] == ["one", "another two"]
+    answer_of(chat.retry(conversation))
+    assert len(chat.store.branches(conversation.session.id)) == 3
+    words = edit_words(chat.edit_cost(conversation, conversation.turns[2].id, "2"))
+    assert "up to the server" in words
+    assert "token" not in words
+    answer_of(chat.edit(conversation, conversation.turns[2].id, "2"))
+    assert [turn.text for turn in conversation.turns[::2]] == ["one", "2"]
+    conversation = chat.open(conversation.session.id, "main")
+    chat.revise(conversation, chat.plan_drop(conversation, conversation.turns[2].id))
+    assert [turn.text for turn in conversation.turns] == ["one", REPLY, "three", REPLY]
+    chat.revise(conversation, chat.plan_undo(conversation))
+    assert [turn.text for turn in conversation.turns] == ["one", REPLY]
+    answer_of(chat.send(conversation, "on"))
+
+
+def test_what_only_an_engine_here_can_do_is_refused_and_said(chat: RemoteChat) -> None:
+    conversation = talk(chat, "one")
+    answer = conversation.turns[-1]
+    for attempt in (
+        lambda: chat.why(conversation, answer.id),
+        lambda: chat.variants.compare(conversation, 2),
+        lambda: chat.variants.token_texts(answer),
+        lambda: chat.variants.alternatives(conversation, answer.id, 0),
+        lambda: next(iter(chat.continue_answer(conversation))),
+    ):
+        with pytest.raises(UsageError, match="server"):
+            attempt()
+    assert chat.notices(conversation) == ()
+
+
+def test_what_a_server_does_not_report_is_unknown_and_not_nothing(store: SessionStore, raw: Raw) -> None:
+    silent = over(store, raw(sse(piece("Hi"), END)))
+    answer = answer_of(silent.send(silent.create(), "Hello"))
+    assert footer_parts(answer)[0] == "reused unknown"
+    usage = {"usage": {"prompt_tokens": 9, "completion_tokens": 1}}
+    counting = over(store, raw(sse(piece("Hi"), END, usage)))
+    answer = answer_of(counting.send(counting.create(), "Hello"))
+    assert footer_parts(answer)[0] == "reused unknown of 9"
+    assert store.turn(answer.id) == answer
+
+
+def test_reasoning_is_kept_apart(store: SessionStore, raw: Raw) -> None:
+    thought = {"choices": [{"delta": {"reasoning_content": "Hm."}}]}
+    chat = over(store, raw(sse(thought, piece("Hi"), END)))
+    answer = answer_of(chat.send(chat.create(), "Hello"))
+    assert (answer.text, answer.reasoning) == ("Hi", "Hm.")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        sse(piece("Hi")),
+        sse(piece("Hi"), {"error": {"message": "out of memory"}}),
+        HEAD + b'data: {"choices": [{"delta": {"content": "Hi"}}]}\n\ndata: {"cho',
+        HEAD + b'data: {"choices": [{"delta": {"content": "Hi"}}]}\n\ndata: []\n\n',
+    ],
+)
+def test_a_server_that_breaks_off_leaves_what_it_said_and_an_error(
+    store: SessionStore, raw: Raw, data: bytes
+) -> None:
+    chat = over(store, raw(data))
+    conversation = chat.create()
+    last = list(chat.send(conversation, "Hello"))[-1]
+    assert isinstance(last, TurnFinished)
+    assert last.error
+    stored = store.turns_to(conversation.branch.leaf_id)[-1]
+    assert (stored.text, stored.finish) == ("Hi", Finish.ERROR)
+    assert not conversation.is_busy
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"HTTP/1.1 500 Broken\r\nContent-Length: 4\r\n\r\noops", RemoteError),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://elsewhere/\r\nContent-Length: 0\r\n\r\n", RemoteError),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", RemoteError),
+        (b"", RemoteError),
+        (b"HTTP/1.1 401 No\r\nContent-Length: 2\r\n\r\n{}", ConfigError),
+        (b"HTTP/1.1 404 No\r\nContent-Length: 2\r\n\r\n[]", ModelNotFound),
+        (b'HTTP/1.1 400 No\r\nContent-Length: 25\r\n\r\n{"error": {"message": 12}}', InvalidRequest),
+    ],
+)
+def test_a_server_that_refuses_is_told_by_kind(
+    store: SessionStore, raw: Raw, data: bytes, kind: type[KvchatError]
+) -> None:
+    chat = over(store, raw(data))
+    conversation = chat.create()
+    with pytest.raises(kind):
+        list(chat.send(conversation, "Hello"))
+    is_taken_back = kind in (InvalidRequest, ModelNotFound)
+    assert len(store.turns_to(conversation.branch.leaf_id)) == (0 if is_taken_back else 2)
+    assert not conversation.is_busy
+
+
+def test_nobody_there_is_told_with_the_address(store: SessionStore, raw: Raw) -> None:
+    server = raw(b"")
+    server.close()
+    with pytest.raises(RemoteError, match="nobody answers"):
+        Endpoint(server.url).models()
+
+
+def test_stopping_closes_the_connection_and_keeps_what_came(store: SessionStore, raw: Raw) -> None:
+    server = raw(sse(piece("Hi")), hangs=True)
+    chat = over(store, server)
+    conversation = chat.create()
+    events = chat.send(conversation, "Hello")
+    assert isinstance(next(events), TurnStarted)
+    assert isinstance(next(events), TextDelta)
+    Thread(target=chat.stop, args=(conversation,)).start()
+    answer = answer_of(_behind(events, conversation))
+    assert (answer.text, answer.finish) == ("Hi", Finish.INTERRUPTED)
+    assert server.gone.wait(10)
+
+
+def test_a_reader_that_goes_away_closes_the_connection_too(store: SessionStore, raw: Raw) -> None:
+    server = raw(sse(piece("Hi")), hangs=True)
+    chat = over(store, server)
+    conversation = chat.create()
+    with closing(chat.send(conversation, "Hello")) as events:  # type: ignore[type-var]
+        next(events)
+        next(events)
+    assert server.gone.wait(10)
+    stored = store.turns_to(conversation.branch.leaf_id)[-1]
+    assert (stored.text, stored.finish) == ("Hi", Finish.INTERRUPTED)
+
+
+def test_a_session_that_began_here_goes_on_by_its_text(chat: RemoteChat, served: Served) -> None:
+    conversation = talk(chat, "one")
+    again = chat.open(conversation.session.id)
+    answer_of(chat.send(again, "two"))
+    assert "one" in served.template.tokenizer.decode(served.engine.requests[-1].token_ids)
+
+
+@pytest.mark.parametrize("url", ["ftp://host/v1", "127.0.0.1:8000", "http://", "http://me:secret@host/v1"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        Endpoint(url)
+
+
+def test_the_key_is_read_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("sk-1\n")
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod"):
+        client_key(file)
+    file.chmod(0o600)
+    assert client_key(file) == "sk-1"
+    with pytest.raises(ConfigError):
+        client_key(tmp_path / "none")
+
+
+def _behind(events: Iterator[ChatEvent], conversation: Conversation) -> Iterator[ChatEvent]:
+    """Yield what was taken already, and then the rest."""
+    yield TurnStarted(question=None, answer=conversation.turns[-1])
+    yield TextDelta(text="Hi")
+    yield from events

@@ -1,0 +1,86 @@
+"""The real program against a server: a question, the window, and what scripts read."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serve.conftest import KEY, REPLY, Served
+from tests.terminal import terminal
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.fixture
+def variables(tmp_path: Path, served: Served) -> dict[str, str]:
+    key_file = tmp_path / "key"
+    key_file.touch(0o600)
+    key_file.write_text(KEY)
+    return {
+        "KVCHAT_HOME": str(tmp_path / "home"),
+        "KVCHAT_REMOTE": served.server.url,
+        "KVCHAT_REMOTE_KEY_FILE": str(key_file),
+    }
+
+
+def kvchat(variables: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "kvchat", *words],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | variables,
+        check=False,
+    )
+
+
+def test_a_question_is_answered_by_the_server_without_loading_torch(variables: dict[str, str]) -> None:
+    done = kvchat(variables, "ask", "--json", "--new", "talk", "Hello")
+    assert done.returncode == 0, done.stderr[-500:]
+    event = json.loads(done.stdout)
+    assert (event["text"], event["exact"], event["loaded"]) == (REPLY, False, None)
+    assert event["backend"] == variables["KVCHAT_REMOTE"]
+    assert event["usage"]["cached_tokens"] == 0
+    assert not any(line.endswith(("| torch", "| transformers")) for line in done.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--remote", "http://127.0.0.1:1/v1"), 1),
+        (("--remote", "nowhere"), 2),
+        (("-m", "another"), 4),
+        (("--remote-key-file", "/dev/null"), 3),
+        (("--pack", "spec"), 2),
+    ],
+)
+def test_what_goes_wrong_with_a_server_has_its_exit_code(
+    variables: dict[str, str], words: tuple[str, ...], code: int
+) -> None:
+    done = kvchat(variables, "ask", *words, "Hello")
+    assert done.returncode == code
+    assert done.stdout == ""
+
+
+def test_the_window_talks_to_the_server_and_says_what_it_reported(
+    variables: dict[str, str], served: Served
+) -> None:
+    with terminal(["-m", "kvchat"], size=(140, 40), **variables) as shown:
+        shown.until_shown("scripted at 127.0.0.1")
+        shown.type("Hello\r")
+        shown.until_shown(REPLY)
+        shown.until_shown("by 127.0.0.1")
+        shown.type("/fork\r")
+        shown.until_shown("main-2")
+        shown.type("And now?\r")
+        shown.until(lambda: shown.text.count(REPLY) == 2)
+        shown.type("/why\r")
+        shown.until_shown("does not say")
+        shown.type("/quit\r")
+        assert shown.exit_status() == 0
+    page = kvchat(variables, "export", "Hello", "--format", "md", "-o", "-")
+    assert page.stdout.count(REPLY) == 2
+    assert "127.0.0.1" in page.stdout
