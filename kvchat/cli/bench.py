@@ -4,19 +4,27 @@ They are no part of the installed package: they need other engines, and minutes.
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvchat.cli.bench_options import BenchOptions
+from kvchat.cli.signals import StopSignals
 from kvchat.cli.streams import Output, Status
 from kvchat.errors import KvchatError, UsageError
 
 PROGRAMS = {"cpu": ("--quick",), "gpu": ()}
 """Scenarios that are programs of their own, with those of our options that they take."""
+
+_PATIENCE_S = 10.0
+_SIGNALLED = 128
 
 
 def bench(options: BenchOptions) -> int:
@@ -43,14 +51,15 @@ def measure(options: BenchOptions, tree: Path) -> int:
     if not given:
         Status(quiet=options.quiet).note("all scenarios, which takes long; name some, or see --help")
     quick = ["--quick"] if options.quick else []
-    codes = []
+    first_code = 0
     if scenarios or not programs:
-        codes.append(_scenarios([*scenarios, *quick], tree, as_json=options.json))
-    codes += [
-        _run([f"benchmarks.{name}", *(word for word in quick if word in PROGRAMS[name])], tree)
-        for name in programs
-    ]
-    return next((code for code in codes if code), 0)
+        first_code = _scenarios([*scenarios, *quick], tree, as_json=options.json)
+    for name in programs:
+        if first_code >= _SIGNALLED:
+            break
+        taken = [word for word in quick if word in PROGRAMS[name]]
+        first_code = first_code or _run([f"benchmarks.{name}", *taken], tree)
+    return first_code
 
 
 def source_tree(root: Path) -> Path:
@@ -97,4 +106,22 @@ def _scenarios(words: Sequence[str], tree: Path, *, as_json: bool) -> int:
 
 
 def _run(words: Sequence[str], tree: Path, stdout: Any = None) -> int:
-    return subprocess.run([sys.executable, "-m", *words], cwd=tree, stdout=stdout, check=False).returncode
+    """Run a module to its end; a signal ends it with all that it has started."""
+    command = [sys.executable, "-m", *words]
+    with (
+        StopSignals() as signals,
+        subprocess.Popen(command, cwd=tree, stdout=stdout, process_group=0) as process,
+    ):
+        signals.stop_with(partial(_end, process))
+        code = process.wait()
+        return signals.exit_code or code
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and the group that it leads, without mercy after a while."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)

@@ -1,7 +1,11 @@
 """`kvchat bench` runs the scenarios of the source tree, and says where they are when they are not here."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 
@@ -93,3 +97,41 @@ def test_an_installed_package_says_where_the_measurements_are(tmp_path: Path) ->
 def test_a_scenario_of_this_tree_runs(capfd: Capture) -> None:
     assert run(["bench", "bookkeeping", "--quick", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["rows"]
+
+
+SLOW = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+BENCH = """
+import sys
+from pathlib import Path
+from kvchat.cli.bench import measure
+from kvchat.cli.bench_options import BenchOptions
+sys.exit(measure(BenchOptions(scenarios=["start", "cpu"]), Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_what_is_measured_with_all_that_it_has_started(tree: Path, number: int) -> None:
+    (tree / "benchmarks" / "__main__.py").write_text(SLOW)
+    command = [sys.executable, "-c", BENCH, str(tree)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        grandchild = int(process.stdout.readline())
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+        assert process.stdout.read() == "", "no other scenario is begun"
+    deadline_s = monotonic() + 30
+    while _is_alive(grandchild):
+        assert monotonic() < deadline_s
+        sleep(0.02)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
