@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from kvchat.directories import make_private
@@ -31,7 +32,7 @@ def read_key(file: Path) -> str:
 
 
 def own_key(file: Path) -> str:
-    """Return the key in a file, made now if there is none.
+    """Return the key in a file, made now if there is none. Of two that make it at once one is first.
 
     Raises:
         ConfigError: see `read_key`.
@@ -39,12 +40,21 @@ def own_key(file: Path) -> str:
     """
     try:
         make_private(file.parent)
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except FileExistsError:
-        return read_key(file)
+        if not file.is_symlink() and not file.exists():
+            _offer(file, f"kvchat-{secrets.token_urlsafe(_KEY_BYTES)}")
     except OSError as error:
         raise StorageError(f"cannot write {file}: {error.strerror or error}") from error
-    key = f"kvchat-{secrets.token_urlsafe(_KEY_BYTES)}"
-    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-        stream.write(key + "\n")
-    return key
+    return read_key(file)
+
+
+def _offer(file: Path, key: str) -> None:
+    """Give a key its file, unless another has it by now: it is there whole or not at all."""
+    hidden = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+            stream.write(key + "\n")
+        with suppress(FileExistsError):
+            os.link(hidden, file)
+    finally:
+        hidden.unlink(missing_ok=True)

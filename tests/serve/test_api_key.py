@@ -1,7 +1,9 @@
 """The key of the endpoint: made once, for its owner alone, and refused where others could know it."""
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -18,6 +20,22 @@ def test_a_key_is_made_once_and_is_private(tmp_path: Path) -> None:
     assert len(key) > 30
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert own_key(tmp_path / "other") != key
+
+
+def test_those_that_make_it_at_once_have_one_key(tmp_path: Path) -> None:
+    """Nobody reads a file that is there and still empty."""
+    for number in range(20):
+        file = tmp_path / str(number) / "api-key"
+        barrier = Barrier(8)
+
+        def make(file: Path = file, barrier: Barrier = barrier) -> str:
+            barrier.wait()
+            return own_key(file)
+
+        with ThreadPoolExecutor(8) as pool:
+            keys = [made.result() for made in [pool.submit(make) for _ in range(8)]]
+        assert set(keys) == {read_key(file)}
+        assert [one.name for one in file.parent.iterdir()] == ["api-key"]
 
 
 @pytest.mark.parametrize("text", ["", "short", "two words that are long enough", "näher-als-gedacht-1234"])
