@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.sealing.sealer import Sealer
 from kvchat.session.branch_removal import BranchRemoval
-from kvchat.session.references import References, add_turns, references
+from kvchat.session.references import References, add_turns
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId, Turn
 
@@ -57,7 +57,7 @@ class TidyStore(SessionStore):
             StorageError: the database or the blocks cannot be written.
         """
         doomed = tuple(doomed)
-        return self._remove(lambda size: references(self, size, doomed), lambda: self._delete_text(doomed))
+        return self._remove(lambda size: self._of(size, doomed), lambda: self._delete_text(doomed))
 
     def remove_branch(self, session_id: SessionId, name: str) -> Removed:
         """Delete a branch with the messages that no other branch has, and return what that freed.
@@ -69,7 +69,7 @@ class TidyStore(SessionStore):
         """
         plan = self.removal_of(session_id, name)
         return self._remove(
-            lambda size: self._references(plan.branch.session_id, plan.path, size),
+            lambda size: self._of_turns(plan.branch.session_id, plan.path, size),
             lambda: self._delete_branch(session_id, name),
         )
 
@@ -77,9 +77,7 @@ class TidyStore(SessionStore):
         """Return what deleting sessions would free, and what of them would stay; changes nothing."""
         doomed = set(doomed)
         kept = [one.session.id for one in self.list_sessions() if one.session.id not in doomed]
-        return self._would_remove(
-            lambda size: references(self, size, doomed), lambda size: references(self, size, kept)
-        )
+        return self._would_remove(lambda size: self._of(size, doomed), lambda size: self._of(size, kept))
 
     def would_remove_branch(self, plan: BranchRemoval) -> Removed:
         """Return what deleting a branch would free, and what of it would stay; changes nothing."""
@@ -87,11 +85,11 @@ class TidyStore(SessionStore):
         kept = [one.session.id for one in self.list_sessions() if one.session.id != own]
 
         def others(size: int) -> References:
-            found = references(self, size, kept)
-            add_turns(found, self, own, plan.left, size)
+            found = self._of(size, kept)
+            self._add(found, own, plan.left, size)
             return found
 
-        return self._would_remove(lambda size: self._references(own, plan.path, size), others)
+        return self._would_remove(lambda size: self._of_turns(own, plan.path, size), others)
 
     def _catalog(self) -> "BlockCatalog":
         # Imported by whoever removes: a list of sessions is to be there at once.
@@ -102,10 +100,28 @@ class TidyStore(SessionStore):
     def _delete_branch(self, session_id: SessionId, name: str) -> None:
         super().remove_branch(session_id, name)
 
-    def _references(self, session_id: SessionId, turns: Sequence[Turn], block_size: int) -> References:
+    def _of(self, block_size: int, sessions: Iterable[SessionId] | None = None) -> References:
+        """Return what some sessions (None: all) refer to, over views too."""
+        if sessions is None:
+            sessions = [summary.session.id for summary in self.list_sessions()]
         found = References()
-        add_turns(found, self, session_id, turns, block_size)
+        for session_id in sessions:
+            self._add(found, session_id, self.all_turns(session_id), block_size)
         return found
+
+    def _of_turns(self, session_id: SessionId, turns: Sequence[Turn], block_size: int) -> References:
+        found = References()
+        self._add(found, session_id, turns, block_size)
+        return found
+
+    def _add(self, found: References, session_id: SessionId, turns: Sequence[Turn], block_size: int) -> None:
+        # Imported by whoever removes: a list of sessions is to be there at once.
+        from kvchat.cli.view_blocks import add_view_turns
+        from kvchat.engine.memory.used_views import used_views
+
+        add_turns(found, self, session_id, turns, block_size)
+        if views := used_views(self._cache_dir):
+            add_view_turns(found, self.session(session_id), turns, block_size, views)
 
     def _remove(self, refer: Refer, delete: Callable[[], None]) -> Removed:
         """Delete text, and then the blocks that it alone referred to."""
@@ -116,7 +132,7 @@ class TidyStore(SessionStore):
             blocks = catalog.blocks()
             own = _by_size(blocks, refer)
             delete()
-            others = _by_size(blocks, lambda size: references(self, size))
+            others = _by_size(blocks, self._of)
             shared = [
                 block for block in blocks if _is_referenced(block, own) and _is_referenced(block, others)
             ]
@@ -155,7 +171,7 @@ class TidyStore(SessionStore):
         if not self._cache_dir.is_dir():
             return Removed()
         with closing(self._catalog()) as catalog:
-            known = _by_size(catalog.blocks(), lambda size: references(self, size))
+            known = _by_size(catalog.blocks(), self._of)
             freed = catalog.collect(lambda block: _is_referenced(block, known))
         return Removed(freed_blocks=freed.num_blocks, freed_bytes=freed.num_bytes)
 

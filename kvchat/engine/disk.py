@@ -3,12 +3,14 @@
 import logging
 from pathlib import Path
 
+from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.saver import Saver
+from kvchat.engine.memory.used_views import note_view
 from kvchat.engine.models.prepared import PREPARED_DIR, prepared_bytes
 from kvchat.errors import StorageError
 
@@ -27,7 +29,10 @@ def open_store(
     """
     if config.cache_dir is None:
         return None, None
+    view = parse_cache_format(config.cache_format).view
     try:
+        if view is not None:
+            note_view(config.cache_dir, view)
         store = DiskStore(
             config.cache_dir,
             fingerprint=fingerprint,

@@ -4,12 +4,13 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from kvchat.engine.api.ids import KEY_BYTES
+from kvchat.engine.api.ids import KEY_BYTES, GroupId
 from kvchat.engine.api.namespace import Namespace, parse_namespace
-from kvchat.engine.api.view import NUM_OBSERVED, SNAPKV
+from kvchat.engine.api.view import NUM_OBSERVED, SNAPKV, View
 from kvchat.engine.cache.course import EXACT, Course, Stage
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.cache.spec import FullSpec, Group
 from kvchat.engine.cache.view_spec import NUM_SINK_BLOCKS, PrunedSpec, WindowSpec
+from kvchat.engine.cache.views import viewed_groups
 
 
 class Courses:
@@ -63,6 +64,15 @@ class Courses:
         said = self.parse(namespace)
         ends = said.answer_starts if said.owner else (*(stage.at for stage in course.stages), num_tokens)
         return replace(course, stages=stages_at(ends, self._pruned[0].num_kept, self._block_size))
+
+
+def course_over(view: View, block_size: int, namespace: str) -> Course:
+    """Return the course that branches of a namespace have over a view, whatever the model. Pure where the
+    namespace says whose it is.
+    """
+    layer = FullSpec(num_kv_heads=1, head_dim_k=1, head_dim_v=1, dtype="F32")
+    groups = viewed_groups((Group(id=GroupId(0), spec=layer, layers=(0,)),), view, block_size)
+    return Courses(groups, block_size).of("", namespace)
 
 
 def stages_at(prompt_ends: Iterable[int], num_kept: int, block_size: int) -> tuple[Stage, ...]:

@@ -1,0 +1,66 @@
+"""Which blocks over views the stored conversations can still use.
+
+Exact blocks follow from token ids alone; those over a view follow from the view, the session and where its
+answers start as well.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvchat.engine.api.ids import BlockKey, block_key, u32le
+from kvchat.engine.api.view import View
+from kvchat.engine.cache.courses import course_over
+from kvchat.session.own_blocks import namespace_of
+from kvchat.session.references import References, Run, chain_root
+from kvchat.session.tree import Session, Turn, TurnId, path_token_ids
+
+
+def add_view_turns(
+    found: References, session: Session, turns: Sequence[Turn], block_size: int, views: Iterable[View]
+) -> None:
+    """Add what some turns of a session, a parent before its children, refer to over views."""
+    roots = [
+        root
+        for fingerprint in sorted({turn.fingerprint for turn in turns})
+        if (root := chain_root(fingerprint, session.namespace)) is not None
+    ]
+    for view in views:
+        for path in paths(turns):
+            for root in roots:
+                found.add(_runs(session, path, root, block_size, view))
+
+
+def paths(turns: Sequence[Turn]) -> Iterator[tuple[Turn, ...]]:
+    """Yield the path to each turn that nothing follows."""
+    known = {turn.id: turn for turn in turns}
+    parents = {turn.parent_id for turn in turns}
+    for turn in turns:
+        if turn.id in parents:
+            continue
+        path: list[Turn] = []
+        at: TurnId | None = turn.id
+        while at is not None and at in known:
+            path.append(known[at])
+            at = known[at].parent_id
+        yield tuple(reversed(path))
+
+
+def _runs(
+    session: Session, path: Sequence[Turn], root: BlockKey, block_size: int, view: View
+) -> Iterator[Run]:
+    while path and path_token_ids(path) is None:
+        path = path[:-1]
+    ids = path_token_ids(path) or ()
+    course = course_over(view, block_size, namespace_of(session, path))
+    spine: list[BlockKey] = []
+    for number in range(len(ids) // block_size + 1):
+        block = ids[number * block_size : (number + 1) * block_size]
+        parent = course.parent(number, spine[-1] if spine else root, len(ids))
+        key = block_key(parent, block) if len(block) == block_size else None
+        if block:
+            yield Run(parent, u32le(block), key)
+        if key is not None:
+            spine.append(key)
+    for stage in course.stages:
+        if stage.at <= len(ids):
+            for number, (key, parent) in course.kept_names(stage, spine, ids).items():
+                yield Run(parent, u32le(ids[number * block_size : (number + 1) * block_size]), key)

@@ -1,0 +1,39 @@
+"""Which views have written blocks into a cache directory: an empty file for each, by its name.
+
+Over a view, names of blocks descend from the view and the session, and not from token ids alone. Who removes
+a session's blocks, or those of none, has to know of which views there may be any.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+
+from kvchat.directories import make_private
+from kvchat.engine.api.view import View, is_view, parse_view
+from kvchat.errors import ConfigError, StorageError
+
+_DIRECTORY = "views"
+
+
+def note_view(cache_dir: Path, view: View) -> None:
+    """Note that blocks are going to be computed over a view.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    directory = cache_dir / _DIRECTORY
+    try:
+        make_private(directory)
+        (directory / str(view)).touch(mode=0o600)
+    except OSError as error:
+        raise StorageError(f"cannot write {directory}: {error.strerror}") from error
+
+
+def used_views(cache_dir: Path) -> tuple[View, ...]:
+    """Return the views that were noted, in the order of their names. Files of other names say nothing."""
+    found: list[View] = []
+    directory = cache_dir / _DIRECTORY
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if is_view(path.name):
+            with suppress(ConfigError):
+                found.append(parse_view(path.name))
+    return tuple(found)

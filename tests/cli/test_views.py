@@ -1,0 +1,84 @@
+"""A conversation over a view, from the command line: labelled wherever shown, taken up again, removed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.engine.api.view import View
+from kvchat.engine.memory.used_views import note_view, used_views
+from tests.cli.secret_home import Run
+
+pytestmark = pytest.mark.cpu
+
+TEXT = " ".join(f"The door of house {number} is {'red' if number % 3 else 'blue'}." for number in range(40))
+
+
+@pytest.fixture(params=["window:64", "snapkv:64"])
+def cache_format(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+def ask(run: Run, model: Path, cache_format: str, *words: str) -> dict[str, Any]:
+    line = ["ask", "-m", str(model), "--cache-format", cache_format, "--max-tokens", "8", "--json", *words]
+    code, out, err = run(*line)
+    assert code == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def num_blocks(home: Path) -> int:
+    return len(list((home / "cache" / "blocks").rglob("*.safetensors")))
+
+
+def test_a_session_is_taken_up_over_its_view_and_is_approximate_wherever_it_is_shown(
+    run: Run, tiny_model: Path, cache_format: str
+) -> None:
+    first = ask(run, tiny_model, cache_format, "--new", "doors", TEXT)
+    assert (first["exact"], first["usage"]["cached_tokens"]) == (False, 0)
+    second = ask(run, tiny_model, cache_format, "-s", "doors", "Which door is blue?")
+    known = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"] - 1
+    assert second["usage"]["cached_tokens"] >= known - 1
+    _, out, _ = run("sessions", "list", "--json")
+    assert [one["exact"] for one in json.loads(out)] == [False]
+    assert "approximate" in run("sessions", "list")[1]
+    assert "(approximate)" in run("sessions", "show", "doors")[1]
+
+
+def test_a_bundle_says_that_answers_are_approximate_and_carries_exact_blocks_alone(
+    run: Run, tiny_model: Path, cache_format: str, tmp_path: Path
+) -> None:
+    ask(run, tiny_model, cache_format, "--new", "doors", TEXT)
+    bundle = tmp_path / "doors.kvchat"
+    assert run("export", "doors", "-o", str(bundle))[0] == 0
+    assert run("sessions", "rm", "doors", "--yes")[0] == 0
+    code, _, err = run("import", str(bundle), "-m", str(tiny_model))
+    assert code == 0, err
+    _, out, _ = run("sessions", "list", "--json")
+    assert [one["exact"] for one in json.loads(out)] == [False]
+    exact = ask(run, tiny_model, "exact", "-s", "doors", "Which door is blue?")
+    assert exact["usage"]["prompt_tokens"] > exact["usage"]["cached_tokens"]
+
+
+def test_removing_a_session_removes_what_was_computed_over_its_view(
+    run: Run, tiny_model: Path, cache_format: str, home: Path
+) -> None:
+    ask(run, tiny_model, cache_format, "--new", "doors", TEXT)
+    ask(run, tiny_model, cache_format, "-s", "doors", "Which door is blue?")
+    before = num_blocks(home)
+    assert run("cache", "gc")[0] == 0
+    assert num_blocks(home) == before > 0  # a living session refers to all of them
+    assert run("sessions", "rm", "doors", "--yes")[0] == 0
+    assert num_blocks(home) == 0
+
+
+def test_the_views_of_a_directory_are_known_by_name(tmp_path: Path) -> None:
+    assert used_views(tmp_path) == ()
+    views = (View(rule="snapkv", budget=64, is_pyramid=True), View(rule="window", budget=128))
+    for view in (*views, *views):
+        note_view(tmp_path, view)
+    for stray in ("window", "window:0", "int4", ".tmp"):
+        (tmp_path / "views" / stray).touch()
+    assert used_views(tmp_path) == (views[0], View(rule="window"), views[1])
+    assert (tmp_path / "views").stat().st_mode & 0o777 == 0o700
