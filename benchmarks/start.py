@@ -30,6 +30,17 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "special_tokens_map.json",
 )
+MINIMAL = """
+import sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+ids = tokenizer.apply_chat_template(
+    [{"role": "user", "content": "What is a KV cache?"}], add_generation_prompt=True, return_tensors="pt",
+    return_dict=False,
+)
+print(tokenizer.decode(model.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False)[0]))
+"""
 IMPORTED = re.compile(r"import time:\s+(\d+) \|\s+(\d+) \| ( *)(\S+)")
 
 
@@ -57,6 +68,7 @@ def measure(*, quick: bool = False) -> list[Row]:
         bare = [_elapsed([sys.executable, "-c", ""]) for _ in range(num_rounds)]
         helped = [_elapsed([sys.executable, "-m", "kvchat", "--help"]) for _ in range(num_rounds)]
         asked = [_ask(model_dir, home) for _ in range(num_rounds)]
+        plain = [_elapsed([sys.executable, "-c", MINIMAL, str(model_dir)]) for _ in range(num_rounds)]
         tiny = [_ask(Path(locate_model("starter").path), home) for _ in range(num_rounds)]
         imports, counted_s = _imports(model_dir, home)
         weight_bytes = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
@@ -71,6 +83,12 @@ def measure(*, quick: bool = False) -> list[Row]:
         *(Row.of(f"  imports, {name}", "s", [seconds]) for name, seconds in imports.items()),
         Row.of("  imports in all, of the counted run", "x", [sum(imports.values()) / counted_s]),
         Row.of("360 M: whole command", "s", [one.total_s for one in asked]),
+        Row.of("360 M: a minimal transformers script", "s", plain, "same model, as many tokens"),
+        Row.of(
+            "  the whole command, of that",
+            "x",
+            [one.total_s / script_s for one, script_s in zip(asked, plain, strict=True)],
+        ),
         Row.of("360 M: peak memory", "MiB", [one.peak_bytes / MIB for one in asked]),
         Row.of("starter: peak memory", "MiB", [one.peak_bytes / MIB for one in tiny]),
         Row.of(

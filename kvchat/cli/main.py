@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from threading import enumerate as enumerate_threads
 from threading import main_thread
@@ -100,8 +101,15 @@ _add_commands()
 def main() -> None:
     """Run the command line of this process and end it."""
     code = _flushed(run(sys.argv[1:]))
-    if any(thread is not main_thread() and thread.daemon for thread in enumerate_threads()):
-        # A model that is still being loaded: native code in a thread does not survive the interpreter's end.
+    # A model that is still being loaded: native code in a thread does not survive the interpreter's end.
+    is_loading = any(thread is not main_thread() and thread.daemon for thread in enumerate_threads())
+    # Everything is stored and closed, and taking torch's modules apart takes a second of its own.
+    if is_loading or "torch" in sys.modules:
+        import logging
+
+        logging.shutdown()
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 

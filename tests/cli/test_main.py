@@ -134,3 +134,28 @@ def test_commands_that_run_no_model_load_no_torch(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout + done.stderr
+
+
+def test_a_process_that_has_loaded_torch_ends_without_taking_it_apart_and_says_all(home: Path) -> None:
+    """Nothing that was printed or logged is lost by it."""
+    script = """
+import atexit, logging, sys, types
+from kvchat.cli import main
+from kvchat.config import read_settings
+from kvchat.cli.logs import start_log
+start_log(read_settings().paths)
+logging.getLogger("kvchat").warning("the last words")
+atexit.register(print, "taken apart")
+sys.modules["torch"] = types.ModuleType("torch")
+print("said before", end="")
+sys.stderr.write("a remark")
+main.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, "config", "path"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("said before")
+    assert done.stdout.endswith("config.toml\n")
+    assert done.stderr == "a remark"
+    assert "the last words" in (home / "state" / "kvchat.log").read_text()
