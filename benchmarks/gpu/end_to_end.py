@@ -5,6 +5,8 @@ from contextlib import suppress
 from functools import partial
 from inspect import signature
 from logging import ERROR, getLogger
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +18,9 @@ from benchmarks.gpu.models import Model, make_model, open_engine
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.compiled import choose
 from kvchat.engine.engine import Engine
+from kvchat.engine.layer_pass import LayerPass
 
 COMPILE_S = 90.0
 """About what compiling a model takes; without so much time left it is left out."""
@@ -29,7 +33,7 @@ class Sizes:
     """Tokens of prompts and answers, and conversations at once."""
 
     def __init__(self, stage: Stage) -> None:
-        self.prompt_len, self.num_tokens, self.batch = (12, 4, 2) if stage.is_dry else (512, 128, 16)
+        self.prompt_len, self.num_tokens, self.batch = (12, 6, 2) if stage.is_dry else (512, 128, 16)
 
     def prompts(self, stage: Stage, count: int, vocab_size: int) -> Prompts:
         """Return prompts that no round had before, so that nothing is reused."""
@@ -75,6 +79,7 @@ def _kvchat(stage: Stage, model: Model, sizes: Sizes) -> Iterator[Figure]:
             seconds = [_time(stage, model, sizes, count, answer) for _ in range(1 if stage.is_dry else 3)]
             words = f"{model.name}, kvchat generate, {count} at once"
             yield stage.rate(words, seconds, count * sizes.num_tokens, "tokens/s")
+        yield from _compiled_figures(stage, model, engine)
     finally:
         engine.close()
 
@@ -98,6 +103,27 @@ def _decode_figures(
         high=idle[-1],
         target="under 0.05",
     )
+
+
+def _compiled_figures(stage: Stage, model: Model, engine: Engine) -> Iterator[Figure]:
+    """Yield what compiling the layers brings and costs; the figures above are of layers as they are."""
+    runner: Any = engine._runner
+    forward, steps = runner._forward, runner._short
+    words = f"{model.name}, layers compiled"
+    if not isinstance(forward, LayerPass) or steps is None:
+        print(f"  {words}: left out, the model runs by its own layers", flush=True)
+        return
+    if not stage.is_dry and stage.left_s < COMPILE_S:
+        print(f"  {words}: left out, {stage.left_s:.0f} s are left", flush=True)
+        return
+    trace = partial(torch.compile, backend="eager", fullgraph=True) if stage.is_dry else None
+    with TemporaryDirectory() as kept:
+        choice = choose(forward, forward.walk, steps.time_smallest, Path(kept), trace)
+    forward.use(None)
+    if not choice.compiled_s:
+        raise AssertionError(f"{words}: {choice.in_words()}")
+    for name, unit, value in (("a step", "times as fast", choice.gain), ("once", "s", choice.compile_s)):
+        yield Figure(name=f"{words}, {name}", unit=unit, value=value, low=value, high=value)
 
 
 def _ahead_figure(engine: Engine, words: str) -> Figure:

@@ -13,6 +13,8 @@ from kvchat.engine.build import assemble
 from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps
 from kvchat.engine.engine import Engine
 from kvchat.engine.gpu import can_record, limits_of
+from kvchat.engine.layer_pass import LayerPass
+from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.parts import EngineParts
@@ -122,10 +124,12 @@ def open_engine(stage: Stage, model: Model, num_tokens: int) -> Engine:
 
 
 def rehearsed(parts: EngineParts, candidate: Candidate) -> EngineParts:
-    """Return parts that do on a processor what they do on a GPU: steps in static buffers, which are handed in
-    ahead and draw where the logits lie. Nothing is recorded.
+    """Return parts that do on a processor what they do on a GPU: steps in static buffers, which walk through
+    the layers, are handed in ahead and draw where the logits lie. Nothing is recorded.
     """
-    forward, groups = candidate.served.make_pass(parts.pool), candidate.served.groups
+    groups = candidate.served.groups
+    forward, reason = walking_pass(candidate.loaded, candidate.served, parts.pool)
+    assert isinstance(forward, LayerPass), reason
     assert can_record(forward, groups)
     limits = limits_of(groups, parts.pool, parts.info.max_context)
     steps = DecodeSteps(forward, groups, limits, ComputesAnew(), DRY_BATCHES)
