@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvchat.cli import (
     bench_options,
+    cache_options,
     config_options,
     models_options,
     options,
@@ -274,6 +275,21 @@ KEEPING = (
     ),
     _command(
         "cache why", "why.explain_answer", session_options.WhyOptions, "Say why an answer was not all reused."
+    ),
+    _command(
+        "cache ls",
+        "cache.list_blocks",
+        options.RowsOptions,
+        "List whose blocks are on disk.",
+        "kvchat cache ls --json | jq '.[0]'",
+    ),
+    _command(
+        "cache evict",
+        "cache.evict_blocks",
+        cache_options.EvictOptions,
+        "Remove KV from the disk; no word goes.",
+        "kvchat cache evict demo",
+        "kvchat cache evict --to 2GiB",
     ),
     _command("cache gc", "cache.cache_gc", options.ListOptions, "Remove blocks that no session refers to."),
     _command(

@@ -1,0 +1,78 @@
+"""`ask -n N`: several answers from one prompt, each a branch."""
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.cli.shelf import open_store
+from kvchat.config import read_settings
+from tests.cli.secret_home import Run
+
+pytestmark = pytest.mark.cpu
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(tiny_model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    monkeypatch.setenv("KVCHAT_MODEL", str(tiny_model))
+
+    def one(*words: str, code: int = 0) -> str:
+        found, out, err = run("ask", "--max-tokens", "6", *words)
+        assert found == code, err
+        return out
+
+    return one
+
+
+def branches() -> list[list[str]]:
+    """Return the texts on every branch of the session used last, the active branch first."""
+    with closing(open_store(read_settings())) as store:
+        session = store.list_sessions()[0].session
+        found = sorted(store.branches(session.id), key=lambda branch: branch.name != session.active_branch)
+        return [[turn.text for turn in store.turns_to(branch.leaf_id)] for branch in found]
+
+
+def test_each_answer_is_a_branch_and_the_session_goes_on_with_the_first(ask: Ask) -> None:
+    done = json.loads(ask("--json", "-n", "3", "--new", "demo", "hello"))
+    texts = [answer["text"] for answer in done["answers"]]
+    assert len(texts) == 3
+    assert len(set(texts)) > 1, "greedy answers would all be the same"
+    assert done["text"] == texts[0]
+    assert sorted(branches()) == sorted(["hello", text] for text in texts)
+    assert branches()[0] == ["hello", texts[0]]
+    assert len({answer["turn"] for answer in done["answers"]}) == 3
+    json.loads(ask("--json", "-s", "demo", "go on"))
+    assert branches()[0][:3] == ["hello", texts[0], "go on"]
+
+
+def test_texts_stand_one_after_the_other_with_a_line_between(ask: Ask) -> None:
+    answers = ask("-n", "2", "-q", "hello").split("\n---\n\n")
+    assert [answer.rstrip("\n") for answer in answers] == [path[1].rstrip("\n") for path in branches()]
+
+
+def test_events_say_to_which_answer_they_belong(ask: Ask) -> None:
+    events = [json.loads(line) for line in ask("-n", "2", "--ndjson", "hello").splitlines()]
+    done = events[-1]
+    assert [event["event"] for event in events].count("done") == 1
+    for number, answer in enumerate(done["answers"]):
+        pieces = [event["text"] for event in events if event.get("sample") == number]
+        assert "".join(pieces) == answer["text"]
+
+
+def test_the_ends_of_all_answers_count(ask: Ask) -> None:
+    ask("-n", "2", "--fail-on-length", "hello", code=8)
+    ask("-n", "2", "--edit", "1", "-c", "hello", code=2)
+    ask("-n", "2", "-c", code=2)
+    ask("-n", "9", "hello", code=2)
+
+
+def test_a_question_that_is_refused_is_taken_back(ask: Ask) -> None:
+    ask("--new", "demo", "hello")
+    before = branches()
+    ask("-n", "2", "-s", "demo", "word " * 9000, code=6)
+    assert branches() == before
