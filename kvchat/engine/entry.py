@@ -58,17 +58,8 @@ class Entry:
         return max(0, min(end, len(self.branch.token_ids)) - self.branch.computed_len)
 
     def due_within(self, budget: int) -> int:
-        """Return how many tokens it may compute in a step that has room for `budget` more: no further than
-        where it is pruned, and what pruning looks at in one piece.
-        """
-        num_tokens, branch = min(self.num_due, budget), self.branch
-        stage = branch.course.next_stage(branch.computed_len)
-        if stage is None:
-            return num_tokens
-        num_left = stage.at - branch.computed_len
-        if num_tokens >= num_left:
-            return num_left
-        return max(0, min(num_tokens, num_left - branch.course.num_observed))
+        """Return how many tokens it may compute in a step that has room for `budget` more."""
+        return self.branch.course.step_len(self.branch.computed_len, min(self.num_due, budget))
 
     @property
     def most_drafted(self) -> int:

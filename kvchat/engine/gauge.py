@@ -194,6 +194,7 @@ class Gauge:
             yield LayerLoss(layer=layer, cache_format=cache_format, loss=found.loss())
 
     def _losses(self, text: Text, truth: _Truth, replay: Replay, *, is_converted: bool) -> TokenLosses:
+        is_converted = is_converted and not replay.is_view  # the blocks of a view are exact as they are
         start = text.start if is_converted else 0
         if is_converted:
             replay.convert(truth.replay, start)
@@ -204,9 +205,24 @@ class Gauge:
 def predict(replay: Replay, text: Text, start: int) -> Tensor:
     """Compute a text from `start` on and return the logits [N, V] before its wanted tokens."""
     found = []
-    for first, end in _runs(text.wanted):
+    runs = list(_runs(text.wanted))
+    if replay.is_pruned:
+        return _predict_pruned(replay, text, runs)
+    for first, end in runs:
         replay.compute(text.token_ids[start : first - 1], start)
         found.append(replay.compute(text.token_ids[first - 1 : end - 1], first - 1, end - first).cpu())
+        start = end - 1
+    return torch.cat(found)
+
+
+def _predict_pruned(replay: Replay, text: Text, runs: Sequence[tuple[int, int]]) -> Tensor:
+    """Return the same where a prompt is pruned before its answer: each wanted run is one."""
+    replay.plan([first for first, _ in runs])
+    found, start = [], 0
+    for first, end in runs:
+        found.append(replay.compute(text.token_ids[start:first], start, 1).cpu())
+        if end - 1 > first:
+            found.append(replay.compute(text.token_ids[first : end - 1], first, end - 1 - first).cpu())
         start = end - 1
     return torch.cat(found)
 

@@ -1,7 +1,8 @@
 """One model on one cache format, outside of any engine: a text is computed, taken back and computed on.
 
 Every block has one place for good, so there is nothing to allocate, name or evict; a layer that sees a window
-goes around in a ring. Dimensions: N rows, V vocabulary, P block size.
+goes around in a ring. Over a view that prunes, what is kept of a stretch takes its first places.
+Dimensions: N rows, V vocabulary, P block size.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +14,13 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, BranchId, GroupId, RequestId
+from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.attention.paged import LayerPool
+from kvchat.engine.attention.pruner import Pruner
 from kvchat.engine.batch import Batch, Chunk
-from kvchat.engine.cache.plan import TableChange
+from kvchat.engine.cache.course import Hole
+from kvchat.engine.cache.courses import Courses
+from kvchat.engine.cache.plan import Prune, TableChange
 from kvchat.engine.cache.sizing import window_blocks
 from kvchat.engine.cache.spec import Fp8LatentSpec, Group
 from kvchat.engine.kernels.latent_record import store_records
@@ -70,10 +75,30 @@ class Replay:
         self._rings = {group.id: _ring(group, size) for group in groups}
         self.pool = DevicePool(groups, self._rings, size.block_size, device)
         self._runner: Runner | None = None
+        self._courses = Courses(self.groups, size.block_size)
+        self._course = self._courses.of("replay", "")
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether what is seen depends on where prompts end."""
+        return any(group.spec.is_pruned for group in self.groups)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether blocks are those of the exact format, and only some of them are seen."""
+        return any(group.spec.is_view for group in self.groups)
+
+    def plan(self, prompt_ends: Sequence[int]) -> None:
+        """Say where prompts end in the text to come: long ones are pruned there."""
+        namespace = Namespace(owner="replay", answer_starts=tuple(prompt_ends))
+        self._course = self._courses.of("", str(namespace))
 
     def begin(self) -> None:
         """Let this replay compute from now on, and no other on the same model."""
-        self._runner = Runner(self._served.make_pass(self.pool), self.groups, self.size.block_size)
+        pruner = Pruner(self.groups, self.pool.layers) if self.is_pruned else None
+        self._runner = Runner(
+            self._served.make_pass(self.pool), self.groups, self.size.block_size, pruner=pruner
+        )
         self._changes = tuple(self._tables())
 
     def compute(self, token_ids: Sequence[int], start: int, num_rows: int = 0) -> Tensor:
@@ -86,15 +111,20 @@ class Replay:
         assert start + len(token_ids) <= self.size.max_len
         found: list[Tensor] = []
         num_silent = len(token_ids) - num_rows
-        for first, end in _pieces(num_silent, len(token_ids), self.size.chunk_len):
-            samples = first >= num_silent
+        pieces = _pieces(num_silent, len(token_ids), self.size.chunk_len)
+        if self.is_pruned:
+            pieces = self._cut(start, len(token_ids))
+        for first, end in pieces:
+            samples = end > num_silent
             chunk = Chunk(
                 request=RequestId(0),
                 branch=_BRANCH,
                 start=start + first,
                 token_ids=tuple(token_ids[first:end]),
                 samples=samples,
-                num_drafted=end - first - 1 if samples else 0,
+                num_drafted=end - max(first, num_silent) - 1 if samples else 0,
+                holes=self._holes(start + first),
+                prunes=self._prunes(start + end),
             )
             logits = self._runner.run(Batch((chunk,), (), self._changes, ()))
             self._changes = ()
@@ -125,13 +155,44 @@ class Replay:
     def num_bytes(self, num_tokens: int) -> int:
         """Return what a conversation of so many tokens holds, all groups together."""
         size = self.size.block_size
-        return sum(_held(group, num_tokens, size) * group.block_bytes(size) for group in self.groups)
+        held = (self._course.numbers(group, num_tokens, size) for group in self.groups)
+        return sum(
+            len(numbers) * group.block_bytes(size) for group, numbers in zip(self.groups, held, strict=True)
+        )
 
     @property
     def token_bytes(self) -> float:
         """Bytes of one token in the layers that keep all, exact blocks of quantised layers left out."""
         kept = [group for group in self.groups if group.spec.max_visible is None]
         return sum(group.block_bytes(self.size.block_size) for group in kept) / self.size.block_size
+
+    def _cut(self, start: int, num_tokens: int) -> list[tuple[int, int]]:
+        """Cut tokens into the pieces in which they are computed where prompts are pruned."""
+        pieces: list[tuple[int, int]] = []
+        first = 0
+        while first < num_tokens:
+            length = self._course.step_len(start + first, min(self.size.chunk_len, num_tokens - first))
+            assert length, "what pruning looks at is computed in one piece"
+            pieces.append((first, first + length))
+            first += length
+        return pieces
+
+    def _holes(self, num_tokens: int) -> tuple[tuple[GroupId, tuple[Hole, ...]], ...]:
+        pruned = [group for group in self.groups if group.spec.is_pruned]
+        size = self.size.block_size
+        return tuple((group.id, self._course.holes(group, num_tokens, size)) for group in pruned)
+
+    def _prunes(self, end: int) -> tuple[Prune, ...]:
+        """Return what is pruned behind the first `end` tokens."""
+        stage = next((stage for stage in self._course.stages if stage.at == end), None)
+        if stage is None:
+            return ()
+        blocks = tuple(map(BlockId, range(stage.start, stage.end)))
+        return tuple(
+            Prune(group.id, stage.start, blocks, blocks[: stage.num_kept(group)])
+            for group in self.groups
+            if group.spec.is_pruned
+        )
 
     def _numbers(self, first: int, end: int) -> Tensor:
         return torch.arange(first, max(first, end), device=self.pool.device)
@@ -160,15 +221,10 @@ def _pieces(num_silent: int, num_tokens: int, chunk_len: int) -> list[tuple[int,
 
 def _ring(group: Group, size: ReplaySize) -> int:
     whole = ceil(size.max_len / size.block_size)
-    if group.spec.max_visible is None:
+    if group.spec.max_visible is None or group.spec.is_view:
         return whole
     reach = window_blocks(group.spec.max_visible, size.block_size)
     return min(whole, reach + ceil((size.chunk_len + size.back_len) / size.block_size) + 1)
-
-
-def _held(group: Group, num_tokens: int, block_size: int) -> int:
-    first = group.spec.first_visible(num_tokens) // block_size
-    return max(0, group.num_blocks(num_tokens, block_size) - first)
 
 
 def _copy_blocks(target: LayerPool, source: LayerPool, sources: Tensor, targets: Tensor) -> None:

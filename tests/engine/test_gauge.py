@@ -174,3 +174,27 @@ def test_a_token_that_a_format_calls_impossible_is_an_infinite_loss_and_never_na
     assert token_losses(gone, gone, torch.tensor([0])).loss().divergence == 0.0
     wrong = torch.tensor([[0.0, float("nan"), 0.0]])
     assert token_losses(exact, wrong, torch.tensor([0])).loss().divergence == float("inf")
+
+
+# Views
+
+
+@pytest.mark.parametrize("cache_format", ["window:32", "keydiff:48", "snapkv:48", "snapkv:48:pyramid"])
+def test_a_replay_over_a_view_predicts_what_an_engine_over_it_answers(
+    cache_format: str, gauge_of: OpenGauge, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    prompt = token_ids(203)
+    told = answer(open_engine(tiny("llama"), cache_format=cache_format), prompt, 30).token_ids
+    text = Text(tuple(prompt + told), tuple(range(203, 233)))
+    found = predict(gauge_of().replay(cache_format, 233), text, 0)
+    assert found.argmax(1).tolist() == told
+
+
+def test_views_are_measured_beside_formats_and_take_what_is_in_sight(gauge_of: OpenGauge) -> None:
+    report = gauge_of().measure(a_text(233, 30), ["window:32", "snapkv:48", "window:512", "snapkv:512"])
+    held = [one.num_bytes / report.exact_bytes for one in report.formats]
+    num_blocks = -(-233 // BLOCK)
+    assert held == pytest.approx([4 / num_blocks, (1 + 3 + 5) / num_blocks, 1, 1])
+    losses = [one.loss.divergence for one in report.formats]
+    assert min(losses[:2]) > 0.01
+    assert losses[2:] == pytest.approx([0, 0], abs=1e-6)

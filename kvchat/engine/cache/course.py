@@ -71,6 +71,18 @@ class Course:
         """Return the first stage behind `num_tokens` computed tokens. Pure."""
         return next((stage for stage in self.stages if stage.at > num_tokens), None)
 
+    def step_len(self, num_computed: int, num_tokens: int) -> int:
+        """Return how many of the next `num_tokens` tokens one step may compute: no further than where
+        something is pruned, and what pruning looks at in one piece. Pure.
+        """
+        stage = self.next_stage(num_computed)
+        if stage is None:
+            return num_tokens
+        num_left = stage.at - num_computed
+        if num_tokens >= num_left:
+            return num_left
+        return max(0, min(num_tokens, num_left - self.num_observed))
+
     def most_found(self, stage: Stage) -> int:
         """Return how many tokens before a stage may be found instead of computed: what decides about it must
         be computed. Pure.
