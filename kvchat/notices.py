@@ -4,11 +4,17 @@ from shlex import quote
 
 from kvchat.conversation import Conversation
 from kvchat.session import prompts
+from kvchat.session.origin import origin_of
 from kvchat.session.template import ChatTemplate
 
 _NOT_VERIFIED = (
     "the KV of this session was imported and not all of it is verified, so no other session shares it; "
     "`kvchat sessions verify --all {}` computes it again"
+)
+
+_CONVERTED = (
+    "the KV of this session was converted to {}, so its answers are approximate; "
+    "`kvchat sessions convert {} exact` goes back"
 )
 
 
@@ -23,6 +29,9 @@ def notices_of(conversation: Conversation, template: ChatTemplate, adapter: str)
     found = template.warnings + (() if rewrite is None else (str(rewrite),))
     if (words := _adapter_words(conversation, adapter)) is not None:
         found = (words, *found)
+    if (origin := origin_of(conversation.session.namespace)) is not None:
+        words = _CONVERTED.format(origin.cache_format, conversation.session.id)
+        return (words, *found)
     if not conversation.session.namespace:
         return found
     return (_NOT_VERIFIED.format(conversation.session.id), *found)

@@ -9,6 +9,7 @@ from kvchat.cli.streams import Output, Status
 from kvchat.conversation import Conversation
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Finish, Session, Turn
+from kvchat.session.trust import is_imported
 from kvchat.ui.figures import count_text, guesses_text, rate_text, seconds_text
 from kvchat.ui.trust_words import exactness_words
 from kvchat.ui.widgets.footer_line import SEPARATOR, footer_parts, loading_parts
@@ -151,7 +152,7 @@ def done_event(answer: Turn, session: Session) -> dict[str, object]:
         "session": session.id,
         "turn": answer.id,
         "exact": answer.exact and not session.namespace,
-        "verified": not session.namespace and answer.backend is None,
+        "verified": not is_imported(session) and answer.backend is None,
     }
 
 

@@ -9,6 +9,8 @@ from kvchat.cli import (
     bench_options,
     cache_options,
     config_options,
+    convert_options,
+    gauge_options,
     models_options,
     options,
     pack_options,
@@ -232,6 +234,14 @@ SESSIONS = (
         "Compute its KV again and compare.",
         "kvchat sessions verify --all demo",
     ),
+    _command(
+        "sessions convert",
+        "convert.convert_session",
+        convert_options.ConvertOptions,
+        "Keep its KV in fewer bits, or exactly again.",
+        "kvchat sessions convert demo int4    # what it saves and loses is told first",
+        "kvchat sessions convert demo exact",
+    ),
 )
 
 KEEPING = (
@@ -275,6 +285,15 @@ KEEPING = (
     ),
     _command(
         "cache why", "why.explain_answer", session_options.WhyOptions, "Say why an answer was not all reused."
+    ),
+    _command(
+        "cache gauge",
+        "gauge.gauge",
+        gauge_options.GaugeOptions,
+        "Measure what smaller cache formats lose.",
+        "kvchat cache gauge demo    # on your own conversation",
+        "kvchat cache gauge demo --keep 0.95 --layers int4 --svg demo.svg",
+        "kvchat cache gauge    # on built-in questions, with the starter model",
     ),
     _command(
         "cache ls",

@@ -19,6 +19,7 @@ from kvchat.errors import KvchatError, ModelNotFound
 from kvchat.lending.borrower import borrow
 from kvchat.lending.lender import Lender
 from kvchat.lending.place import identity_of, socket_path
+from kvchat.session.origin import origin_of
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import Session
 from kvchat.ui.plain_text import one_line
@@ -100,6 +101,8 @@ class Kvchat:
             model = session.model
             if adapter is None and self._settings.engine.adapter is None and session.adapter:
                 self._use_adapter_of(session)
+        if session is not None:
+            self._use_format_of(session)
         location = locate_model(model or self._settings.model, cache_dir=self._settings.paths.cache_dir)
         template = self._template = ChatTemplate.from_dir(location.path)
         self._model_dir = location.path
@@ -130,6 +133,13 @@ class Kvchat:
         chat = RemoteChat(store=self.store, endpoint=endpoint, model=model, sampling=self._settings.sampling)
         self._engine = chat.engine
         return chat
+
+    def _use_format_of(self, session: Session) -> None:
+        """Go on in the format that a session was converted to, unless another one is set."""
+        origin = origin_of(session.namespace)
+        if origin is not None and self._settings.engine.cache_format == origin.source:
+            engine = replace(self._settings.engine, cache_format=origin.cache_format)
+            self._settings = replace(self._settings, engine=engine)
 
     def _use_adapter_of(self, session: Session) -> None:
         path = Path(session.adapter)

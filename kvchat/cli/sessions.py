@@ -23,8 +23,9 @@ from kvchat.cli.shelf import open_store, short_id
 from kvchat.cli.streams import Output, Status, written_as_json
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.session.lookup import SessionSummary
+from kvchat.session.origin import origin_of
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn, Verdict
-from kvchat.session.trust import trust_of
+from kvchat.session.trust import is_imported, trust_of
 from kvchat.ui.figures import age_text, bytes_text, plural, short_count_text
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.trust_words import trust_words
@@ -292,9 +293,11 @@ def _branch_words(session: Session, branches: Sequence[Branch]) -> str:
 
 def _trust_words(session: Session) -> str:
     """Return where a session's KV came from and what was found of it; empty if nobody has looked."""
-    words = ["KV imported, shared with no other session"] if session.namespace else []
+    words = ["KV imported, shared with no other session"] if is_imported(session) else []
+    if (conversion := origin_of(session.namespace)) is not None:
+        words.append(f"KV converted from {conversion.source} to {conversion.cache_format}: approximate")
     found = session.verification
-    if session.namespace and found is None:
+    if is_imported(session) and found is None:
         words.append(f"not verified: `kvchat sessions verify --all {session.id}` computes it again")
     if found is not None:
         of = f"{found.num_blocks} of {plural(found.of_blocks, 'block')}"

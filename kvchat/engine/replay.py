@@ -141,7 +141,7 @@ class Replay:
             group = next(one for one in self.groups if one.id == pool.group)
             first = group.spec.first_visible(num_tokens) // self.size.block_size
             recent = self._numbers(first, ceil(num_tokens / self.size.block_size))
-            _copy_blocks(pool, source, exact.places(source.group, recent), self.places(pool.group, recent))
+            copy_blocks(pool, source, exact.places(source.group, recent), self.places(pool.group, recent))
             if pool.sealed is not None:
                 sealed = next(one for one in self.groups if one.id == pool.sealed.group)
                 old = self._numbers(0, sealed.num_blocks(num_tokens, self.size.block_size))
@@ -227,7 +227,8 @@ def _ring(group: Group, size: ReplaySize) -> int:
     return min(whole, reach + ceil((size.chunk_len + size.back_len) / size.block_size) + 1)
 
 
-def _copy_blocks(target: LayerPool, source: LayerPool, sources: Tensor, targets: Tensor) -> None:
+def copy_blocks(target: LayerPool, source: LayerPool, sources: Tensor, targets: Tensor) -> None:
+    """Copy one layer's blocks from a pool of the exact format; latents become records if so stored."""
     if not len(sources):
         return
     if isinstance(target.spec, Fp8LatentSpec):

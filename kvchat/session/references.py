@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, root_key, u32le
+from kvchat.session.origin import origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId, Turn, TurnId
 
@@ -69,7 +70,10 @@ def add_turns(
 ) -> None:
     """Add what some turns of a session refer to, a parent before its children."""
     namespace = store.session(session_id).namespace
-    for fingerprint in sorted({turn.fingerprint for turn in store.all_turns(session_id)}):
+    fingerprints = {turn.fingerprint for turn in store.all_turns(session_id)}
+    if (conversion := origin_of(namespace)) is not None:
+        fingerprints.add(conversion.fingerprint)  # nobody may have answered in that format yet
+    for fingerprint in sorted(fingerprints):
         root = chain_root(fingerprint, namespace)
         if root is not None:
             found.add(runs_of(turns, root, block_size))

@@ -106,6 +106,11 @@ class SessionStore:
             found = rows.verification_json(verification)
             statements.change_session(connection, session_id, verified=found, namespace=namespace)
 
+    def use_blocks_of(self, session_id: SessionId, namespace: str) -> None:
+        """Note whose blocks a session uses from now on."""
+        with self._database.write() as connection:
+            statements.change_session(connection, session_id, namespace=namespace)
+
     def note_adapter(self, session_id: SessionId, adapter: str) -> None:
         """Note the directory of the LoRA that a session is computed with from now on; empty for none."""
         with self._database.write() as connection:

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 
+from kvchat.session.origin import origin_of
 from kvchat.session.tree import Session, Verdict
 
 
@@ -18,10 +19,15 @@ class Trust(StrEnum):
     """All of it was computed again and agrees."""
 
 
+def is_imported(session: Session) -> bool:
+    """Whether a session's KV came in a bundle, and not all of it has been computed again."""
+    return bool(session.namespace) and origin_of(session.namespace) is None
+
+
 def trust_of(session: Session) -> Trust:
     found = session.verification
     if found is not None and found.verdict is Verdict.DIFFERENT:
         return Trust.DIFFERENT
-    if session.namespace:
+    if is_imported(session):
         return Trust.UNVERIFIED if found is None else Trust.SAMPLED
     return Trust.VERIFIED if found is not None and found.verdict is Verdict.SAME else Trust.OWN

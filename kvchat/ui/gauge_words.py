@@ -1,6 +1,8 @@
 """What a gauge found, in words: tables for a terminal, and for a page of the documentation."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from math import isfinite
 
 from kvchat.engine.api.exams import FormatMarks, Item
 from kvchat.engine.api.losses import FormatLoss, GaugeReport, Loss
@@ -68,8 +70,6 @@ def suite_lines(items: Sequence[Item], marks: Sequence[FormatMarks]) -> Iterator
 
 def suite_values(items: Sequence[Item], marks: Sequence[FormatMarks]) -> list[dict[str, object]]:
     """Return the same as JSON has it."""
-    from dataclasses import asdict
-
     kinds = tuple(dict.fromkeys(item.kind for item in items))
     return [
         {
@@ -82,6 +82,15 @@ def suite_values(items: Sequence[Item], marks: Sequence[FormatMarks]) -> list[di
         }
         for one in marks
     ]
+
+
+def finite(value: object) -> object:
+    """Return a value of JSON with None in place of numbers that JSON lacks."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

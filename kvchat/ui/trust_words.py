@@ -1,7 +1,8 @@
 """What is said of KV that came from elsewhere, and of what was found when it was computed again."""
 
+from kvchat.session.origin import origin_of
 from kvchat.session.tree import Session, Turn
-from kvchat.session.trust import Trust, trust_of
+from kvchat.session.trust import Trust, is_imported, trust_of
 from kvchat.ui.figures import count_text, plural
 
 _MARKS = {
@@ -21,12 +22,14 @@ def trust_mark(session: Session) -> str:
 def trust_words(session: Session) -> str:
     """Return in a few words where a session's KV came from and what was found of it; empty if it is own."""
     found = session.verification
+    if (conversion := origin_of(session.namespace)) is not None:
+        return f"KV converted to {conversion.cache_format}"
     if found is None:
-        return "imported KV, not verified" if session.namespace else ""
-    origin = "imported KV" if session.namespace else "KV"
+        return "imported KV, not verified" if is_imported(session) else ""
+    origin = "imported KV" if is_imported(session) else "KV"
     match trust_of(session):
         case Trust.DIFFERENT:
-            return f"{origin}, wrong in part" if session.namespace else "KV wrong in part, set aside"
+            return f"{origin}, wrong in part" if is_imported(session) else "KV wrong in part, set aside"
         case Trust.VERIFIED:
             return "KV verified"
     return f"{origin}, {count_text(found.num_blocks)} of {plural(found.of_blocks, 'block')} verified"
@@ -34,7 +37,7 @@ def trust_words(session: Session) -> str:
 
 def exactness_words(turn: Turn, session: Session | None) -> str:
     """Return what an answer can be held to in its session; None: one whose KV was computed here."""
-    if session is None or not session.namespace:
+    if session is None or not is_imported(session):
         return "exact" if turn.exact else "approximate"
     match trust_of(session):
         case Trust.SAMPLED:

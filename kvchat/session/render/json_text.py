@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvchat.session.tree import Branch, Session, Turn
+from kvchat.session.trust import is_imported
 
 FORMAT = "kvchat.session"
 VERSION = 1
@@ -38,7 +39,7 @@ def _session_values(session: Session) -> dict[str, Any]:
         "updated_at": session.updated_at,
         "active_branch": session.active_branch,
         "pinned": session.pinned,
-        "imported_kv": bool(session.namespace),
+        "imported_kv": is_imported(session),
         "verification": None if found is None else asdict(found),
     }
 

@@ -1,0 +1,233 @@
+"""`kvchat sessions convert`: a session's stored KV in fewer bits, in place, and back to exact.
+
+What it saves and what it loses is measured on the session itself and told before anything is changed.
+"""
+
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kvchat.cli.convert_options import ConvertOptions
+from kvchat.cli.shelf import open_store
+from kvchat.cli.streams import Output, Status
+from kvchat.config import Settings
+from kvchat.engine.api.cache_format import canonical_cache_format
+from kvchat.engine.api.ids import BlockKey, GroupId, root_key
+from kvchat.engine.api.losses import GaugeReport
+from kvchat.engine.memory.block_file import Layout
+from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.models.identity import layouts_of, recall
+from kvchat.engine.models.locate import locate_model
+from kvchat.errors import CacheError, UsageError
+from kvchat.session.answered import answer_positions
+from kvchat.session.origin import Origin, new_origin, origin_of
+from kvchat.session.references import references, runs_of
+from kvchat.session.store import SessionStore
+from kvchat.session.stored_paths import leaf_paths
+from kvchat.session.tree import Session, Turn, path_token_ids
+from kvchat.ui.figures import bytes_text, plural
+
+if TYPE_CHECKING:
+    from kvchat.engine.convert import Converted, Converter
+    from kvchat.engine.weights import Candidate
+
+EXACT = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be converted, and with what."""
+
+    settings: Settings
+    store: SessionStore
+    session: Session
+    turns: tuple[Turn, ...]
+
+
+def convert_session(options: ConvertOptions) -> int | None:
+    """Say what converting saves and loses, ask, and convert."""
+    settings, status = options.settings(), Status(quiet=options.quiet)
+    wanted = canonical_cache_format(options.cache_format)
+    with closing(open_store(settings)) as store:
+        session = store.find(options.session)
+        work = _Work(_with_adapter(settings, session), store, session, tuple(store.all_turns(session.id)))
+        if wanted == EXACT:
+            return _back(options, work, status)
+        _refuse_converted(session)
+        return _convert(options, work, wanted, status)
+
+
+def _convert(options: ConvertOptions, work: _Work, wanted: str, status: Status) -> int | None:
+    from kvchat.engine.convert import Converter, load_exact
+
+    model = options.model or work.session.model or work.settings.model
+    location = locate_model(model, cache_dir=work.settings.paths.cache_dir)
+    status.show(f"loading {model} …")
+    config = work.settings.engine
+    candidate = load_exact(location.path, config, status.show)
+    converter = Converter(candidate, replace(config, cache_dir=work.settings.paths.cache_dir), wanted)
+    report = _measured(options, work, candidate, wanted, status)
+    status.clear()
+    if not options.json and report is not None:
+        status.note(_loss_words(report))
+    is_done = not options.dry_run and (options.yes or not sys.stdin.isatty() or _confirmed())
+    if not is_done:
+        _tell(options, work.session, report, None, status)
+        return None if options.dry_run else 1
+    origin = new_origin(wanted, EXACT, converter.target.fingerprint.hex())
+    done = _written(work, converter, origin)
+    _tell(options, work.session, report, done, status)
+    return None
+
+
+def _measured(
+    options: ConvertOptions, work: _Work, candidate: "Candidate", wanted: str, status: Status
+) -> GaugeReport | None:
+    """Return what the session's last answer tokens lose, None where there are none."""
+    from kvchat.engine.gauge import Gauge, Text
+
+    branch = work.store.branch(work.session.id, work.session.active_branch)
+    turns = work.store.turns_to(branch.leaf_id)
+    ids, positions = path_token_ids(turns), answer_positions(turns)
+    if not ids or not positions:
+        return None
+    config = work.settings.engine
+    gauge = Gauge(
+        candidate.loaded,
+        candidate.served,
+        block_size=config.block_size,
+        chunk_len=config.max_batch_tokens,
+    )
+    text = Text(ids, positions[-options.last :])
+    return gauge.measure(text, [wanted], is_converted=True, report=status.show)
+
+
+def _written(work: _Work, converter: "Converter", origin: Origin) -> "Converted":
+    """Write the converted blocks, let the session use them, and remove exact ones that nobody else uses.
+
+    The session changes hands in one step of its database, after everything is written: a conversion that
+    is cut off leaves it as it was.
+    """
+    from kvchat.engine.convert import joined
+
+    source_id, target_id = converter.exact.fingerprint, converter.target.fingerprint
+    roots = root_key(source_id, work.session.namespace), root_key(target_id, origin.namespace)
+    with (
+        closing(_shelf(work.settings, source_id, converter.exact.pool.layouts())) as source,
+        closing(_shelf(work.settings, target_id, converter.target.pool.layouts())) as target,
+    ):
+        done = joined(converter.convert_path(path, source, target, roots) for path in leaf_paths(work.turns))
+        if not done.num_tokens:
+            raise CacheError(
+                "no exact KV of this session is stored for this model, so there is nothing to convert; ask"
+                f" something in it first, or compute it anew in this format: kvchat {work.session.id}"
+                f" --cache-format '{origin.cache_format}'"
+            )
+        work.store.use_blocks_of(work.session.id, origin.namespace)
+        _drop(work, source, roots[0])
+    return done
+
+
+def _back(options: ConvertOptions, work: _Work, status: Status) -> int | None:
+    """Let a converted session use exact blocks again: those that are left, and else computed ones."""
+    origin = origin_of(work.session.namespace)
+    if origin is None:
+        status.note("its KV is exact already; nothing was changed")
+        return None
+    if not options.dry_run:
+        work.store.use_blocks_of(work.session.id, "")
+        fields = recall(work.settings.paths.cache_dir, bytes.fromhex(origin.fingerprint))
+        if fields is not None:
+            fingerprint = bytes.fromhex(origin.fingerprint)
+            with closing(_shelf(work.settings, fingerprint, layouts_of(fields))) as shelf:
+                _drop(work, shelf, root_key(fingerprint, origin.namespace))
+    if options.json:
+        Output().json({"session": work.session.id, "done": not options.dry_run, "cache_format": EXACT})
+    else:
+        status.note("its KV is computed exactly again when it goes on")
+    return None
+
+
+def _drop(work: _Work, shelf: BlockShelf, root: BlockKey) -> None:
+    """Remove the blocks under a root that no session refers to any more."""
+    others = references(work.store, shelf.block_size)
+    doomed: set[BlockKey] = set()
+    for run in runs_of(work.turns, root, shelf.block_size):
+        if run.key is not None and run.key not in others.keys:
+            doomed.add(run.key)
+        for key, token_ids in shelf.tails_behind(run.parent):
+            if not others.covers_tail(run.parent, token_ids):
+                doomed.add(key)
+    shelf.remove(doomed)
+
+
+def _shelf(settings: Settings, fingerprint: bytes, layouts: Mapping[GroupId, Layout]) -> BlockShelf:
+    return BlockShelf(
+        settings.paths.cache_dir,
+        fingerprint,
+        layouts,
+        block_size=settings.engine.block_size,
+        limit_bytes=settings.engine.disk_bytes,
+        sealer=settings.engine.sealer,
+    )
+
+
+def _refuse_converted(session: Session) -> None:
+    origin = origin_of(session.namespace)
+    if origin is not None:
+        raise UsageError(
+            f"its KV was converted to {origin.cache_format}, and what that lost cannot come back by"
+            f" converting; go back first: kvchat sessions convert {session.id} exact"
+        )
+    if session.namespace:
+        raise UsageError(
+            "its KV was imported and is not verified; compute it again first:"
+            f" kvchat sessions verify --all {session.id}"
+        )
+
+
+def _with_adapter(settings: Settings, session: Session) -> Settings:
+    if settings.engine.adapter is not None or not session.adapter:
+        return settings
+    return replace(settings, engine=replace(settings.engine, adapter=Path(session.adapter)))
+
+
+def _confirmed() -> bool:
+    return typer.confirm("convert it?", err=True)
+
+
+def _loss_words(report: GaugeReport) -> str:
+    (found,) = report.formats
+    loss = found.loss
+    return (
+        f"{bytes_text(report.exact_bytes)} would be {bytes_text(found.num_bytes)}; of the last"
+        f" {plural(loss.num_tokens, 'token')} of answers {100 * loss.agreement:.1f} % would be the same,"
+        f" at a divergence of {loss.divergence:.2g}"
+    )
+
+
+def _tell(
+    options: ConvertOptions,
+    session: Session,
+    report: GaugeReport | None,
+    done: "Converted | None",
+    status: Status,
+) -> None:
+    if options.json:
+        loss = None if report is None else asdict(report.formats[0])
+        values = None if done is None else asdict(done)
+        Output().json({"session": session.id, "done": done is not None, "loss": loss, "converted": values})
+    elif done is None:
+        status.note("nothing was changed")
+    else:
+        saved = bytes_text(max(0, done.exact_bytes - done.num_bytes))
+        status.note(f"converted {plural(done.num_tokens, 'token')}, {saved} saved: {_how(session, options)}")
+
+
+def _how(session: Session, options: ConvertOptions) -> str:
+    return f"kvchat {session.id} goes on with it; kvchat sessions convert {session.id} exact goes back"

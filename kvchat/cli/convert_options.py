@@ -1,0 +1,35 @@
+"""The options of `kvchat sessions convert`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from kvchat.cli.option_types import Device, Dtype
+from kvchat.cli.options import PlaceOptions, given
+from kvchat.cli.session_options import SessionOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertOptions(SessionOptions):
+    """Options of storing a session's KV in another format."""
+
+    cache_format: Annotated[
+        str,
+        typer.Argument(help="fp8, int8, int4, int2, k=int8,v=int4 …, or exact.", metavar="FORMAT"),
+    ]
+    last: Annotated[
+        int, typer.Option(help="Show the loss on the last N tokens of answers.", metavar="N", min=1)
+    ] = 64
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would save and lose.")] = False
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL"),
+    ] = None
+    device: Device = None
+    dtype: Dtype = None
+
+    def flags(self) -> dict[str, object]:
+        flags = {"engine.device": self.device, "engine.dtype": self.dtype}
+        return PlaceOptions.flags(self) | given(flags)

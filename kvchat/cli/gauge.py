@@ -1,0 +1,153 @@
+"""`kvchat cache gauge`: what cache formats lose, on a conversation or on the built-in questions."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from kvchat.cli.gauge_options import GaugeOptions
+from kvchat.cli.shelf import open_store
+from kvchat.cli.streams import Output, Status
+from kvchat.config import Settings
+from kvchat.engine.api.exams import FormatMarks, Item
+from kvchat.engine.api.losses import FormatLoss, GaugeReport
+from kvchat.engine.models.locate import locate_model
+from kvchat.errors import StorageError, UsageError
+from kvchat.gauge.advice import CANDIDATES, recommended
+from kvchat.gauge.frontier_plot import frontier_svg
+from kvchat.session.answered import answer_positions
+from kvchat.session.tree import Session, path_token_ids
+from kvchat.ui.figures import plural, seconds_text
+from kvchat.ui.gauge_words import finite, report_lines, suite_lines, suite_values
+
+if TYPE_CHECKING:
+    from kvchat.engine.gauge import Gauge
+
+_STARTER = "starter"
+
+
+def gauge(options: GaugeOptions) -> None:
+    """Measure what formats lose, and say which one to take."""
+    if options.session is None:
+        _ask_suite(options)
+    else:
+        _replay_session(options, options.session)
+
+
+def _replay_session(options: GaugeOptions, reference: str) -> None:
+    settings, status = options.settings(), Status(quiet=options.quiet)
+    with closing(open_store(settings)) as store:
+        session = store.find(reference)
+        branch = store.branch(session.id, options.branch or session.active_branch)
+        turns = store.turns_to(branch.leaf_id)
+    token_ids = path_token_ids(turns)
+    if not token_ids:
+        raise UsageError("the tokens of this conversation are not known; send a message, then measure again")
+    wanted = answer_positions(turns)[-options.last :]
+    settings = _with_adapter(settings, session)
+    model = options.model or session.model or settings.model
+    loaded, name = _load(settings, model, status)
+    from kvchat.engine.gauge import Text
+
+    report = loaded.measure(
+        Text(token_ids, wanted),
+        options.cache_format or CANDIDATES,
+        is_converted=options.converted,
+        layers_in=options.layers,
+        report=status.show,
+    )
+    status.clear()
+    _tell(options, replace(report, model=name), session)
+
+
+def _tell(options: GaugeOptions, report: GaugeReport, session: Session) -> None:
+    if options.svg is not None:
+        _draw(options.svg, report.formats, session.title, report.exact_token_bytes)
+    if options.json:
+        best = recommended(report.formats, options.keep, report.exact_bytes)
+        advice = {"keep": options.keep, "recommended": best.cache_format if best else "exact"}
+        Output().json(finite({"session": session.id} | asdict(report) | advice))
+        return
+    for line in report_lines(report, options.keep):
+        Output().line(line)
+
+
+def _ask_suite(options: GaugeOptions) -> None:
+    from kvchat.gauge.suite import Suite, SuiteSize, num_questions
+
+    settings, status = options.settings(), Status(quiet=options.quiet)
+    model = options.model or _STARTER
+    location = locate_model(model, cache_dir=settings.paths.cache_dir)
+    loaded, _ = _load(settings, model, status)
+    size = SuiteSize(num_conversations=10, num_documents=4) if options.quick else SuiteSize()
+    items = list(Suite(location.path).items(size))
+    start_s = monotonic()
+    marks = _examined(loaded, items, options.cache_format or CANDIDATES, status)
+    if options.svg is not None:
+        _draw(options.svg, _as_losses(marks), f"kvchat's questions, {model}", marks[0].token_bytes)
+    if options.json:
+        Output().json(finite(suite_values(items, marks)))
+        return
+    for line in suite_lines(items, marks):
+        Output().line(line)
+    asked, took_s = plural(num_questions(items), "question"), seconds_text(monotonic() - start_s)
+    status.note(
+        f"{asked} about {plural(len(items), 'text')} of about {size.length} tokens, each in"
+        f" {plural(len(marks), 'format')}: {took_s}"
+    )
+
+
+def _examined(
+    loaded: "Gauge", items: Sequence[Item], formats: Sequence[str], status: Status
+) -> tuple[FormatMarks, ...]:
+    from kvchat.engine.exam import examine
+
+    def show(num_done: int) -> None:
+        status.show(f"asking · {num_done} of {len(items)} texts …")
+
+    marks = examine(loaded, items, formats, show)
+    status.clear()
+    return marks
+
+
+def _as_losses(marks: Sequence[FormatMarks]) -> list[FormatLoss]:
+    """Return what a plot shows of an exam; its sizes are those of a token."""
+    return [
+        FormatLoss(
+            cache_format=one.cache_format,
+            num_bytes=round(one.token_bytes),
+            token_bytes=one.token_bytes,
+            loss=one.answers,
+            is_converted=False,
+            seconds=0.0,
+        )
+        for one in marks[1:]
+    ]
+
+
+def _load(settings: Settings, model: str, status: Status) -> "tuple[Gauge, str]":
+    """Load a model for the gauge alone; return it with its name."""
+    location = locate_model(model, cache_dir=settings.paths.cache_dir)
+    status.show(f"loading {model} …")
+    from kvchat.engine.gauge import Gauge
+
+    config = replace(settings.engine, cache_dir=None, host_bytes=0)
+    return Gauge.load(location.path, config, status.show), location.name
+
+
+def _with_adapter(settings: Settings, session: Session) -> Settings:
+    """Measure with the adapter that the session was computed with."""
+    if settings.engine.adapter is not None or not session.adapter:
+        return settings
+    return replace(settings, engine=replace(settings.engine, adapter=Path(session.adapter)))
+
+
+def _draw(path: Path, formats: Sequence[FormatLoss], title: str, exact_token_bytes: float) -> None:
+    try:
+        path.write_text(frontier_svg(formats, title, exact_token_bytes))
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}; give another file with --svg"
+        ) from error

@@ -1,0 +1,63 @@
+"""The options of `kvchat cache gauge`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvchat.cli.completion import complete_session
+from kvchat.cli.option_types import SESSION_HELP
+from kvchat.cli.options import ListOptions, PlaceOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaugeOptions(ListOptions):
+    """Options of measuring what cache formats lose."""
+
+    session: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"{SESSION_HELP} Without one: the built-in questions, with the starter model.",
+            metavar="[SESSION]",
+            show_default=False,
+            autocompletion=complete_session,
+        ),
+    ] = None
+    cache_format: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure this format; may be given several times.", metavar="FORMAT"),
+    ] = None
+    last: Annotated[int, typer.Option(help="Replay the last N tokens of answers.", metavar="N", min=1)] = 128
+    keep: Annotated[
+        float,
+        typer.Option(
+            help="Recommend what puts the same token first this often.", metavar="SHARE", min=0, max=1
+        ),
+    ] = 0.99
+    layers: Annotated[
+        str | None, typer.Option(help="Also convert each layer alone to this format.", metavar="FORMAT")
+    ] = None
+    converted: Annotated[
+        bool,
+        typer.Option("--converted", help="Measure converting what there is, not computing all in a format."),
+    ] = False
+    branch: Annotated[
+        str | None, typer.Option(help="Measure this branch; else the one used last.", metavar="NAME")
+    ] = None
+    svg: Annotated[
+        Path | None, typer.Option(help="Draw bytes against loss into this file.", metavar="FILE")
+    ] = None
+    quick: Annotated[bool, typer.Option("--quick", help="Of the built-in questions ask a tenth.")] = False
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL"),
+    ] = None
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
+    ] = None
+
+    def flags(self) -> dict[str, object]:
+        given = {"engine.device": self.device, "engine.dtype": self.dtype}
+        return PlaceOptions.flags(self) | {name: value for name, value in given.items() if value is not None}

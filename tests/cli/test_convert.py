@@ -1,0 +1,137 @@
+"""`kvchat sessions convert`: stored KV in fewer bits, in place, and exactly again."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.api.ids import block_key, root_key
+from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.session.origin import Origin, new_origin, origin_of
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import Session, path_token_ids
+from tests.cli.secret_home import Run
+
+pytestmark = pytest.mark.cpu
+
+WORDS = "remember the sea " * 40
+
+
+@pytest.fixture
+def ask(run: Run, tiny_model: Path) -> Run:
+    def one(*words: str) -> tuple[int, str, str]:
+        return run("ask", "--json", "-m", str(tiny_model), "--max-tokens", "12", *words)
+
+    assert one("--new", "demo", WORDS)[0] == 0
+    return one
+
+
+def stored(home: Path) -> dict[str, int]:
+    with closing(BlockCatalog(home / "cache", sealer=None)) as catalog:
+        return {name.hex(): usage.num_bytes for name, usage in catalog.usages().items()}
+
+
+def session_of(home: Path) -> Session:
+    with closing(SessionStore(home / "data" / "sessions.db")) as store:
+        return store.find("demo")
+
+
+def test_a_converted_session_goes_on_in_its_format_from_its_converted_blocks(
+    ask: Run, run: Run, home: Path
+) -> None:
+    (before,) = stored(home).values()
+    code, _, told = run("sessions", "convert", "demo", "int4", "--yes")
+    assert code == 0, told
+    assert "would be" in told
+    assert "saved" in told
+    assert sum(usage for usage in stored(home).values()) < before
+    code, out, _ = ask("-s", "demo", "and?")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["exact"] is False
+    usage = answer["usage"]
+    assert usage["prompt_tokens"] - usage["cached_tokens"] < 16
+    assert (
+        "converted from exact to int4: approximate"
+        in run("sessions", "show", "demo")[2] + run("sessions", "show", "demo")[1]
+    )
+
+
+def test_what_is_lost_and_saved_is_told_first_and_nothing_happens_in_a_dry_run(
+    ask: Run, run: Run, home: Path
+) -> None:
+    before = stored(home)
+    code, out, _ = run("sessions", "convert", "demo", "int2", "--dry-run", "--json")
+    found = json.loads(out)
+    assert (code, found["done"], found["converted"]) == (0, False, None)
+    assert found["loss"]["is_converted"]
+    assert found["loss"]["loss"]["divergence"] > 0
+    assert stored(home) == before
+    assert session_of(home).namespace == ""
+
+
+def test_converted_blocks_never_have_the_names_of_computed_ones(ask: Run, run: Run, home: Path) -> None:
+    run("sessions", "convert", "demo", "int8", "--yes")
+    session = session_of(home)
+    origin = origin_of(session.namespace)
+    assert origin is not None
+    assert (origin.cache_format, origin.source) == ("int8", "exact")
+    with closing(SessionStore(home / "data" / "sessions.db")) as store:
+        ids = path_token_ids(store.turns_to(store.branch(session.id, session.active_branch).leaf_id))
+    assert ids is not None
+    fingerprint = bytes.fromhex(origin.fingerprint)
+    native = block_key(root_key(fingerprint), ids[:64])
+    own = block_key(root_key(fingerprint, session.namespace), ids[:64])
+    names = {path.name.split(".")[0] for path in (home / "cache").rglob("*.safetensors")}
+    assert own.hex() in names
+    assert native.hex() not in names
+    # Somebody else who computes in that format finds nothing of it.
+    code, out, _ = ask("--new", "other", "--cache-format", "int8", WORDS)
+    assert (code, json.loads(out)["usage"]["cached_tokens"]) == (0, 0)
+
+
+def test_going_back_computes_exactly_again_and_removes_what_was_converted(
+    ask: Run, run: Run, home: Path
+) -> None:
+    exact = set(stored(home))
+    run("sessions", "convert", "demo", "int4", "--yes")
+    (converted,) = set(stored(home)) - exact
+    code, _, told = run("sessions", "convert", "demo", "exact")
+    assert (code, "computed exactly again" in told) == (0, True)
+    assert stored(home).get(converted, 0) == 0
+    answer = json.loads(ask("-s", "demo", "and?")[1])
+    assert (answer["exact"], answer["usage"]["cached_tokens"]) == (True, 0)
+    assert "already" in run("sessions", "convert", "demo", "exact")[2]
+
+
+def test_garbage_collection_keeps_what_was_converted(ask: Run, run: Run, home: Path) -> None:
+    run("sessions", "convert", "demo", "int8", "--yes")
+    before = stored(home)
+    assert run("cache", "gc")[0] == 0
+    assert stored(home) == before
+
+
+def test_blocks_that_another_session_shares_stay_exact_for_it(ask: Run, run: Run) -> None:
+    assert ask("--new", "other", WORDS)[0] == 0
+    run("sessions", "convert", "demo", "int4", "--yes")
+    answer = json.loads(ask("-s", "other", "and?")[1])
+    assert answer["exact"] is True
+    assert answer["usage"]["cached_tokens"] > 100
+
+
+def test_what_cannot_be_converted_is_refused_with_the_reason(ask: Run, run: Run) -> None:
+    assert run("sessions", "convert", "demo", "int7")[0] == 3
+    assert run("sessions", "convert", "nobody", "int4")[0] == 5
+    assert run("sessions", "convert", "demo", "int4", "--yes")[0] == 0
+    code, _, told = run("sessions", "convert", "demo", "int2")
+    assert (code, "go back first" in told) == (2, True)
+
+
+def test_an_origin_is_read_back_from_its_namespace_and_from_no_other() -> None:
+    origin = new_origin("k=int8,v=int4; layers 0-1=exact", "exact", "ab" * 32)
+    assert origin_of(origin.namespace) == origin
+    assert isinstance(origin, Origin)
+    assert new_origin("int4", "exact", "ab" * 32) != new_origin("int4", "exact", "ab" * 32)
+    for other in ("", "bundle:1234", "int4<-exact:ab:cd", f"int4<-exact:{'ab' * 32}:"):
+        assert origin_of(other) is None

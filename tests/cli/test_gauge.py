@@ -1,0 +1,76 @@
+"""`kvchat cache gauge` on conversations and on the built-in questions, as a person types it."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from kvchat.cli.main import run as run_command
+from kvchat.session.store import SessionStore
+from tests.cli.secret_home import Run
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture
+def asked(run: Run, tiny_model: Path) -> Run:
+    words = ["ask", "-q", "-m", str(tiny_model), "--max-tokens", "30", "--new", "demo"]
+    code, _, told = run(*words, "remember the sea " * 40)
+    assert code == 0, told
+    return run
+
+
+def test_a_conversation_is_measured_in_every_format_and_one_is_recommended(
+    asked: Run, tmp_path: Path
+) -> None:
+    picture = tmp_path / "loss.svg"
+    code, out, told = asked("cache", "gauge", "demo", "--last", "20", "--keep", "0", "--svg", str(picture))
+    assert code == 0, told
+    for name in ("fp8", "int8", "k=int8,v=int4", "int4", "k=int4,v=int2", "int2"):
+        assert any(line.split()[0] == name for line in out.splitlines())
+    assert "--cache-format int2 saves" in out.splitlines()[-1]
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+
+def test_json_has_every_figure_layers_and_the_advice(asked: Run) -> None:
+    code, out, told = asked(
+        *("cache", "gauge", "demo", "--json", "--last", "10", "--converted"),
+        *("--cache-format", "int8", "--cache-format", "int2", "--layers", "int2", "--keep", "1"),
+    )
+    assert code == 0, told
+    report = json.loads(out)
+    assert [one["cache_format"] for one in report["formats"]] == ["int8", "int2"]
+    assert [one["layer"] for one in report["layers"]] == [1, 3]
+    assert report["num_replayed"] == 10
+    assert all(one["is_converted"] for one in report["formats"])
+    assert report["formats"][0]["num_bytes"] < report["exact_bytes"]
+    assert report["recommended"] in ("int8", "int2", "exact")
+
+
+def test_what_cannot_be_measured_is_said(asked: Run, run: Run) -> None:
+    assert run("cache", "gauge", "nothing-of-that-name")[0] == 5
+    code, _, told = run("cache", "gauge", "demo", "--cache-format", "int3")
+    assert (code, "int3" in told) == (3, True)
+    code, _, told = run("cache", "gauge", "demo", "--svg", "/nowhere/at/all.svg", "--last", "5")
+    assert (code, "--svg" in told) == (1, True)
+
+
+def test_a_conversation_without_an_answer_has_nothing_to_replay(
+    run: Run, tiny_model: Path, home: Path
+) -> None:
+    with closing(SessionStore(home / "data" / "sessions.db")) as store:
+        store.create_session(title="empty", model=str(tiny_model))
+    code, _, told = run("cache", "gauge", "empty")
+    assert (code, "send a message" in told) == (2, True)
+
+
+@pytest.mark.slow
+def test_the_built_in_questions_are_asked_of_the_starter_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["cache", "gauge", "--quick", "--json", "--cache-format", "int8"]) == 0
+    exact, int8 = json.loads(capsys.readouterr().out)
+    assert exact["all"]["num_questions"] == int8["all"]["num_questions"] == 62
+    assert exact["all"]["exact"] > 0.8
+    assert int8["all"]["lost"] <= 2.0
+    assert int8["answers"]["agreement"] > 0.99

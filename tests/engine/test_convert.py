@@ -1,0 +1,80 @@
+"""Converting blocks: the bytes that sealing would have given, and the layers that stay as they are."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.convert import RUN_LEN, Converter, load_exact
+from kvchat.engine.kernels.quantised_kv.reference import quantise
+from kvchat.errors import ConfigError
+from tests.engine.conftest import TinyModels
+
+pytestmark = pytest.mark.cpu
+
+CONFIG = EngineConfig(device="cpu", block_size=16)
+
+
+def converter(model_dir: Path, cache_format: str) -> Converter:
+    return Converter(load_exact(model_dir, CONFIG), CONFIG, cache_format)
+
+
+def payloads(found: Converter, num_blocks: int) -> list[dict[GroupId, bytes]]:
+    """Random blocks of the exact format."""
+    generator = torch.Generator().manual_seed(1)
+    pool = found.exact.pool
+    return [
+        {
+            group.id: torch.randn(pool.block_bytes(group.id) // 4, generator=generator).numpy().tobytes()
+            for group in found.exact.groups
+        }
+        for _ in range(num_blocks)
+    ]
+
+
+@pytest.mark.parametrize("cache_format", ["int8", "k=fp8,v=int4; layers 1=exact"])
+def test_converted_bytes_are_those_of_sealed_blocks_and_exact_layers_keep_theirs(
+    cache_format: str, tiny: TinyModels
+) -> None:
+    found = converter(tiny("llama"), cache_format)
+    blocks = payloads(found, RUN_LEN)
+    converted = found.convert(blocks, lambda group, place: True)
+    for group in found.target.groups:
+        for place in (0, RUN_LEN - 1):
+            expected = b""
+            for layer in group.layers:
+                pool = found.exact.pool.layers[layer]
+                sealed = found.target.pool.layers[layer].sealed
+                for numbers, record in zip(
+                    (pool.keys, pool.values),
+                    (sealed.pool.key_record, sealed.pool.value_record) if sealed else (None, None),
+                    strict=True,
+                ):
+                    part = numbers[place][None]
+                    if group.sealed_from is not None:
+                        assert record is not None
+                        part = quantise(part, record)
+                    expected += part.numpy().tobytes()
+            assert converted[place][group.id] == expected
+
+
+def test_only_what_is_wanted_is_returned(tiny: TinyModels) -> None:
+    found = converter(tiny("gemma3"), "int4")
+    (converted,) = found.convert(payloads(found, 1), lambda group, place: group == 1)
+    assert set(converted) == {1}
+
+
+def test_the_formats_have_fingerprints_of_their_own(tiny: TinyModels) -> None:
+    names = {converter(tiny("llama"), form).target.fingerprint for form in ("int8", "int4", "fp8")}
+    exact = converter(tiny("llama"), "int8").exact.fingerprint
+    assert len(names | {exact}) == 4
+
+
+def test_a_model_that_a_format_cannot_take_is_refused(tiny: TinyModels) -> None:
+    with pytest.raises(ConfigError, match="layers 9"):
+        Converter(
+            load_exact(tiny("llama"), CONFIG), replace(CONFIG, max_batch_tokens=64), "int8; layers 9=exact"
+        )
