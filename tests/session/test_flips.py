@@ -97,11 +97,18 @@ def test_a_damaged_name_of_a_column_takes_no_value_from_its_rows(
     """Rows read under another name lack the column; read under the names of a new file, they have it."""
     files = files if has_copy else without_copies(files)
     wanted, data = _seen(tmp_path, template, files), files[DATABASE]
-    for name in (b"place INTEGER", b"digests BLOB", b"leaf_id TEXT", b"token_ids BLOB", b"adapter TEXT"):
-        at = data.index(name)
-        damaged = data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :]
-        found = _seen(tmp_path, template, {**files, DATABASE: damaged})
-        assert complaints(found, wanted, may_lose_both=False) == [], name
+    columns = {
+        "turns": ("num", "token_ids"),
+        "pieces": ("num", "turn_num", "place"),
+        "branches": ("leaf_id",),
+    }
+    for table, names in columns.items():
+        start = data.index(f"CREATE TABLE {table} (".encode())
+        for name in names:
+            at = data.index(f" {name} ".encode(), start) + 1
+            damaged = data[:at] + bytes([data[at] ^ 0x04]) + data[at + 1 :]
+            found = _seen(tmp_path, template, {**files, DATABASE: damaged})
+            assert complaints(found, wanted, may_lose_both=False) == [], (table, name)
 
 
 @pytest.mark.parametrize("step", [2053, pytest.param(13, marks=pytest.mark.slow)])
