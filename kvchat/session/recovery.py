@@ -279,10 +279,8 @@ def _columns(target: sqlite3.Connection, table: str) -> dict[str, str]:
 
 def _insert(target: sqlite3.Connection, table: str, row: sqlite3.Row, kinds: Mapping[str, str]) -> None:
     values = {name: _fitting(row[name], kinds[name]) for name in row.keys() if name in kinds}  # noqa: SIM118
-    if "num" in kinds:
-        values.setdefault(
-            "num", row["row_num"]
-        )  # its name is damaged; without it the row would be another one
+    if "num" in kinds:  # without it, where its name is damaged, the row would be another one
+        values.setdefault("num", row["row_num"])
     names, marks = ", ".join(values), ", ".join("?" * len(values))
     with suppress(sqlite3.Error):  # nothing where something must be
         statement = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"
