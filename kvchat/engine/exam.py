@@ -68,12 +68,24 @@ def _ask(replay: Replay, item: Item) -> list[Tensor]:
     replay.begin()
     text = Text(item.token_ids, item.predicted)
     found = [predict(replay, text, 0)]
+    if replay.is_pruned:
+        return found + [_answer_pruned(replay, item, question) for question in item.questions]
     end = text.wanted[-1]
     start = len(item.token_ids)
     replay.compute(item.token_ids[end:], end)
     return found + [
         replay.compute(_fed(question), start, len(question.answer_ids)) for question in item.questions
     ]
+
+
+def _answer_pruned(replay: Replay, item: Item, question: Question) -> Tensor:
+    """Return the logits before an answer where the context is pruned once its question is known."""
+    prompt = item.token_ids + question.token_ids
+    replay.plan((len(prompt),))
+    found = [replay.compute(prompt, 0, 1)]
+    if rest := question.answer_ids[:-1]:
+        found.append(replay.compute(rest, len(prompt), len(rest)))
+    return torch.cat(found)
 
 
 def _fed(question: Question) -> tuple[int, ...]:

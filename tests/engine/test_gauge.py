@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.exams import Item, Question
+from kvchat.engine.exam import examine
 from kvchat.engine.gauge import EXACT, MOST_ROWS, Gauge, Text, predict
 from kvchat.engine.loss import token_losses
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
@@ -198,3 +200,21 @@ def test_views_are_measured_beside_formats_and_take_what_is_in_sight(gauge_of: O
     losses = [one.loss.divergence for one in report.formats]
     assert min(losses[:2]) > 0.01
     assert losses[2:] == pytest.approx([0, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("cache_format", ["window:32", "snapkv:48"])
+def test_each_question_of_an_exam_is_answered_over_a_view_as_if_it_were_the_only_one(
+    cache_format: str, gauge_of: OpenGauge, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    """Pruned once its own question is known, and told by the engine itself."""
+    context = tuple(token_ids(190))
+    engine = open_engine(tiny("llama"), cache_format=cache_format)
+    asked = [tuple(token_ids(13, seed)) for seed in (1, 2)]
+    questions = tuple(
+        Question(token_ids=one, answer_ids=tuple(answer(engine, [*context, *one], 6).token_ids))
+        for one in asked
+    )
+    item = Item(kind="recall", token_ids=context, predicted=(180, 181, 189), questions=questions)
+    exact, over_view = examine(gauge_of(), [item], [cache_format])
+    assert over_view.right == ((True, True),)
+    assert exact.right != over_view.right
