@@ -1,4 +1,5 @@
-"""Measurements on this machine: `python -m benchmarks [SCENARIO...] [--quick] [--save] [--json FILE]`.
+"""Measurements on this machine: `python -m benchmarks [SCENARIO...] [--quick] [--save] [--json FILE]
+[--svg DIR]`.
 
 `resume` also measures llama.cpp where `--llama-cpp PYTHON` names an interpreter that has `llama-cpp-python`
 and `gguf`.
@@ -23,6 +24,7 @@ from benchmarks.table import Row, render
 RESULTS = Path(__file__).parent / "results"
 
 SCENARIOS = (
+    "basics",
     "bookkeeping",
     "commands",
     "concurrency",
@@ -58,6 +60,7 @@ def main() -> int:
         help="interpreter with llama-cpp-python and gguf, as a peer",
     )
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--svg", type=Path, metavar="DIR", help="draw plots there, where a scenario has any")
     arguments = parser.parse_args()
     unknown = set(arguments.scenarios) - set(SCENARIOS)
     if unknown:
@@ -67,7 +70,12 @@ def main() -> int:
         scenario = import_module(f"benchmarks.{name}")
         title = f"{name}: {scenario.__doc__.splitlines()[0]}"
         print(f"\n{title}", flush=True)
-        measured = _measure(scenario, {"quick": arguments.quick, "llama_cpp": arguments.llama_cpp})
+        options = {
+            "quick": arguments.quick,
+            "llama_cpp": arguments.llama_cpp,
+            "svg_dir": RESULTS if arguments.save else arguments.svg,
+        }
+        measured = _measure(scenario, options)
         print(render(measured), flush=True)
         rows += measured
         if arguments.save:

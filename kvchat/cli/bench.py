@@ -51,9 +51,10 @@ def measure(options: BenchOptions, tree: Path) -> int:
     if not given:
         Status(quiet=options.quiet).note("all scenarios, which takes long; name some, or see --help")
     quick = ["--quick"] if options.quick else []
+    plots = [] if options.svg is None else ["--svg", str(_plot_dir(options.svg))]
     first_code = 0
     if scenarios or not programs:
-        first_code = _scenarios([*scenarios, *quick], tree, as_json=options.json)
+        first_code = _scenarios([*scenarios, *quick, *plots], tree, as_json=options.json)
     for name in programs:
         if first_code >= _SIGNALLED:
             break
@@ -103,6 +104,18 @@ def _scenarios(words: Sequence[str], tree: Path, *, as_json: bool) -> int:
             raise KvchatError(f"a scenario ended with exit code {code}; its last words are above")
         Output().json(json.loads(report.read_text()))
     return 0
+
+
+def _plot_dir(directory: Path) -> Path:
+    """Return a directory for plots from anywhere; it is made if it is not there.
+
+    Raises: UsageError: it cannot be.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make {directory}: {error.strerror or error}") from error
+    return directory.absolute()
 
 
 def _run(words: Sequence[str], tree: Path, stdout: Any = None) -> int:

@@ -1,6 +1,7 @@
 """The options of `kvchat bench`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,5 +18,8 @@ class BenchOptions(ListOptions):
             metavar="[SCENARIO]...",
             show_default=False,
         ),
+    ] = None
+    svg: Annotated[
+        Path | None, typer.Option(help="Draw plots there, where a scenario has any.", metavar="DIR")
     ] = None
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, where a scenario knows how.")] = False

@@ -117,6 +117,7 @@ TALKING = (
         "bench.bench",
         bench_options.BenchOptions,
         "Measure this machine, from the source tree.",
+        "kvchat bench basics --svg .    # what a KV cache is for, and what paging is for",
         "kvchat bench start    # where the time to a first word goes",
         "kvchat bench cpu --quick",
     ),

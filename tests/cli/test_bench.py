@@ -13,7 +13,7 @@ from benchmarks.__main__ import SCENARIOS
 from kvchat.cli.bench import measure, source_tree
 from kvchat.cli.bench_options import BenchOptions
 from kvchat.cli.main import run
-from kvchat.errors import KvchatError
+from kvchat.errors import KvchatError, UsageError
 
 pytestmark = pytest.mark.pure
 
@@ -51,6 +51,17 @@ def options(*scenarios: str, quick: bool = False, json: bool = False) -> BenchOp
 def test_scenarios_run_in_processes_of_their_own(tree: Path, capfd: Capture) -> None:
     assert measure(options("start", "cpu", quick=True), tree) == 0
     assert capfd.readouterr().out == "table of start --quick\ntable of --quick\n"
+
+
+def test_plots_go_where_they_are_wanted_seen_from_here(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert measure(BenchOptions(scenarios=["start"], svg=Path("new/plots")), tree) == 0
+    assert capfd.readouterr().out == f"table of start --svg {tmp_path / 'new' / 'plots'}\n"
+    assert (tmp_path / "new" / "plots").is_dir()
+    with pytest.raises(UsageError, match="cannot make"):
+        measure(BenchOptions(scenarios=["start"], svg=tree / "pyproject.toml" / "plots"), tree)
 
 
 def test_without_a_name_all_scenarios_run(tree: Path, capfd: Capture) -> None:
