@@ -21,7 +21,11 @@ Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", meta
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
 CacheFormat = Annotated[
     str | None,
-    typer.Option(help="How KV is stored: exact, or fp8, int8, int4, int2 (approximate).", metavar="FORMAT"),
+    typer.Option(
+        help="How KV is stored: exact; or, approximate, fp8, int8, int4, int2; or what of it is seen: "
+        "window, knorm, keydiff, snapkv.",
+        metavar="FORMAT",
+    ),
 ]
 DeviceBytes = Annotated[
     str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")

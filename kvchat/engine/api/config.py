@@ -23,7 +23,8 @@ class EngineConfig:
         weights: auto (as the checkpoint says), fp32, bf16 or fp16, int8 or int4 (quantised once and kept).
         cache_format: storage format of KV: `exact` keeps it in the model's dtype; fp8, int8, int4 and int2
             keep all but the last one or two blocks in so many bits, and answers are then approximate. Keys
-            and values may differ (`k=int8,v=int4`), and layers (`int4; layers 0-1=exact`).
+            and values may differ (`k=int8,v=int4`), and layers (`int4; layers 0-1=exact`). window, knorm,
+            keydiff and snapkv store it exact and show a part of it (`window:1024`).
         block_size: tokens per block.
         device_bytes: limit of the device pool over all groups; None: chosen from the memory that is free.
         host_bytes: size of the host tier, which takes what the device pool evicts; None: none on a processor,
