@@ -26,6 +26,7 @@ RESULTS = Path(__file__).parent / "results"
 SCENARIOS = (
     "basics",
     "bookkeeping",
+    "cache_formats",
     "commands",
     "concurrency",
     "decode",
