@@ -248,7 +248,7 @@ SESSIONS = (
 KEEPING = (
     _command(
         "pack make",
-        "pack.make_pack",
+        "pack_making.make_pack",
         pack_options.MakeOptions,
         "Compute a beginning once and keep it.",
         "kvchat pack make spec -f rfc.txt",

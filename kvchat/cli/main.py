@@ -153,7 +153,9 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
     if verb is None:
         wants_help = "-h" in words or "--help" in words
         return [name, *words] if wants_help else [name, DEFAULT_VERBS[name], *words]
-    return [name, words.pop(verb), *words]
+    said = words.pop(verb)
+    verbs = command.commands[name].commands
+    return [name, "list" if said == "ls" and "ls" not in verbs and "list" in verbs else said, *words]
 
 
 def _own_options(command: Any) -> set[str]:

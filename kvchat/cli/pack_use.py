@@ -6,7 +6,6 @@ from pathlib import Path
 
 from kvchat.chat import Chat
 from kvchat.config import Settings
-from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.errors import PackMismatch, UsageError
 from kvchat.session.packs import Pack, PackShelf
 from kvchat.session.tree import Session
@@ -63,6 +62,9 @@ def refuse_other_model(pack: Pack, chat: Chat) -> None:
 
 def keep_again(pack: Pack, settings: Settings) -> None:
     """See that a pack's blocks are kept, also where the cache was deleted since it was made."""
+    # Imported by whoever uses a pack: all other questions begin without it.
+    from kvchat.engine.memory.block_catalog import BlockCatalog
+
     with closing(BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)) as catalog:
         if not catalog.is_kept(pack.id):
             catalog.keep(pack.id, bytes.fromhex(pack.fingerprint), pack.keys)

@@ -28,6 +28,8 @@ pytestmark = pytest.mark.pure
         ("-m ask ask hello", "ask -m ask hello"),
         ("sessions", "sessions list"),
         ("sessions --json", "sessions list --json"),
+        ("pack ls --json", "pack list --json"),
+        ("cache ls", "cache ls"),
         ("--data-dir d sessions --json rm x", "sessions rm --data-dir d --json x"),
         ("cache", "cache status"),
         ("sessions --help", "sessions --help"),

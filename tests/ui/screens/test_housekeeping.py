@@ -38,6 +38,18 @@ async def test_keys_of_the_persons_own_do_what_others_did(tmp_path: Path) -> Non
         await shown.until(lambda: shown.questions == [])
 
 
+async def test_every_new_conversation_begins_with_the_persons_system_prompt(tmp_path: Path) -> None:
+    async with window(tmp_path, appearance=Appearance(system="Be brief.")) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/new")
+        await shown.until(lambda: shown.questions == [])
+        await shown.say_and_wait("hello again")
+        sessions = shown.chat.store.sessions.values()
+        assert [session.system for session in sessions if session.title in ("hello", "hello again")] == [
+            "Be brief."
+        ] * 2
+
+
 @pytest.mark.parametrize("theme", ["ansi-dark", "ansi-light", "nord", "solarized-light"])
 async def test_other_colours_leave_the_window_as_it_is(tmp_path: Path, theme: str) -> None:
     async with window(tmp_path, appearance=Appearance(theme=theme)) as shown:
