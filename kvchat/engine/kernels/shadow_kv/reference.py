@@ -1,0 +1,170 @@
+"""A small shadow of a long context: which chunks a query wants, and keys from few numbers. The definition.
+
+Of the keys before rotation, projections on a basis of low rank stay on the device, with one landmark for each
+chunk; values lie elsewhere. A step scores the landmarks, fetches the values of the chunks that matter, and
+makes their keys again. Projections of a token need no other token, so new ones are added to an old basis.
+Dimensions: n tokens, C chunks, c tokens of a chunk, Q queries, H query heads, H_kv key-value heads,
+G = H / H_kv, D head size, r rank, k chunks that are chosen.
+
+Source: ShadowKV, arXiv 2410.21465, with projections in place of its singular value decomposition.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """Directions in which keys before rotation lie, all heads of a token behind each other.
+
+    Args:
+        directions: [H_kv * D, r], orthonormal, float32.
+        energy: share of the keys' squares that they hold, at most 1.
+    """
+
+    directions: Tensor
+    energy: float
+
+
+def unrotated(keys: Tensor, cos: Tensor, sin: Tensor, scaling: float = 1.0) -> Tensor:
+    """Return keys [n, H_kv, D] as they were before rotary embedding, float32.
+
+    Args:
+        cos, sin: [n, R] of the model's own embedding at the keys' positions, for the first R <= D numbers of
+            a head, in halves: the i-th belongs to the (i + R/2)-th.
+        scaling: what both are multiplied with.
+    """
+    cos, sin = cos.float()[:, None], sin.float()[:, None]
+    num_rotated = cos.shape[-1]
+    turned, rest = keys.float().split((num_rotated, keys.shape[-1] - num_rotated), dim=-1)
+    first, second = turned.chunk(2, dim=-1)
+    back = turned * cos - torch.cat((-second, first), dim=-1) * sin
+    return torch.cat((back / scaling**2, rest), dim=-1)
+
+
+def rotated(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return keys [n, H_kv, D] with rotary embedding, float32; the other way round of `unrotated`."""
+    cos, sin = cos.float()[:, None], sin.float()[:, None]
+    num_rotated = cos.shape[-1]
+    turned, rest = keys.float().split((num_rotated, keys.shape[-1] - num_rotated), dim=-1)
+    first, second = turned.chunk(2, dim=-1)
+    return torch.cat((turned * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
+
+
+def basis_of(keys: Tensor, rank: int) -> Basis:
+    """Return the best basis of `rank` directions for keys [n, H_kv, D] before rotation.
+
+    From the eigenvectors of their products in float64, which costs n d^2 + d^3 for d = H_kv * D.
+
+    Raises:
+        ValueError: the rank is not between 1 and what n keys of d numbers can have.
+    """
+    rows = keys.flatten(1).double()
+    if not 1 <= rank <= min(rows.shape):
+        raise ValueError(f"keys of shape {tuple(rows.shape)} have no basis of rank {rank}")
+    squares, directions = torch.linalg.eigh(rows.T @ rows)  # in ascending order
+    total = squares.clamp_min(0).sum()
+    energy = squares[-rank:].clamp_min(0).sum() / total if total > 0 else torch.ones(())
+    return Basis(directions=directions[:, -rank:].flip(1).float(), energy=float(energy))
+
+
+def projected(keys: Tensor, basis: Basis) -> Tensor:
+    """Return the projections [n, r] of keys [n, H_kv, D] before rotation."""
+    return keys.flatten(1).float() @ basis.directions
+
+
+def restored(projections: Tensor, basis: Basis, num_kv_heads: int) -> Tensor:
+    """Return keys [n, H_kv, D] before rotation from their projections [n, r]."""
+    return (projections.float() @ basis.directions.T).unflatten(1, (num_kv_heads, -1))
+
+
+def landmarks(keys: Tensor, chunk_size: int) -> Tensor:
+    """Return the mean of every chunk [C, H_kv, D] of rotated keys [C * c, H_kv, D], float32."""
+    return keys.float().unflatten(0, (-1, chunk_size)).mean(dim=1)
+
+
+def outliers(keys: Tensor, chunk_size: int, num_chunks: int) -> Tensor:
+    """Return which chunks [H_kv, num_chunks] their landmarks speak for least, in ascending order.
+
+    That is where one of the rotated keys [C * c, H_kv, D] points farthest away from the mean of its chunk.
+    """
+    chunks = keys.float().unflatten(0, (-1, chunk_size))
+    likeness = functional.cosine_similarity(chunks, chunks.mean(dim=1, keepdim=True), dim=-1).amin(dim=1)
+    # Stable: of chunks that are alike the first is taken, in every run.
+    order = likeness.sort(dim=0, stable=True).indices[:num_chunks]
+    return order.T.sort(dim=1).values
+
+
+def chunk_scores(query: Tensor, means: Tensor, softmax_scale: float) -> Tensor:
+    """Return how much each chunk is wanted [H_kv, C] by rotated queries [Q, H, D] together.
+
+    The highest weight that one of the queries, in one of the heads that share the keys, gives to the landmark
+    among `means` [C, H_kv, D].
+
+    Raises:
+        ValueError: the heads do not divide.
+    """
+    num_queries, num_heads, _ = query.shape
+    num_kv_heads = means.shape[1]
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly")
+    grouped = query.float().view(num_queries, num_kv_heads, -1, query.shape[-1])
+    scores = torch.einsum("qhgd,chd->qghc", grouped, means.float()) * softmax_scale
+    return scores.softmax(dim=-1).amax(dim=(0, 1))
+
+
+def chosen(scores: Tensor, num_chunks: int, always: Tensor) -> Tensor:
+    """Return the chunks that are attended to, [H_kv, C] of bool: `always` and the best `num_chunks` besides.
+
+    Args:
+        scores: [H_kv, C].
+        always: [H_kv, C] of bool: outliers, the first chunk, those that are exact anyway.
+    """
+    others = scores.masked_fill(always, float("-inf"))
+    order = others.sort(dim=1, descending=True, stable=True).indices[:, :num_chunks]
+    wanted = always.clone().scatter_(1, order, value=True)
+    return wanted
+
+
+def attention(query: Tensor, keys: Tensor, values: Tensor, is_seen: Tensor, softmax_scale: float) -> Tensor:
+    """Return the output [Q, H, D] of the last Q tokens of a text, whose keys are partly not looked at.
+
+    Args:
+        query: [Q, H, D], rotated.
+        keys, values: [n, H_kv, D], keys rotated.
+        is_seen: [H_kv, n] of bool; what a query sees besides is itself and what comes before it.
+    """
+    num_queries, num_heads, _ = query.shape
+    num_tokens, num_kv_heads, _ = keys.shape
+    at = torch.arange(num_tokens - num_queries, num_tokens)
+    visible = (torch.arange(num_tokens) <= at[:, None])[None] & is_seen[:, None]
+    grouped = query.float().view(num_queries, num_kv_heads, -1, query.shape[-1])
+    scores = torch.einsum("qhgd,nhd->hgqn", grouped, keys.float()) * softmax_scale
+    weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(dim=-1)
+    return torch.einsum("hgqn,nhd->qhgd", weights, values.float()).reshape(num_queries, num_heads, -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """How one head's working set comes to hold other chunks.
+
+    Args:
+        slots: [k] the chunk in each slot afterwards.
+        is_missing: [k] of bool: slots whose chunk has to be fetched; the others keep what they hold.
+    """
+
+    slots: Tensor
+    is_missing: Tensor
+
+
+def exchange(held: Tensor, wanted: Tensor) -> Exchange:
+    """Let a working set that holds the chunks `held` [k] hold `wanted` [k], moving nothing that stays.
+
+    A slot of -1 holds nothing. No chunk is in either twice.
+    """
+    stays = torch.isin(held, wanted)
+    missing = wanted[~torch.isin(wanted, held)]
+    return Exchange(slots=held.masked_scatter(~stays, missing), is_missing=~stays)

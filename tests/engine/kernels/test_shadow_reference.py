@@ -1,0 +1,162 @@
+"""The definition of a shadowed context holds against dense attention, algebra, and planted answers."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.shadow_kv import reference as shadow
+
+pytestmark = pytest.mark.cpu
+
+CHUNK, NUM_CHUNKS, NUM_KV_HEADS, GROUP, HEAD_DIM = 8, 24, 2, 3, 16
+NUM_TOKENS = CHUNK * NUM_CHUNKS
+WIDTH = NUM_KV_HEADS * HEAD_DIM
+SCALE = HEAD_DIM**-0.5
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rope(num_rotated: int = HEAD_DIM, scaling: float = 1.0, theta: float = 1e4) -> tuple[Tensor, Tensor]:
+    frequencies = theta ** (-torch.arange(0, num_rotated, 2) / num_rotated)
+    angles = torch.arange(NUM_TOKENS)[:, None] * frequencies
+    both = torch.cat((angles, angles), dim=1)
+    return both.cos() * scaling, both.sin() * scaling
+
+
+def low_rank_keys(rank: int) -> Tensor:
+    keys = randn(NUM_TOKENS, rank, seed=1) @ randn(rank, WIDTH, seed=2)
+    return keys.view(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM)
+
+
+def dense(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    wide = [side.repeat_interleave(GROUP, dim=1).transpose(0, 1) for side in (keys, values)]
+    mask = torch.ones(len(query), NUM_TOKENS).tril(NUM_TOKENS - len(query)).bool()
+    out = torch.nn.functional.scaled_dot_product_attention(query.transpose(0, 1), *wide, attn_mask=mask)
+    return out.transpose(0, 1)
+
+
+@pytest.mark.parametrize(("num_rotated", "scaling"), [(16, 1.0), (8, 1.0), (16, 1.3)])
+def test_a_key_is_turned_back_to_what_it_was(num_rotated: int, scaling: float) -> None:
+    keys, (cos, sin) = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), rope(num_rotated, scaling)
+    turned = shadow.rotated(keys, cos, sin)
+    assert not torch.allclose(turned[1:, :, :num_rotated], keys[1:, :, :num_rotated], atol=1e-2)
+    torch.testing.assert_close(turned[..., num_rotated:], keys[..., num_rotated:])
+    torch.testing.assert_close(shadow.unrotated(turned, cos, sin, scaling), keys, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_queries", [1, 5])
+def test_with_all_chunks_and_the_full_rank_it_is_dense_attention(num_queries: int) -> None:
+    pre, (cos, sin) = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), rope()
+    values, query = randn(*pre.shape, seed=3), randn(num_queries, NUM_KV_HEADS * GROUP, HEAD_DIM, seed=4)
+    basis = shadow.basis_of(pre, WIDTH)
+    made = shadow.restored(shadow.projected(pre, basis), basis, NUM_KV_HEADS)
+    means = shadow.landmarks(shadow.rotated(pre, cos, sin), CHUNK)
+    scores = shadow.chunk_scores(query, means, SCALE)
+    seen = shadow.chosen(scores, NUM_CHUNKS, torch.zeros_like(scores, dtype=torch.bool))
+    keys = shadow.rotated(made, cos, sin)
+    found = shadow.attention(query, keys, values, seen.repeat_interleave(CHUNK, 1), SCALE)
+    wanted = dense(query, shadow.rotated(pre, cos, sin), values)
+    assert ((found - wanted).norm() / wanted.norm()).item() < 5e-6
+    assert basis.energy == pytest.approx(1)
+
+
+@pytest.mark.parametrize("rank", [1, 7, 20, WIDTH])
+def test_what_a_rank_loses_is_what_the_best_basis_must_lose(rank: int) -> None:
+    """Eckart and Young; the share of the squares that is held tells the same."""
+    keys = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM, seed=5)
+    basis = shadow.basis_of(keys, rank)
+    error = keys - shadow.restored(shadow.projected(keys, basis), basis, NUM_KV_HEADS)
+    singular = torch.linalg.svdvals(keys.flatten(1).double())
+    lost = (singular[rank:] ** 2).sum().item()
+    assert error.double().norm().item() == pytest.approx(math.sqrt(lost), rel=1e-4, abs=1e-4)
+    assert basis.energy == pytest.approx(1 - lost / (singular**2).sum().item(), abs=1e-6)
+    alone = shadow.projected(keys[:9], basis)  # of a token, needs no other token
+    torch.testing.assert_close(alone, shadow.projected(keys, basis)[:9], atol=1e-5, rtol=1e-5)
+
+
+def test_keys_have_a_low_rank_before_their_rotation_only() -> None:
+    """The control that finds a basis taken on the wrong side."""
+    pre, (cos, sin) = low_rank_keys(12), rope()
+    before = shadow.basis_of(pre, 12)
+    after = shadow.basis_of(shadow.rotated(pre, cos, sin), 12)
+    assert before.energy > 0.999999
+    assert after.energy < 0.9
+
+
+@pytest.mark.parametrize("rank", [0, WIDTH + 1])
+def test_a_rank_that_keys_cannot_have_is_refused(rank: int) -> None:
+    with pytest.raises(ValueError, match=f"no basis of rank {rank}"):
+        shadow.basis_of(low_rank_keys(4), rank)
+
+
+def test_keys_of_nothing_but_zeros_have_a_basis() -> None:
+    basis = shadow.basis_of(torch.zeros(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), 4)
+    assert basis.energy == 1
+    assert basis.directions.isfinite().all()
+
+
+def test_a_landmark_scores_as_its_chunk_does_on_average() -> None:
+    keys, query = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), randn(HEAD_DIM, seed=6)
+    single = (keys @ query).view(NUM_CHUNKS, CHUNK, NUM_KV_HEADS).mean(1)
+    torch.testing.assert_close(shadow.landmarks(keys, CHUNK) @ query, single, atol=1e-5, rtol=1e-5)
+
+
+def test_a_planted_chunk_is_chosen_by_the_head_that_asks_for_it() -> None:
+    keys, query = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), randn(1, NUM_KV_HEADS * GROUP, HEAD_DIM, seed=7)
+    keys[13 * CHUNK + 2, 1] = 8 * query[0, GROUP + 2]
+    scores = shadow.chunk_scores(query, shadow.landmarks(keys, CHUNK), SCALE)
+    none = torch.zeros_like(scores, dtype=torch.bool)
+    assert shadow.chosen(scores, 3, none)[1, 13]
+    assert scores[1].argmax() == 13
+    assert scores[0].argmax() != 13
+
+
+def test_chunks_that_are_always_seen_come_on_top_of_the_chosen() -> None:
+    scores = torch.arange(12.0).repeat(2, 1)
+    always = torch.zeros(2, 12, dtype=torch.bool)
+    always[:, 0] = always[0, 11] = True
+    seen = shadow.chosen(scores, 2, always)
+    assert seen[0].nonzero().flatten().tolist() == [0, 9, 10, 11]
+    assert seen[1].nonzero().flatten().tolist() == [0, 10, 11]
+
+
+def test_of_chunks_that_are_alike_the_first_is_taken() -> None:
+    scores = torch.zeros(1, 9)
+    assert shadow.chosen(scores, 2, torch.zeros(1, 9, dtype=torch.bool)).nonzero()[:, 1].tolist() == [0, 1]
+    keys = torch.ones(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM)
+    assert shadow.outliers(keys, CHUNK, 3).tolist() == [[0, 1, 2]] * NUM_KV_HEADS
+
+
+def test_an_outlier_is_a_chunk_whose_mean_hides_a_key() -> None:
+    keys = torch.ones(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM) + 0.01 * randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM)
+    keys[5 * CHUNK + 3, 0] *= -1
+    keys[17 * CHUNK, 1] *= -1
+    assert shadow.outliers(keys, CHUNK, 1).tolist() == [[5], [17]]
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 query heads cannot share 2"):
+        shadow.chunk_scores(randn(1, 5, HEAD_DIM), randn(3, 2, HEAD_DIM), SCALE)
+
+
+def test_a_working_set_holds_what_is_wanted_and_moves_nothing_that_stays() -> None:
+    """By chance, step after step; the values in the slots are the store's."""
+    generator = torch.Generator().manual_seed(8)
+    store = randn(40, 4, seed=9)
+    held, values = torch.full((10,), -1), torch.zeros(10, 4)
+    num_fetched = 0
+    for _ in range(50):
+        wanted = torch.randperm(40, generator=generator)[:10]
+        change = shadow.exchange(held, wanted)
+        values[change.is_missing] = store[change.slots[change.is_missing]]
+        assert sorted(change.slots.tolist()) == sorted(wanted.tolist())
+        assert torch.equal(values, store[change.slots])
+        assert torch.equal(change.slots[~change.is_missing], held[~change.is_missing])
+        assert int(change.is_missing.sum()) == len(set(wanted.tolist()) - set(held.tolist()))
+        num_fetched += int(change.is_missing.sum())
+        held = change.slots
+    assert 0 < num_fetched < 50 * 10
