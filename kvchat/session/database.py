@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from kvchat import sqlite_files
 from kvchat.directories import make_private
 from kvchat.errors import StorageError
-from kvchat.session import recovery
+from kvchat.session import recovery, schema
 from kvchat.session.damage import DamageFound, refuse_damage
 from kvchat.session.tables import PLAIN, Tables
 
@@ -24,7 +24,13 @@ _BUSY_S = 10.0
 _SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 # What SQLite says of a schema, a format or a version that kvchat cannot have written.
-_SCHEMA_DAMAGE = ("no such table", "duplicate column name", "unsupported file format", "SQL logic error")
+_SCHEMA_DAMAGE = (
+    "no such table",
+    "no such module",
+    "duplicate column name",
+    "unsupported file format",
+    "SQL logic error",
+)
 
 _ADVICE = {
     "SQLITE_FULL": "the disk is full; free some space and send the message again",
@@ -207,7 +213,7 @@ def _is_damage(error: Exception, path: Path) -> bool:
     if name == "SQLITE_ERROR" and "already exists" in str(error):
         return recovery.has_backup(path)  # without one it may be another program's
     is_schema = name == "SQLITE_ERROR" and any(words in str(error) for words in _SCHEMA_DAMAGE)
-    return name.startswith("SQLITE_CORRUPT") or is_schema
+    return name.startswith("SQLITE_CORRUPT") or (is_schema and not schema.lacks_words(error))
 
 
 def _advice(error: Exception) -> str:
@@ -217,7 +223,7 @@ def _advice(error: Exception) -> str:
     for known, advice in _ADVICE.items():
         if name == known or name.startswith(known + "_"):
             return advice
-    if "no such module: fts5" in str(error):
+    if schema.lacks_words(error):
         return "this Python's SQLite has no full-text search; install a Python whose sqlite3 has FTS5"
     return "the session database could not be used"
 

@@ -179,6 +179,11 @@ def migrate(
     connection.execute("COMMIT")
 
 
+def lacks_words(error: Exception) -> bool:
+    """Whether this Python's SQLite cannot index words. Another name of a module is a damaged one."""
+    return str(error) == "no such module: fts5"
+
+
 def refuse_damaged_tables(
     connection: sqlite3.Connection, *, reveal: Sequence[str] = (), conceal: Sequence[str] = ()
 ) -> None:
@@ -192,7 +197,7 @@ def refuse_damaged_tables(
     try:
         missing = _schema_of_new(tuple(reveal), tuple(conceal)) - _schema_of(connection)
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorname != "SQLITE_ERROR" or "no such module" in str(error):
+        if error.sqlite_errorname != "SQLITE_ERROR" or lacks_words(error):
             raise
         raise DamageFound(str(error)) from error  # the index of words, which has an opinion of its own
     if missing:

@@ -111,6 +111,19 @@ def test_a_damaged_name_of_a_column_takes_no_value_from_its_rows(
             assert complaints(found, wanted, may_lose_both=False) == [], (table, name)
 
 
+def test_a_damaged_name_of_the_index_of_words_is_no_missing_feature(
+    template: ChatTemplate, files: Files, tmp_path: Path
+) -> None:
+    files = without_copies(files)
+    wanted, data = _seen(tmp_path, template, files), files[DATABASE]
+    start = data.index(b"USING fts5") + len(b"USING ")
+    for at in range(start, start + len(b"fts5")):
+        damaged = data[:at] + bytes([data[at] ^ 0x21]) + data[at + 1 :]
+        found = _seen(tmp_path, template, {**files, DATABASE: damaged})
+        assert complaints(found, wanted, may_lose_both=False) == [], at
+        _after_trouble(lambda: go_on(tmp_path / "home"))
+
+
 @pytest.mark.parametrize("step", [2053, pytest.param(13, marks=pytest.mark.slow)])
 def test_a_byte_flipped_anywhere_in_the_log_takes_nothing_back(
     template: ChatTemplate, files: Files, tmp_path: Path, step: int
