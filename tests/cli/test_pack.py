@@ -47,7 +47,7 @@ def done(ended: tuple[int, str, str]) -> Any:
 def test_nothing_of_a_pack_is_computed_again(
     ask: Ask, run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a process of its own too; and a home that has no KV gives the same answers."""
+    """By other engines on the same disk; and a home that has no KV gives the same answers."""
     (tmp_path / "rules.txt").write_text(RULES)
     made = done(run("pack", "make", "rules", "-f", str(tmp_path / "rules.txt"), "--json"))
     length = made["num_tokens"]
@@ -58,15 +58,7 @@ def test_nothing_of_a_pack_is_computed_again(
     shutil.rmtree(tmp_path / "cold" / "cache")
 
     words = ("ask", "--json", "--max-tokens", "4", "--pack", "rules")
-    elsewhere = subprocess.run(
-        [sys.executable, "-m", "kvchat", *words, "Which is the largest?"],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    answers = [done((elsewhere.returncode, elsewhere.stdout, elsewhere.stderr))]
-    answers.append(done(run(*words, "How many are there?")))
+    answers = [done(run(*words, question)) for question in ("Which is the largest?", "How many are there?")]
     for answer in answers:
         assert answer["usage"]["cached_tokens"] == length
         assert answer["loaded"]["disk"] == length
@@ -77,6 +69,22 @@ def test_nothing_of_a_pack_is_computed_again(
     cold = done(run(*words, "Which is the largest?"))
     assert cold["usage"]["cached_tokens"] == 0
     assert cold["text"] == answers[0]["text"]
+
+
+@cpu
+@pytest.mark.slow
+def test_a_pack_that_one_process_has_made_is_found_by_another(tmp_path: Path, model: None) -> None:
+    (tmp_path / "rules.txt").write_text(RULES)
+
+    def kvchat(*words: str) -> Any:
+        command = [sys.executable, "-m", "kvchat", *words, "--json"]
+        ended = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        return done((ended.returncode, ended.stdout, ended.stderr))
+
+    made = kvchat("pack", "make", "rules", "-f", str(tmp_path / "rules.txt"))
+    for question in ("Which is the largest?", "How many are there?"):
+        answer = kvchat("ask", "--max-tokens", "4", "--pack", "rules", question)
+        assert answer["loaded"] == {"device": 0, "host": 0, "disk": made["num_tokens"]}
 
 
 @cpu
