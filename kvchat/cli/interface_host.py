@@ -10,6 +10,7 @@ from kvchat.cli.compose import Kvchat
 from kvchat.cli.config import value_of
 from kvchat.cli.config_file import change_file
 from kvchat.cli.engine_swap import EngineSwap
+from kvchat.cli.gauge_process import gauge_text
 from kvchat.cli.model_shelf import models_here
 from kvchat.cli.session_files import SessionFiles
 from kvchat.config import KEYS, Settings, did_you_mean, own_file, read_layers
@@ -102,6 +103,14 @@ class InterfaceHost(SessionFiles):
         self._chat.use(template, name)
         self._chat.adapter = ""
         self._kvchat.lend_again(location.path, template)
+
+    def gauge(self, session_id: str, branch: str, cache_format: str) -> str:
+        """Return what formats lose on a conversation.
+
+        Raises:
+            EngineFailed: it cannot be measured.
+        """
+        return gauge_text(self._settings, session_id, branch, cache_format)
 
 
 def _short(origin: str) -> str:

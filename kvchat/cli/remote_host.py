@@ -23,6 +23,14 @@ class RemoteHost(InterfaceHost):
             for name in chat.endpoint.models()
         ]
 
+    def gauge(self, session_id: str, branch: str, cache_format: str) -> str:
+        """Refuse: the cache is the server's.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("the cache is the server's; measure with a model that runs here")
+
     def reload(self, model: str | None = None) -> None:
         """Go on with another model of the server.
 

@@ -63,3 +63,14 @@ class Host(SessionFiles, Protocol):
             KvchatError: there is no such model; the engine is as it was.
         """
         ...
+
+    def gauge(self, session_id: str, branch: str, cache_format: str) -> str:
+        """Return in words what cache formats lose on a conversation.
+
+        Args:
+            cache_format: to be measured; empty: the usual ones.
+
+        Raises:
+            KvchatError: it cannot be measured; the message says why.
+        """
+        ...

@@ -16,6 +16,7 @@ from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.courses import Courses
 from kvchat.ui.desk import Desk
 from kvchat.ui.figures import plural
+from kvchat.ui.gauging import Gauging
 from kvchat.ui.housekeeping import Housekeeping
 from kvchat.ui.outlet import Outlet
 from kvchat.ui.plain_text import one_line
@@ -71,6 +72,7 @@ class Helpers:
     outlet: Outlet
     attaching: Attaching
     housekeeping: Housekeeping
+    gauging: Gauging
 
 
 class Verbs:
@@ -112,6 +114,7 @@ class Verbs:
             "pin": self.pin,
             "system": self.system,
             "cache": self.cache,
+            "gauge": helpers.gauging.gauge,
             "export": self.export,
             "why": self.why,
             "title": self.rename,

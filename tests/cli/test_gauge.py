@@ -7,7 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kvchat.cli.gauge_process import gauge_text
 from kvchat.cli.main import run as run_command
+from kvchat.config import read_settings
+from kvchat.errors import EngineFailed
 from kvchat.session.store import SessionStore
 from tests.cli.secret_home import Run
 
@@ -74,3 +77,12 @@ def test_the_built_in_questions_are_asked_of_the_starter_model(capsys: pytest.Ca
     assert exact["all"]["exact"] > 0.8
     assert int8["all"]["lost"] <= 2.0
     assert int8["answers"]["agreement"] > 0.99
+
+
+def test_the_window_measures_in_a_process_of_its_own(asked: Run) -> None:
+    """What it says is what the command says; a refusal is told, not shown as a table."""
+    settings = read_settings({})
+    told = gauge_text(settings, "demo", "main", "int2")
+    assert any(line.split()[0] == "int2" for line in told.splitlines())
+    with pytest.raises(EngineFailed, match="int3"):
+        gauge_text(settings, "demo", "main", "int3")

@@ -136,6 +136,11 @@ class ScriptedFiles:
             raise UsageError("there is no model 'nowhere'")
         self.loaded.append(model)
 
+    def gauge(self, session_id: str, branch: str, cache_format: str) -> str:
+        if cache_format == "int3":
+            raise UsageError("cache format 'int3' is unknown")
+        return f"{session_id} on {branch}: {cache_format or 'all'} lose little"
+
     def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
         if not wish.endswith(".md"):
             raise UsageError(f"{wish} does not say what to write")

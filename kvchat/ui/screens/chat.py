@@ -22,6 +22,7 @@ from kvchat.ui.bridge import ChatService, ConversationView, EngineView
 from kvchat.ui.courses import Courses
 from kvchat.ui.drain import INTERVAL_S, Drain
 from kvchat.ui.engine_watch import EngineWatch, Shown
+from kvchat.ui.gauging import Gauging
 from kvchat.ui.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.host import Host
 from kvchat.ui.housekeeping import Housekeeping
@@ -85,6 +86,7 @@ class ChatScreen(WindowScreen):
             outlet=self.outlet,
             attaching=self.attaching,
             housekeeping=Housekeeping(self, self._chat, self._host, self.turns),
+            gauging=Gauging(self, self._host, self.turns),
         )
         self.verbs = Verbs(self, self._chat, self.turns, helpers)
         self._inspecting = Inspecting(self, self._chat, self.engine, self.turns, self._branch_names)

@@ -1,0 +1,38 @@
+"""The gauge in a process of its own: it loads the model once more, and nothing of it stays behind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from kvchat.config import Settings
+from kvchat.errors import EngineFailed
+
+
+def gauge_text(settings: Settings, session_id: str, branch: str, cache_format: str) -> str:
+    """Return what `kvchat cache gauge` says of a session.
+
+    Args:
+        cache_format: to be measured; empty: the usual ones.
+
+    Raises:
+        EngineFailed: with what the command said instead.
+    """
+    words = ["cache", "gauge", session_id, "--branch", branch, "--quiet"]
+    words += ["--data-dir", str(settings.paths.data_dir), "--cache-dir", str(settings.paths.cache_dir)]
+    words += ["--dtype", settings.engine.dtype, "--device", settings.engine.device]
+    words += ["--cache-format", cache_format] if cache_format else []
+    root = str(Path(__file__).parents[2])
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    ended = subprocess.run(
+        [sys.executable, "-m", "kvchat", *words],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"]
+        raise EngineFailed(lines[-1].removeprefix("kvchat: "))
+    return ended.stdout.rstrip("\n")
