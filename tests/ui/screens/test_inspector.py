@@ -83,7 +83,7 @@ async def test_a_block_that_moves_is_seen_and_nothing_changes_while_it_stands_st
         await shown.pilot.press("f")
         await shown.until_shown("stands still since")
         engine.blocks[SECOND] = (block(9, place(Tier.DISK)),)
-        await shown.pilot.pause(1.2)
+        await shown.pilot.pause(0.7)
         assert "09" * 32 not in shown.text
         await shown.pilot.press("f")
         await shown.until_shown("09" * 32)
@@ -120,7 +120,7 @@ async def test_the_panel_stands_still_at_f8_and_goes_on(tmp_path: Path) -> None:
         await shown.pilot.press("f8")
         await shown.until_shown("stands still since")
         engine.reused, engine.computed = 70, 30
-        await shown.pilot.pause(1.2)
+        await shown.pilot.pause(0.7)
         assert "70 of 100" not in shown.text
         await shown.say("/cache freeze")
         await shown.until_shown("70 of 100")

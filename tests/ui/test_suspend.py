@@ -1,0 +1,41 @@
+"""ctrl+z puts the interface to sleep under a real shell, and `fg` brings it back with everything in it."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.terminal import terminal
+
+pytestmark = pytest.mark.tui
+
+SHELL = """
+import fcntl, os, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.environ["PS1"] = "shell> "
+os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_ctrl_z_gives_the_terminal_back_to_the_shell_and_fg_brings_the_interface_back(tmp_path: Path) -> None:
+    with terminal(["-c", SHELL]) as shown:
+        shown.until_shown("shell>")
+        shown.type(f"{sys.executable} -m tests.ui.run_scripted {tmp_path / 'log'}\r")
+        shown.until_shown("Say something.")
+        shown.type("half a question")
+        shown.until_shown("half a question")
+        shown.type("\x1a")
+        shown.until_shown("Stopped")
+        shown.type("echo the shell $((40 + 2)) answers\r")
+        shown.until_shown("the shell 42 answers")
+        shown.type("fg\r")
+        shown.until_shown("› half a question")
+        shown.type("\r")
+        shown.until_shown("By train, and then")
+        shown.until_shown("38 tok/s · exact")
+        shown.type("\x11")
+        shown.until(lambda: shown.received.count(b"shell> ") == 4)
+        shown.type("echo status $?; exit\r")
+        shown.until_shown("status 0")
