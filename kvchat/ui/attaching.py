@@ -61,6 +61,11 @@ class Attaching:
         self._draw("")
         return before, reading
 
+    def give_back(self, attachments: tuple[Attachment, ...]) -> None:
+        """Attach again what was to go with a message that was not sent."""
+        if attachments:
+            self._set((*attachments, *self.attachments))
+
     def read_again(self) -> None:
         """Read for what is on screen now: another conversation, or an engine that has loaded."""
         if self.attachments:

@@ -100,6 +100,20 @@ def split_message(text: str) -> tuple[tuple[Attachment, ...], str]:
     return tuple(found), text
 
 
+def take_out_files(text: str) -> tuple[tuple[Attachment, ...], str]:
+    """Return the files of several messages that stand under each other, and their words."""
+    found, text = split_message(text)
+    words = ""
+    while (opening := re.search(rf"\n(?={_OPENING.pattern})", text)) is not None:
+        files, rest = split_message(text[opening.end() :])
+        if not files:
+            words, text = words + text[: opening.end()], text[opening.end() :]
+            continue
+        found += files
+        text = text[: opening.end()] + rest
+    return found, words + text
+
+
 def shown_message(text: str) -> str:
     """Return a message with a line in the place of each file."""
     attachments, words = split_message(text)

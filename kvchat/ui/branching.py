@@ -39,6 +39,10 @@ class BranchingDesk(Desk, Protocol):
 
     def write_prompt(self, text: str) -> None: ...
 
+    def keep_behind(self, conversation: ConversationView) -> None: ...
+
+    def come_back_to(self, conversation: ConversationView) -> ConversationView: ...
+
     def run_on(self, turn: Turn, name: str) -> None:
         """Run a command on one message."""
         ...
@@ -258,6 +262,7 @@ class Branching:
                 return
             self._asides.append(Aside(here=here, back=back))
             await self._turns.show(here)
+            self._screen.keep_behind(back)
             self._screen.tell("this is thrown away when you leave it: esc or /aside goes back", title=_ASIDE)
         if text:
             self._screen.queue(PendingTurn(kind=TurnKind.SEND, text=text))
@@ -288,7 +293,7 @@ class Branching:
 
     async def _end_aside(self, aside: Aside) -> None:
         is_gone = await self._throw_away(aside)
-        await self._turns.show(aside.back)
+        await self._turns.show(self._screen.come_back_to(aside.back))
         self._tell_end(is_gone)
 
     def end_behind(self, conversation: ConversationView) -> bool:

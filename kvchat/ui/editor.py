@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from shutil import which
 from tempfile import TemporaryDirectory
@@ -45,16 +45,29 @@ def edited(text: str, suspended: AbstractContextManager[None], environ: Mapping[
         UsageError: there is no editor, or it failed.
     """
     command = editor_command(environ)
-    with TemporaryDirectory(prefix="kvchat-", dir=_quiet_place(environ)) as directory:
-        file = Path(directory) / "message.md"
-        file.touch(mode=0o600)
-        file.write_text(text, encoding="utf-8")
+    with ExitStack() as stack:
+        try:
+            file = _file_with(text, stack, _quiet_place(environ))
+        except OSError as error:
+            raise UsageError(
+                f"the text cannot be given to the editor: {error.strerror or error}; "
+                "free some space, or set TMPDIR to another directory"
+            ) from error
         with suspended:
             _wait_for((*command, str(file)))
         try:
             return file.read_text(encoding="utf-8", errors="replace").removesuffix("\n")
         except OSError as error:
             raise UsageError(f"the edited text cannot be read: {error.strerror or error}") from error
+
+
+def _file_with(text: str, stack: ExitStack, place: str | None) -> Path:
+    """Return a private file with a text, which goes with the stack."""
+    made = TemporaryDirectory(prefix="kvchat-", dir=place, ignore_cleanup_errors=True)
+    file = Path(stack.enter_context(made)) / "message.md"
+    file.touch(mode=0o600)
+    file.write_text(text, encoding="utf-8")
+    return file
 
 
 def _wait_for(command: tuple[str, ...]) -> None:

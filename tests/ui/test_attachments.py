@@ -16,6 +16,7 @@ from kvchat.ui.attachments import (
     read_attachment,
     shown_message,
     split_message,
+    take_out_files,
     tidy,
 )
 from kvchat.ui.path_choices import path_at_end, path_choices
@@ -80,3 +81,24 @@ def test_the_home_of_nobody_is_no_place() -> None:
     assert path_choices("~nobody-has-this-name/") == ()
     with pytest.raises(UsageError, match="not there"):
         read_attachment(Path("~nobody-has-this-name/a.txt"))
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.text("ab\n<>", max_size=12), max_size=3), st.text("xy \n", max_size=12)),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_files_of_messages_that_come_back_together_are_all_found(
+    messages: list[tuple[list[str], str]],
+) -> None:
+    texts = []
+    files = []
+    for number, (names, words) in enumerate(messages):
+        attached = tuple(Attachment(name=f"{number}-{at}", text=text) for at, text in enumerate(names))
+        files += attached
+        texts.append(before_message(attached) + words)
+    found, words = take_out_files("\n".join(texts))
+    assert list(found) == files
+    assert words == "\n".join(words for _, words in messages)

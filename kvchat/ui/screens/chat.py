@@ -16,7 +16,7 @@ from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId, Turn
 from kvchat.ui.attaching import Attaching
-from kvchat.ui.attachments import split_message
+from kvchat.ui.attachments import split_message, take_out_files
 from kvchat.ui.branching import Branching
 from kvchat.ui.bridge import ChatService, ConversationView, EngineView
 from kvchat.ui.courses import Courses
@@ -132,6 +132,16 @@ class ChatScreen(WindowScreen):
 
     def run_on(self, turn: Turn, name: str) -> None:
         self.verbs.run_on(turn, name)
+
+    def keep_behind(self, conversation: ConversationView) -> None:
+        """Keep a conversation open that something has come on screen for."""
+        self.run_worker(self._close(self._kept.keep(conversation)))
+
+    def come_back_to(self, conversation: ConversationView) -> ConversationView:
+        """Take a conversation from behind, as it was left unless somebody has moved it since."""
+        shown, stale = self._kept.take(conversation)
+        self.run_worker(self._close(stale))
+        return shown
 
     def show_edit(self, text: str | None) -> None:
         if text is not None:
@@ -376,7 +386,9 @@ class ChatScreen(WindowScreen):
             self._drain.start()
 
     def _give_back(self, text: str) -> None:
-        """Return unsent text to the prompt, before what has been typed since."""
+        """Return unsent text to the prompt, before what has been typed since, and its files to its lines."""
+        files, text = take_out_files(text)
+        self.attaching.give_back(files)
         if text:
             self.prompt.set_text(f"{text}\n{self.prompt.text}" if self.prompt.text else text)
 

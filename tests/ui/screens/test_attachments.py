@@ -6,9 +6,10 @@ import pytest
 from rich.cells import cell_len
 from textual import events
 
+from kvchat.errors import ContextOverflow
 from kvchat.ui.turns import PendingTurn, TurnKind
 from tests.ui.harness import Window, window
-from tests.ui.scripted import ScriptedChat
+from tests.ui.scripted import Answer, ScriptedChat
 from tests.ui.scripted_variants import ScriptedReading
 
 pytestmark = pytest.mark.tui
@@ -46,6 +47,21 @@ async def test_a_file_is_attached_by_its_path_read_ahead_and_sent_before_the_wor
         assert reading.handed_to == ["s1"]
         await shown.until_shown("▤ notes.txt · 7 B · 2 lines\n"[:-1])
         assert "<file" not in shown.conversation_text
+
+
+async def test_the_files_of_a_refused_message_are_attached_again_and_its_words_come_back(
+    tmp_path: Path, notes: Path
+) -> None:
+    refusal = ContextOverflow("this conversation is full; start another with /new")
+    async with window(tmp_path, Answer(fail=refusal)) as shown:
+        await shown.type("@no")
+        await shown.pilot.press("tab")
+        await shown.until_shown("tokens, read")
+        await shown.say("what is it?")
+        await shown.until_shown("this conversation is full")
+        await shown.until(lambda: shown.screen.prompt.text == "what is it?")
+        await shown.until_shown("▤ notes.txt · 7 B · 2 lines")
+        assert [one.text for one in shown.screen.attaching.attachments] == ["one\ntwo"]
 
 
 async def test_a_path_is_completed_through_directories(tmp_path: Path, notes: Path) -> None:

@@ -164,6 +164,20 @@ async def test_an_aside_is_thrown_away_when_it_is_left(tmp_path: Path) -> None:
         assert len(shown.chat.store.paths) == 1
 
 
+async def test_what_an_aside_was_begun_in_stays_open_behind_it_like_any_other(tmp_path: Path) -> None:
+    """It would hold its blocks for ever: nobody else knows that it is open."""
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        back = shown.screen.turns.conversation
+        await shown.say("/aside What is a fjord?")
+        await shown.until(lambda: shown.screen.turns.conversation is not back)
+        assert list(shown.screen._kept) == [back]
+        await shown.until(lambda: not shown.screen.turns.is_running)
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.screen.turns.conversation is back)
+        assert list(shown.screen._kept) == []
+
+
 async def test_an_aside_is_gone_after_switching_to_another_session(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
         await opened(shown)
