@@ -28,7 +28,8 @@ def test_an_engine_that_finds_no_memory_leaves_the_window_and_what_is_typed(tmp_
         shown.until_shown("✗ the engine failed")
         shown.until_shown("› half a question")
         shown.type("\x15/reload\r")
-        shown.until_shown("loading")
+        shown.type("another question")
+        shown.until_shown("› another question")
         shown.until_shown("✗ the engine failed")
         shown.type("\x11")
         assert shown.exit_status() == 0

@@ -128,6 +128,15 @@ class Prompt(TextArea):
             self._take(event)
         elif event.character is not None and event.is_printable:
             self._note_slash(event.character)
+        elif (action := self._own_action(event.key)) is not None:
+            # Now: left to Textual, it would run when keys that were typed behind it have been taken already.
+            self._take(event)
+            await self.run_action(action)
+
+    def _own_action(self, key: str) -> str | None:
+        """Return what a key does to the text, None if it does something elsewhere."""
+        bindings = self._bindings.key_to_bindings.get(key, ())
+        return next((binding.action for binding in bindings if "." not in binding.action), None)
 
     async def _on_paste(self, event: events.Paste) -> None:
         # A command's name must be typed; only its argument may be pasted.
