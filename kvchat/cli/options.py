@@ -6,9 +6,9 @@ that commands which share options share a base class instead of a parameter list
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 
@@ -28,7 +28,7 @@ from kvchat.cli.option_types import (
     RemoteUrl,
     SessionWords,
 )
-from kvchat.config import KEYS, Settings, did_you_mean, read_settings
+from kvchat.config import KEYS, Remote, Settings, did_you_mean, read_settings
 from kvchat.errors import UsageError
 
 Options = TypeVar("Options")
@@ -36,8 +36,13 @@ Options = TypeVar("Options")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceOptions:
-    """Where things are and how much is said; every command takes these."""
+    """Where things are and how much is said; every command takes these.
 
+    Attributes:
+        is_talk: whether the command has conversations, which a server may answer.
+    """
+
+    is_talk: ClassVar[bool] = False
     data_dir: Annotated[Path | None, typer.Option(help="Where conversations are kept.", metavar="DIR")] = None
     cache_dir: Annotated[Path | None, typer.Option(help="Where KV blocks are kept.", metavar="DIR")] = None
     config: Annotated[
@@ -64,6 +69,8 @@ class PlaceOptions:
             EncryptionError: see `unlocked`.
         """
         settings = read_settings(self.flags(), config_file=self.config)
+        if not self.is_talk:
+            settings = replace(settings, remote=Remote())  # a server answers; all else is done here
         if not unlock:
             return settings
         from kvchat.cli.unlocking import unlocked
@@ -177,6 +184,7 @@ class DoctorOptions(EngineOptions):
 class TalkOptions(EngineOptions):
     """Options of conversations, which a server may answer too."""
 
+    is_talk: ClassVar[bool] = True
     remote: RemoteUrl = None
     remote_key_file: RemoteKeyFile = None
 

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.cli.options import AskOptions, DoctorOptions, ResumeOptions
+from kvchat.cli.pack_options import MakeOptions
+from kvchat.cli.serve_options import ServeOptions
+from kvchat.cli.session_options import VerifyCacheOptions
+from kvchat.config import Remote
 from tests.serve.conftest import KEY, REPLY, Served
 from tests.terminal import terminal
 
@@ -45,6 +50,18 @@ def test_a_question_is_answered_by_the_server_without_loading_torch(variables: d
     assert event["backend"] == variables["KVCHAT_REMOTE"]
     assert event["usage"]["cached_tokens"] == 0
     assert not any(line.endswith(("| torch", "| transformers")) for line in done.stderr.splitlines())
+
+
+def test_only_conversations_go_to_the_server(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model is lent, a pack is made and a session is verified here, whatever answers."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert AskOptions().settings().remote.url == variables["KVCHAT_REMOTE"]
+    assert ResumeOptions(remote="none").settings().remote.url is None
+    for options in (ServeOptions(), MakeOptions(name="spec"), VerifyCacheOptions(), DoctorOptions()):
+        assert options.settings().remote == Remote()
 
 
 @pytest.mark.parametrize(
