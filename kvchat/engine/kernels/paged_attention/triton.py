@@ -34,16 +34,21 @@ MOST_PARTS = 64
 def decode_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
     """Return the tiles for single queries whose `group` heads share keys."""
     rows = max(16, triton.next_power_of_2(group))
+    if element_size > HALF and rows > 64:
+        return Tiling(block_m=rows, block_n=32, num_warps=16, num_stages=1)
     if element_size > HALF:
-        return Tiling(block_m=rows, block_n=16, num_warps=8, num_stages=1)
-    return Tiling(block_m=rows, block_n=_keys(head_dim), num_warps=4 if rows <= 32 else 8, num_stages=2)
+        return Tiling(block_m=rows, block_n=16, num_warps=4 if rows <= 16 else 8, num_stages=1)
+    num_stages = 1 if rows > 64 else 2
+    num_warps = 4 if rows <= 32 else 8
+    return Tiling(block_m=rows, block_n=_keys(head_dim), num_warps=num_warps, num_stages=num_stages)
 
 
 def prefill_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
     """Return the tiles for prompts."""
     if element_size > HALF:
         rows = max(32, triton.next_power_of_2(group))
-        return Tiling(block_m=rows, block_n=16, num_warps=8, num_stages=1)
+        keys = 32 if rows == 32 and head_dim == 128 else 16
+        return Tiling(block_m=rows, block_n=keys, num_warps=8, num_stages=1)
     rows = max(64, triton.next_power_of_2(group))
     return Tiling(block_m=rows, block_n=_keys(head_dim), num_warps=8, num_stages=2)
 
