@@ -139,7 +139,7 @@ async def test_a_text_put_into_the_prompt_leaves_the_draft_a_key_up_away(tmp_pat
 
 
 async def test_keys_that_come_in_one_burst_act_in_their_order(tmp_path: Path) -> None:
-    """As when they were typed while the window was busy: what is typed behind a key that erases is not erased."""
+    """As typed while the window was busy: what is typed behind a key that erases is not erased."""
     async with window(tmp_path) as shown:
         await shown.type("old words")
         burst = [("ctrl+u", "\x15"), *((letter, letter) for letter in "new"), ("left", None), ("x", "x")]
