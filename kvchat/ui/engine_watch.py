@@ -18,8 +18,8 @@ from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
 
 _BUSY_POLL_S = 1 / 12
 _IDLE_POLL_S = 0.5
-_STATUS_S = 0.25
-"""While an answer is written: the status bar is as wide as the screen, its figures change all the time."""
+_DRAWN_S = 0.25
+"""While an answer is written: figures change all the time, and drawing them takes time from decoding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,8 @@ class EngineWatch:
         self._on_phase = on_phase
         self._rate = TokenRate()
         self._history = History()
-        self._status_words: tuple[object, ...] = ()
-        self._status_s = 0.0
+        self._words: tuple[object, ...] = ()
+        self._drawn_s = 0.0
 
     @property
     def is_ready(self) -> bool:
@@ -71,22 +71,28 @@ class EngineWatch:
         self.snapshot = snapshot
         if snapshot is not None:
             self._observe(snapshot)
-            self._panel.show_snapshot(snapshot, shown.names, self._live(snapshot, shown))
-        elif self.is_ready:
-            self._panel.show_elsewhere(status.detail)
-        self._draw_status(self._figures(snapshot, shown))
+        figures = self._figures(snapshot, shown)
+        if self._is_to_be_drawn(figures):
+            self._draw(snapshot, shown, figures)
         if status.phase is not before.phase:
             self._on_phase(status)
         is_busy = shown.is_running or status.phase is EnginePhase.LOADING
         return _BUSY_POLL_S if is_busy else _IDLE_POLL_S
 
-    def _draw_status(self, figures: StatusFigures) -> None:
-        """Draw the status bar; what only counts up not more often than can be read."""
-        now_s = monotonic()
+    def _is_to_be_drawn(self, figures: StatusFigures) -> bool:
+        """Whether anything but counts has changed, or counts were drawn long enough ago."""
         words = figures.status, figures.num_queued, figures.trust, figures.hint
-        if words != self._status_words or now_s - self._status_s >= _STATUS_S:
-            self._status_words, self._status_s = words, now_s
-            self._status_bar.show_figures(figures)
+        is_due = words != self._words or monotonic() - self._drawn_s >= _DRAWN_S
+        if is_due:
+            self._words, self._drawn_s = words, monotonic()
+        return is_due
+
+    def _draw(self, snapshot: CacheSnapshot | None, shown: Shown, figures: StatusFigures) -> None:
+        if snapshot is not None:
+            self._panel.show_snapshot(snapshot, shown.names, self._live(snapshot, shown))
+        elif self.is_ready:
+            self._panel.show_elsewhere(self.status.detail)
+        self._status_bar.show_figures(figures)
 
     def held_sessions(self) -> dict[str, Held]:
         """Return what each session with a live branch has on the device, by its id."""
