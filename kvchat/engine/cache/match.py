@@ -193,7 +193,7 @@ class PrefixMatcher:
             stored = iter(self._slow.has_all(absent, group.id) if absent else ())
             device[group.id] = blocks
             present[group.id] = [block is not None or next(stored) for block in blocks]
-            for first, end in course.holes(group, limit, size) if course.stages else ():
+            for first, end in course.holes(group, limit, size) if group.spec.is_pruned else ():
                 present[group.id][first:end] = [True] * (end - first)
         runs = {
             group: list(accumulate(flags, lambda run, flag: run + 1 if flag else 0, initial=0))
