@@ -34,6 +34,16 @@ def refuse_hidden(connection: sqlite3.Connection, table: str, column: str, value
         raise DamageFound(f"an index of {table} lacks an entry")
 
 
+def refuse_hidden_branches(connection: sqlite3.Connection, session_id: str, num_found: int) -> None:
+    """Raise if a session has other branches than those that the index led to. Reads all branches there are.
+
+    Raises: DamageFound: it has.
+    """
+    query = "SELECT count(*) FROM branches NOT INDEXED WHERE session_id = ?"
+    if connection.execute(query, (session_id,)).fetchone()[0] != num_found:
+        raise DamageFound("an index of branches lacks an entry")
+
+
 def refuse_hidden_pieces(connection: sqlite3.Connection, turn_num: int, num_found: int) -> None:
     """Raise if an unfinished answer has other pieces than those that the index led to.
 

@@ -111,6 +111,23 @@ def test_a_damaged_name_of_a_column_takes_no_value_from_its_rows(
             assert complaints(found, wanted, may_lose_both=False) == [], (table, name)
 
 
+@pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
+def test_an_index_that_lost_a_branch_hides_it_from_nobody(
+    template: ChatTemplate, files: Files, tmp_path: Path, has_copy: bool
+) -> None:
+    """Of three entries of the index: each one's first letter, and where its page says that it begins."""
+    files = files if has_copy else without_copies(files)
+    wanted, data = _seen(tmp_path, template, files), files[DATABASE]
+    # The names of sessions and branches stand behind each other there and nowhere else.
+    entries = [data.index((session + name).encode()) for session, name in wanted.paths]
+    page = entries[0] // 4096 * 4096
+    for at in (*entries, *range(page + 8, page + 8 + 2 * len(entries))):
+        damaged = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
+        found = _seen(tmp_path, template, {**files, DATABASE: damaged})
+        assert complaints(found, wanted, may_lose_both=False) == [], at
+        _after_trouble(lambda: go_on(tmp_path / "home"))
+
+
 def test_a_damaged_name_of_the_index_of_words_is_no_missing_feature(
     template: ChatTemplate, files: Files, tmp_path: Path
 ) -> None:
