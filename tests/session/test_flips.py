@@ -118,9 +118,11 @@ def test_an_index_that_lost_a_branch_hides_it_from_nobody(
     """Of three entries of the index: each one's first letter, and where its page says that it begins."""
     files = files if has_copy else without_copies(files)
     wanted, data = _seen(tmp_path, template, files), files[DATABASE]
-    # The names of sessions and branches stand behind each other there and nowhere else.
-    entries = [data.index((session + name).encode()) for session, name in wanted.paths]
-    page = entries[0] // 4096 * 4096
+    # Names of sessions and branches stand behind each other in the rows too, and those in a page of rows.
+    keys = [(session + name).encode() for session, name in wanted.paths]
+    starts = range(0, len(data), 4096)
+    page = next(at for at in starts if data[at] == 10 and all(key in data[at : at + 4096] for key in keys))
+    entries = [data.index(key, page) for key in keys]
     for at in (*entries, *range(page + 8, page + 8 + 2 * len(entries))):
         damaged = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
         found = _seen(tmp_path, template, {**files, DATABASE: damaged})
