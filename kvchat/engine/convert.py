@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, from_u32le, u32le
 from kvchat.engine.cache.spec import Group
@@ -22,6 +23,7 @@ from kvchat.engine.models.load import choose_device
 from kvchat.engine.replay import copy_blocks
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import Candidate, fingerprint_of, groups_in, load_candidate
+from kvchat.errors import ConfigError
 
 EXACT = "exact"
 RUN_LEN = 16
@@ -59,10 +61,15 @@ class Converter:
         cache_format: what they are converted to.
 
     Raises:
-        ConfigError: the model cannot be stored in this format; the message says why.
+        ConfigError: the model cannot be stored in this format, or it is a view; the message says why.
     """
 
     def __init__(self, candidate: Candidate, config: EngineConfig, cache_format: str) -> None:
+        if parse_cache_format(cache_format).view is not None:
+            raise ConfigError(
+                f"cache format '{cache_format}' shows a part of exact blocks, so there is nothing to "
+                f"convert; ask with --cache-format {cache_format}"
+            )
         self._size = config.block_size
         self.exact = _Side(candidate, replace(config, cache_format=EXACT))
         self.target = _Side(candidate, replace(config, cache_format=cache_format))

@@ -78,3 +78,8 @@ def test_a_model_that_a_format_cannot_take_is_refused(tiny: TinyModels) -> None:
         Converter(
             load_exact(tiny("llama"), CONFIG), replace(CONFIG, max_batch_tokens=64), "int8; layers 9=exact"
         )
+
+
+def test_there_is_nothing_to_convert_to_a_view(tiny: TinyModels) -> None:
+    with pytest.raises(ConfigError, match="nothing to convert; ask with --cache-format window:64"):
+        converter(tiny("llama"), "window:64")
