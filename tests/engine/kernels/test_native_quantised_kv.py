@@ -8,6 +8,8 @@ from kvchat.engine.kernels.native.library import Library, libraries
 from kvchat.engine.kernels.quantised_kv.native import quantise_into, takes
 from kvchat.engine.kernels.quantised_kv.reference import dequantise, quantise
 from kvchat.engine.kernels.sealed_record import Code, SealedRecord
+from tests.engine.kernels import native_library
+from tests.engine.kernels.native_library import emulated_levels
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(not libraries(), reason="needs native kernels")]
 
@@ -15,10 +17,9 @@ SHAPES = ((64, 64), (64, 128), (16, 80), (48, 33), (40, 7), (64, 24))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.fixture(params=libraries(), ids=lambda library: library.level)
+@pytest.fixture(params=[*(library.level for library in libraries()), *emulated_levels])
 def native(request: pytest.FixtureRequest) -> Library:
-    found: Library = request.param
-    return found
+    return native_library.native(request.param)
 
 
 def numbers(block_size: int, dim: int, dtype: torch.dtype) -> Tensor:
