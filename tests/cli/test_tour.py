@@ -56,6 +56,10 @@ class Walk:
         self.shown.type(keys)
         self.shown.until(lambda: text in _joined(self.shown.text))
 
+    def closes(self, text: str) -> None:
+        self.shown.type("\x1b")
+        self.shown.until(lambda: text not in _joined(self.shown.text))
+
     def leaves(self) -> None:
         self.returns_to_the_shell(lambda: self.shown.type("\x11"))
 
@@ -108,7 +112,7 @@ def test_the_readmes_tour_can_be_walked_to_its_end(tmp_path: Path) -> None:
             NAME,
         )
         _talk(one)
-        one.command("kvchat sessions drop demo 2", "computed again", "on branch")
+        one.command("kvchat sessions drop demo 2 --yes", "computed again", "on branch")
         _kill(one)
         one.command(f"kvchat import {ROOT / 'sessions/first-steps.kvchat'}", "serves this session alone")
         one.command('kvchat ask -s first-steps "What is my name?"', NAME, "on imported KV, not verified")
@@ -123,19 +127,19 @@ def test_the_readmes_tour_can_be_walked_to_its_end(tmp_path: Path) -> None:
 def _talk(one: Walk) -> None:
     """Do in the interface what the tour says one can."""
     one.opens("kvchat demo", NAME)
-    one.sees("/fork by boat\r", "all blocks are shared until one side writes")
-    one.says("What is a block?", "A block holds the keys and values of 64 consecutive tokens")
-    one.sees("/why\r", "computed")
-    one.sees("\x1b", "›")
+    one.sees("/fork by boat\r", "demo › by boat")
+    one.says("What is a block?", "A block holds the keys")
+    one.sees("/why\r", "esc closes")
+    one.closes("esc closes")
     one.sees("/retry 3\r", "enter takes it")
-    one.sees("\x1b", "the answer stays as it was")
-    one.sees("/tokens\r", "alternative")
-    one.sees("\x1b", "› ")
-    one.sees("\x1b[18~", "blocks of")  # f7
+    one.closes("enter takes it")
+    one.sees("/tokens\r", "↑↓ alternative")
+    one.closes("↑↓ alternative")
+    one.sees("/cache blocks\r", "blocks of")
     one.sees("f", "stands still")
-    one.sees("\x1b", "› ")
+    one.closes("blocks of")
     one.sees("/undo\r", "computed again")
-    one.sees("\x1b", "› ")
+    one.closes("computed again")
     one.leaves()
 
 
