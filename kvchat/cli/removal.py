@@ -22,7 +22,7 @@ Refer = Callable[[int], References]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """What the disk gave back, and what of the doomed blocks stays because others share it."""
+    """What the disk gave back, and what of the doomed blocks stays: others share it, or a pack keeps it."""
 
     freed_blocks: int = 0
     freed_bytes: int = 0
@@ -129,12 +129,14 @@ class TidyStore(SessionStore):
             delete()
             return Removed()
         with closing(self._catalog()) as catalog:
-            blocks = catalog.blocks()
+            blocks, kept = catalog.blocks(), _names(catalog.kept_blocks())
             own = _by_size(blocks, refer)
             delete()
             others = _by_size(blocks, self._of)
             shared = [
-                block for block in blocks if _is_referenced(block, own) and _is_referenced(block, others)
+                block
+                for block in blocks
+                if _is_referenced(block, own) and (_is_referenced(block, others) or _name(block) in kept)
             ]
             freed = catalog.collect(
                 lambda block: not _is_referenced(block, own) or _is_referenced(block, others)
@@ -150,11 +152,14 @@ class TidyStore(SessionStore):
         if not self._cache_dir.is_dir():
             return Removed()
         with closing(self._catalog()) as catalog:
-            blocks = catalog.blocks()
+            blocks, kept = catalog.blocks(), _names(catalog.kept_blocks())
         own, others = _by_size(blocks, refer), _by_size(blocks, refer_others)
-        touched = [block for block in blocks if _is_referenced(block, own)]
-        shared = [block for block in touched if _is_referenced(block, others)]
-        freed = [block for block in touched if not _is_referenced(block, others)]
+        freed: list[IndexedBlock] = []
+        shared: list[IndexedBlock] = []
+        for block in blocks:
+            if _is_referenced(block, own):
+                stays = _is_referenced(block, others) or _name(block) in kept
+                (shared if stays else freed).append(block)
         return Removed(
             freed_blocks=_num_blocks(freed),
             freed_bytes=_num_bytes(freed),
@@ -183,6 +188,14 @@ class TidyStore(SessionStore):
 def _by_size(blocks: Iterable["IndexedBlock"], refer: Refer) -> dict[int, References]:
     """Return what is referred to, for every block size that is on disk."""
     return {size: refer(size) for size in {block.block_size for block in blocks}}
+
+
+def _name(block: "IndexedBlock") -> tuple[bytes, bytes]:
+    return block.fingerprint, block.name
+
+
+def _names(blocks: Iterable["IndexedBlock"]) -> set[tuple[bytes, bytes]]:
+    return {_name(block) for block in blocks}
 
 
 def _num_blocks(blocks: Iterable["IndexedBlock"]) -> int:

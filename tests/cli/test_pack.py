@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvchat.cli.removal import TidyStore
 from kvchat.errors import PackNotFound, StorageError
 from kvchat.sealing.sealer import Sealer
 from kvchat.session.packs import Pack, PackShelf, forget_other, new_pack_id
@@ -120,6 +122,21 @@ def test_a_pack_stays_where_everything_else_makes_room_or_is_deleted(ask: Ask, r
     refused = run("pack", "make", "more", "--system", RULES, "--kv-disk-bytes", str(made["num_bytes"]))
     assert refused[0] == 6, "packs may not keep most of the disk"
     assert [one["name"] for one in done(run("pack", "list", "--json"))] == ["rules"]
+
+
+@cpu
+def test_what_a_pack_keeps_is_not_promised_to_be_freed_with_a_session(ask: Ask, run: Run, home: Path) -> None:
+    made = done(run("pack", "make", "rules", "--system", f"Rules: {RULES}", "--json"))
+    ask("--pack", "rules", "Which?")
+    before = done(run("cache", "status", "--json"))["disk_bytes"]
+    with closing(TidyStore(next(home.rglob("sessions.db")), home / "cache")) as store:
+        (session,) = (one.session.id for one in store.list_sessions())
+        told = store.would_remove([session])
+        found = store.remove_sessions([session])
+    after = done(run("cache", "status", "--json"))["disk_bytes"]
+    assert told == found
+    assert found.shared_blocks > 0
+    assert (found.freed_bytes, after) == (before - after, made["num_bytes"])
 
 
 @cpu

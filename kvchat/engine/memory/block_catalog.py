@@ -105,10 +105,14 @@ class BlockCatalog:
         rows = ((key, index.with_key(fingerprint, key)) for key in keys)
         return {key: block for key, block in rows if block is not None}
 
+    def kept_blocks(self) -> list[IndexedBlock]:
+        """Return which blocks on disk are kept, under whatever name."""
+        kept = self._directory.kept.all()
+        return [block for block in self.blocks() if (block.fingerprint, block.name) in kept]
+
     def kept_bytes(self) -> int:
         """Return how many bytes of what is on disk are kept."""
-        kept = self._directory.kept.all()
-        return sum(block.num_bytes for block in self.blocks() if (block.fingerprint, block.name) in kept)
+        return sum(block.num_bytes for block in self.kept_blocks())
 
     def close(self) -> None:
         self._directory.close()
