@@ -30,9 +30,14 @@ class RawServer:
         self._hangs = hangs
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
-        Thread(target=self._serve, daemon=True).start()
+        self._thread = Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
+        """Refuse connections from now on: a thread that still accepts would take one more."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._listener.close()
 
     def _serve(self) -> None:
