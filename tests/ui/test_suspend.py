@@ -32,7 +32,7 @@ def test_ctrl_z_gives_the_terminal_back_to_the_shell_and_fg_brings_the_interface
         shown.type("echo the shell $((40 + 2)) answers\r")
         shown.until_shown("the shell 42 answers")
         shown.type("fg\r")
-        # What it asks the terminal once the keys are its own again; its old picture may still be there before.
+        # Asked once the keys are its own again; before that its old picture may still be there.
         shown.until(lambda: shown.received.count(ASKED_LAST) == 2)
         shown.until_shown("› half a question")
         shown.type("\r")
