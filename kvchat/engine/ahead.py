@@ -44,16 +44,17 @@ class _Launched:
     logits: Tensor
 
     def rows_for(self, batch: Batch) -> dict[BranchId, int]:
-        """Return the rows that a batch needs, as it would compute them now: of the same place in the same
-        blocks.
+        """Return the rows that a batch needs, as it would compute them now: of the same request, whose token
+        was told since, at the same place in the same blocks.
         """
         moved = {change.branch for change in batch.changes} | set(batch.dropped)
-        rows = {chunk.branch: (number, chunk.start) for number, chunk in enumerate(self.chunks)}
+        places = [(chunk.request, chunk.branch, chunk.start) for chunk in self.chunks]
+        rows = {place: number for number, place in enumerate(places)}
         found: dict[BranchId, int] = {}
         for chunk in batch.chunks:
-            number, start = rows.get(chunk.branch, (0, None))
+            number = rows.get((chunk.request, chunk.branch, chunk.start))
             is_one = len(chunk.token_ids) == 1 and chunk.samples
-            if is_one and chunk.start == start and chunk.branch not in moved:
+            if is_one and number is not None and chunk.branch not in moved:
                 found[chunk.branch] = number
         return found
 

@@ -100,6 +100,33 @@ def test_an_answer_that_stops_costs_one_surplus_token_and_leaves_nothing_of_it(
         assert found[0][0] == [(16 + num_told - 1, [-(-(16 + num_told - 1) // 16)])]
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["stopped", "cancelled"])
+def test_another_token_in_the_place_of_the_one_that_was_under_way_is_computed(
+    is_cancelled: bool, tiny: TinyModels, opened: Any
+) -> None:
+    """The next request goes on with one token, at the same place of the same branch, in the same block."""
+    model_dir = tiny("llama")
+    prompt = token_ids(18, seed=1)
+    text = reference(model_dir).answer(prompt, NUM_TOKENS)
+    assert text[4] not in text[:4]
+    stops = () if is_cancelled else (text[4],)
+    engine, runner = opened(model_dir)
+    sampling = SamplingParams(max_tokens=NUM_TOKENS, stop_token_ids=stops)
+    handle = engine.submit(Request(token_ids=tuple(prompt), sampling=sampling))
+    while engine.has_work:
+        engine.step()
+        if is_cancelled and len(runner.ahead) == 4:
+            handle.cancel()
+    computed_len = held(engine)[0][0]
+    assert computed_len % 16
+    whole = [*prompt, *text]
+    other = next(token for token in token_ids(9, seed=3) if token != whole[computed_len])
+    following = [*whole[:computed_len], other]
+    result = answer(engine, following, 12, handle.branch)
+    assert (result.usage.computed_tokens, result.usage.cached_tokens) == (1, computed_len)
+    assert result.token_ids == reference(model_dir).answer(following, 12)
+
+
 def test_a_cancelled_answer_leaves_nothing_of_the_token_that_was_under_way(
     tiny: TinyModels, opened: Any
 ) -> None:
