@@ -67,7 +67,8 @@ def known_choices(cache_dir: Path) -> dict[str, Choice]:
     """Return what has been measured, by fingerprint; nothing where the file cannot be read."""
     try:
         listed = json.loads((cache_dir / FILE_NAME).read_text())
-        return {key: Choice(**fields) for key, fields in listed.items()}
+        choices = {key: Choice(**fields) for key, fields in listed.items()}
+        return {key: choice for key, choice in choices.items() if isinstance(choice.gain, float)}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
@@ -107,9 +108,10 @@ def _keep(choices: dict[str, Choice], cache_dir: Path) -> None:
 
 def _measured(forward: LayerPass, walk: Walk, time_step: TimeStep, compile: Compile) -> Choice:
     forward.use(None)
-    plain_s, wanted = time_step()
-    start_s, compiled_s = perf_counter(), 0.0
+    start_s, plain_s, compiled_s = perf_counter(), 0.0, 0.0
     try:
+        plain_s, wanted = time_step()
+        start_s = perf_counter()
         forward.use(compile)
         compiled_s, found = time_step()
         _require_near(found, wanted, walk.dtype)

@@ -1,5 +1,6 @@
 """A pass that walks through decoder layers by itself computes what the model does."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,20 @@ def test_layers_that_cannot_be_compiled_are_computed_as_they_are(tiny: TinyModel
     assert steps.time_smallest()[0] > 0
     (tmp_path / "compiled-layers.json").write_text('{"a": {"model": 1}}')
     assert known_choices(tmp_path) == {}
+    words = {"model": "m", "device": "cpu", "plain_s": "a", "compiled_s": "b", "compile_s": "c"}
+    (tmp_path / "compiled-layers.json").write_text(json.dumps({"a": words}))
+    assert known_choices(tmp_path) == {}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_that_cannot_even_be_timed_is_no_reason_not_to_start(tiny: TinyModels, tmp_path: Path) -> None:
+    forward, steps = steps_of(load(tiny("llama")))
+
+    def fails() -> tuple[float, torch.Tensor]:
+        raise torch.OutOfMemoryError("no room")
+
+    assert not choose(forward, forward.walk, fails, tmp_path, compile_by("eager")).compiles
+    assert steps.time_smallest()[0] > 0
 
 
 def test_a_choice_is_of_one_shape_type_and_version(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def compile_latents(capability: int, num_heads: int, *, record: Fp8Record | None
 
 
 @pytest.mark.parametrize("num_heads", [16, 128])
-@pytest.mark.parametrize("capability", [90, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("capability", [80, 90, pytest.param(100, marks=pytest.mark.slow)])
 def test_latent_attention_of_deepseek_fits(capability: int, num_heads: int) -> None:
     assert_fits(compile_latents(capability, num_heads, record=None, dtype="bf16"), capability)
 

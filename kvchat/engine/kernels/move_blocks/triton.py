@@ -74,8 +74,9 @@ def _grid(regions: BlockRegions, num_blocks: int) -> tuple[int, int, int]:
 def table(regions: BlockRegions) -> Table:
     """Return where regions lie, for all moves of their blocks."""
     places = [0, *accumulate(regions.sizes)][:-1]
-    rows = [regions.starts, regions.sizes, places]
-    words = torch.tensor(rows, device=regions.buffer.device) // WORD_BYTES
+    # Divided here, not on the device: whichever stream asks first, the others find the numbers whole.
+    rows = [[at // WORD_BYTES for at in row] for row in (regions.starts, regions.sizes, places)]
+    words = torch.tensor(rows, device=regions.buffer.device)
     return words[0], words[1], words[2]
 
 
