@@ -236,10 +236,25 @@ def _model(settings: Settings) -> Iterator[Finding]:
         return
     try:
         yield _model_finding(settings.model, engine.info)
+        yield from _refused_kernels()
         if engine.info.capacity is not None:
             yield _capacity_finding(engine.info.capacity, engine.info)
     finally:
         engine.close()
+
+
+def _refused_kernels() -> Iterator[Finding]:
+    """Yield which kernels the model turned out to compute without: they are tried as it is loaded."""
+    from kvchat.engine.kernels.health import HEALTH
+
+    if HEALTH.problems:
+        yield Finding(
+            name="gpu kernels",
+            lines=tuple(f"not used for {name}: {problem}" for name, problem in HEALTH.problems.items()),
+            state=State.LOOK,
+            advice="answers are right and slower; a newer driver, torch or triton may help",
+            values={"refused": dict(HEALTH.problems)},
+        )
 
 
 def _model_finding(name: str, info: EngineInfo) -> Finding:

@@ -89,7 +89,7 @@ def choose(
         choice = _measured(forward, walk, time_step, compile)
         choices[key] = choice
         _keep(choices, cache_dir)
-    forward.use(compile if choice.compiles else None)
+    forward.use(compile if choice.compiles else None, falls_back=True)
     return choice
 
 

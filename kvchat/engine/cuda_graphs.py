@@ -16,6 +16,12 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Return what repeats the step.
+
+        Raises:
+            RuntimeError: the step waits for the device, which cannot be recorded.
+            torch.AcceleratorError: the device failed while it computed; nothing on it can be trusted.
+        """
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
@@ -24,6 +30,11 @@ class CudaGraphs:
         torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            step()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                step()
+        except torch.AcceleratorError as error:
+            # The same class tells of a wait and of a broken device; only the latter answers nothing any more.
+            torch.cuda.synchronize(self._device)
+            raise RuntimeError(f"a step waits for the device: {error}") from error
         return graph.replay

@@ -5,6 +5,7 @@ leave to us: it hands keys over when they are turned. What lies between two call
 of tensors, which can be compiled. Dimensions: T rows, R sampling rows, V vocabulary.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from kvchat.engine.models.decoder_structure import Decoder
 from kvchat.engine.models.rope_tables import Rotary
 from kvchat.engine.runner import Row
 
+log = logging.getLogger(__name__)
 Between = Callable[[Tensor, Tensor, Weights, Weights], tuple[Tensor, Projected]]
 Compile = Callable[[Between], Between]
 
@@ -78,9 +80,12 @@ class LayerPass:
     def follows_from_tensors(self) -> bool:
         return True
 
-    def use(self, compile: Compile | None) -> None:
+    def use(self, compile: Compile | None, *, falls_back: bool = False) -> None:
         """Compute what lies between calls of attention by what `compile` makes of it, once for all pairs of
         layers that compute the same.
+
+        Args:
+            falls_back: go on without, with a warning, where it fails later; else the error is raised.
         """
         made: dict[Any, Between] = {}
         layers = self.walk.layers
@@ -90,7 +95,22 @@ class LayerPass:
             if kinds not in made:
                 plain = partial(_between, layer, following)
                 made[kinds] = plain if compile is None else compile(plain)
+                if compile is not None and falls_back:
+                    made[kinds] = self._or_plain(made[kinds], plain)
             self._between.append(made[kinds])
+
+    def _or_plain(self, compiled: Between, plain: Between) -> Between:
+        def between(*tensors: Any) -> Any:
+            try:
+                return compiled(*tensors)
+            except (torch.AcceleratorError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # compilers raise whatever they like, for each new shape
+                log.warning("layers are not compiled any more, which may be slower: %s", f"{error}"[:300])
+                self.use(None)
+                return plain(*tensors)
+
+        return between
 
     def logits(self, row: Row) -> Tensor:
         """Write keys and values of every token and return the logits [R, V] of the sampling rows."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvchat.cli.main import run
+from kvchat.engine.kernels.health import HEALTH
 
 pytestmark = pytest.mark.cpu
 
@@ -108,3 +109,16 @@ def test_what_compiling_layers_brought_and_cost_is_listed(home: Path, examined: 
     (home / "cache" / "compiled-layers.json").write_text(json.dumps({"a": measured | {"compile_s": 34.0}}))
     listed = examined("--no-model")["compiled layers"]
     assert listed["compiled_layers"] == [measured | {"compile_s": 34.0}]
+
+
+def test_kernels_that_failed_their_trial_are_told_behind_the_model(tiny_model: Path, examined: Any) -> None:
+    """They are tried as the model is loaded, after the machine has been described."""
+    assert "gpu kernels" not in examined("-m", str(tiny_model))
+    HEALTH.refuse("attention", "its numbers are 0.5 away")
+    try:
+        checks = examined("-m", str(tiny_model))
+    finally:
+        HEALTH.problems.clear()
+    assert checks["gpu kernels"]["refused"] == {"attention": "its numbers are 0.5 away"}
+    assert checks["gpu kernels"]["state"] == "look"
+    assert [*checks].index("gpu kernels") > [*checks].index("model")

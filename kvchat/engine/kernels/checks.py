@@ -5,6 +5,7 @@ device in every layer.
 """
 
 import os
+from collections.abc import Sequence
 from functools import cache
 
 from torch import Tensor
@@ -29,3 +30,10 @@ def check_slots(slots: Tensor, pool: Tensor) -> None:
     if len(set(own)) < len(own):
         twice = next(slot for slot in own if own.count(slot) > 1)
         raise AssertionError(f"two tokens of a step are stored in slot {twice}")
+
+
+def check_blocks(blocks: Sequence[int], num_blocks: int) -> None:
+    """Raise AssertionError unless all blocks that move lie in a pool of so many."""
+    wrong = [block for block in blocks if not 0 <= block < num_blocks]
+    if wrong:
+        raise AssertionError(f"block {wrong[0]} is moved; the pool has {num_blocks}")

@@ -29,7 +29,9 @@ from kvchat.engine.kernels.store_kv import reference as store_reference
 
 log = logging.getLogger(__name__)
 
-LENGTHS = (1, 64, 65, 200)
+LENGTHS = (1, 64, 65, 200, 1100)
+"""The last is divided into several parts, as long contexts are, which are merged."""
+NUM_BLOCKS = 26
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 Trial = Callable[[torch.device, torch.dtype], float]
 """Returns the largest error of a kernel, NaN where one is not a number."""
@@ -63,10 +65,12 @@ def try_kernels(
             health.refuse(operation, f"its numbers are {error:.2g} away from those of its definition")
 
 
-def attention_error(device: torch.device, dtype: torch.dtype, *, num_new: int = 1) -> float:
+def attention_error(
+    device: torch.device, dtype: torch.dtype, *, num_new: int = 1, head_dim: int = 64
+) -> float:
     """Single queries (or the last few of each sequence) over blocks in a random order."""
-    query, k_pool, v_pool, spans = _problem(device, dtype, num_new)
-    args = AttentionArgs(spans, softmax_scale=64**-0.5)
+    query, k_pool, v_pool, spans = _problem(device, dtype, num_new, head_dim)
+    args = AttentionArgs(spans, softmax_scale=head_dim**-0.5)
     wanted = attention_definition(
         query.cpu(), k_pool.cpu(), v_pool.cpu(), replace(args, spans=_on_cpu(spans))
     )
@@ -74,7 +78,11 @@ def attention_error(device: torch.device, dtype: torch.dtype, *, num_new: int = 
 
 
 def both_attentions_error(device: torch.device, dtype: torch.dtype) -> float:
-    return max(attention_error(device, dtype), attention_error(device, dtype, num_new=5))
+    return max(
+        attention_error(device, dtype, num_new=num_new, head_dim=head_dim)
+        for num_new in (1, 5)
+        for head_dim in (64, 128)
+    )
 
 
 def store_error(device: torch.device, dtype: torch.dtype) -> float:
@@ -108,11 +116,11 @@ def move_error(device: torch.device, dtype: torch.dtype) -> float:
 def latent_error(device: torch.device, dtype: torch.dtype, record: Fp8Record | None = None) -> float:
     """Latents of rank 128 with 32 rope numbers, as they are or as records, 16 heads."""
     rank, rope_dim, num_heads = 128, 32, 16
-    rows = _random(torch.device("cpu"), dtype, 8, 1, 64, rank + rope_dim, seed=1)
+    rows = _random(torch.device("cpu"), dtype, NUM_BLOCKS, 1, 64, rank + rope_dim, seed=1)
     if record is not None:
         parts = rows.flatten(0, 2).tensor_split([rank], dim=1)
         packed = record_reference.pack(parts[0], parts[1], record)
-        rows = packed.view(8, 1, 64, record.num_bytes)
+        rows = packed.view(NUM_BLOCKS, 1, 64, record.num_bytes)
     spans = _spans(device, 1, 64)
     query = _random(device, dtype, len(LENGTHS), num_heads, 32 + rope_dim, seed=2)
     ups = [_random(device, dtype, num_heads, 32, rank, seed=seed) * rank**-0.5 for seed in (3, 4)]
@@ -170,17 +178,17 @@ FUSED_TRIALS: dict[str, Trial] = {rope_store.OPERATION: rope_store_error}
 
 
 def _problem(
-    device: torch.device, dtype: torch.dtype, num_new: int
+    device: torch.device, dtype: torch.dtype, num_new: int, head_dim: int
 ) -> tuple[Tensor, Tensor, Tensor, list[SequenceSpan]]:
     """Return queries of 8 heads on 2, both pools, and spans."""
-    pools = [_random(device, dtype, 8, 2, 64, 64, seed=seed) for seed in (1, 2)]
+    pools = [_random(device, dtype, NUM_BLOCKS, 2, 64, head_dim, seed=seed) for seed in (1, 2)]
     spans = _spans(device, num_new, 64)
-    query = _random(device, dtype, spans[-1].q_end, 8, 64, seed=3)
+    query = _random(device, dtype, spans[-1].q_end, 8, head_dim, seed=3)
     return query, pools[0], pools[1], spans
 
 
 def _spans(device: torch.device, num_new: int, block_size: int) -> list[SequenceSpan]:
-    blocks = torch.randperm(8, generator=torch.Generator().manual_seed(0)).to(device)
+    blocks = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0)).to(device)
     spans: list[SequenceSpan] = []
     row = first = 0
     for length in LENGTHS:

@@ -9,7 +9,7 @@ from kvchat.engine.kernels.checks import check_slots
 from kvchat.engine.kernels.health import EVERY, Health
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables
-from kvchat.engine.kernels.trials import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
+from kvchat.engine.kernels.trials import FUSED_TRIALS, LATENT_TRIALS, LENGTHS, TRIALS, try_kernels
 
 pytestmark = pytest.mark.cpu
 
@@ -133,3 +133,10 @@ def test_tables_are_looked_at_before_a_launch(
         return
     with pytest.raises(AssertionError, match=words):
         check_tables(tables, pool)
+
+
+def test_trials_divide_a_context_as_long_ones_are() -> None:
+    """Parts are computed and merged by code of their own."""
+    for kernel in ("paged_attention", "latent_attention"):
+        module = pytest.importorskip(f"kvchat.engine.kernels.{kernel}.triton")
+        assert max(LENGTHS) > 2 * module.PART_LEN

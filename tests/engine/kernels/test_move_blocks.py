@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from kvchat.engine.kernels.checks import debugs
 from kvchat.engine.kernels.move_blocks import BlockMoves, reference
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 
@@ -36,3 +37,21 @@ def test_moves_are_those_of_the_reference(ids: Sequence[int]) -> None:
     moves.scatter(targets[::-1], runs)
     reference.scatter_blocks(wanted, torch.tensor(targets[::-1], dtype=torch.int64), runs)
     assert torch.equal(mine.buffer, wanted.buffer)
+
+
+@pytest.mark.parametrize("ids", [[-1], [0, NUM_BLOCKS]])
+def test_blocks_outside_their_pool_are_found_before_they_move(
+    ids: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regions = make_regions()
+    assert regions.num_blocks == NUM_BLOCKS
+    monkeypatch.setenv("KVCHAT_DEBUG_KERNELS", "1")
+    debugs.cache_clear()
+    try:
+        moves = BlockMoves(regions)
+        moves.gather([0, NUM_BLOCKS - 1])
+        with pytest.raises(AssertionError, match=f"block {ids[-1]} is moved; the pool has {NUM_BLOCKS}"):
+            moves.gather(ids)
+    finally:
+        monkeypatch.undo()
+        debugs.cache_clear()

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.checks import check_blocks, debugs
 from kvchat.engine.kernels.device import takes_triton, upload
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.move_blocks import torch_ops
@@ -54,4 +55,6 @@ class BlockMoves:
         return HEALTH.attempt(OPERATION, kernel, plain)
 
     def _ids(self, blocks: Sequence[int]) -> Tensor:
+        if debugs():
+            check_blocks(blocks, self._regions.num_blocks)
         return upload(blocks, self._regions.buffer.device, torch.int64)

@@ -29,6 +29,13 @@ class BlockRegions:
     def block_bytes(self) -> int:
         return sum(self.sizes)
 
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks every pool has room for."""
+        ends = (*sorted(self.starts)[1:], self.buffer.numel())
+        places = sorted(zip(self.starts, self.sizes, strict=True))
+        return min((end - start) // size for end, (start, size) in zip(ends, places, strict=True))
+
     def region(self, number: int, block: int) -> Tensor:
         """Return one region of one block as a view."""
         start = self.starts[number] + block * self.sizes[number]
