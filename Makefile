@@ -1,7 +1,7 @@
 # One command each; every target sets up what it needs in .venv.
 #
 #   make chat        open the chat on the starter model (without a terminal: a short scripted conversation)
-#   make test        lint, types and tests
+#   make test        lint, types and tests; PROCESSES=1 runs the tests one after the other
 #   make test-slow   the tests that take minutes
 #   make test-kill   kill a process of the stores 500 times and look at what is left (minutes)
 #   make native      compile the native kernels, where there is a compiler and they have changed
@@ -17,6 +17,7 @@ SHELL := /bin/sh
 PYTHON ?= python3
 VENV ?= .venv
 SCENARIO ?=
+PROCESSES ?= 2
 
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.kvchat-runtime
@@ -66,8 +67,9 @@ demo: $(RUNTIME)
 	  say "What is my name?" "-s demo" && \
 	  $(BIN)/kvchat sessions list && $(BIN)/kvchat cache status
 
+# Most tests wait for processes and files of their own, so that two at once finish a third sooner on two cores.
 test: lint native
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 test-slow: $(DEV) native
 	@$(BIN)/python -m pytest -m slow
