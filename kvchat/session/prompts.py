@@ -1,9 +1,9 @@
 """From a path of turns to the next question's token ids, and the turns that will hold them."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from time import time
 
+from kvchat.session.moments import calendar
 from kvchat.session.store import new_turn_id
 from kvchat.session.template import SYSTEM, ChatTemplate, Message
 from kvchat.session.tree import Finish, Role, Session, Turn, live_part
@@ -72,7 +72,7 @@ def question_ids(
 ) -> list[int]:
     """Return the ids that a question adds behind a path, or the whole conversation's where it starts over."""
     # Frozen per conversation: a template that tells the date must not change the past.
-    now = datetime.fromtimestamp(session.created_at)
+    now = calendar(session.created_at)
     if not path:
         return template.opening(session.system, text, now=now)
     messages = history(session, path)

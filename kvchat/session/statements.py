@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import time
 
 from kvchat.errors import SessionExists, SessionNotFound
-from kvchat.session import rows
+from kvchat.session import moments, rows
 from kvchat.session.damage import refuse_hidden
 from kvchat.session.digests import (
     BRANCH_COLUMNS,
@@ -24,7 +24,6 @@ from kvchat.session.tree import Branch, BranchName, Part, Session, SessionId, Tu
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _TITLE_LEN = 60
-_STEP_S = 0.001
 
 _PATH = """
     WITH RECURSIVE path (num, parent_id, depth) AS (
@@ -120,10 +119,27 @@ def _activate(connection: sqlite3.Connection, branch: Branch) -> None:
 
 
 def moment(connection: sqlite3.Connection) -> float:
-    """Return the time, always behind the last use of any session: a clock may be set back."""
+    """Return the time, always behind the last use of any session: a clock may be set back.
+
+    Effect: sessions used at no moment of a calendar are dated anew, in their order, behind all others.
+    """
     (newest,) = connection.execute("SELECT max(updated_at) FROM sessions").fetchone()
     now = time()
-    return now if newest is None or now > newest else newest + _STEP_S
+    if newest is not None and newest > moments.LATEST:
+        newest = _date_anew(connection, now)
+    return now if newest is None or now > newest else newest + moments.STEP_S
+
+
+def _date_anew(connection: sqlite3.Connection, now: float) -> float:
+    """Bring what is ahead of every calendar back; return the last moment that a session was used at."""
+    found = connection.execute("SELECT id, updated_at FROM sessions ORDER BY updated_at, id DESC").fetchall()
+    newest = max((row["updated_at"] for row in found if row["updated_at"] <= moments.LATEST), default=now)
+    newest = max(newest, now)
+    for row in found:
+        if row["updated_at"] > moments.LATEST:
+            newest += moments.STEP_S
+            change_session(connection, row["id"], updated_at=newest)
+    return newest
 
 
 def move(connection: sqlite3.Connection, branch: Branch, leaf_id: TurnId | None) -> Branch:

@@ -14,7 +14,7 @@ from time import time
 from kvchat.engine.api.ids import u32le
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.sealing.sealer import Sealer
-from kvchat.session import damage, lookup, rows, statements
+from kvchat.session import damage, lookup, moments, rows, statements
 from kvchat.session.branch_removal import BranchRemoval, plan_removal
 from kvchat.session.database import Database
 from kvchat.session.lookup import SearchHit, SessionSummary
@@ -74,7 +74,8 @@ class SessionStore:
                 title=title,
                 system=rows.storable(system),
                 model=model,
-                created_at=now if began_at is None else began_at,
+                # Order may count on ahead of the clock; what templates tell the model may not.
+                created_at=min(now, time()) if began_at is None else began_at,
                 updated_at=now,
             )
             statements.refuse_taken_title(connection, title)
@@ -87,9 +88,10 @@ class SessionStore:
         """Add a whole session from elsewhere, all or nothing, and return it as stored.
 
         Args:
-            session: its id is new; a title that is taken gets a number.
+            session: its id is new; a title that is taken gets a number. Moments ahead become the present.
             turns: finished ones with new ids, a parent before its children.
         """
+        session, branches, turns = moments.not_ahead(session, branches, turns)
         with self._database.write() as connection:
             title = statements.free_title(connection, statements.one_line(session.title))
             session = replace(session, title=title, system=rows.storable(session.system))

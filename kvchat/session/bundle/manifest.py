@@ -7,6 +7,7 @@ from typing import Any
 
 from kvchat.session.bundle.fields import Fields
 from kvchat.session.bundle.layout import ITEM_BYTES, BundleLayout, BundleRegion
+from kvchat.session.moments import LATEST
 
 FORMAT = "kvchat.bundle"
 MAX_TURNS = 1_000_000
@@ -67,11 +68,11 @@ def manifest_header(manifest: Manifest) -> dict[str, object]:
         "title": manifest.title,
         "system": manifest.system,
         "model": manifest.model,
-        "created_at": manifest.created_at,
-        "updated_at": manifest.updated_at,
+        "created_at": min(manifest.created_at, LATEST),
+        "updated_at": min(manifest.updated_at, LATEST),
         "active_branch": manifest.active_branch,
         "branches": [
-            {"name": branch.name, "leaf": branch.leaf, "updated_at": branch.updated_at}
+            {"name": branch.name, "leaf": branch.leaf, "updated_at": min(branch.updated_at, LATEST)}
             for branch in manifest.branches
         ],
         "num_turns": manifest.num_turns,

@@ -11,6 +11,7 @@ from typing import Any
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import from_u32le, u32le
 from kvchat.session.bundle.fields import Fields
+from kvchat.session.moments import LATEST
 from kvchat.session.tree import Backend, Finish, Role, SessionId, Turn, TurnId
 
 _MAX_NAME_LEN = 200
@@ -27,7 +28,7 @@ def turn_header(turn: Turn, numbers: Mapping[TurnId, int]) -> dict[str, object]:
         "reasoning": turn.reasoning,
         "has_ids": has_ids(turn),
         "finish": (Finish.INTERRUPTED if turn.finish is Finish.PARTIAL else turn.finish).value,
-        "created_at": turn.created_at,
+        "created_at": min(turn.created_at, LATEST),
         "model": turn.model,
         "fingerprint": turn.fingerprint,
         "tokenizer": turn.tokenizer,
