@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from kvchat.cli.deletion_words import OTHERS, branch_words, deletion_words
-from kvchat.cli.export import Exporter, target_of
 from kvchat.cli.export_format import Format, format_of
 from kvchat.cli.removal import TidyStore
 from kvchat.cli.streams import Status
@@ -16,8 +15,8 @@ class SessionFiles:
     """The files of one store's sessions; implements the interface's protocol of this name."""
 
     def __init__(self, settings: Settings, store: TidyStore) -> None:
+        self._settings = settings
         self._store = store
-        self._exporter = Exporter(settings, store, Status(quiet=True))
 
     def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
         """Write a session to the file or in the form that is named, and say what was written.
@@ -32,12 +31,16 @@ class SessionFiles:
             UsageError: the file's name does not say what it should hold.
             StorageError: it cannot be written.
         """
+        # What reads blocks is imported when it is needed: the window's first frame does without.
+        from kvchat.cli.export import Exporter, target_of
+
         session = self._store.session(session_id)
         output, format = _meant(wish)
         target = target_of(output, session, format).absolute()
         if target.exists() and not force:
             raise FileTaken(f"{target} exists already")
-        return self._exporter.write(session, branch if format.is_one_branch else None, format, target).words
+        exporter = Exporter(self._settings, self._store, Status(quiet=True))
+        return exporter.write(session, branch if format.is_one_branch else None, format, target).words
 
     def freed_by_deleting(self, session_id: SessionId, branch: str | None = None) -> str:
         """Say what deleting a session, or one of its branches, would free on the disk, and what of it would

@@ -11,7 +11,6 @@ import stat
 import struct
 from collections.abc import Iterator
 from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 
 from kvchat.directories import make_private
@@ -34,6 +33,8 @@ def identity_of(model_path: Path, config: EngineConfig) -> str:
 
 
 def _lines(model_path: Path, config: EngineConfig) -> Iterator[str]:
+    from importlib.metadata import version  # slow to import, and needed only once an engine is looked for
+
     # What is sent are the engine's own values, and another kvchat may have others.
     yield f"{VERSION} {version('kvchat')}"
     yield from (f"{name} {getattr(config, name)}" for name in _DECIDING)

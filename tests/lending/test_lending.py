@@ -321,7 +321,7 @@ def test_an_identity_is_the_files_and_what_shapes_kv_and_not_the_budget(tmp_path
 def test_another_kvchat_looks_for_another_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(cache_dir=tmp_path)
     one = identity_of(tmp_path, config)
-    monkeypatch.setattr("kvchat.lending.place.version", lambda name: "99.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "99.0")
     assert identity_of(tmp_path, config) != one
 
 
