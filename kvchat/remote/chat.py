@@ -132,8 +132,8 @@ class RemoteAnswering(Answering):
         growth = _Growth(self.store, turn)
         try:
             yield TurnStarted(question=question, answer=turn)
-            stream = self._endpoint.ask(self.model, self._messages(conversation), sampling)
-            conversation.watch(stream)
+            messages = self._messages(conversation)
+            stream = self._endpoint.ask(self.model, messages, sampling, watch=conversation.watch)
             yield from growth.follow(stream)
         except (InvalidRequest, ModelNotFound):
             take_back()

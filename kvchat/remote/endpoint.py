@@ -3,7 +3,7 @@
 import json
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
@@ -90,8 +90,18 @@ class Endpoint:
         finally:
             connection.close()
 
-    def ask(self, model: str, messages: Sequence[Message], sampling: SamplingParams) -> "RemoteStream":
+    def ask(
+        self,
+        model: str,
+        messages: Sequence[Message],
+        sampling: SamplingParams,
+        watch: Callable[["RemoteStream"], None] = lambda _: None,
+    ) -> "RemoteStream":
         """Send a conversation and return its answer on its way.
+
+        Args:
+            watch: is given the answer before anything is sent, since a server may read a long prompt before
+                it says a word. One that is cancelled by then, or while that is waited for, is empty.
 
         Raises: see `_request`.
         """
@@ -104,10 +114,12 @@ class Endpoint:
         connection = self._connected()
         stream = RemoteStream(self.url, connection)
         try:
+            watch(stream)
             stream.begin(self._request(connection, "POST", "/chat/completions", body | _wishes(sampling)))
-        except BaseException:
+        except BaseException as error:
             connection.close()
-            raise
+            if not (stream.is_cancelled and isinstance(error, RemoteError)):
+                raise
         return stream
 
     def _connected(self) -> HTTPConnection:
@@ -184,7 +196,8 @@ class RemoteStream:
         self.is_cancelled = True
         try:
             if self._socket is not None:
-                self._socket.shutdown(socket.SHUT_RDWR)
+                # Not `ssl`'s own, after which a request that is being sent would go on in the clear.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         except OSError:  # it has ended already
             pass
 
@@ -208,7 +221,8 @@ class RemoteStream:
             self._connection.close()
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        assert self._response is not None, "begin comes first"
+        if self._response is None:  # cancelled before the server said a word
+            return
         while line := self._response.readline(_MOST_LINE_BYTES):
             name, _, data = line.decode().partition(":")
             if name == "data" and data.strip() == "[DONE]":

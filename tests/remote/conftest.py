@@ -25,6 +25,8 @@ class RawServer:
     def __init__(self, data: bytes, *, hangs: bool = False) -> None:
         self.gone = Event()
         """The client has closed a connection that was kept open."""
+        self.asked = Event()
+        """A request has come whole."""
         self.requests: list[bytes] = []
         self._data = data
         self._hangs = hangs
@@ -56,6 +58,7 @@ class RawServer:
             while length is not None and len(body) < int(length[1]):
                 body += connection.recv(65536)
             self.requests.append(body)
+            self.asked.set()
             connection.sendall(self._data)
             if self._hangs:
                 connection.recv(1)

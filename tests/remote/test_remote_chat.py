@@ -212,6 +212,28 @@ def test_stopping_closes_the_connection_and_keeps_what_came(store: SessionStore,
     assert server.gone.wait(10)
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+def test_an_answer_is_stopped_before_the_server_says_a_word(
+    store: SessionStore, raw: Raw, is_early: bool
+) -> None:
+    """Also one that is stopped before the request is sent."""
+    server = raw(b"", hangs=True)
+    chat = over(store, server)
+    conversation = chat.create()
+    events = chat.send(conversation, "Hello")
+    assert isinstance(next(events), TurnStarted)
+    if is_early:
+        chat.stop(conversation)
+    ended: list[Turn] = []
+    reader = Thread(target=lambda: ended.extend(one.answer for one in events), daemon=True)  # type: ignore[union-attr]
+    reader.start()
+    if not is_early:
+        assert server.asked.wait(10)
+        chat.stop(conversation)
+    reader.join(10)
+    assert [(turn.text, turn.finish) for turn in ended] == [("", Finish.INTERRUPTED)]
+
+
 def test_a_reader_that_goes_away_closes_the_connection_too(store: SessionStore, raw: Raw) -> None:
     server = raw(sse(piece("Hi")), hangs=True)
     chat = over(store, server)

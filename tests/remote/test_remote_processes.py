@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from kvchat.cli.pack_options import MakeOptions
 from kvchat.cli.serve_options import ServeOptions
 from kvchat.cli.session_options import VerifyCacheOptions
 from kvchat.config import Remote
+from tests.remote.conftest import RawServer
 from tests.serve.conftest import KEY, REPLY, Served
 from tests.terminal import terminal
 
@@ -80,6 +83,26 @@ def test_what_goes_wrong_with_a_server_has_its_exit_code(
     done = kvchat(variables, "ask", *words, "Hello")
     assert done.returncode == code
     assert done.stdout == ""
+
+
+def test_a_signal_ends_a_question_that_the_server_has_not_begun_to_answer(
+    tmp_path: Path, raw: Callable[..., RawServer]
+) -> None:
+    server = raw(b"", hangs=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvchat", "ask", "--remote", server.url, "-m", "any", "Hello"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"KVCHAT_HOME": str(tmp_path / "home")},
+    )
+    try:
+        assert server.asked.wait(30)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_the_window_talks_to_the_server_and_says_what_it_reported(
