@@ -1,7 +1,8 @@
 """`kvchat sessions verify` and `kvchat cache verify`: hold stored KV to what the model computes.
 
 A session whose KV came in a bundle becomes native when all of it has been computed again here: its own blocks
-are stored under the names that every session shares, and the bundle's go.
+are stored under the names that every session shares, and the bundle's go. What was computed over a view is
+counted and not looked at: only exact blocks have the names that are verified here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,12 +15,15 @@ from typing import TYPE_CHECKING
 from kvchat.cli.session_options import VerifyCacheOptions, VerifyOptions, VerifySessionOptions
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
+from kvchat.cli.view_blocks import add_view_turns
 from kvchat.config import Settings
+from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.ids import BlockKey, root_key
 from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.memory.used_views import used_views
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import CacheError
-from kvchat.session.references import references, runs_of
+from kvchat.session.references import References, references, runs_of
 from kvchat.session.store import SessionStore
 from kvchat.session.stored_paths import StoredBlock, blocks_on, leaf_paths
 from kvchat.session.tree import Session, Turn, Verdict, Verification
@@ -40,6 +44,15 @@ class _Path:
     blocks: tuple[StoredBlock, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """How many blocks are stored: those that can be computed again, and others, over views."""
+
+    num_blocks: int
+    num_unseen: int = 0
+    num_damaged: int = 0
+
+
 def verify_session(options: VerifySessionOptions) -> int | None:
     """Compute a session's KV again, or a sample of it, and compare."""
     settings, status = options.settings(), Status(quiet=options.quiet)
@@ -49,18 +62,18 @@ def verify_session(options: VerifySessionOptions) -> int | None:
         with _verifier(settings, model, status) as (verifier, shelf, fingerprint):
             turns = store.all_turns(session.id)
             paths = _session_paths(shelf, turns, session.namespace, fingerprint)
-            num_blocks = len({block.key for path in paths for block in path.blocks})
-            if not num_blocks:
-                _refuse_foreign(turns, fingerprint)
+            scope = _scope(settings, shelf, [(session, turns)], paths)
+            if not scope.num_blocks:
+                _refuse_foreign(settings, turns, fingerprint)
             _check(verifier, paths, options, status)
             found = verifier.findings
-            verification = _verification(found, num_blocks, is_all=options.all)
-            namespace = "" if options.all and num_blocks else session.namespace
-            if num_blocks:
+            verification = _verification(found, scope, is_all=options.all)
+            namespace = "" if options.all and scope.num_blocks else session.namespace
+            if scope.num_blocks:
                 store.mark_verified(session.id, verification, namespace)
             if namespace != session.namespace:
                 _drop_namespace(store, shelf, session, turns, fingerprint)
-    return _report(options, status, found, num_blocks, session, namespace)
+    return _report(options, status, found, scope, session, namespace)
 
 
 def verify_cache(options: VerifyCacheOptions) -> int | None:
@@ -71,15 +84,35 @@ def verify_cache(options: VerifyCacheOptions) -> int | None:
         _verifier(settings, options.model or settings.model, status) as (verifier, shelf, fingerprint),
     ):
         paths: list[_Path] = []
+        sessions: list[tuple[Session, Sequence[Turn]]] = []
         for summary in store.list_sessions():
-            session = summary.session
-            turns = store.all_turns(session.id)
+            session, turns = summary.session, store.all_turns(summary.session.id)
+            sessions.append((session, turns))
             paths += _session_paths(shelf, turns, session.namespace, fingerprint)
-        num_blocks = len({block.key for path in paths for block in path.blocks})
-        num_damaged = _read_all(shelf, paths, status)
-        readable = [_still_stored(path, shelf) for path in paths] if num_damaged else paths
+        scope = _scope(settings, shelf, sessions, paths)
+        scope = replace(scope, num_damaged=_read_all(shelf, paths, status))
+        readable = [_still_stored(path, shelf) for path in paths] if scope.num_damaged else paths
         _check(verifier, readable, options, status)
-    return _report(options, status, verifier.findings, num_blocks, None, "", num_damaged)
+    return _report(options, status, verifier.findings, scope, None, "")
+
+
+def _scope(
+    settings: Settings,
+    shelf: BlockShelf,
+    sessions: Sequence[tuple[Session, Sequence[Turn]]],
+    paths: Sequence[_Path],
+) -> _Scope:
+    """Count what is stored of sessions, and what of it lies on none of the paths: that of views."""
+    looked_at = {block.key for path in paths for block in path.blocks}
+    seen = References()
+    for session, turns in sessions:
+        add_view_turns(seen, session, turns, shelf.block_size, used_views(settings.paths.cache_dir))
+    unseen = {key for key in seen.keys - looked_at if shelf.groups_of(key)}
+    for parent in seen.runs:
+        for key, ids in shelf.tails_behind(parent):
+            if key not in looked_at and seen.covers_tail(parent, ids):
+                unseen.add(key)
+    return _Scope(len(looked_at), len(unseen))
 
 
 def _still_stored(path: _Path, shelf: BlockShelf) -> _Path:
@@ -103,7 +136,11 @@ def _read_all(shelf: BlockShelf, paths: Sequence[_Path], status: Status) -> int:
 def _verifier(
     settings: Settings, model: str, status: Status
 ) -> "Iterator[tuple[Verifier, BlockShelf, bytes]]":
-    """Load a model without tiers of its own, and open what is stored for it."""
+    """Load a model without tiers of its own, and open what is stored for it.
+
+    A view shares the names of the exact format, and what is computed over it never has them.
+    """
+    stored_as = parse_cache_format(settings.engine.cache_format).stored
     location = locate_model(model, cache_dir=settings.paths.cache_dir)
     status.show(f"loading {model} …")
     from kvchat.engine.build import build_parts
@@ -111,7 +148,7 @@ def _verifier(
     from kvchat.engine.recompute import Recompute
     from kvchat.engine.verify import Verifier
 
-    config = replace(settings.engine, cache_dir=None, host_bytes=0)
+    config = replace(settings.engine, cache_dir=None, host_bytes=0, cache_format=stored_as)
     parts = build_parts(location.name, location.path, config)
     fingerprint = bytes.fromhex(parts.info.fingerprint)
     with (
@@ -162,21 +199,28 @@ def _sample(paths: Sequence[_Path], num_blocks: int, seed: str | None) -> list[t
     return sorted(chosen, key=lambda one: one[1].number)
 
 
-def _refuse_foreign(turns: Sequence[Turn], fingerprint: bytes) -> None:
-    """Say that the model at hand is not the one that answered."""
+def _refuse_foreign(settings: Settings, turns: Sequence[Turn], fingerprint: bytes) -> None:
+    """Say that the model at hand is not the one that answered, or not in the layout of its blocks."""
     named = {turn.fingerprint for turn in turns if turn.fingerprint}
-    if named and fingerprint.hex() not in named:
+    if not named or fingerprint.hex() in named:
+        return
+    if any(view.is_pyramid for view in used_views(settings.paths.cache_dir)):
         raise CacheError(
-            "this session's KV is of another model, or of other weights; "
-            "name its model with -m, and its type with --dtype"
+            "this session's KV is of another model, of other weights, or over a pyramid, whose blocks are "
+            "not verified; name its model with -m, and its type with --dtype"
         )
+    raise CacheError(
+        "this session's KV is of another model, or of other weights; "
+        "name its model with -m, and its type with --dtype"
+    )
 
 
-def _verification(found: "Findings", num_blocks: int, *, is_all: bool) -> Verification:
-    verdict = Verdict.SAME if is_all else Verdict.SAMPLED
+def _verification(found: "Findings", scope: _Scope, *, is_all: bool) -> Verification:
+    verdict = Verdict.SAME if is_all and not scope.num_unseen else Verdict.SAMPLED
     if found.different or found.wrong_logits:
         verdict = Verdict.DIFFERENT
-    return Verification(verdict=verdict, at=time(), num_blocks=found.num_blocks, of_blocks=num_blocks)
+    of_blocks = scope.num_blocks + scope.num_unseen
+    return Verification(verdict=verdict, at=time(), num_blocks=found.num_blocks, of_blocks=of_blocks)
 
 
 def _drop_namespace(
@@ -198,23 +242,23 @@ def _report(
     options: VerifyOptions,
     status: Status,
     found: "Findings",
-    num_blocks: int,
+    scope: _Scope,
     session: Session | None,
     namespace: str,
-    num_damaged: int = 0,
 ) -> int | None:
     status.clear()
-    is_wrong = bool(found.different or found.wrong_logits or num_damaged)
+    is_wrong = bool(found.different or found.wrong_logits or scope.num_damaged)
     if options.json:
         Output().json(
             {
                 "session": None if session is None else session.id,
-                "blocks": num_blocks,
+                "blocks": scope.num_blocks,
                 "verified": found.num_blocks,
                 "exact": found.num_exact,
                 "worst": found.worst,
                 "different": len(found.different),
-                "damaged": num_damaged,
+                "damaged": scope.num_damaged,
+                "over_views": scope.num_unseen,
                 "logits": found.num_logits,
                 "worst_logits": found.worst_logits,
                 "wrong_logits": found.wrong_logits,
@@ -222,27 +266,30 @@ def _report(
             }
         )
         return DIFFERENT if is_wrong else None
-    for line in _lines(found, num_blocks, num_damaged):
+    for line in _lines(found, scope):
         status.note(line)
     if session is not None and session.namespace:
         status.note(_namespace_words(namespace, is_wrong=is_wrong))
     return DIFFERENT if is_wrong else None
 
 
-def _lines(found: "Findings", num_blocks: int, num_damaged: int) -> Iterator[str]:
-    if not num_blocks:
+def _lines(found: "Findings", scope: _Scope) -> Iterator[str]:
+    if not scope.num_blocks + scope.num_unseen:
         yield "no KV is stored, so there is nothing to verify"
         return
+    looked_at = f"{found.num_blocks} of {plural(scope.num_blocks, 'block')}"
     yield (
-        f"verified {found.num_blocks} of {plural(num_blocks, 'block')}: {found.num_exact} to the last bit, "
+        f"verified {looked_at}: {found.num_exact} to the last bit, "
         f"others within {found.worst:.1e}; logits within {found.worst_logits:.1e}"
     )
+    if scope.num_unseen:
+        yield f"{plural(scope.num_unseen, 'block')} computed over views: not looked at"
     if found.different:
         yield f"{plural(len(found.different), 'block')} disagreed and set aside; they are computed again"
     if found.wrong_logits:
         yield f"{plural(found.wrong_logits, 'row')} of logits disagreed"
-    if num_damaged:
-        yield f"{plural(num_damaged, 'block')} damaged and set aside; they are computed again"
+    if scope.num_damaged:
+        yield f"{plural(scope.num_damaged, 'block')} damaged and set aside; they are computed again"
 
 
 def _namespace_words(namespace: str, *, is_wrong: bool) -> str:

@@ -17,6 +17,7 @@ from kvchat.engine.memory.block_file import Layout
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.recompute import ComputedBlock, ReadPast, Recompute
+from kvchat.errors import ConfigError
 
 TOLERANCE = {"F32": 1e-3, "F16": 2e-2, "BF16": 1e-1, "U8": 0.2}
 """Largest deviation, relative to the largest number of a layer's part of a block. Sums are taken in another
@@ -69,9 +70,18 @@ class Verifier:
         recompute: what computes.
         groups: of the model.
         shelf: the stored blocks; what disagrees is set aside in it.
+
+    Raises:
+        ConfigError: the groups are those of a view. Blocks behind what it hides are not what their exact
+            names say, and none of them may be written under these.
     """
 
     def __init__(self, recompute: Recompute, groups: Sequence[Group], shelf: BlockShelf) -> None:
+        if any(group.spec.is_view for group in groups):
+            raise ConfigError(
+                "KV is verified in the format in which it is stored, and a view stores it exact; use "
+                "--cache-format exact"
+            )
         self._recompute = recompute
         self._groups = groups
         self._specs = {group.id: group.spec for group in groups}

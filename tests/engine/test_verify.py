@@ -1,7 +1,9 @@
 """What is compared when KV is verified: real deviations are found, and rounding is let pass."""
 
 import struct
+from contextlib import closing
 from math import inf
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from kvchat.engine.engine import Engine
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.block_file import Region
+from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.recompute import Recompute
-from kvchat.engine.verify import deviation, tolerance
+from kvchat.engine.verify import Verifier, deviation, tolerance
+from kvchat.errors import ConfigError
 from tests.engine.conftest import TinyModels
 from tests.engine.tiny_models import KINDS, token_ids
 
@@ -103,3 +107,16 @@ def test_blocks_computed_behind_a_given_past_are_those_computed_from_the_beginni
     assert (logits - behind).abs().max() < 1e-4
     engine.check_integrity()
     engine.close()
+
+
+@pytest.mark.parametrize("view", ["window:64", "keydiff:64"])
+def test_nothing_is_verified_over_a_view(view: str, tiny: TinyModels, tmp_path: Path) -> None:
+    """What it computes behind its holes would be written under the names of exact blocks."""
+    parts = build_parts("tiny", tiny("llama"), EngineConfig(device="cpu", block_size=16, cache_format=view))
+    fingerprint = bytes.fromhex(parts.info.fingerprint)
+    with (
+        closing(Engine(parts)),
+        closing(BlockShelf(tmp_path, fingerprint, parts.pool.layouts(), block_size=16)) as shelf,
+        pytest.raises(ConfigError, match="--cache-format exact"),
+    ):
+        Verifier(Recompute(parts, chunk_len=64), parts.manager.groups, shelf)

@@ -1,0 +1,76 @@
+"""`kvchat sessions verify` and `kvchat cache verify`: what is looked at, said and written."""
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import Session, Verdict
+from tests.cli.secret_home import Run
+
+pytestmark = pytest.mark.cpu
+
+WORDS = "remember the sea " * 40
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def call(run: Run, tiny_model: Path) -> Call:
+    """Run a command on the tiny model and return what it prints as JSON."""
+
+    def one(*words: str, code: int = 0) -> Any:
+        found, out, told = run(*words, "-m", str(tiny_model), "--json")
+        assert found == code, told
+        return json.loads(out)
+
+    return one
+
+
+def files_of(home: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (home / "cache" / "blocks").rglob("*.safetensors")}
+
+
+def session_of(home: Path) -> Session:
+    with closing(SessionStore(home / "data" / "sessions.db")) as store:
+        return store.find("demo")
+
+
+@pytest.mark.parametrize("command", [("sessions", "verify", "demo"), ("cache", "verify")])
+@pytest.mark.parametrize("view", ["window:64", "snapkv:64"])
+def test_verifying_over_a_view_writes_nothing_under_exact_names_and_accuses_nobody(
+    view: str, command: tuple[str, ...], call: Call, home: Path
+) -> None:
+    call("ask", "--max-tokens", "8", "--new", "demo", WORDS)
+    before = files_of(home)
+    found = call(*command, "--all", "--cache-format", view)
+    assert (found["different"], found["verified"]) == (0, found["blocks"])
+    assert found["blocks"] > 4
+    assert files_of(home) == before
+
+
+def test_blocks_over_a_view_are_told_as_not_looked_at_and_the_verdict_is_not_that_all_agrees(
+    call: Call, run: Run, home: Path, tiny_model: Path
+) -> None:
+    call("ask", "--max-tokens", "8", "--cache-format", "window:64", "--new", "demo", WORDS)
+    found = call("sessions", "verify", "demo", "--all", "--cache-format", "window:64")
+    assert found["verified"] == found["blocks"] > 0
+    assert found["over_views"] > 0
+    verification = session_of(home).verification
+    assert verification is not None
+    assert verification.verdict is Verdict.SAMPLED
+    assert verification.of_blocks == found["blocks"] + found["over_views"]
+    told = run("sessions", "verify", "demo", "--all", "-m", str(tiny_model))[2]
+    assert f"{found['over_views']} blocks computed over views: not looked at" in told
+    assert call("cache", "verify")["over_views"] == found["over_views"]
+
+
+def test_what_lies_over_a_pyramid_is_not_verified_and_the_reason_is_said(
+    call: Call, run: Run, tiny_model: Path
+) -> None:
+    call("ask", "--max-tokens", "8", "--cache-format", "snapkv:64:pyramid", "--new", "demo", WORDS)
+    code, _, told = run("sessions", "verify", "demo", "-m", str(tiny_model))
+    assert (code, "pyramid" in told) == (7, True)
