@@ -35,7 +35,10 @@ class Terminal:
         return "\n".join(line.rstrip() for line in self._screen.display)
 
     def type(self, keys: str) -> None:
-        os.write(self._fd, keys.encode())
+        self.send(keys.encode())
+
+    def send(self, data: bytes) -> None:
+        os.write(self._fd, data)
 
     def resize(self, columns: int, lines: int) -> None:
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from textual import events
-from textual._xterm_parser import XTermParser
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
@@ -17,6 +17,7 @@ from textual.widgets import Input
 
 from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.commands import COMMANDS, Command
+from kvchat.ui.driver import KeyReader, TerminalDriver
 from kvchat.ui.host import Host
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.terminal import guarded_terminal, hang_up_told, key_by_key, term_with_a_size
@@ -61,7 +62,7 @@ class KvchatApp(App[None]):
         on_first_frame: Callable[[], object] = lambda: None,
     ) -> None:
         with term_with_a_size():
-            super().__init__()
+            super().__init__(driver_class=TerminalDriver)
         self.register_theme(KVCHAT_THEME)
         self.theme = KVCHAT_THEME.name
         self._appearance = host.appearance()
@@ -70,19 +71,27 @@ class KvchatApp(App[None]):
         self._on_first_frame = on_first_frame
         self._early_input: list[events.Key | events.Paste] = []
         self._is_ready = False
+        self._has_failed = False
 
     def run_in_terminal(self) -> int:
         """Run until the person leaves and return the exit status; stray writes go to the log."""
         with hang_up_told(), guarded_terminal(self._log_path), key_by_key() as typed:
             self._early_input += _events_of(typed)
             self.run()
+        if self._has_failed:  # told now: until here the terminal was the window's
+            print(f"kvchat: the interface failed; {self._log_path} says where", file=sys.stderr)
         return self.return_code or 0
+
+    def thread_failed(self, error: Exception) -> None:
+        """Leave because a thread that reads or draws has ended."""
+        self._handle_exception(error)
 
     def _fatal_error(self) -> None:
         """Log where a bug is. Textual would print the values of variables too, which are what was said."""
-        log.error("the interface failed", exc_info=True)
+        log.error("the interface failed", exc_info=self._exception or True)
+        self._has_failed = True
         self.bell()
-        self.panic("the interface failed; the log says where")
+        self._close_messages_no_wait()
 
     def get_default_screen(self) -> Screen[None]:
         return self.chat_screen
@@ -152,8 +161,7 @@ def _events_of(typed: str) -> Iterator[events.Key | events.Paste]:
     """Yield the events that Textual makes of what was typed."""
     if not typed:
         return
-    parser = XTermParser()
-    no_more = ""
-    for event in [*parser.feed(typed), *parser.feed(no_more)]:
+    reader = KeyReader()
+    for event in [*reader.read(typed), *reader.end()]:
         if isinstance(event, events.Key | events.Paste):
             yield event
