@@ -87,6 +87,10 @@ class EngineClient(Protocol):
         """Let go of a live branch; its blocks stay cached. Unknown or released branches are ignored."""
         ...
 
+    def drain_saves(self) -> None:
+        """Wait until nothing that was computed is on its way to the disk."""
+        ...
+
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
         """Return how many tokens of a prompt need not be computed; blocks while the engine loads."""
         ...

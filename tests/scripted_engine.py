@@ -180,6 +180,9 @@ class ScriptedEngine:
     def release(self, branch: BranchId) -> None:
         self.live.pop(branch, None)
 
+    def drain_saves(self) -> None:
+        pass
+
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
         lengths = [common_run(ids, token_ids) for ids in self.live.values()]
         return min(max(lengths, default=0), len(token_ids) - 1)

@@ -107,7 +107,9 @@ class Kvchat:
         template = self._template = ChatTemplate.from_dir(location.path)
         self._model_dir = location.path
         name = lasting_name(location)
-        self._engine = self._engine_factory(name, location.path, self._settings.engine)
+        engine = replace(self._settings.engine, is_gone=self.store.is_gone)
+        self._engine = self._engine_factory(name, location.path, engine)
+        self.store.drain = self._engine.drain_saves
         return Chat(
             store=self.store,
             template=template,
@@ -204,13 +206,15 @@ def opened(settings: Settings, engine_factory: EngineFactory, *, temp: bool = Fa
     """Open the store, and close whatever was opened behind it at the end.
 
     Args:
-        temp: keep neither text nor KV: the store vanishes at the end, and there is no disk tier.
+        temp: keep neither text nor KV: the store is in memory alone, since a process that is killed cannot
+            tidy up, and there is no disk tier.
     """
     with ExitStack() as stack:
         if temp:
             directory = stack.enter_context(TemporaryDirectory(prefix="kvchat-"))
             settings = _forgetful(settings, Path(directory))
-        store = stack.enter_context(closing(open_store(settings)))
+        opened_store = TidyStore(None, settings.paths.cache_dir) if temp else open_store(settings)
+        store = stack.enter_context(closing(opened_store))
         yield stack.enter_context(closing(Kvchat(settings, store, engine_factory)))
 
 

@@ -67,6 +67,9 @@ class EngineSwap:
     def release(self, branch: BranchId) -> None:
         self.worker.release(branch)
 
+    def drain_saves(self) -> None:
+        self.worker.drain_saves()
+
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
         return self.worker.reusable_len(token_ids, namespace)
 

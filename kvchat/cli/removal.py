@@ -1,11 +1,13 @@
 """Removing sessions and branches together with the KV blocks that nothing else refers to."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvchat.errors import EngineFailed, SessionNotFound, StorageError
 from kvchat.sealing.sealer import Sealer
 from kvchat.session.branch_removal import BranchRemoval
 from kvchat.session.references import References, add_turns
@@ -15,6 +17,8 @@ from kvchat.session.tree import SessionId, Turn
 if TYPE_CHECKING:
     from kvchat.engine.memory.block_catalog import BlockCatalog
     from kvchat.engine.memory.block_index import IndexedBlock
+
+_SESSION_ID = re.compile("[a-z2-7]{8}")
 
 Refer = Callable[[int], References]
 """Says what is referred to, in blocks of a size."""
@@ -39,10 +43,24 @@ class TidyStore(SessionStore):
         sealer: what both are sealed with; None: they are in the clear.
     """
 
-    def __init__(self, path: Path, cache_dir: Path, sealer: Sealer | None = None) -> None:
+    def __init__(self, path: Path | None, cache_dir: Path, sealer: Sealer | None = None) -> None:
         super().__init__(path, sealer)
         self._cache_dir = cache_dir
         self._sealer = sealer
+        self.drain: Callable[[], None] = _nothing
+        """Waits until an engine of this process has nothing on its way to the disk."""
+
+    def is_gone(self, owner: str) -> bool:
+        """Return whether an owner of blocks is a session that was deleted, maybe by another process."""
+        if not _SESSION_ID.fullmatch(owner):
+            return False
+        try:
+            self.session(SessionId(owner))
+        except SessionNotFound:
+            return True
+        except StorageError:  # it cannot be told
+            return False
+        return False
 
     def delete_session(self, session_id: SessionId) -> None:
         """Delete a session, its text first, and then its blocks."""
@@ -125,6 +143,8 @@ class TidyStore(SessionStore):
 
     def _remove(self, refer: Refer, delete: Callable[[], None]) -> Removed:
         """Delete text, and then the blocks that it alone referred to."""
+        with suppress(EngineFailed):  # then it writes nothing more
+            self.drain()
         if not self._cache_dir.is_dir():
             delete()
             return Removed()
@@ -183,6 +203,10 @@ class TidyStore(SessionStore):
     def _delete_text(self, doomed: Iterable[SessionId]) -> None:
         for session_id in doomed:
             super().delete_session(session_id)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _by_size(blocks: Iterable["IndexedBlock"], refer: Refer) -> dict[int, References]:

@@ -133,6 +133,7 @@ def assemble(
         saver=open_saver(pool, store, manager),
         store=store,
         disk_problem=disk_problem,
+        is_gone=config.is_gone,
         weights=Weights(candidate, config, pool),
     )
 

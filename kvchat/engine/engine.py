@@ -51,7 +51,7 @@ class Engine:
         self._manager = parts.manager
         self._runner = parts.runner
         self._mover = parts.mover
-        self._keeper = Keeper(parts.manager, parts.saver, clock, parts.disk_problem)
+        self._keeper = Keeper(parts.manager, parts.saver, clock, parts.disk_problem, parts.is_gone)
         self._store = parts.store
         self._pool = parts.pool
         self._weights = parts.weights
@@ -161,7 +161,10 @@ class Engine:
         return self._manager.fork(self._intake.live(branch)).id
 
     def release(self, branch: BranchId) -> None:
-        """Let go of a live branch; its blocks stay cached. Cancels the request that runs on it."""
+        """Let go of a live branch; its blocks stay cached. Cancels the request that runs on it.
+
+        It is saved, unless its owner is gone: `EngineConfig.is_gone`.
+        """
         live = self._intake.live(branch)
         entry = self._answers.running_on(branch)
         if entry is not None:
@@ -170,6 +173,11 @@ class Engine:
         if branch in self._manager.branches:  # a search lets go of its beams by itself
             self._keeper.save_branch(live)
             self._manager.release(live)
+
+    def drain_saves(self) -> None:
+        """Wait until nothing is on its way to the disk; what it does not take within seconds is dropped."""
+        self._keeper.after_step()
+        self._keeper.drain()
 
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
         """Return how many tokens of a prompt need not be computed, wherever they are kept. Moves nothing.

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 TAIL_INTERVAL_S = 2.0
 CLOSE_TIMEOUT_S = 30.0
+DRAIN_TIMEOUT_S = 3.0
 
 
 class Keeper:
@@ -23,6 +24,7 @@ class Keeper:
 
     Args:
         problem: why there is no disk tier although one was wanted.
+        is_gone: whether an owner of branches is gone, so that nothing is saved for him; None: nobody ever is.
     """
 
     def __init__(
@@ -31,12 +33,14 @@ class Keeper:
         saver: Saver | None,
         clock: Callable[[], float],
         problem: str | None = None,
+        is_gone: Callable[[str], bool] | None = None,
     ) -> None:
         self._manager = manager
         self._saver = saver
         self._clock = clock
         self._tails_saved_s = clock()
         self._problem = problem
+        self._is_gone = is_gone or _nobody
 
     @property
     def problem(self) -> str | None:
@@ -69,17 +73,24 @@ class Keeper:
                 self._save_tail(self._saver, branch)
 
     def save_branch(self, branch: Branch) -> None:
-        """Queue everything of a branch that the store lacks."""
-        if self._saver is not None:
+        """Queue everything of a branch that the store lacks; nothing, where nobody wants it any more."""
+        if self._saver is None:
+            return
+        if self._is_wanted(self._saver, branch):
             self._saver.save_missing(self._manager.block_saves(branch))
             self._save_tail(self._saver, branch)
+
+    def drain(self) -> None:
+        """Wait until nothing is on its way to the disk; what it does not take within seconds is dropped."""
+        if self._saver is not None:
+            self._saver.drain(DRAIN_TIMEOUT_S)
 
     def close(self, branches: Iterable[Branch]) -> None:
         """Save the branches and wait until everything is durable. Later calls do nothing."""
         saver, self._saver = self._saver, None
         if saver is None:
             return
-        live = tuple(branches)
+        live = tuple(branch for branch in branches if self._is_wanted(saver, branch))
         for branch in live:
             saver.save_missing(self._manager.block_saves(branch))
         for branch in live:
@@ -92,6 +103,13 @@ class Keeper:
         assert self._saver is None
         self._saver = saver
         self._problem = problem
+
+    def _is_wanted(self, saver: Saver, branch: Branch) -> bool:
+        """Whether a branch is saved; what waits of one whose owner is gone is dropped."""
+        if not self._is_gone(branch.owner):
+            return True
+        saver.give_up({save.key for save in self._manager.block_saves(branch)})
+        return False
 
     def _note_problem(self, saver: Saver) -> None:
         """Log once when the disk begins to refuse blocks, and once when it takes them again."""
@@ -106,3 +124,7 @@ class Keeper:
         saves = self._manager.tail_saves(branch)
         if saves and saver.save_tail(saves):
             branch.saved_tail = saves[0].key
+
+
+def _nobody(owner: str) -> bool:
+    return False

@@ -1,5 +1,6 @@
 """What an engine consists of, as `build` puts it together."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvchat.engine.api.config import EngineInfo
@@ -22,6 +23,7 @@ class EngineParts:
 
     `max_batch_tokens`: most tokens computed in one step.
     `disk_problem` says why there is no disk tier although one was wanted.
+    `is_gone`: whether an owner of branches is gone; nothing is saved for him.
     `runs_ahead`: whether steps are handed in before the tokens of the last are read.
     `idle_demote_s`: seconds after which an idle branch leaves the device; None: never.
     """
@@ -41,4 +43,5 @@ class EngineParts:
     saver: Saver | None
     store: DiskStore | None
     disk_problem: str | None = None
+    is_gone: Callable[[str], bool] | None = None
     weights: Weights

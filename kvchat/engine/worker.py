@@ -150,6 +150,13 @@ class Worker:
         """Let go of a branch; unknown or released ones are ignored."""
         self._post(lambda engine: _release(engine, branch))
 
+    def drain_saves(self) -> None:
+        """Wait until nothing is on its way to the disk; see `Engine.drain_saves`. Not while the model loads:
+        nothing is then.
+        """
+        if self._info is not None and self.failure is None:
+            self._call(lambda engine: engine.drain_saves())
+
     def demote(self, branch: BranchId) -> None:
         """Take a live branch off the device; see `Engine.demote`. Waits for the copies."""
         self._call(lambda engine: engine.demote(branch))

@@ -143,6 +143,9 @@ class Borrowed:
     def release(self, branch: BranchId) -> None:
         self.tell("release", branch=branch)
 
+    def drain_saves(self) -> None:
+        self._ask("drain_saves")
+
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
         return int(self._ask("reusable_len", token_ids=list(token_ids), namespace=namespace))
 

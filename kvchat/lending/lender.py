@@ -251,6 +251,9 @@ class Connection:
             self._branches.discard(value["branch"])
             self._engine.release(value["branch"])
 
+    def _drain_saves(self, value: dict[str, Any]) -> None:
+        self._engine.drain_saves()
+
     def _start_pumps(self) -> None:
         """Let events of new requests flow: behind the answer that names the request, never before it."""
         while self._new:
@@ -297,6 +300,7 @@ _CALLS: dict[str, Callable[[Connection, dict[str, Any]], object]] = {
     "prioritise_branch": Connection._prioritise_branch,
     "fork": Connection._fork,
     "release": Connection._release,
+    "drain_saves": Connection._drain_saves,
 }
 
 

@@ -22,7 +22,7 @@ from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_
 from kvchat import errors
 from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished, TokenEmitted
 
-VERSION = 1
+VERSION = 2
 MAX_LINE_BYTES = 64 * 2**20
 """A prompt of a million tokens takes a tenth of it."""
 

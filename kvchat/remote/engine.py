@@ -52,6 +52,9 @@ class RemoteEngine:
     def release(self, branch: BranchId) -> None:
         pass
 
+    def drain_saves(self) -> None:
+        pass
+
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
         return 0
 

@@ -1,6 +1,7 @@
 """What an engine is built from."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ class EngineConfig:
         disk_daily_bytes: most bytes of blocks written on one day; None: no limit.
         cache_dir: directory of the disk tier; None: no disk tier.
         sealer: what is encrypted on disk is encrypted with it; None: nothing is.
+        is_gone: whether the owner of a branch is gone, and with him its text; asked before the branch is saved
+            as it is let go of, in the engine's thread, and must not raise. None: nobody ever is.
         eviction: which cached block makes room: s3fifo, which a long document read once does not flush, or
             lru, the least recently used.
         idle_demote_s: a conversation left alone for so many seconds leaves the device for host memory; None:
@@ -57,6 +60,7 @@ class EngineConfig:
     disk_daily_bytes: int | None = None
     cache_dir: Path | None = None
     sealer: "Sealer | None" = None
+    is_gone: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
     eviction: str = "s3fifo"
     idle_demote_s: float | None = 600.0
     max_batch_tokens: int = 512

@@ -1,6 +1,7 @@
 """Writing blocks to disk beside decoding: a bounded queue and one thread."""
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import Protocol
@@ -56,6 +57,9 @@ class BlockWriter:
         self._pause_s = 0.0
         self._num_refusals = 0
         self._in_a_hurry = False
+        self._is_writing = False
+        self._gives_up = False
+        """What is being written is not tried again."""
         self._closed = False
         self._changed = Condition()
         self._thread = Thread(target=self._run, name="kvchat-block-writer", daemon=True)
@@ -102,6 +106,25 @@ class BlockWriter:
             self._changed.wait_for(lambda: not self._queue or self._num_refusals > num_refusals, timeout_s)
             return not self._queue
 
+    def drop(self, keys: Collection[BlockKey] | None = None) -> None:
+        """Forget what waits: these blocks, or all. What is being written now comes to its end, and is not
+        tried again.
+        """
+        with self._changed:
+            doomed = [keys is None or one.header.key in keys for one in self._queue]
+            if self._is_writing:
+                self._gives_up = self._gives_up or doomed[0]
+                doomed[0] = False
+            self.num_dropped += sum(doomed)
+            self._queue = deque(one for one, goes in zip(self._queue, doomed, strict=True) if not goes)
+            self._queued_bytes = sum(len(one.payload) for one in self._queue)
+            self._changed.notify_all()
+
+    def rest(self, timeout_s: float) -> bool:
+        """Wait until nothing is being written; False if it took longer than `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._is_writing, timeout_s)
+
     def close(self, timeout_s: float = 10.0) -> bool:
         """Write what waits, then end the thread. False if some blocks could not be written in time."""
         is_flushed = self.flush(timeout_s)
@@ -126,11 +149,15 @@ class BlockWriter:
     def _next(self) -> Submission | None:
         """Wait for work and for the end of a pause; None once closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._queue)
-            if self._pause_s:
-                self._changed.wait_for(lambda: self._closed or self._in_a_hurry, self._pause_s)
-            self._in_a_hurry = False
-            return None if self._closed else self._queue[0]
+            while not self._closed:
+                self._changed.wait_for(lambda: self._closed or self._queue)
+                if self._pause_s:
+                    self._changed.wait_for(lambda: self._closed or self._in_a_hurry, self._pause_s)
+                self._in_a_hurry = False
+                if self._queue and not self._closed:  # it may have been dropped during the pause
+                    self._is_writing = True
+                    return self._queue[0]
+            return None
 
     def _write(self, submission: Submission) -> bool:
         header = submission.header
@@ -141,6 +168,7 @@ class BlockWriter:
 
     def _finished(self, submission: Submission, *, is_new: bool, problem: str | None) -> None:
         with self._changed:
+            self._end_attempt()
             self._queue.popleft()
             self._queued_bytes -= len(submission.payload)
             self.num_written += is_new
@@ -155,4 +183,12 @@ class BlockWriter:
             self.problem = problem
             self._num_refusals += 1
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) or self._first_pause_s
+            if self._end_attempt():
+                self._queued_bytes -= len(self._queue.popleft().payload)
+                self.num_dropped += 1
             self._changed.notify_all()
+
+    def _end_attempt(self) -> bool:
+        """Note that nothing is being written; return whether what was is not to be tried again."""
+        given_up, self._is_writing, self._gives_up = self._gives_up, False, False
+        return given_up

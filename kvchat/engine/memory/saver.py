@@ -1,8 +1,9 @@
 """Brings named blocks and tails to the disk store without holding up the engine."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.cache.plan import Save
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
@@ -73,6 +74,17 @@ class Saver:
             self.pump()
             done = self._writer.flush(timeout_s)
         return self._writer.flush(timeout_s) and done
+
+    def give_up(self, keys: Collection[BlockKey] | None = None) -> None:
+        """Drop what waits to be written: these blocks, or all."""
+        self._waiting = deque(save for save in self._waiting if keys is not None and save.key not in keys)
+        self._writer.drop(keys)
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until nothing is on its way to the disk; what it does not take in time is dropped."""
+        if not self.flush(timeout_s):
+            self.give_up()
+            self._writer.rest(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """Do as `flush`, then end the writer."""

@@ -173,3 +173,40 @@ def test_a_closed_writer_takes_nothing() -> None:
     assert writer.close(LONG_S)
     assert not writer.submit(block.header, block.payload)
     assert writer.close(LONG_S)
+
+
+def test_what_is_dropped_is_never_written_also_where_the_disk_refused_it_before() -> None:
+    disk, blocks = Disk(), chain(list(range(12)))
+    disk.refusal = StorageError("full")
+    writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=3600.0)
+    for block in blocks:
+        writer.submit(block.header, block.payload)
+    assert not writer.flush(LONG_S)
+    writer.drop({blocks[0].key})
+    assert writer.queued_bytes == 2 * len(blocks[0].payload)
+    disk.refusal = None
+    assert writer.flush(LONG_S)
+    assert disk.written == [block.key for block in blocks[1:]]
+    writer.drop()
+    assert writer.num_dropped == 1
+    assert writer.close(LONG_S)
+
+
+def test_what_is_being_written_when_it_is_dropped_is_not_tried_again() -> None:
+    disk, blocks = Disk(), chain(list(range(12)))
+    disk.open.clear()
+    writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=0.0)
+    for block in blocks:
+        writer.submit(block.header, block.payload)
+    assert disk.attempted.wait(LONG_S)
+    disk.refusal = StorageError("full")
+    writer.drop()
+    assert not writer.rest(0.0)
+    disk.open.set()
+    assert writer.rest(LONG_S)
+    disk.refusal = None
+    assert writer.flush(LONG_S)
+    assert disk.num_attempts == 1
+    assert disk.written == []
+    assert writer.queued_bytes == 0
+    assert writer.close(LONG_S)

@@ -1,0 +1,108 @@
+"""What is deleted leaves no KV on disk, whatever was on its way there."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from kvchat.chat import Chat
+from kvchat.cli.compose import Kvchat, opened, start_worker
+from kvchat.cli.shelf import open_store
+from kvchat.config import read_settings
+from kvchat.conversation import Conversation
+from kvchat.errors import StorageError
+
+pytestmark = pytest.mark.cpu
+
+LONG = " ".join(f"{number} is a number." for number in range(80))
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def kvchat(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kvchat]:
+    monkeypatch.setenv("KVCHAT_MODEL", str(tiny_model))
+    monkeypatch.setenv("KVCHAT_MAX_TOKENS", "4")
+    with opened(read_settings(), start_worker) as kvchat:
+        yield kvchat
+
+
+def talk(chat: Chat, title: str = "doomed") -> Conversation:
+    conversation = chat.create(title)
+    assert [*chat.send(conversation, f"{LONG} {title}")]
+    return conversation
+
+
+def block_files() -> set[Path]:
+    return {*read_settings().paths.cache_dir.rglob("*.safetensors*")}
+
+
+def wait_for_the_disk() -> None:
+    """Wait until no file has come for some time."""
+    seen, since_s, end_s = block_files(), monotonic(), monotonic() + PATIENCE_S
+    while monotonic() < since_s + 0.5:
+        assert monotonic() < end_s
+        sleep(0.02)
+        if (now := block_files()) != seen:
+            seen, since_s = now, monotonic()
+
+
+def test_a_conversation_that_is_deleted_at_once_leaves_no_block(kvchat: Kvchat) -> None:
+    chat = kvchat.load(None, None)
+    chat.delete(talk(chat))
+    assert not block_files()
+    kvchat.close()
+    assert not block_files()
+
+
+def test_one_that_was_left_before_it_is_deleted_leaves_none_either(kvchat: Kvchat) -> None:
+    """As the window does it: the session is left first, then the store deletes it."""
+    chat = kvchat.load(None, None)
+    kept = talk(chat, "kept")
+    wait_for_the_disk()
+    before = block_files()
+    doomed = talk(chat)
+    [*chat.send(doomed, f"{LONG} And then?")]
+    chat.close(doomed)
+    kvchat.store.delete_session(doomed.session.id)
+    kvchat.close()
+    assert block_files() == before
+    assert kvchat.store.turns_to(kept.branch.leaf_id)
+
+
+def test_a_session_that_another_process_deletes_is_not_saved_again(kvchat: Kvchat) -> None:
+    chat = kvchat.load(None, None)
+    conversation = talk(chat)
+    wait_for_the_disk()
+    assert block_files()
+    with closing(open_store(read_settings())) as other:
+        other.remove_sessions([conversation.session.id])
+    assert not block_files()
+    chat.close(conversation)
+    kvchat.close()
+    assert not block_files()
+
+
+def test_an_engine_that_closes_saves_nothing_for_a_session_that_is_gone(kvchat: Kvchat) -> None:
+    chat = kvchat.load(None, None)
+    conversation = talk(chat)
+    wait_for_the_disk()
+    with closing(open_store(read_settings())) as other:
+        other.remove_sessions([conversation.session.id])
+    kvchat.close()
+    assert not block_files()
+
+
+def test_only_a_deleted_session_is_gone(kvchat: Kvchat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a server, nobody, or a session of a store that cannot be read."""
+    session_id = kvchat.store.create_session(title="here").id
+    assert not any(map(kvchat.store.is_gone, (session_id, "serve", "")))
+    kvchat.store.delete_session(session_id)
+    assert kvchat.store.is_gone(session_id)
+
+    def refuse(_: object) -> None:
+        raise StorageError("locked")
+
+    monkeypatch.setattr(kvchat.store, "session", refuse)
+    assert not kvchat.store.is_gone(session_id)
