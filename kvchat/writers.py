@@ -19,20 +19,22 @@ _SUFFIX = ".lock"
 
 
 class Writers:
-    """Locks of the living writers of one store, in one directory."""
+    """Locks of the living writers of one store, in one directory.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: where they are; None: nobody else can reach the store, so none are needed.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._guard = Lock()
-        self._own: tuple[str, int] | None = None
+        self._own: tuple[str, int | None] | None = None
 
     def own_id(self) -> str:
         """Return this writer's id; the first call takes its lock and removes the files of dead writers."""
         with self._guard:
             if self._own is None:
-                make_private(self._directory)
-                self._sweep()
-                self._own = self._announce()
+                self._own = self._begin()
             return self._own[0]
 
     def is_own(self, writer: str) -> bool:
@@ -41,10 +43,12 @@ class Writers:
 
     def is_alive(self, writer: str) -> bool:
         """Return whether the process that holds this writer's lock still runs."""
-        return _is_locked(self._directory / (writer + _SUFFIX))
+        return self._directory is not None and _is_locked(self._directory / (writer + _SUFFIX))
 
     def is_any_alive(self) -> bool:
         """Return whether any writer of this store runs, this one included."""
+        if self._directory is None:
+            return self._own is not None
         return any(_is_locked(file) for file in self._directory.glob("*" + _SUFFIX))
 
     def close(self) -> None:
@@ -53,25 +57,34 @@ class Writers:
                 return
             name, descriptor = self._own
             self._own = None
+            if self._directory is None or descriptor is None:
+                return
             with suppress(OSError):
                 (self._directory / (name + _SUFFIX)).unlink()
             os.close(descriptor)
 
-    def _announce(self) -> tuple[str, int]:
+    def _begin(self) -> tuple[str, int | None]:
         name = secrets.token_hex(8)
-        file = self._directory / (name + _SUFFIX)
+        if self._directory is None:
+            return name, None
+        make_private(self._directory)
+        _sweep(self._directory)
+        return name, self._announce(self._directory / (name + _SUFFIX))
+
+    def _announce(self, file: Path) -> int:
         hidden = file.with_suffix(".new")
         descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         # Locked before it has its name, so that no sweep ever finds it unlocked.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         hidden.rename(file)
-        return name, descriptor
+        return descriptor
 
-    def _sweep(self) -> None:
-        for file in self._directory.glob("*" + _SUFFIX):
-            if not _is_locked(file):
-                with suppress(OSError):
-                    file.unlink()
+
+def _sweep(directory: Path) -> None:
+    for file in directory.glob("*" + _SUFFIX):
+        if not _is_locked(file):
+            with suppress(OSError):
+                file.unlink()
 
 
 def _is_locked(file: Path) -> bool:

@@ -133,6 +133,12 @@ class Database:
                     refuse_damage(self._connection)
                 raise
 
+    def _note_damage(self, error: Exception) -> None:
+        """Leave a mark for the next start where a new file helps."""
+        if _is_damage(error, self.path):
+            with suppress(OSError):
+                recovery.damage_mark(self.path).touch(0o600)
+
     def _open(self) -> tuple[sqlite3.Connection, "_Identity | None"]:
         """Open the file and return which it was, since another may get its name at any time."""
         while True:
@@ -180,9 +186,7 @@ class Database:
         try:
             yield
         except _SQLITE_ERRORS as error:
-            if _is_damage(error, self.path):
-                with suppress(OSError):
-                    recovery.damage_mark(self.path).touch(0o600)
+            self._note_damage(error)
             raise StorageError(f"{self.path}: {_advice(error)} ({error})") from error
         except OSError as error:
             detail = error.strerror or error
@@ -190,6 +194,32 @@ class Database:
                 f"{error.filename or self.path}: {detail}; check permissions and free space, "
                 "or choose another --data-dir"
             ) from error
+
+
+class MemoryDatabase(Database):
+    """The same in the memory of this process: nothing of it is in a file at any time."""
+
+    def __init__(self) -> None:
+        self.path = Path(":memory:")
+        self._tables = PLAIN
+        self._lock = RLock()
+        with self._errors_told():
+            self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            self._connection.execute("PRAGMA temp_store = MEMORY")
+            self._prepare(self._connection)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def forget_backups(self) -> None:
+        """Nothing: there are none."""
+
+    def _follow(self) -> None:
+        """Nothing: no other process can reach it."""
+
+    def _note_damage(self, error: Exception) -> None:
+        """Nothing: it does not outlive this process."""
 
 
 _Identity = tuple[int, int]

@@ -16,7 +16,7 @@ from kvchat.errors import SessionNotFound, UsageError
 from kvchat.sealing.sealer import Sealer
 from kvchat.session import damage, lookup, moments, rows, statements
 from kvchat.session.branch_removal import BranchRemoval, plan_removal
-from kvchat.session.database import Database
+from kvchat.session.database import Database, MemoryDatabase
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.reading import TurnReader
 from kvchat.session.sealed_tables import tables_of
@@ -39,17 +39,18 @@ class SessionStore:
     """All sessions of one person.
 
     Args:
-        path: the database file; it and missing directories are created for their owner alone.
+        path: the database file; it and missing directories are created for their owner alone. None: all of
+            it stays in memory.
         sealer: what the rows are sealed with; None: they are in the clear.
 
     Raises:
         StorageError: from every method, when the file cannot be read or written; the message says what to do.
     """
 
-    def __init__(self, path: Path, sealer: Sealer | None = None) -> None:
-        self.path = path
-        self._database = Database(path, tables_of(sealer))
-        self._writers = Writers(path.parent / "writers")
+    def __init__(self, path: Path | None, sealer: Sealer | None = None) -> None:
+        self._database = MemoryDatabase() if path is None else Database(path, tables_of(sealer))
+        self.path = self._database.path
+        self._writers = Writers(None if path is None else path.parent / "writers")
         self._reader = TurnReader(self._writers)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -248,6 +249,28 @@ def test_temp_keeps_nothing(ask: Asker, home: Path, capsys: pytest.CaptureFixtur
     assert ask.asked_for[0][2].cache_dir is None
     assert not list(home.rglob("*.db"))
     assert stored() == []
+
+
+def test_temp_has_no_word_on_disk_while_it_is_answered_either(
+    ask: Asker, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kills the process in the middle leaves nothing that can be read."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    seen: list[bytes] = []
+
+    def look() -> None:
+        files = [file for top in (place, home) for file in top.rglob("*") if file.is_file()]
+        seen.append(b"".join(file.read_bytes() for file in files))
+
+    ask.engine.step_s = 0.1
+    thread = after_first_token(ask, look)
+    assert ask("my secret words", temp=True) == 0
+    thread.join()
+    assert len(seen) == 1
+    assert b"secret" not in seen[0]
+    assert b"SQLite" not in seen[0]
 
 
 def test_a_system_prompt_is_part_of_a_new_session(ask: Asker) -> None:

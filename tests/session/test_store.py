@@ -402,3 +402,28 @@ def test_a_process_that_leaves_takes_no_log_away_from_one_that_stays(tmp_path: P
         store.create_session(title="third")
         assert elsewhere() == ["first", "second", "third"]
     assert elsewhere() == ["first", "second", "third"]
+
+
+def test_a_store_in_memory_does_what_others_do_and_has_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with closing(SessionStore(None)) as store, closing(SessionStore(None)) as other:
+        session = store.create_session(title="trip")
+        branch = exchange(store, store.branch(session.id, MAIN), "Where is Oslo?", "In Norway.")
+        store.create_branch(session.id, leaf_id=branch.leaf_id)
+        asked = question(session.id, parent=branch.leaf_id)
+        open_one = open_answer(asked)
+        store.add_turns(branch, (asked, open_one))
+        store.append_to_answer(open_one.id, [5], "So")
+        assert store.settle(session.id) == 0, "its writer lives"
+        assert [hit.title for hit in store.search("norway")] == ["trip"]
+        threads = [threading.Thread(target=store.create_session) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(store.list_sessions()) == 5
+        assert other.list_sessions() == ()
+        store.delete_session(session.id)
+    assert list(tmp_path.iterdir()) == []
