@@ -121,6 +121,7 @@ class DecodeSteps:
             torch.AcceleratorError: the device failed while it computed; nothing on it can be trusted.
         """
         start_s = perf_counter()
+        without: list[Size] = []
         for number, size in enumerate(sorted(self._sizes, reverse=True), 1):
             report(f"recording decode steps, {number} of {len(self._sizes)}")
             try:
@@ -128,13 +129,20 @@ class DecodeSteps:
                 self._steps[size].record(self._recorder)
             except torch.AcceleratorError:
                 raise
-            except torch.OutOfMemoryError as error:
+            except torch.OutOfMemoryError:
                 self._steps.pop(size, None)
-                log.warning("no memory for decode steps of %d rows: %s", size.num_rows, error)
+                without.append(size)
             except (RuntimeError, NotImplementedError) as error:
                 self._steps.clear()
                 log.warning("decode steps are not recorded, which makes answers slower: %s", error)
                 break
+        if without:
+            rows = ", ".join(str(number) for number in sorted({size.num_rows for size in without}))
+            log.warning(
+                "no memory to record decode steps of %s rows, which makes such answers slower; a smaller"
+                " --kv-device-bytes leaves more",
+                rows,
+            )
         seconds = perf_counter() - start_s
         log.info("%d sizes of decode steps are recorded, in %.1f s", len(self._steps), seconds)
         return seconds

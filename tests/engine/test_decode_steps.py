@@ -177,11 +177,16 @@ def test_a_recorded_step_reads_its_buffers_anew(tiny: Any) -> None:
     assert torch.equal(steps.logits(sequences.last([0, 1])), first)
 
 
-def test_a_size_whose_buffers_find_no_memory_is_left_out() -> None:
+def test_sizes_whose_buffers_find_no_memory_are_left_out_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
     steps = DecodeSteps(Failing(torch.OutOfMemoryError), (), limits, ComputesAnew())
     steps.prepare()
     assert not steps.takes(Batch((Chunk(RequestId(1), BranchId(1), 0, (5,), True),), (), (), ()))
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "decode steps of 1, 2," in warning
+    assert "--kv-device-bytes" in warning
 
 
 def test_a_device_that_failed_is_not_taken_for_one_that_cannot_record() -> None:
