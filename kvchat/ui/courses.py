@@ -11,7 +11,7 @@ from textual.timer import Timer
 from kvchat.chat import EditCost, Revision
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Turn
-from kvchat.ui.bridge import ChatService
+from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.course_words import (
     COSTLY_TOKENS,
     computing_words,
@@ -36,6 +36,10 @@ class CourseDesk(Desk, Protocol):
 
     def queue(self, pending: PendingTurn) -> None: ...
 
+    def give_back(self, text: str) -> None:
+        """Put a message that was not sent before what stands in the prompt."""
+        ...
+
     def show_edit(self, text: str | None) -> None:
         """Draw the state of the edit; with a text, put it into the prompt."""
         ...
@@ -47,6 +51,7 @@ class Courses:
     Attributes:
         editing: the message that is being changed in the prompt, as far as it has got.
         cost: what sending it would compute, in words; empty until that is known.
+        asked: changed messages whose cost is being looked up, or agreed to.
     """
 
     def __init__(self, screen: CourseDesk, chat: ChatService, turns: Turns) -> None:
@@ -55,6 +60,7 @@ class Courses:
         self._turns = turns
         self.editing: Turn | None = None
         self.cost = ""
+        self.asked: list[str] = []
         self._rest: Timer | None = None
 
     # Edits
@@ -99,19 +105,30 @@ class Courses:
 
     async def _send_edit(self, question: Turn, text: str) -> None:
         conversation = self._turns.conversation
+        self.asked.append(text)
+        words = await self._agreed(conversation, question, text)
+        self.asked.remove(text)
+        if conversation is not self._turns.conversation:
+            self._screen.give_back(text)
+            self._screen.warn("the changed message was not sent: you have left its conversation; here it is")
+        elif words is None:
+            self.begin_edit(replace(question, text=text))
+        else:
+            self._screen.tell(words)
+            self._screen.queue(PendingTurn(kind=TurnKind.EDIT, text=text, turn_id=question.id))
+
+    async def _agreed(self, conversation: ConversationView | None, question: Turn, text: str) -> str | None:
+        """Return what an edit costs, in words; None where it cannot be made, or is not to be."""
         try:
             cost = await asyncio.to_thread(self._chat.edit_cost, conversation, question.id, text)
         except KvchatError as error:
             self._screen.warn(str(error))
-            self.begin_edit(replace(question, text=text))
-            return
+            return None
         words = edit_words(cost)
         is_costly = cost.computed_tokens >= COSTLY_TOKENS
-        if is_costly and not await self._screen.confirm("Change this message?", words):
-            self.begin_edit(replace(question, text=text))
-        elif conversation is self._turns.conversation:
-            self._screen.tell(words)
-            self._screen.queue(PendingTurn(kind=TurnKind.EDIT, text=text, turn_id=question.id))
+        if is_costly and conversation is self._turns.conversation:
+            return words if await self._screen.confirm("Change this message?", words) else None
+        return words
 
     # Undos, and what is left out
 

@@ -175,6 +175,7 @@ class ScriptedChat:
         self.prefetched: list[str | None] = []
         self.closed: list[str] = []
         self.behind: list[str] = []
+        self.hold_costs: Event | None = None
         self._engine = engine
         self._answers = list(answers)
         self._numbers = count(1)
@@ -248,6 +249,8 @@ class ScriptedChat:
         yield from self.send(conversation, text)
 
     def edit_cost(self, conversation: ScriptedConversation, turn_id: TurnId, text: str) -> EditCost:
+        if self.hold_costs is not None:
+            self.hold_costs.wait(20)
         at = [turn.id for turn in conversation.turns].index(turn_id)
         left = len(conversation.turns) - at
         return EditCost(reused_tokens=10, computed_tokens=len(text), left_turns=left, left_tokens=7 * left)

@@ -130,6 +130,13 @@ class ChatScreen(WindowScreen):
         self.prompt.set_text(text)
         self.prompt.focus()
 
+    def give_back(self, text: str) -> None:
+        """Return unsent text to the prompt, before what has been typed since, and its files to its lines."""
+        files, text = take_out_files(text)
+        self.attaching.give_back(files)
+        if text:
+            self.prompt.set_text(f"{text}\n{self.prompt.text}" if self.prompt.text else text)
+
     def run_on(self, turn: Turn, name: str) -> None:
         self.verbs.run_on(turn, name)
 
@@ -237,7 +244,7 @@ class ChatScreen(WindowScreen):
 
     def turn_failed(self, error: Exception, unsent: str) -> None:
         self.notify(str(error) or type(error).__name__, severity="error", timeout=15, markup=False)
-        self._give_back(unsent)
+        self.give_back(unsent)
 
     def ended_behind(self, conversation: ConversationView) -> None:
         if self.branching.end_behind(conversation):
@@ -359,7 +366,7 @@ class ChatScreen(WindowScreen):
         if self.prompt.is_completing:
             self.prompt.stop_completing()
         elif self.turns.is_running or self.turns.queue:
-            self._give_back(self.turns.stop())
+            self.give_back(self.turns.stop())
         elif self.courses.editing is not None:
             self.courses.end_edit()
             self.prompt.set_text("")
@@ -384,13 +391,6 @@ class ChatScreen(WindowScreen):
     def _start_next(self) -> None:
         if self._watch.is_ready and self.turns.start_next():
             self._drain.start()
-
-    def _give_back(self, text: str) -> None:
-        """Return unsent text to the prompt, before what has been typed since, and its files to its lines."""
-        files, text = take_out_files(text)
-        self.attaching.give_back(files)
-        if text:
-            self.prompt.set_text(f"{text}\n{self.prompt.text}" if self.prompt.text else text)
 
     def _look(self) -> None:
         """Draw the engine's state, and come back: often while an answer is written."""
@@ -419,7 +419,7 @@ class ChatScreen(WindowScreen):
         elif status.phase is EnginePhase.FAILED:
             reason = status.error or status.detail or "the engine stopped"
             self.fail(f"{reason}\n/reload loads it again; what was said is kept", title="engine")
-            self._give_back(self.turns.stop_all())
+            self.give_back(self.turns.stop_all())
 
     def draw_heading(self) -> None:
         if not self.query("#heading"):  # the window is being closed

@@ -1,6 +1,7 @@
 """Changing, taking back and leaving out what was said: the cost comes first, and nothing is lost."""
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.ui.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.tui
 
+LONG = " and so on" * 52
 TALK = ("How do I get to Oslo?", "And by boat?", "When does it sail?")
 
 
@@ -81,6 +83,36 @@ async def test_the_cost_of_an_edit_is_shown_while_it_is_typed(tmp_path: Path) ->
         await shown.type("x")
         await shown.pilot.pause(0.5)
         assert "computes" not in shown.text.splitlines()[0]
+
+
+async def test_an_edit_whose_conversation_is_left_while_its_cost_is_looked_up_comes_back(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        shown.chat.hold_costs = Event()
+        await shown.say("/edit")
+        await shown.type(" again")
+        await shown.pilot.press("enter", "ctrl+n")
+        await shown.until(lambda: shown.screen.turns.conversation is None)
+        await shown.type("typed since")
+        shown.chat.hold_costs.set()
+        await shown.until(lambda: shown.screen.prompt.text == "hello again\ntyped since")
+        await shown.until_shown("the changed message was not sent")
+        assert shown.chat.sent == ["hello"]
+
+
+async def test_an_edit_whose_conversation_is_left_while_it_is_asked_about_comes_back(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/edit")
+        shown.screen.prompt.insert(LONG)
+        await shown.pilot.press("enter")
+        await until_asked(shown)
+        await shown.screen.turns.show(None)  # another answer's end, another window: keys do not get here
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.screen.prompt.text == f"hello{LONG}")
+        assert shown.screen.courses.editing is None
 
 
 async def test_there_is_no_more_to_take_back_than_was_said(tmp_path: Path) -> None:
