@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvchat.client import EngineClient
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -81,8 +81,7 @@ class Endpoint:
             completion = await self._completions.begin(wish)
             head = Head(model=self._model)
             if wish.stream:
-                events = _events(head, completion, wish)
-                return StreamingResponse(events, media_type="text/event-stream")
+                return _Stream(head, completion, wish)
             return await _whole(head, completion, request)
         except KvchatError as error:
             return _failed(error)
@@ -119,8 +118,24 @@ class Endpoint:
         )
 
 
+class _Stream(StreamingResponse):
+    """An answer as it comes; a client that goes away stops the model, however early."""
+
+    def __init__(self, head: Head, completion: Completion, wish: Wish) -> None:
+        super().__init__(_events(head, completion, wish), media_type="text/event-stream")
+        self._completion = completion
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            # A client that left while its prompt was encoded ends the stream before its first part.
+            if self._completion.finished is None:
+                self._completion.stop()
+
+
 async def _events(head: Head, completion: Completion, wish: Wish) -> AsyncIterator[bytes]:
-    """Yield a stream's parts; leaving early stops the model."""
+    """Yield a stream's parts."""
     try:
         yield head.chunk({"role": "assistant", "content": ""})
         async for piece in completion.pieces():
@@ -131,9 +146,6 @@ async def _events(head: Head, completion: Completion, wish: Wish) -> AsyncIterat
             yield head.usage_chunk(completion.finished)
     except KvchatError as error:
         yield server_event(error_value(str(error), "server_error"))
-    finally:
-        if completion.finished is None:
-            completion.stop()
     yield b"data: [DONE]\n\n"
 
 

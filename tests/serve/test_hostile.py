@@ -1,5 +1,6 @@
 """What no good client sends, and clients that go away: refused or stopped, and the engine goes on."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Callable
@@ -7,8 +8,12 @@ from time import monotonic, sleep
 
 import pytest
 
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, PoolExhausted
+from kvchat.serve.app import make_app
 from kvchat.serve.guard import MAX_BODY_BYTES
+from kvchat.session.template import ChatTemplate
+from tests.scripted_engine import ScriptedEngine
 from tests.serve.conftest import KEY, REPLY, Served
 
 pytestmark = pytest.mark.pure
@@ -160,6 +165,40 @@ def test_a_client_that_goes_away_stops_the_model(stream: bool, served: Served) -
     eventually(lambda: not served.engine.live)
     served.reply = REPLY
     assert still_answers(served)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_left_before_its_answer_began_stops_the_model(
+    stream: bool, template: ChatTemplate
+) -> None:
+    """As one does while a long prompt is encoded: its leaving is known before the first part is sent."""
+    engine = ScriptedEngine(lambda prompt: [5] * 1000, max_context=2000)
+    engine.step_s = 0.05
+    app = make_app(engine, template, KEY, SamplingParams(max_tokens=500))
+    asked = json.dumps(ASK | {"stream": stream}).encode()
+    coming = [{"type": "http.request", "body": asked, "more_body": False}]
+    headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {KEY}".encode())]
+    scope = {
+        "type": "http",
+        "asgi": {"spec_version": "2.3"},
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "query_string": b"",
+        "headers": headers,
+    }
+
+    async def receive() -> dict[str, object]:
+        return coming.pop() if coming else {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        pass
+
+    async def ask() -> bool:
+        """Return whether the model was stopped, and not by the end of the loop."""
+        await app(scope, receive, send)  # type: ignore[arg-type]
+        return engine.handles[0].cancelled.is_set()
+
+    assert asyncio.run(ask())
 
 
 def test_a_client_that_reads_slowly_holds_up_nobody(served: Served) -> None:
