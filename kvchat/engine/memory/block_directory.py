@@ -30,10 +30,12 @@ from kvchat.engine.memory.block_index import BlockIndex, BlockName, IndexedBlock
 from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
 from kvchat.engine.memory.files import Buffer, Files, make_private, unlink_if_there
 from kvchat.engine.memory.kept_blocks import KeptBlocks
-from kvchat.errors import BlockDamaged, StorageError
+from kvchat.engine.memory.quarantine import Quarantine
+from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.writers import Writers
 
-MAX_QUARANTINED = 16
+LOOK_AGAIN_S = 5.0
+"""How long files that could not be looked at are left alone."""
 _ADOPTED_AT_ONCE = 1000
 _BLOCK_FILE = re.compile(rf"([0-9a-f]{{64}})\.(\d{{1,9}}){re.escape(SUFFIX)}")
 _TEMPORARY_FILE = re.compile(rf"\..+\.([0-9a-z]+){re.escape(TEMPORARY_SUFFIX)}")
@@ -61,7 +63,7 @@ class BlockDirectory:
         self.files = files
         self.seal = seal
         self.blocks_dir = cache_dir / "blocks"
-        self._quarantine_dir = cache_dir / "quarantine"
+        self.quarantine = Quarantine(cache_dir / "quarantine", files)
         self.kept = KeptBlocks(cache_dir)
         self._clock = clock
         self._writers = Writers(cache_dir / "writers")
@@ -70,6 +72,8 @@ class BlockDirectory:
         self._lock = RLock()
         self._reading = Lock()
         self._doubtful: set[BlockName] = set()
+        self._unseen_s: float | None = None
+        self._has_seen_all = True
         self._unsynced: set[Path] = set()
         with storage_errors(cache_dir):
             make_private(files, self.blocks_dir)
@@ -158,7 +162,7 @@ class BlockDirectory:
 
         Returns: False if what is left is being written or kept, and is too much.
         """
-        quarantined_bytes = self._quarantined_bytes()
+        quarantined_bytes = self.quarantine.num_bytes()
         if quarantined_bytes > limit_bytes // 2:
             self.empty_quarantine()
             quarantined_bytes = 0
@@ -182,34 +186,31 @@ class BlockDirectory:
                 return free
             limit *= 4
 
-    def set_aside(self, path: Path) -> None:
-        """Move a damaged file to the quarantine, which keeps the newest few; remove it where that fails."""
-        try:
-            make_private(self.files, self._quarantine_dir)
-            self.files.rename(path, self._quarantine_dir / f"{path.parent.parent.name[:16]}.{path.name}")
-            self.files.sync_dir(path.parent)
-            aside = sorted(self._quarantine_dir.iterdir(), key=lambda file: file.lstat().st_ctime_ns)
-            for old in aside[:-MAX_QUARANTINED]:
-                self.files.unlink(old)
-        except OSError:
-            with suppress(OSError):
-                self.files.unlink(path)
-
     # Making index and files agree
 
     def heal(self) -> bool:
-        """Look at the files again if the index was lost since the last call; return whether it was."""
+        """Look at the files again if the index was lost since the last call, or if not all could be looked at
+        the last time; return whether that was done.
+        """
         was_lost = self.index.take_lost()
         if was_lost:
             self._is_announced = False
-            self.rebuild()
-        return was_lost
+        elif not self._is_to_look_again():
+            return False
+        self.rebuild()
+        return True
+
+    def _is_to_look_again(self) -> bool:
+        """Whether not all files could be looked at when that was tried last, some time ago."""
+        unseen_s = self._unseen_s
+        return unseen_s is not None and not 0 <= self._clock() - unseen_s < LOOK_AGAIN_S
 
     def rebuild(self) -> None:
         """Look at every file: add rows for files without one, drop rows without a file. O(all).
 
         Effect: also removes temporary files of dead writers, and sets aside what is no block.
         """
+        self._unseen_s, self._has_seen_all = self._clock(), True
         with self._lock:
             self._settle_doubtful()
         self.index.check()
@@ -233,6 +234,8 @@ class BlockDirectory:
         self._settle_dead()
         # Not before: files whose removal is not durable may be back after a loss of power.
         self.index.dismiss(self._dead())
+        if self._has_seen_all:
+            self._unseen_s = None
 
     def adopt(self, fingerprint: bytes, path: Path) -> bool:
         """Add the row of a file without one; False if it was no block of this fingerprint, now set aside."""
@@ -256,9 +259,8 @@ class BlockDirectory:
 
     def empty_quarantine(self) -> None:
         """Remove what was set aside: its headers hold token ids."""
-        with storage_errors(self._quarantine_dir):
-            for file in _listing(self._quarantine_dir):
-                unlink_if_there(self.files, file)
+        with storage_errors(self.quarantine.directory):
+            self.quarantine.empty()
 
     def close(self) -> None:
         with self._lock:
@@ -359,13 +361,20 @@ class BlockDirectory:
                 write_file(self.files, path, temporary, parts)
 
     def _identified(self, fingerprint: bytes, path: Path) -> list[FoundBlock]:
-        """Return what a file says it is; nothing if it is no block of this fingerprint, now set aside."""
+        """Return what a file says it is; nothing if it is no block of this fingerprint, now set aside, or if
+        it cannot be looked at now.
+        """
         try:
             found = parse_header(path, self.seal)
             if found.fingerprint != fingerprint:
                 raise BlockDamaged(f"The block file {path} was written for another model.")
+        except BlockMissing:
+            return []
         except BlockDamaged:
-            self.set_aside(path)
+            self.quarantine.take(path)
+            return []
+        except StorageError:
+            self._has_seen_all = False
             return []
         return [replace(found, modified_s=min(found.modified_s, self._clock()))]
 
@@ -380,13 +389,6 @@ class BlockDirectory:
         for shelf in shelves:
             with suppress(FileNotFoundError):
                 self.files.sync_dir(shelf)
-
-    def _quarantined_bytes(self) -> int:
-        try:
-            with os.scandir(self._quarantine_dir) as entries:
-                return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
-        except OSError:
-            return 0
 
     def _today(self) -> int:
         return date.fromtimestamp(self._clock()).toordinal()

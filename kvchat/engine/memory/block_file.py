@@ -13,6 +13,7 @@ claims anything else, however large or hostile, is damaged. Only `parse_header`,
 the index is lost, reads JSON, and bounds its length first.
 """
 
+import errno
 import json
 import os
 import stat
@@ -29,7 +30,7 @@ from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, from_
 from kvchat.engine.kernels.read_block.native import BytesDiffer, Head, HeadDiffers, Places, read_block
 from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
 from kvchat.engine.memory.files import Buffer, Files, read_all, write_all
-from kvchat.errors import BlockDamaged, BlockMissing
+from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
 if TYPE_CHECKING:
     from xxhash import xxh3_128
@@ -48,6 +49,8 @@ _OTHER_BYTES = "its checksum disagrees with its bytes"
 _OTHER_BLOCK = (
     "it is not the block that its name says, or was written for another model, format or block size"
 )
+_DAMAGE = frozenset({0, errno.EIO, errno.ELOOP, errno.ENXIO, errno.EISDIR})
+"""It ended early, the medium does not give it, or something else stands in its place."""
 _DTYPE_BYTES = {
     "F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
     "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
@@ -173,6 +176,7 @@ def read_file(
     Raises:
         BlockMissing: there is no such file.
         BlockDamaged: any byte of it is not what the block must be; `payload` is then worthless.
+        StorageError: it cannot be opened or read now, which says nothing of its bytes.
     """
     blank = _render_blank(identity)
     head = bytearray(len(blank))
@@ -214,20 +218,31 @@ def _opened(files: Files, path: Path, num_bytes: int) -> Iterator[int]:
     except FileNotFoundError as error:
         raise BlockMissing(f"The block file {path} is gone; its tokens are computed again.") from error
     except OSError as error:
-        raise BlockDamaged(f"The block file {path} cannot be opened: {error.strerror}.") from error
+        raise _unread(path, "opened", error) from error
     try:
         _check_size(descriptor, num_bytes, path)
         yield descriptor
     except OSError as error:
-        raise BlockDamaged(f"The block file {path} cannot be read: {error.strerror}.") from error
+        raise _unread(path, "read", error) from error
     finally:
         files.close(descriptor)
+
+
+def _unread(path: Path, verb: str, error: OSError) -> BlockDamaged | StorageError:
+    """Return what a refusal says of a file: that it is no good, or nothing, as where this process has no
+    descriptor, memory or permission for it.
+    """
+    words = f"The block file {path} cannot be {verb}: {error.strerror}."
+    return BlockDamaged(words) if error.errno in _DAMAGE else StorageError(words)
 
 
 def parse_header(path: Path, seal: BlockSeal = PLAIN) -> FoundBlock:
     """Read what a file says it is. The payload is not read; `read_file` verifies it before use.
 
-    Raises: BlockDamaged: no block file of this format, or its name is not its key.
+    Raises:
+        BlockMissing: there is no such file.
+        BlockDamaged: no block file of this format, or its name is not its key.
+        StorageError: it cannot be opened or read now.
     """
     try:
         with open(path, "rb", opener=_open_nofollow) as file:
@@ -240,8 +255,11 @@ def parse_header(path: Path, seal: BlockSeal = PLAIN) -> FoundBlock:
             raise ValueError("its length is wrong")
         if path.name != file_name(seal.name(found.header.key), found.header.group):
             raise ValueError("its name is not its key")
+    except FileNotFoundError as error:
+        raise BlockMissing(f"The block file {path} is gone.") from error
+    except OSError as error:
+        raise _unread(path, "read", error) from error
     except (
-        OSError,
         ValueError,
         LookupError,
         TypeError,

@@ -115,6 +115,7 @@ class DiskStore:
         Raises:
             BlockMissing: there is no such file; its row is gone now.
             BlockDamaged: a byte of the file is not what it must be; it was set aside and its row is gone.
+            StorageError: it cannot be opened or read now; file and row stay.
         """
         header = BlockHeader(key=key, parent=parent, group=group, token_ids=tuple(token_ids))
         payload = memoryview(bytearray(self._payload_bytes[group]) if out is None else out).cast("B")
@@ -155,7 +156,7 @@ class DiskStore:
         identity = self._identity(header)
         data = memoryview(payload).cast("B")
         assert len(data) == identity.payload_bytes
-        self._flush_touched()
+        self.flush_touched()
         if self._is_there(header):
             return False
         return self._directory.write(identity, data, self.limit_bytes, self.daily_bytes)
@@ -168,18 +169,34 @@ class DiskStore:
 
     def set_aside(self, key: BlockKey, group: GroupId) -> None:
         """Move a block whose bytes are not what they must be to the quarantine; its row goes."""
-        self._directory.set_aside(self._path(key, group))
+        self._directory.quarantine.take(self._path(key, group))
         self._index.drop([self._name(key, group)])
 
-    def remove_keys(self, keys: Iterable[BlockKey]) -> None:
-        """Remove blocks with all their groups."""
-        self._directory.remove([self._name(key, group) for key in keys for group in self._layouts])
+    def remove_keys(self, keys: Iterable[BlockKey]) -> int:
+        """Remove blocks with all their groups, but none that is kept.
+
+        Returns: bytes of the payloads that were there.
+        """
+        kept = self._directory.kept.all()
+        names = [self._name(key, group) for key in keys for group in self._layouts]
+        names = [name for name in names if name[:2] not in kept]
+        num_bytes = sum(
+            self._payload_bytes[name[2]] for name in names if self._directory.path(*name).exists()
+        )
+        self._directory.remove(names)
+        return num_bytes
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that blocks were used now. Cheap: reaches the index with the next write or at close."""
         now_s = self._clock()
         with self._touched_lock:
             self._touched.update(dict.fromkeys(keys, now_s))
+
+    def flush_touched(self) -> None:
+        """Let the index know which blocks were used."""
+        with self._touched_lock:
+            touched, self._touched = self._touched, {}
+        self._index.touch(self._fingerprint, touched)
 
     def usage(self) -> DiskUsage:
         """Return what this fingerprint has on disk. O(1), from the index's own totals."""
@@ -199,7 +216,7 @@ class DiskStore:
 
     def close(self) -> None:
         with suppress(StorageError):  # only the order of eviction suffers
-            self._flush_touched()
+            self.flush_touched()
         self._directory.close()
 
     @contextmanager
@@ -210,7 +227,7 @@ class DiskStore:
             yield path
         except (BlockMissing, BlockDamaged) as error:
             if isinstance(error, BlockDamaged):
-                self._directory.set_aside(path)
+                self._directory.quarantine.take(path)
             with suppress(StorageError):  # the row stays and misses again
                 self._index.drop([self._name(header.key, header.group)])
             raise
@@ -263,8 +280,3 @@ class DiskStore:
     def _enforce_limit(self) -> None:
         if self.limit_bytes is not None:
             self._directory.enforce(self.limit_bytes)
-
-    def _flush_touched(self) -> None:
-        with self._touched_lock:
-            touched, self._touched = self._touched, {}
-        self._index.touch(self._fingerprint, touched)

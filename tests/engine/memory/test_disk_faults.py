@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from kvchat.engine.api.ids import u32le
-from kvchat.engine.memory.block_directory import MAX_QUARANTINED
+from kvchat.engine.memory.quarantine import MAX_QUARANTINED
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from tests.engine.memory.chains import (
     BLOCK_SIZE,

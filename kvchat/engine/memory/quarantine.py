@@ -1,0 +1,50 @@
+"""Where damaged block files go, so that they can be looked at and are in nobody's way."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from kvchat.engine.memory.files import Files, make_private, unlink_if_there
+
+MAX_QUARANTINED = 16
+
+
+class Quarantine:
+    """A directory of files that were set aside. Its files hold token ids, as all blocks do."""
+
+    def __init__(self, directory: Path, files: Files) -> None:
+        self.directory = directory
+        self._files = files
+
+    def take(self, path: Path) -> None:
+        """Move a damaged file here, where the newest few are kept; remove it where that fails."""
+        try:
+            make_private(self._files, self.directory)
+            self._files.rename(path, self.directory / f"{path.parent.parent.name[:16]}.{path.name}")
+            self._files.sync_dir(path.parent)
+            aside = sorted(self.directory.iterdir(), key=lambda file: file.lstat().st_ctime_ns)
+            for old in aside[:-MAX_QUARANTINED]:
+                self._files.unlink(old)
+        except OSError:
+            with suppress(OSError):
+                self._files.unlink(path)
+
+    def num_bytes(self) -> int:
+        """Return what is kept here; 0 where it cannot be told."""
+        try:
+            with os.scandir(self.directory) as entries:
+                return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+        except OSError:
+            return 0
+
+    def empty(self) -> None:
+        """Remove everything.
+
+        Raises: OSError: something cannot be removed.
+        """
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            return
+        for name in names:
+            unlink_if_there(self._files, self.directory / name)
