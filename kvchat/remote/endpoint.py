@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, ModelNotFound, RemoteError, UsageError
+from kvchat.remote.pairs import Pairs
 from kvchat.session.template import Message
 
 _CONNECT_S = 10.0
@@ -210,8 +211,15 @@ class RemoteStream:
         Raises: RemoteError: the server reported an error, broke off, or sent what is no answer.
         """
         try:
+            said, thought = Pairs(), Pairs()
             for event in self._events():
-                yield from self._deltas(event)
+                for delta in self._deltas(event):
+                    if text := (thought if delta.reasoning else said).feed(delta.text):
+                        yield replace(delta, text=text)
+            if left := thought.finish():
+                yield Delta(text=left, reasoning=True)
+            if left := said.finish():
+                yield Delta(text=left)
             if self.report.finish_reason is None and not self.is_cancelled:
                 raise RemoteError(f"{self._url} broke off in the middle of the answer")
         except (OSError, HTTPException, ValueError, AttributeError) as error:

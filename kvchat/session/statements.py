@@ -178,6 +178,7 @@ def add_piece(connection: sqlite3.Connection, turn_id: TurnId, ids: bytes, text:
     ).fetchone()
     if turn is None:
         return False
+    text, reasoning = rows.storable(text), rows.storable(reasoning)
     place = 0 if turn["last"] is None else turn["last"] + 1
     values = {
         "turn_num": turn["num"],

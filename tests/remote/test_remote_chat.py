@@ -234,6 +234,19 @@ def test_an_answer_is_stopped_before_the_server_says_a_word(
     assert [(turn.text, turn.finish) for turn in ended] == [("", Finish.INTERRUPTED)]
 
 
+def test_characters_that_were_cut_in_two_are_joined_and_halves_are_replaced(
+    store: SessionStore, raw: Raw
+) -> None:
+    thought = {"choices": [{"delta": {"reasoning": "\ud83d"}}]}
+    more = {"choices": [{"delta": {"reasoning": "\ude00"}}]}
+    server = raw(
+        sse(piece("a\ud83d"), thought, piece("\ude00b\ud83d"), more, piece("c\ude00"), piece("\ud83d"), END)
+    )
+    chat = over(store, server)
+    answer = answer_of(chat.send(chat.create(), "Hello"))
+    assert (answer.text, answer.reasoning) == ("a\U0001f600b\ufffdc\ufffd\ufffd", "\U0001f600")
+
+
 def test_a_reader_that_goes_away_closes_the_connection_too(store: SessionStore, raw: Raw) -> None:
     server = raw(sse(piece("Hi")), hangs=True)
     chat = over(store, server)

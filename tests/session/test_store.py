@@ -315,6 +315,16 @@ def test_text_that_no_database_takes_is_stored_all_the_same(store: SessionStore)
     assert (turn.text, turn.damaged) == ("a?\x00b", False)
 
 
+def test_a_piece_that_no_database_takes_is_stored_all_the_same(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.append_to_answer(answer.id, [5], "a\ud83d", "\ude00b")
+    ended = store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
+    assert (ended.text, ended.reasoning, ended.damaged) == ("a?", "?b", False)
+
+
 def test_a_withdrawn_question_leaves_no_trace_on_the_branch(store: SessionStore) -> None:
     session = store.create_session()
     branch = exchange(store, store.branch(session.id, MAIN), "one", "first")
