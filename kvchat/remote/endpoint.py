@@ -19,6 +19,11 @@ _API = "/v1"
 _REFUSED = frozenset({400, 413, 422})
 _MOST_LINE_BYTES = 1 << 20
 _MOST_ERROR_BYTES = 1 << 16
+_MOST_LIST_BYTES = 1 << 24
+_MOST_TOKENS = 1 << 53
+
+_NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading JSON of any shape can raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +89,11 @@ class Endpoint:
         """
         connection = self._connected()
         try:
-            found = json.loads(self._request(connection, "GET", "/models").read())
-            return tuple(str(one["id"]) for one in found["data"])
-        except (ValueError, KeyError, TypeError, OSError, HTTPException) as error:
+            data = self._request(connection, "GET", "/models").read(_MOST_LIST_BYTES + 1)
+            if len(data) > _MOST_LIST_BYTES:
+                raise ValueError(f"more than {_MOST_LIST_BYTES >> 20} MiB")
+            return tuple(str(one["id"]) for one in json.loads(data)["data"])
+        except (*_NO_ANSWER, OSError, HTTPException) as error:
             raise RemoteError(f"{self.url}/models did not say which models there are ({error})") from error
         finally:
             connection.close()
@@ -222,7 +229,7 @@ class RemoteStream:
                 yield Delta(text=left)
             if self.report.finish_reason is None and not self.is_cancelled:
                 raise RemoteError(f"{self._url} broke off in the middle of the answer")
-        except (OSError, HTTPException, ValueError, AttributeError) as error:
+        except (OSError, HTTPException, *_NO_ANSWER) as error:
             if not self.is_cancelled:
                 raise RemoteError(f"{self._url} broke off ({error or type(error).__name__})") from error
         finally:
@@ -279,7 +286,9 @@ def _with_usage(report: Report, usage: dict[str, Any]) -> Report:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < _MOST_TOKENS else None
 
 
 def _error_words(data: bytes) -> str:
@@ -289,6 +298,6 @@ def _error_words(data: bytes) -> str:
         found = json.loads(text)
         said = found.get("error", found.get("detail", found))
         text = said.get("message", said) if isinstance(said, dict) else said
-    except (ValueError, AttributeError):
+    except _NO_ANSWER:
         pass
     return " ".join(str(text).split())[:500] or "nothing"

@@ -153,6 +153,14 @@ def test_reasoning_is_kept_apart(store: SessionStore, raw: Raw) -> None:
         sse(piece("Hi"), {"error": {"message": "out of memory"}}),
         HEAD + b'data: {"choices": [{"delta": {"content": "Hi"}}]}\n\ndata: {"cho',
         HEAD + b'data: {"choices": [{"delta": {"content": "Hi"}}]}\n\ndata: []\n\n',
+        sse(piece("Hi"), 5),
+        sse(piece("Hi"), None),
+        sse(piece("Hi"), {"choices": 5}),
+        sse(piece("Hi"), {"choices": [5]}),
+        sse(piece("Hi"), {"choices": [{"delta": 5}]}),
+        sse(piece("Hi"), {"usage": 5}),
+        sse(piece("Hi")) + b"data: " + b"[" * 200_000 + b"\n\n",
+        sse(piece("Hi")) + b'data: {"error": ' + b"[" * 200_000 + b"\n\n",
     ],
 )
 def test_a_server_that_breaks_off_leaves_what_it_said_and_an_error(
@@ -190,6 +198,23 @@ def test_a_server_that_refuses_is_told_by_kind(
     is_taken_back = kind in (InvalidRequest, ModelNotFound)
     assert len(store.turns_to(conversation.branch.leaf_id)) == (0 if is_taken_back else 2)
     assert not conversation.is_busy
+
+
+def test_counts_that_nobody_could_have_computed_are_unknown(store: SessionStore, raw: Raw) -> None:
+    usage = {"prompt_tokens": 10**400, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}}
+    chat = over(store, raw(sse(piece("Hi"), {"usage": usage}, END)))
+    answer = answer_of(chat.send(chat.create(), "Hello"))
+    assert answer.backend is not None
+    assert (answer.usage.prompt_tokens, answer.backend.counts_tokens) == (0, False)
+
+
+@pytest.mark.parametrize(
+    "body", [b"5", b'{"data": 5}', b'{"data": [5]}', b"[" * 100_000, b'{"data": []' + b" " * (1 << 25) + b"}"]
+)
+def test_what_is_no_list_of_models_is_told_and_not_read_without_end(raw: Raw, body: bytes) -> None:
+    server = raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    with pytest.raises(RemoteError, match="did not say which models"):
+        Endpoint(server.url).models()
 
 
 def test_nobody_there_is_told_with_the_address(store: SessionStore, raw: Raw) -> None:
