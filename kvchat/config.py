@@ -51,6 +51,10 @@ class Paths:
         return self.data_dir / "packs"
 
     @property
+    def unsent_dir(self) -> Path:
+        return self.data_dir / "unsent"
+
+    @property
     def log_file(self) -> Path:
         return self.state_dir / "kvchat.log"
 

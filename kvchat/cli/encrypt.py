@@ -17,6 +17,7 @@ from kvchat.session.rewriting import damaged_copies, rewrite
 from kvchat.session.sealed_tables import SealedTables
 from kvchat.session.store import SessionStore
 from kvchat.session.tables import PLAIN, Tables
+from kvchat.session.unsent import UnsentShelf
 
 _OPENERS = {Kind.PASSPHRASE: "a passphrase", Kind.KEYRING: "the system's keyring"}
 
@@ -82,6 +83,7 @@ def switch(paths: Paths, key: KeyFile, source: Tables, target: Tables) -> None:
         write_key(key_path(paths.data_dir), key)
         try:
             PackShelf(paths.packs_dir, source.sealer).copy_to(target.sealer)
+            UnsentShelf(paths.unsent_dir, source.sealer).copy_to(target.sealer)
             rewrite(paths.sessions_db, source, target)
         finally:
             unlocking.settle(paths, key)

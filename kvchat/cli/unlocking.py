@@ -62,16 +62,17 @@ def key_in_use(paths: Paths) -> KeyFile | None:
 def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
     """End what was begun, as far as the database got: its own first bytes say what it is."""
     from kvchat.engine.memory.block_seal import sealed_home
-    from kvchat.session.packs import forget_other
     from kvchat.session.recovery import forget_backups
     from kvchat.session.rewriting import converting_path
+    from kvchat.session.sealed_files import forget_other
     from kvchat.session.tables import is_sealed
 
     database = paths.sessions_db
     with _told(database):
         converting_path(database).unlink(missing_ok=True)
         is_now_sealed = is_sealed(database)
-        forget_other(paths.packs_dir, sealed=is_now_sealed)
+        for directory in (paths.packs_dir, paths.unsent_dir):
+            forget_other(directory, sealed=is_now_sealed)
         if is_now_sealed:
             if key.state is State.TURNING_ON:
                 forget_backups(database)

@@ -7,23 +7,22 @@ once more.
 
 import json
 import logging
-import os
 import secrets
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvchat.directories import make_private, sync
 from kvchat.engine.api.ids import BlockKey, block_key, chain_keys, root_key
 from kvchat.errors import PackExists, PackNotFound, StorageError
-from kvchat.sealing.sealer import SealBroken, Sealer
+from kvchat.sealing.sealer import Sealer
+from kvchat.session.sealed_files import SealedFiles
+from kvchat.session.sealed_files import forget_other as forget_other
 
 log = logging.getLogger(__name__)
 
 _VERSION = 1
-_SUFFIXES = {False: ".json", True: ".sealed"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +73,12 @@ class PackShelf:
 
     def __init__(self, directory: Path, sealer: Sealer | None) -> None:
         self._directory = directory
-        self._sealer = sealer
+        self._files = SealedFiles(directory, sealer, b"pack")
 
     def all(self) -> tuple[Pack, ...]:
         """Return all packs by name. One that is damaged is left out, and logged."""
         found = []
-        for file in self._files():
+        for file in self._files.all():
             try:
                 found.append(self._read(file))
             except StorageError as error:
@@ -116,8 +115,7 @@ class PackShelf:
 
     def remove(self, pack: Pack) -> None:
         with _told(self._directory):
-            self._file(pack.id).unlink(missing_ok=True)
-            sync(self._directory)
+            self._files.remove(self._files.file(pack.id))
 
     def copy_to(self, sealer: Sealer | None) -> None:
         """Write every pack once more as another shelf in this place keeps it; see `forget_other`."""
@@ -126,56 +124,22 @@ class PackShelf:
             target._write(pack)
 
     def _write(self, pack: Pack) -> None:
-        file = self._file(pack.id)
-        data = json.dumps({"v": _VERSION} | asdict(pack)).encode()
-        if self._sealer is not None:
-            data = self._sealer.seal(_place(file), data)
-        unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
         with _told(self._directory):
-            make_private(self._directory)
-            try:
-                descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                with os.fdopen(descriptor, "wb") as stream:
-                    stream.write(data)
-                    stream.flush()
-                    os.fsync(descriptor)
-                unfinished.rename(file)
-            except OSError:
-                with suppress(OSError):
-                    unfinished.unlink(missing_ok=True)
-                raise
-            sync(self._directory)
+            self._files.write(self._files.file(pack.id), json.dumps({"v": _VERSION} | asdict(pack)).encode())
 
     def _read(self, file: Path) -> Pack:
         try:
-            data = file.read_bytes()
-            values = json.loads(data if self._sealer is None else self._sealer.open(_place(file), data))
-            return _pack_of(values)
+            return _pack_of(json.loads(self._files.read(file)))
         except OSError as error:
             raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
-        except (SealBroken, ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise StorageError(
                 f"the pack in {file} is damaged; remove the file and make the pack anew"
             ) from error
 
-    def _files(self) -> Iterable[Path]:
-        return sorted(self._directory.glob(f"[!.]*{_SUFFIXES[self._sealer is not None]}"))
-
-    def _file(self, id_: str) -> Path:
-        return self._directory / (id_ + _SUFFIXES[self._sealer is not None])
-
 
 def new_pack_id() -> str:
     return secrets.token_hex(8)
-
-
-def forget_other(directory: Path, *, sealed: bool) -> None:
-    """Remove the packs that are kept in the other way than the conversations, once these are settled.
-
-    Raises: OSError: one cannot be removed.
-    """
-    for file in directory.glob(f"*{_SUFFIXES[not sealed]}"):
-        file.unlink(missing_ok=True)
 
 
 def _pack_of(values: dict[str, Any]) -> Pack:
@@ -192,7 +156,3 @@ def _told(directory: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename or directory
         raise StorageError(f"the packs in {where} cannot be written: {error.strerror or error}") from error
-
-
-def _place(file: Path) -> bytes:
-    return b"pack\0" + file.stem.encode()

@@ -32,6 +32,7 @@ from kvchat.session.tree import (
     Verification,
 )
 from kvchat.session.tree import Outcome as Outcome
+from kvchat.session.unsent import UnsentShelf
 from kvchat.writers import Writers
 
 
@@ -39,12 +40,10 @@ class SessionStore:
     """All sessions of one person.
 
     Args:
-        path: the database file; it and missing directories are created for their owner alone. None: all of
-            it stays in memory.
+        path: the database file, made with missing directories for their owner alone; None: all in memory.
         sealer: what the rows are sealed with; None: they are in the clear.
 
-    Raises:
-        StorageError: from every method, when the file cannot be read or written; the message says what to do.
+    Raises: StorageError: from every method, when the file cannot be read or written; it says what to do.
     """
 
     def __init__(self, path: Path | None, sealer: Sealer | None = None) -> None:
@@ -52,6 +51,7 @@ class SessionStore:
         self.path = self._database.path
         self._writers = Writers(None if path is None else path.parent / "writers")
         self._reader = TurnReader(self._writers)
+        self.unsent = UnsentShelf(None if path is None else path.parent / "unsent", sealer)
 
     def close(self) -> None:
         self._database.close()
@@ -171,6 +171,7 @@ class SessionStore:
         with self._database.write() as connection:
             statements.delete_session(connection, session_id)
         self._database.forget_backups()
+        self.unsent.forget(session_id)
 
     # Branches
 

@@ -90,6 +90,10 @@ class KvchatApp(App[None]):
         """Log where a bug is. Textual would print the values of variables too, which are what was said."""
         log.error("the interface failed", exc_info=self._exception or True)
         self._has_failed = True
+        try:
+            self.chat_screen.keeping.keep_all()
+        except Exception:
+            log.exception("what was not sent is not kept")
         self.bell()
         self._close_messages_no_wait()
 

@@ -43,8 +43,21 @@ class ConversationView(Protocol):
         ...
 
 
+class UnsentTexts(Protocol):
+    """What was written and not sent, for each session, and for None: one that has not begun."""
+
+    def keep(self, session_id: str | None, text: str) -> None: ...
+
+    def take(self, session_id: str | None) -> str:
+        """Return what is kept, empty for nothing, and keep it no longer."""
+        ...
+
+
 class SessionShelf(Protocol):
     """The stored sessions, as `Chat.store` offers them."""
+
+    @property
+    def unsent(self) -> UnsentTexts: ...
 
     def list_sessions(self) -> Sequence[SessionSummary]: ...
 

@@ -57,6 +57,14 @@ class Draft:
     system: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsent:
+    """A message that was not sent, and to whom it was to go."""
+
+    conversation: ConversationView | None
+    text: str
+
+
 class TurnListener(Protocol):
     """Who is told what happened."""
 
@@ -231,13 +239,18 @@ class Turns:
         lane.queue.clear()
         return unsent
 
-    def wait(self, timeout_s: float) -> None:
-        """Stop whatever runs and wait until it is stored."""
+    def take_unsent(self) -> list[Unsent]:
+        """Ask every answer to stop, and return what waits in all queues, which are empty then."""
+        texts = [(lane.conversation, self._stop(lane)) for lane in self._lanes]
+        return [Unsent(conversation=conversation, text=text) for conversation, text in texts if text]
+
+    def wait(self, timeout_s: float) -> list[Unsent]:
+        """Wait until what was stopped is stored, and return what was sent and has not got that far."""
         deadline_s = monotonic() + timeout_s
         for lane in self._lanes:
-            self._stop(lane)
-        for lane in self._lanes:
             lane.feed.join(max(0.0, deadline_s - monotonic()))
+        texts = [(lane.conversation, _not_stored(lane)) for lane in self._lanes]
+        return [Unsent(conversation=conversation, text=text) for conversation, text in texts if text]
 
     async def show(self, conversation: ConversationView | None, draft: Draft | None = None) -> None:
         """Put another conversation, or a draft, on the screen. What is being answered goes on behind it."""
@@ -408,6 +421,17 @@ def _unsent(lane: Lane) -> str:
     started = next((event for event in lane.events if isinstance(event, TurnStarted)), None)
     is_kept = started is not None and started.question in turns
     return lane.running.text if lane.running is not None and not is_kept else ""
+
+
+def _not_stored(lane: Lane) -> str:
+    """Return the message of a turn that is given up, where it is not stored."""
+    lane.events += lane.feed.take()
+    is_started = any(isinstance(event, TurnStarted) for event in lane.events)
+    if is_started and not any(isinstance(event, TurnFailed) for event in lane.events):
+        return ""
+    text = _unsent(lane)
+    turns = lane.conversation.turns if lane.conversation else ()
+    return "" if turns and turns[-1].text == text else text
 
 
 def _batch_key(event: FeedEvent) -> type | None:

@@ -18,7 +18,7 @@ from kvchat.chat import (
 )
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import BranchId
-from kvchat.errors import FileTaken, SessionNotFound, UsageError
+from kvchat.errors import FileTaken, SessionNotFound, StorageError, UsageError
 from kvchat.revision import plan_undo
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.miss import Explanation, explain
@@ -43,6 +43,7 @@ class ScriptedStore:
     """Sessions in memory."""
 
     def __init__(self) -> None:
+        self.unsent = ScriptedUnsent()
         self.sessions: dict[SessionId, Session] = {}
         self.paths: dict[tuple[SessionId, BranchName], tuple[Turn, ...]] = {}
 
@@ -102,6 +103,22 @@ class ScriptedStore:
 
     def remove_branch(self, session_id: SessionId, name: str) -> None:
         del self.paths[session_id, name]
+
+
+class ScriptedUnsent:
+    """What was not sent, kept as long as the script runs; `is_full`: nothing more can be kept."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str | None, list[str]] = {}
+        self.is_full = False
+
+    def keep(self, session_id: str | None, text: str) -> None:
+        if self.is_full:
+            raise StorageError("no space is left")
+        self.kept.setdefault(session_id, []).append(text)
+
+    def take(self, session_id: str | None) -> str:
+        return "\n".join(self.kept.pop(session_id, []))
 
 
 class ScriptedFiles:

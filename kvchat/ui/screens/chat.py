@@ -27,6 +27,7 @@ from kvchat.ui.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.host import Host
 from kvchat.ui.housekeeping import Housekeeping
 from kvchat.ui.inspecting import Inspecting
+from kvchat.ui.keeping import Keeping
 from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.outlet import Outlet
 from kvchat.ui.plain_text import one_line
@@ -79,6 +80,7 @@ class ChatScreen(WindowScreen):
         self.branching = Branching(self, self._chat, self.turns)
         self.outlet = Outlet(self)
         self.attaching = Attaching(self, self._chat, self.turns)
+        self.keeping = Keeping(self, self._chat.store.unsent, self.turns, self.courses, self.attaching)
         helpers = Helpers(
             courses=self.courses,
             shelf=self.shelf,
@@ -103,6 +105,8 @@ class ChatScreen(WindowScreen):
         if self._initial is not None:
             reference = self._initial
             self.open_with(lambda: asyncio.to_thread(self._chat.open, reference))
+        else:
+            self.begin(partial(self.keeping.give_back, None))
 
     # What others ask of the screen
 
@@ -175,6 +179,7 @@ class ChatScreen(WindowScreen):
         self.courses.end_edit()
         await self.turns.show(conversation, draft)
         self.attaching.read_again()
+        self.begin(partial(self.keeping.give_back, conversation))
         await self._close(closing)
         if conversation is not None:
             self.begin(partial(self._tell_reach, conversation), group="reach")
@@ -223,11 +228,11 @@ class ChatScreen(WindowScreen):
         self.app.show_theme(name)  # type: ignore[attr-defined]
 
     def quit(self, return_code: int = 0) -> None:
-        """Stop what runs, keep it, and leave."""
-        self.turns.wait(5.0)
-        self.branching.throw_all_away()
-        self.turns.release()
-        self.app.exit(return_code=return_code)
+        """Stop what runs, keep it and what was not sent, and leave."""
+        if self.keeping.leaves(is_wish=return_code == 0):
+            self.branching.throw_all_away()
+            self.turns.release()
+            self.app.exit(return_code=return_code)
 
     # TurnListener
 

@@ -87,6 +87,11 @@ class Prompt(TextArea):
         self._replace_all(text)
 
     @property
+    def message(self) -> str:
+        """The text, empty where it is a command or nothing but space."""
+        return "" if self._has_typed_slash or not self.text.strip() else self.text
+
+    @property
     def messages(self) -> tuple[str, ...]:
         """What was sent before, oldest first."""
         return tuple(text for text, is_command in self._history if not is_command)

@@ -1,0 +1,81 @@
+"""Small files beside the database, in the clear or sealed like it."""
+
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from kvchat.directories import make_private, sync
+from kvchat.sealing.sealer import Sealer
+
+_SUFFIXES = {False: ".json", True: ".sealed"}
+
+
+class SealedFiles:
+    """One directory of such files, each under a name.
+
+    Args:
+        directory: it is made for its owner alone.
+        sealer: what they are sealed with; None: they are in the clear.
+        kind: of what they hold; a sealed file opens as this kind alone, under its own name.
+
+    Raises:
+        OSError: from every method, where a file cannot be read or written.
+    """
+
+    def __init__(self, directory: Path, sealer: Sealer | None, kind: bytes) -> None:
+        self.directory = directory
+        self._sealer = sealer
+        self._kind = kind
+
+    def all(self) -> Sequence[Path]:
+        return sorted(self.directory.glob(f"[!.]*{_SUFFIXES[self._sealer is not None]}"))
+
+    def file(self, name: str) -> Path:
+        return self.directory / (name + _SUFFIXES[self._sealer is not None])
+
+    def read(self, file: Path) -> bytes:
+        """Return what a file holds.
+
+        Raises: SealBroken: it is not what was written there.
+        """
+        data = file.read_bytes()
+        return data if self._sealer is None else self._sealer.open(self._place(file), data)
+
+    def write(self, file: Path, data: bytes) -> None:
+        """Write a file whole or not at all; durable when this returns."""
+        if self._sealer is not None:
+            data = self._sealer.seal(self._place(file), data)
+        unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+        make_private(self.directory)
+        try:
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(descriptor)
+            unfinished.rename(file)
+        except OSError:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise
+        sync(self.directory)
+
+    def remove(self, file: Path) -> None:
+        """Remove a file; nothing happens if there is none."""
+        if file.exists():
+            file.unlink(missing_ok=True)
+            sync(self.directory)
+
+    def _place(self, file: Path) -> bytes:
+        return self._kind + b"\0" + file.stem.encode()
+
+
+def forget_other(directory: Path, *, sealed: bool) -> None:
+    """Remove the files that are kept in the other way than the conversations, once these are settled.
+
+    Raises: OSError: one cannot be removed.
+    """
+    for file in directory.glob(f"*{_SUFFIXES[not sealed]}"):
+        file.unlink(missing_ok=True)

@@ -1,0 +1,59 @@
+"""What was not sent is kept for its conversation, privately, and is given back once."""
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.errors import StorageError
+from kvchat.sealing.sealer import Sealer
+from kvchat.session.store import SessionStore
+from kvchat.session.unsent import UnsentShelf
+
+pytestmark = pytest.mark.pure
+
+SEALERS = [None, Sealer(bytes(32))]
+
+
+@pytest.mark.parametrize("sealer", SEALERS)
+def test_it_is_kept_in_order_for_its_session_and_given_back_once(
+    tmp_path: Path, sealer: Sealer | None
+) -> None:
+    shelf = UnsentShelf(tmp_path / "unsent", sealer)
+    shelf.keep("s1", "one \ud800")
+    shelf.keep("s1", "two")
+    shelf.keep(None, "a beginning")
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "unsent").iterdir()} == {0o600}
+    again = UnsentShelf(tmp_path / "unsent", sealer)
+    assert again.take("s2") == ""
+    assert again.take("s1") == "one \ud800\ntwo"
+    assert again.take("s1") == ""
+    assert again.take(None) == "a beginning"
+    assert list((tmp_path / "unsent").iterdir()) == []
+
+
+def test_it_is_sealed_and_unsealed_with_the_conversations(tmp_path: Path) -> None:
+    plain, sealed = UnsentShelf(tmp_path, None), UnsentShelf(tmp_path, Sealer(bytes(32)))
+    plain.keep("s1", "a secret")
+    plain.copy_to(Sealer(bytes(32)))
+    plain.copy_to(Sealer(bytes(32)))
+    plain.forget("s1")
+    assert b"secret" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert sealed.take("s1") == "a secret"
+
+
+def test_a_damaged_one_is_named_and_another_key_opens_nothing(tmp_path: Path) -> None:
+    UnsentShelf(tmp_path, Sealer(bytes(32))).keep("s1", "a secret")
+    with pytest.raises(StorageError, match="is damaged; remove the file"):
+        UnsentShelf(tmp_path, Sealer(bytes([1] * 32))).take("s1")
+
+
+def test_it_goes_with_its_session_and_is_not_written_where_nothing_is(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path / "sessions.db")
+    session = store.create_session(title="demo")
+    store.unsent.keep(session.id, "half a thought")
+    store.delete_session(session.id)
+    assert store.unsent.take(session.id) == ""
+    store.close()
+    forgetful = UnsentShelf(None, None)
+    forgetful.keep(None, "half a thought")
+    assert forgetful.take(None) == ""

@@ -1,0 +1,115 @@
+"""What was written and not sent outlives the window."""
+
+import signal
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from kvchat.engine.api.status import EnginePhase
+from kvchat.ui.attachments import Attachment, before_message
+from tests.terminal import terminal
+from tests.ui.harness import window
+from tests.ui.scripted import Answer, ScriptedChat
+from tests.ui.scripted_engine import ScriptedEngine
+
+pytestmark = pytest.mark.tui
+
+
+async def test_what_waits_for_the_model_is_kept_for_a_conversation_that_has_not_begun(tmp_path: Path) -> None:
+    async with window(tmp_path, engine=ScriptedEngine(phase=EnginePhase.LOADING)) as shown:
+        await shown.say("one")
+        await shown.say("two")
+        await shown.type("half")
+        shown.screen.quit(143)
+        assert shown.chat.store.unsent.kept == {None: ["one\ntwo", "half"]}
+
+
+async def test_what_waits_behind_an_answer_is_kept_for_its_session(tmp_path: Path) -> None:
+    gate = Event()
+    async with window(tmp_path, Answer(hold=gate)) as shown:
+        await shown.say("first")
+        await shown.until(lambda: shown.chat.sent == ["first"])
+        await shown.say("second")
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: shown.screen.turns.conversation is None)
+        gate.set()
+        shown.screen.quit()
+        assert shown.chat.store.unsent.kept == {"s1": ["second"]}
+
+
+async def test_a_changed_message_that_is_asked_about_is_kept(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        shown.chat.hold_costs = Event()
+        await shown.say("/edit")
+        await shown.type("!")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: bool(shown.screen.courses.asked))
+        shown.screen.quit()
+        shown.chat.hold_costs.set()
+        assert shown.chat.store.unsent.kept == {"s1": ["hello!"]}
+
+
+async def test_what_was_kept_comes_back_with_its_files_before_what_is_typed(tmp_path: Path) -> None:
+    file = before_message([Attachment(name="notes.txt", text="one")])
+
+    def prepare(chat: ScriptedChat) -> None:
+        chat.add_session("Oslo", [("By boat?", "Yes.")])
+        chat.store.unsent.keep("s1", f"{file}look at this")
+        chat.store.unsent.keep(None, "a beginning")
+
+    async with window(tmp_path, prepare=prepare, initial="Oslo") as shown:
+        await shown.until(lambda: shown.screen.prompt.text == "look at this")
+        await shown.until_shown("▤ notes.txt")
+        await shown.until_shown("what you had written and not sent")
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: shown.screen.prompt.text == "a beginning\nlook at this")
+        assert shown.chat.store.unsent.kept == {}
+
+
+async def test_where_it_cannot_be_kept_the_window_stays_once_with_it_in_the_prompt(tmp_path: Path) -> None:
+    async with window(tmp_path, engine=ScriptedEngine(phase=EnginePhase.LOADING)) as shown:
+        shown.chat.store.unsent.is_full = True
+        await shown.say("one")
+        await shown.type("two")
+        await shown.pilot.press("ctrl+q")
+        await shown.until_shown("no space is left")
+        assert shown.screen.prompt.text == "one\ntwo"
+        await shown.pilot.press("ctrl+q")
+        assert shown.app._exit
+
+
+async def test_a_command_and_an_unchanged_edit_are_nothing_to_keep(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/edit")
+        await shown.until(lambda: shown.screen.prompt.text == "hello")
+        assert shown.screen.keeping._take_all() == []
+        await shown.pilot.press("escape")
+        await shown.type("/undo")
+        shown.screen.quit()
+        assert shown.chat.store.unsent.kept == {}
+
+
+async def test_what_is_typed_when_the_interface_fails_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a bug"):
+        async with window(tmp_path) as shown:
+            unsent = shown.chat.store.unsent
+            await shown.type("half")
+            shown.app.thread_failed(RuntimeError("a bug"))
+            await shown.pilot.pause()
+    assert unsent.kept == {None: ["half"]}
+
+
+def test_what_was_typed_in_a_window_that_a_signal_ends_is_in_the_next_one(tmp_path: Path) -> None:
+    arguments = ["-m", "kvchat", "--remote", "http://127.0.0.1:9", "-m", "none"]
+    with terminal(arguments, KVCHAT_HOME=str(tmp_path)) as shown:
+        shown.until_shown("Say something.")
+        shown.type("half a thought")
+        shown.until_shown("› half a thought")
+        shown.process.send_signal(signal.SIGHUP)
+        shown.exit_status()
+    assert not [file for file in tmp_path.rglob("*.json") if file.stat().st_mode & 0o077]
+    with terminal(arguments, KVCHAT_HOME=str(tmp_path)) as shown:
+        shown.until_shown("› half a thought")
