@@ -42,6 +42,7 @@ FLOORS = {
     "kvchat.engine.cache.manager": 2,
     "kvchat.engine.memory": 2,
     "kvchat.engine.attention": 2,
+    "kvchat.engine.shadow": 2,
     "kvchat.engine.stop_guard": 1,
     "kvchat.engine.entry": 2,
     "kvchat.engine.refusals": 3,
@@ -91,6 +92,7 @@ PACKAGES = (
     "kvchat.engine.cache",
     "kvchat.engine.memory",
     "kvchat.engine.attention",
+    "kvchat.engine.shadow",
     "kvchat.engine.models",
     "kvchat.engine",
     "kvchat.session",
@@ -141,6 +143,7 @@ WITHOUT_TORCH = (
     "kvchat.engine.scheduler",
     "kvchat.engine.worker",
     "kvchat.engine.models.locate",
+    "kvchat.engine.shadow.settings",
     "kvchat.engine.memory.disk_store",
     "kvchat.engine.memory.block_catalog",
 )

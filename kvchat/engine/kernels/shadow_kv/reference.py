@@ -65,7 +65,14 @@ def basis_of(keys: Tensor, rank: int) -> Basis:
     rows = keys.flatten(1).double()
     if not 1 <= rank <= min(rows.shape):
         raise ValueError(f"keys of shape {tuple(rows.shape)} have no basis of rank {rank}")
-    squares, directions = torch.linalg.eigh(rows.T @ rows)  # in ascending order
+    return basis_of_products(rows.T @ rows, rank)
+
+
+def basis_of_products(products: Tensor, rank: int) -> Basis:
+    """Return the best basis of `rank` directions for keys whose products with each other, summed over all
+    tokens, are `products` [H_kv * D, H_kv * D], float64.
+    """
+    squares, directions = torch.linalg.eigh(products)  # in ascending order
     total = squares.clamp_min(0).sum()
     energy = squares[-rank:].clamp_min(0).sum() / total if total > 0 else torch.ones(())
     return Basis(directions=directions[:, -rank:].flip(1).float(), energy=float(energy))
@@ -145,6 +152,23 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, is_seen: Tensor, soft
     scores = torch.einsum("qhgd,nhd->hgqn", grouped, keys.float()) * softmax_scale
     weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(dim=-1)
     return torch.einsum("hgqn,nhd->qhgd", weights, values.float()).reshape(num_queries, num_heads, -1)
+
+
+def gathered_attention(query: Tensor, keys: Tensor, values: Tensor, softmax_scale: float) -> Tensor:
+    """Return the output [Q, H, D_v], float32, of queries over the keys that each head sees.
+
+    Args:
+        query: [Q, H, D], rotated.
+        keys, values: [H_kv, n, D] and [H_kv, n, D_v], of which the last Q are the queries' own tokens in
+            order; each sees those before it and itself. In which order the others stand makes no difference.
+    """
+    num_queries, num_tokens = len(query), keys.shape[1]
+    grouped = query.float().unflatten(1, (len(keys), -1))
+    scores = torch.einsum("qhgd,hnd->hgqn", grouped, keys.float()) * softmax_scale
+    at = torch.arange(num_tokens - num_queries, num_tokens, device=keys.device)
+    visible = torch.arange(num_tokens, device=keys.device) <= at[:, None]
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hgqn,hnd->qhgd", weights, values.float()).flatten(1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

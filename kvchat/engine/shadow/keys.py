@@ -1,0 +1,230 @@
+"""Sealed keys of a layer, on bases of low rank where these hold them and as they are where none does.
+
+A segment is a run of chunks on one basis. Keys that the newest basis does not hold any more begin a segment
+of their own: it is exact until it is long enough for a basis. What an older basis holds stays as it is.
+Dimensions: n tokens, c tokens of a chunk, C chunks, m chunks that are asked for, H_kv heads, D head size, r
+rank.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.shadow.pages import Budget, Rows
+from kvchat.engine.shadow.rotary import Rotary
+from kvchat.engine.shadow.settings import ShadowSettings
+from kvchat.errors import OutOfMemory
+
+PIECE_LEN = 4096
+"""Tokens that are taken back from their rotation at a time."""
+LEAST_PER_RANK = 4
+"""A later segment gets a basis from so many tokens for each direction: fewer would all lie on their own."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Segment:
+    """Chunks [first_chunk, first_chunk + len(rows)).
+
+    Args:
+        rows: projections [c, r] of each chunk, or its rotated keys [c, H_kv, D] where there is no basis.
+        directions: the basis, [r] for each number of a token's keys, float32; None: keys are exact.
+        lost: share of the keys' squares that the basis does not hold.
+        next_try: tokens from which an exact segment tries to find a basis.
+    """
+
+    first_chunk: int
+    rows: Rows
+    directions: Rows | None
+    lost: float
+    next_try: int
+
+    def fork(self) -> "Segment":
+        return Segment(
+            first_chunk=self.first_chunk,
+            rows=self.rows.fork(),
+            directions=self.directions.fork() if self.directions else None,
+            lost=self.lost,
+            next_try=self.next_try,
+        )
+
+    def release(self) -> None:
+        self.rows.release()
+        if self.directions:
+            self.directions.release()
+
+
+class SealedKeys:
+    """All sealed keys of one layer of one branch.
+
+    Args:
+        heads: (H_kv, D).
+        dtype: in which keys and projections are kept.
+    """
+
+    def __init__(
+        self,
+        settings: ShadowSettings,
+        rotary: Rotary,
+        heads: tuple[int, int],
+        dtype: torch.dtype,
+        budget: Budget,
+    ) -> None:
+        self._settings = settings
+        self._rotary = rotary
+        self._heads = heads
+        self._dtype = dtype
+        self._budget = budget
+        self._segments: list[Segment] = []
+
+    @property
+    def num_chunks(self) -> int:
+        return sum(len(segment.rows) for segment in self._segments)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(self._segments)
+
+    @property
+    def _rank(self) -> int:
+        return self._settings.rank_for(self._heads[0] * self._heads[1])
+
+    def seal(self, keys: Tensor) -> None:
+        """Add rotated keys [C * c, H_kv, D], which follow those that are there.
+
+        Raises:
+            OutOfMemory: the budget has no room; nothing is added.
+        """
+        first = self.num_chunks
+        newest = self._segments[-1] if self._segments else None
+        if newest is None:
+            self._segments.append(self._opened(keys, first))
+        elif newest.directions is None:
+            newest.rows.append(self._chunks(keys))
+            self._try_basis(newest)
+        else:
+            self._project_onto(newest, keys, first)
+
+    def take(self, head: int, chunks: Tensor) -> Tensor:
+        """Return one head's rotated keys of `chunks` [m] → [m, c, D] in the type that is kept."""
+        size, dim = self._settings.chunk_size, self._heads[1]
+        out = torch.empty(len(chunks), size, dim, dtype=self._dtype, device=chunks.device)
+        for segment in self._segments:
+            numbers = chunks - segment.first_chunk
+            here = (numbers >= 0) & (numbers < len(segment.rows))
+            if not here.any():
+                continue
+            rows = segment.rows.take(numbers[here])
+            if segment.directions is None:
+                out[here] = rows[:, :, head]
+                continue
+            own = segment.directions.all()[head * dim : (head + 1) * dim]
+            before = rows.float() @ own.T
+            positions = (chunks[here, None] * size + torch.arange(size, device=chunks.device)).flatten()
+            after = self._rotary.turned(before.view(-1, 1, dim), positions)
+            out[here] = after.view_as(before).to(self._dtype)
+        return out
+
+    def fork(self) -> "SealedKeys":
+        """Return the same keys for another branch; no byte is copied."""
+        other = SealedKeys(self._settings, self._rotary, self._heads, self._dtype, self._budget)
+        other._segments = [segment.fork() for segment in self._segments]
+        return other
+
+    def release(self) -> None:
+        for segment in self._segments:
+            segment.release()
+        self._segments = []
+
+    def _project_onto(self, newest: Segment, keys: Tensor, first_chunk: int) -> None:
+        """Add keys to a segment whose basis holds them, or begin another one."""
+        assert newest.directions is not None
+        basis = reference.Basis(directions=newest.directions.all(), energy=1 - newest.lost)
+        projections, lost = self._projected(keys, basis, first_chunk)
+        if lost > 1 - self._settings.energy:
+            rows = self._exact_rows()
+            rows.append(self._chunks(keys))
+            segment = self._exact_segment(rows, first_chunk, LEAST_PER_RANK * self._rank)
+            self._segments.append(segment)
+            self._try_basis(segment)
+        else:
+            newest.rows.append(projections)
+
+    def _opened(self, keys: Tensor, first_chunk: int) -> Segment:
+        """Return a segment of these keys, on a basis if one holds them."""
+        found = self._on_basis(keys, first_chunk)
+        if found is not None:
+            return found
+        rows = self._exact_rows()
+        rows.append(self._chunks(keys))
+        return self._exact_segment(rows, first_chunk, 2 * len(keys))
+
+    def _try_basis(self, segment: Segment) -> None:
+        """Put the newest segment on a basis, if it is long enough and one holds it."""
+        num_tokens = len(segment.rows) * self._settings.chunk_size
+        if num_tokens < segment.next_try:
+            return
+        try:
+            found = self._on_basis(segment.rows.all().flatten(0, 1), segment.first_chunk)
+        except OutOfMemory:
+            found = None  # exact keys are there, and stay
+        if found is None:
+            segment.next_try = 2 * num_tokens
+        else:
+            segment.release()
+            self._segments[-1] = found
+
+    def _on_basis(self, keys: Tensor, first_chunk: int) -> Segment | None:
+        """Return a segment of keys on the best basis for them; None if it does not hold them."""
+        if len(keys) < self._rank:
+            return None
+        basis = reference.basis_of_products(self._products(keys, first_chunk), self._rank)
+        if basis.energy < self._settings.energy:
+            return None
+        directions = Rows((self._rank,), torch.float32, self._budget)
+        rows = Rows((self._settings.chunk_size, self._rank), self._dtype, self._budget)
+        try:
+            directions.append(basis.directions)
+            projections, lost = self._projected(keys, basis, first_chunk)
+            rows.append(projections)
+        except OutOfMemory:
+            directions.release()
+            raise
+        return Segment(first_chunk=first_chunk, rows=rows, directions=directions, lost=lost, next_try=0)
+
+    def _products(self, keys: Tensor, first_chunk: int) -> Tensor:
+        width = self._heads[0] * self._heads[1]
+        products = torch.zeros(width, width, dtype=torch.float64, device=keys.device)
+        for before in self._unturned(keys, first_chunk):
+            products += (before.T @ before).double()
+        return products
+
+    def _projected(self, keys: Tensor, basis: reference.Basis, first_chunk: int) -> tuple[Tensor, float]:
+        """Return projections [C, c, r], and which share of the squares they do not hold."""
+        parts, total, held = [], 0.0, 0.0
+        for before in self._unturned(keys, first_chunk):
+            part = before @ basis.directions
+            total += float(before.double().square().sum())
+            held += float(part.double().square().sum())
+            parts.append(part.to(self._dtype))
+        projections = torch.cat(parts).unflatten(0, (-1, self._settings.chunk_size))
+        return projections, max(0.0, 1 - held / total) if total else 0.0
+
+    def _unturned(self, keys: Tensor, first_chunk: int) -> Iterator[Tensor]:
+        """Yield keys before rotation [n, H_kv * D], some thousand tokens at a time."""
+        start = first_chunk * self._settings.chunk_size
+        for at in range(0, len(keys), PIECE_LEN):
+            piece = keys[at : at + PIECE_LEN]
+            positions = torch.arange(start + at, start + at + len(piece), device=keys.device)
+            yield self._rotary.unturned(piece, positions).flatten(1)
+
+    def _chunks(self, keys: Tensor) -> Tensor:
+        return keys.unflatten(0, (-1, self._settings.chunk_size))
+
+    def _exact_rows(self) -> Rows:
+        return Rows((self._settings.chunk_size, *self._heads), self._dtype, self._budget)
+
+    def _exact_segment(self, rows: Rows, first_chunk: int, next_try: int) -> Segment:
+        return Segment(first_chunk=first_chunk, rows=rows, directions=None, lost=0.0, next_try=next_try)

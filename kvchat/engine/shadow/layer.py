@@ -1,0 +1,246 @@
+"""The shadow of one layer of one branch: little on the device, values in host memory, nothing lost.
+
+On the device: keys as projections on a basis (`SealedKeys`), a landmark for each sealed chunk, keys and
+values of the sealed chunks that every step sees (the first, and each head's outliers), the working set, and
+the tail: the last full chunks and all that was generated since, exact. In host memory: the values of all
+sealed chunks. "Device" and "host" are budgets; without a GPU both are the same memory.
+Dimensions: n tokens, Q queries, H query heads, H_kv key-value heads, D and D_v head sizes, c tokens of a
+chunk, C sealed chunks, a chunks that are always seen, m chunks that are chosen.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.shadow.keys import Segment
+from kvchat.engine.shadow.pages import Rows
+from kvchat.engine.shadow.rotary import Rotary
+from kvchat.engine.shadow.settings import LayerShape, ShadowSettings, check_gain
+from kvchat.engine.shadow.stock import Budgets, Stock
+from kvchat.engine.shadow.working_set import EMPTY
+from kvchat.errors import OutOfMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowStep:
+    """What one block of queries was answered from.
+
+    Args:
+        out: [Q, H, D_v], in the type of the queries.
+        attended_len: tokens that its last query attended to.
+        num_wanted, num_fetched: chosen chunks over all heads, and those of them that came from host memory.
+    """
+
+    out: Tensor
+    attended_len: int
+    num_wanted: int
+    num_fetched: int
+
+
+class ShadowLayer:
+    """Keeps a context of one layer of one branch, and attends to it. Made by `of_prompt`."""
+
+    def __init__(self, settings: ShadowSettings, stock: Stock, num_tokens: int, num_sealed: int) -> None:
+        self.settings = settings
+        self.stock = stock
+        self.num_tokens = num_tokens
+        self.num_sealed = num_sealed
+
+    @classmethod
+    def of_prompt(
+        cls, settings: ShadowSettings, rotary: Rotary, keys: Tensor, values: Tensor, budgets: Budgets
+    ) -> "ShadowLayer":
+        """Return the shadow of a prompt that was computed exactly.
+
+        Args:
+            rotary: the model's own embedding.
+            keys: [n, H_kv, D], rotated.
+            values: [n, H_kv, D_v].
+
+        Raises:
+            UnsupportedModel, UsageError: there is nothing to gain; see `check_gain`.
+            OutOfMemory: a budget does not hold it; nothing is kept.
+        """
+        shape = LayerShape(
+            num_kv_heads=keys.shape[1],
+            head_dim=keys.shape[2],
+            value_dim=values.shape[2],
+            element_size=keys.element_size(),
+        )
+        check_gain(settings, shape, len(keys))
+        layer = cls(settings, Stock.empty_for(settings, rotary, keys, values, budgets), 0, 0)
+        try:
+            layer._take_over(keys, values)
+        except OutOfMemory:
+            layer.release()
+            raise
+        return layer
+
+    @property
+    def tail_len(self) -> int:
+        """Tokens that are exact since they are the last ones."""
+        return self.num_tokens - self.num_sealed * self.settings.chunk_size
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The runs of sealed chunks with a basis each."""
+        return self.stock.sealed_keys.segments
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, softmax_scale: float
+    ) -> tuple[Tensor, list[ShadowStep]]:
+        """Add tokens and return what their queries see [Q, H, D_v], with what each block of them saw.
+
+        Queries are divided where positions are multiples of the block of queries, and where tokens are
+        sealed: a prompt gives the same wherever it was cut between two blocks.
+
+        Args:
+            query: [Q, H, D], rotated.
+            keys: [Q, H_kv, D], rotated.
+            values: [Q, H_kv, D_v].
+
+        Raises:
+            OutOfMemory: a budget does not hold it; tokens of earlier blocks stay, those of this one do not.
+        """
+        steps, start = [], 0
+        while start < len(query):
+            self.seal_full()
+            end = min(len(query), start + self._next_cut())
+            self._append(keys[start:end], values[start:end])
+            steps.append(self._attend_block(query[start:end], softmax_scale))
+            start = end
+        return torch.cat([step.out for step in steps]), steps
+
+    def seal_full(self) -> None:
+        """Seal generated tokens, if there are as many as may stay exact; the local chunks stay.
+
+        Raises:
+            OutOfMemory: a budget has no room; all tokens stay exact.
+        """
+        num_tokens = self._num_full() * self.settings.chunk_size
+        if num_tokens < self.settings.exact_len:
+            return
+        old = self.stock.tail_keys, self.stock.tail_values
+        sides = [rows.all() for rows in old]
+        rest = [rows.emptied() for rows in old]
+        try:
+            for new, side in zip(rest, sides, strict=True):
+                new.append(side[num_tokens:])
+            self._seal(sides[0][:num_tokens], sides[1][:num_tokens])
+        except OutOfMemory:
+            _release(rest)
+            raise
+        _release(old)
+        self.stock.tail_keys, self.stock.tail_values = rest
+
+    def fork(self) -> "ShadowLayer":
+        """Return the same context for another branch; both go on independently.
+
+        Raises:
+            OutOfMemory: the device's budget does not hold a second working set.
+        """
+        return ShadowLayer(self.settings, self.stock.fork(), self.num_tokens, self.num_sealed)
+
+    def release(self) -> None:
+        """Give all bytes back to the budgets; the layer serves nobody afterwards."""
+        self.stock.release()
+
+    def _take_over(self, keys: Tensor, values: Tensor) -> None:
+        size = self.settings.chunk_size
+        end = (len(keys) // size - self.settings.num_local) * size
+        self._append(keys[end:], values[end:])
+        self.num_tokens = len(keys)
+        self._keep_always(keys[:end], values[:end])
+        self._seal(keys[:end], values[:end])
+
+    def _num_full(self) -> int:
+        """Return how many chunks of the tail are full and not local."""
+        return self.tail_len // self.settings.chunk_size - self.settings.num_local
+
+    def _next_cut(self) -> int:
+        """Return how many tokens lie before the next place where a prompt is divided."""
+        sealed_at = self.settings.exact_len + self.settings.num_local * self.settings.chunk_size
+        block = self.settings.query_block
+        return min(block - self.num_tokens % block, sealed_at - self.tail_len)
+
+    def _append(self, keys: Tensor, values: Tensor) -> None:
+        before = len(self.stock.tail_keys)
+        self.stock.tail_keys.append(keys)
+        try:
+            self.stock.tail_values.append(values)
+        except OutOfMemory:
+            self.stock.tail_keys.truncate(before)
+            raise
+        self.num_tokens += len(keys)
+
+    def _keep_always(self, keys: Tensor, values: Tensor) -> None:
+        """Keep the first chunk, and those that their landmarks speak for least, as they are."""
+        size, stock = self.settings.chunk_size, self.stock
+        others = reference.outliers(keys[size:], size, self.settings.num_outliers) + 1
+        stock.always = torch.cat((others.new_zeros(len(others), 1), others), dim=1)
+        heads = torch.arange(len(others), device=keys.device)[:, None]
+        for rows, side in ((stock.always_keys, keys), (stock.always_values, values)):
+            chunks = side.unflatten(0, (-1, size)).transpose(1, 2)  # [C, H_kv, c, D]
+            rows.append(chunks[stock.always, heads].flatten(0, 1))
+
+    def _seal(self, keys: Tensor, values: Tensor) -> None:
+        """Give tokens [C * c, H_kv, *] away, which follow those that are sealed already."""
+        size, stock = self.settings.chunk_size, self.stock
+        chunks = values.unflatten(0, (-1, size)).transpose(1, 2)  # [C, H_kv, c, D_v]
+        before = len(stock.values), len(stock.landmarks)
+        try:
+            stock.values.append(chunks.flatten(0, 1))
+            stock.landmarks.append(reference.landmarks(keys, size))
+            stock.sealed_keys.seal(keys)
+        except OutOfMemory:
+            stock.values.truncate(before[0])
+            stock.landmarks.truncate(before[1])
+            raise
+        self.num_sealed += len(chunks)
+
+    def _attend_block(self, query: Tensor, softmax_scale: float) -> ShadowStep:
+        stock, wanted = self.stock, self._wanted(query, softmax_scale)
+        num_fetched = stock.working.hold(wanted, self._fetch)
+        num_chosen = wanted.shape[1]
+        keys = _in_sight(stock.always_keys, stock.working.keys[:, :num_chosen], stock.tail_keys)
+        values = _in_sight(stock.always_values, stock.working.values[:, :num_chosen], stock.tail_values)
+        self._check_sight(keys.shape[1], num_chosen)
+        out = reference.gathered_attention(query, keys, values, softmax_scale).to(query.dtype)
+        return ShadowStep(
+            out=out, attended_len=keys.shape[1], num_wanted=wanted.numel(), num_fetched=num_fetched
+        )
+
+    def _wanted(self, query: Tensor, softmax_scale: float) -> Tensor:
+        """Return the chunks that a block of queries chooses besides those it sees anyway [H_kv, m]."""
+        scores = reference.chunk_scores(query, self.stock.landmarks.all(), softmax_scale)
+        always = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, self.stock.always, value=True)
+        num_chosen = min(self.settings.num_chosen, self.num_sealed - self.settings.num_always)
+        seen = reference.chosen(scores, num_chosen, always) & ~always
+        return seen.nonzero()[:, 1].view(len(scores), num_chosen)
+
+    def _fetch(self, head: int, chunks: Tensor) -> tuple[Tensor, Tensor]:
+        values = self.stock.values.take(chunks * len(self.stock.always) + head)
+        return self.stock.sealed_keys.take(head, chunks), values
+
+    def _check_sight(self, attended_len: int, num_chosen: int) -> None:
+        """Hold that nothing was dropped: every token is sealed or in the tail, and slots are filled."""
+        stock = self.stock
+        assert len(stock.tail_keys) == len(stock.tail_values) == self.tail_len
+        assert len(stock.landmarks) == stock.sealed_keys.num_chunks == self.num_sealed
+        assert not (stock.working.slots[:, :num_chosen] == EMPTY).any()
+        num_chunks = self.settings.num_always + num_chosen
+        assert attended_len == num_chunks * self.settings.chunk_size + self.tail_len
+
+
+def _in_sight(always: Rows, working: Tensor, tail: Rows) -> Tensor:
+    """Return keys or values of all that a step sees, [H_kv, n, D], the tail last."""
+    fixed = always.all().unflatten(0, (len(working), -1)).flatten(1, 2)
+    return torch.cat((fixed, working.flatten(1, 2), tail.all().transpose(0, 1)), dim=1)
+
+
+def _release(sides: Iterable[Rows]) -> None:
+    for side in sides:
+        side.release()

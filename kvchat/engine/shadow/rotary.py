@@ -1,0 +1,114 @@
+"""A model's own rotary embedding, taken back from keys and put on again. Dimensions: n tokens, H_kv heads,
+D head size, R <= D numbers of a head that turn.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.errors import UnsupportedModel
+
+CosinesAndSines = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Positions [1, n] → cosines and sines [1, n, R], as the model's own module returns them."""
+
+HALVES = "halves"
+"""Each number of the first half turns with its counterpart in the second."""
+NEIGHBOURS = "neighbours"
+"""Neighbours turn together."""
+
+FAR = 100_000
+"""A position behind which embeddings that change with the length have changed."""
+TOLERANCE = 1e-3
+FITS = 2e-2
+"""Relative difference up to which turned keys are the model's: they may have been rounded to 16 bits."""
+
+
+class Rotary:
+    """Turns keys as the model does, and back.
+
+    Args:
+        source: the model's cosines and sines; scaled ones are what they are.
+        layout: which numbers of a head turn together, `HALVES` or `NEIGHBOURS`.
+
+    Raises:
+        UnsupportedModel: the embedding changes with the length, or is no rotation times one number.
+    """
+
+    def __init__(self, source: CosinesAndSines, layout: str = HALVES) -> None:
+        self._source = source
+        self._layout = layout
+        self.scaling = self._checked_scaling()
+
+    @classmethod
+    def found(cls, source: CosinesAndSines, before: Tensor, after: Tensor, positions: Tensor) -> "Rotary":
+        """Return the embedding that turns keys `before` into `after` [n, H_kv, D] at `positions` [n].
+
+        Raises:
+            UnsupportedModel: none of the known ones does.
+        """
+        for layout in (HALVES, NEIGHBOURS):
+            rotary = cls(source, layout)
+            error = (rotary.turned(before, positions) - after.float()).norm()
+            if error <= FITS * after.float().norm():
+                return rotary
+        raise UnsupportedModel("this model turns its keys in a way that is unknown: they have no shadow")
+
+    def turned(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Return keys [n, H_kv, D] with the embedding of their `positions` [n], float32."""
+        cosines, sines = self._halves(positions)
+        num_turned = cosines.shape[-1]
+        return self._back(reference.rotated(self._in_halves(keys, num_turned), cosines, sines), num_turned)
+
+    def unturned(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Return keys [n, H_kv, D] as they were before it, float32."""
+        cosines, sines = self._halves(positions)
+        num_turned = cosines.shape[-1]
+        keys = self._in_halves(keys, num_turned)
+        return self._back(reference.unrotated(keys, cosines, sines, self.scaling), num_turned)
+
+    def _halves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [n, R] in halves, however the source orders them."""
+        cosines, sines = (side[0].float() for side in self._source(positions[None]))
+        if not torch.equal(*cosines.chunk(2, dim=-1)):  # of each pair behind each other
+            cosines, sines = (torch.cat((side[:, ::2],) * 2, dim=-1) for side in (cosines, sines))
+        return cosines, sines
+
+    def _in_halves(self, keys: Tensor, num_turned: int) -> Tensor:
+        if self._layout == HALVES:
+            return keys
+        pairs = keys[..., :num_turned].unflatten(-1, (-1, 2))
+        return torch.cat((pairs[..., 0], pairs[..., 1], keys[..., num_turned:]), dim=-1)
+
+    def _back(self, keys: Tensor, num_turned: int) -> Tensor:
+        if self._layout == HALVES:
+            return keys
+        pairs = torch.stack(keys[..., :num_turned].chunk(2, dim=-1), dim=-1).flatten(-2)
+        return torch.cat((pairs, keys[..., num_turned:]), dim=-1)
+
+    def _checked_scaling(self) -> float:
+        near = torch.arange(64)
+        cosines, sines = self._source(near[None])
+        if cosines.shape[-1] % 2:
+            raise UnsupportedModel(
+                f"a rotary embedding of {cosines.shape[-1]} numbers is no rotation of pairs"
+            )
+        for side in (cosines[0], sines[0]):
+            halves, pairs = side.chunk(2, dim=-1), (side[:, ::2], side[:, 1::2])
+            if not (torch.equal(*halves) or torch.equal(*pairs)):
+                raise UnsupportedModel("this rotary embedding turns the numbers of a pair by two angles")
+        self._check_length(near, cosines)
+        squares = cosines.double() ** 2 + sines.double() ** 2
+        scaling = float(squares.mean().sqrt())
+        if scaling == 0 or (squares - scaling**2).abs().max() > TOLERANCE * scaling**2:
+            raise UnsupportedModel("this rotary embedding does not keep the lengths of keys alike")
+        return scaling
+
+    def _check_length(self, near: Tensor, cosines: Tensor) -> None:
+        far, _ = self._source(torch.cat((near, torch.tensor([FAR])))[None])
+        again, _ = self._source(near[None])
+        if not (torch.equal(far[:, :-1], cosines) and torch.equal(again, cosines)):
+            raise UnsupportedModel(
+                "this rotary embedding changes with the length of the context: keys have no shadow"
+            )

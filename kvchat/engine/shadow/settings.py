@@ -1,0 +1,142 @@
+"""How large the shadow of a layer is, what it costs, and when there is nothing to gain from one."""
+
+from dataclasses import dataclass
+
+from kvchat.errors import UnsupportedModel, UsageError
+
+LEAST_WIDTH = 256
+"""Keys of so few numbers are hardly larger than their projections."""
+GAIN_FACTOR = 4
+"""A context is worth a shadow from so many times what a step attends to."""
+MOST_RANK = 160
+RANK_SHARE = 0.156
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowSettings:
+    """What a step attends to, and what stands for the rest.
+
+    Args:
+        budget: tokens that a step chooses.
+        chunk_size: tokens that are chosen together.
+        num_outliers: chunks of a head that stay exact on the device since their landmark says little of them.
+        num_local: the last full chunks, which are never given away.
+        exact_len: generated tokens that stay exact beside the local chunks before they are sealed.
+        query_block: queries of a prompt that choose together.
+        rank: of the basis; None for the usual one for the width of the keys.
+        energy: share of the keys' squares that a basis has to hold; otherwise keys stay exact.
+        is_forced: take contexts and models too that gain nothing.
+    """
+
+    budget: int = 2048
+    chunk_size: int = 8
+    num_outliers: int = 48
+    num_local: int = 4
+    exact_len: int = 512
+    query_block: int = 64
+    rank: int | None = None
+    energy: float = 0.99
+    is_forced: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "exact_len", "query_block"):
+            size = getattr(self, name)
+            if size < self.chunk_size or size % self.chunk_size:
+                raise UsageError(
+                    f"a shadow's {name} of {size} tokens does not divide into chunks of {self.chunk_size}"
+                )
+
+    @property
+    def num_chosen(self) -> int:
+        """Chunks that a step chooses."""
+        return self.budget // self.chunk_size
+
+    @property
+    def num_always(self) -> int:
+        """Sealed chunks of a head that every step sees: the outliers and the first one."""
+        return self.num_outliers + 1
+
+    @property
+    def step_len(self) -> int:
+        """Tokens that a step attends to at least."""
+        return self.budget + (self.num_outliers + self.num_local) * self.chunk_size
+
+    @property
+    def least_len(self) -> int:
+        """The shortest context that can be divided at all."""
+        return (self.num_always + self.num_local + 1) * self.chunk_size
+
+    def rank_for(self, width: int) -> int:
+        """Return the rank of the basis for keys of `width` numbers, all heads together."""
+        return min(width, self.rank or max(1, min(MOST_RANK, round(RANK_SHARE * width))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """What a layer would keep of a context without a shadow.
+
+    Args:
+        kind: the layer's attention: `full`, or another, which has no shadow.
+        element_size: bytes of a stored number.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    element_size: int = 2
+    kind: str = "full"
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token's keys."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def token_bytes(self) -> int:
+        return self.width * self.element_size + self.value_bytes
+
+    @property
+    def value_bytes(self) -> int:
+        return self.num_kv_heads * self.value_dim * self.element_size
+
+
+def check_gain(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> None:
+    """Refuse a layer or a context that cannot have a shadow, or would gain nothing from one. Pure.
+
+    Raises:
+        UnsupportedModel: the layer slides, keeps latents, or has keys too narrow to gain.
+        UsageError: the context is too short.
+    """
+    if shape.kind != "full":
+        raise UnsupportedModel(f"a layer of {shape.kind} attention has no shadow: only full attention has")
+    if num_tokens < settings.least_len:
+        raise UsageError(
+            f"{num_tokens:,} tokens are too few for a shadow: outliers, local chunks, the first one "
+            f"and one to choose take {settings.least_len:,}"
+        )
+    if settings.is_forced:
+        return
+    if shape.width <= LEAST_WIDTH:
+        raise UnsupportedModel(
+            f"keys of {shape.num_kv_heads} x {shape.head_dim} = {shape.width} numbers gain nothing from a "
+            f"shadow: it takes more than {LEAST_WIDTH}"
+        )
+    if num_tokens < GAIN_FACTOR * settings.step_len:
+        raise UsageError(
+            f"{num_tokens:,} tokens gain nothing from a shadow of {settings.step_len:,}: "
+            f"it takes {GAIN_FACTOR * settings.step_len:,}; choose a smaller budget, or the exact cache"
+        )
+
+
+def expected_device_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> int:
+    """Return what a layer keeps on the device of a prompt of `num_tokens`, keys on one basis. Pure.
+
+    Projections, basis (float32), landmarks, sealed chunks that every step sees, the working set, the tail.
+    """
+    size, rank = settings.chunk_size, settings.rank_for(shape.width)
+    num_sealed = num_tokens // size - settings.num_local
+    tail_len = num_tokens - num_sealed * size
+    low_rank = num_sealed * size * rank * shape.element_size + shape.width * rank * 4
+    landmarks = num_sealed * shape.width * shape.element_size
+    exact_len = settings.num_always * size + settings.budget + tail_len
+    return low_rank + landmarks + exact_len * shape.token_bytes
