@@ -12,31 +12,32 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from kvchat.cli.block_shelf import drop_blocks, open_shelf
 from kvchat.cli.convert_options import ConvertOptions
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
 from kvchat.config import Settings
-from kvchat.engine.api.cache_format import canonical_cache_format
-from kvchat.engine.api.ids import BlockKey, GroupId, root_key
+from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
+from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.losses import GaugeReport
+from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_file import Layout
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.engine.models.locate import locate_model
-from kvchat.errors import CacheError, UsageError
+from kvchat.engine.models.prepared import blocks_limit
+from kvchat.errors import CacheError, StorageError, UsageError
 from kvchat.session.answered import answer_positions
 from kvchat.session.origin import Origin, new_origin, origin_of
-from kvchat.session.references import references, runs_of
 from kvchat.session.store import SessionStore
 from kvchat.session.stored_paths import leaf_paths
 from kvchat.session.tree import Session, Turn, path_token_ids
 from kvchat.ui.figures import bytes_text, plural
 
 if TYPE_CHECKING:
-    from kvchat.engine.convert import Converted, Converter
+    from kvchat.engine.conversion import Converted
+    from kvchat.engine.convert import Converter
     from kvchat.engine.weights import Candidate
-
-EXACT = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def _convert(options: ConvertOptions, work: _Work, wanted: str, status: Status) 
         _tell(options, work.session, report, None, status)
         return None if options.dry_run else 1
     origin = new_origin(wanted, EXACT, converter.target.fingerprint.hex())
-    done = _written(work, converter, origin)
+    done = _written(work, converter, origin, status)
     _tell(options, work.session, report, done, status)
     return None
 
@@ -107,30 +108,52 @@ def _measured(
     return gauge.measure(text, [wanted], is_converted=True, report=status.show)
 
 
-def _written(work: _Work, converter: "Converter", origin: Origin) -> "Converted":
+def _written(work: _Work, converter: "Converter", origin: Origin, status: Status) -> "Converted":
     """Write the converted blocks, let the session use them, and remove exact ones that nobody else uses.
 
     The session changes hands in one step of its database, after everything is written: a conversion that
-    is cut off leaves it as it was.
+    fails or is cut off leaves it as it was.
     """
-    from kvchat.engine.convert import joined
+    from kvchat.engine.conversion import Conversion
 
-    source_id, target_id = converter.exact.fingerprint, converter.target.fingerprint
-    roots = root_key(source_id, work.session.namespace), root_key(target_id, origin.namespace)
+    exact, target = converter.exact, converter.target
+    roots = (
+        root_key(exact.fingerprint, work.session.namespace),
+        root_key(target.fingerprint, origin.namespace),
+    )
     with (
-        closing(_shelf(work.settings, source_id, converter.exact.pool.layouts())) as source,
-        closing(_shelf(work.settings, target_id, converter.target.pool.layouts())) as target,
+        closing(_shelf(work.settings, exact.fingerprint, exact.pool.layouts())) as source,
+        closing(_shelf(work.settings, target.fingerprint, target.pool.layouts())) as shelf,
     ):
-        done = joined(converter.convert_path(path, source, target, roots) for path in leaf_paths(work.turns))
-        if not done.num_tokens:
+        conversion = Conversion(converter, source, shelf, roots, leaf_paths(work.turns))
+        if not conversion.planned.num_tokens:
             raise CacheError(
                 "no exact KV of this session is stored for this model, so there is nothing to convert; ask"
                 f" something in it first, or compute it anew in this format: kvchat {work.session.id}"
                 f" --cache-format '{origin.cache_format}'"
             )
+        _require_room(work.settings, conversion.room_bytes)
+        done = conversion.run(status.show)
         work.store.use_blocks_of(work.session.id, origin.namespace)
-        _drop(work, source, roots[0])
-    return done
+        freed_bytes = drop_blocks(work.settings, work.store, source, work.session, work.turns)
+    status.clear()
+    return replace(done, freed_bytes=freed_bytes)
+
+
+def _require_room(settings: Settings, num_bytes: int) -> None:
+    """Refuse what would push the blocks that are being read off the disk."""
+    limit_bytes = blocks_limit(settings.engine.disk_bytes, settings.paths.cache_dir)
+    if limit_bytes is None:
+        return
+    with closing(BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)) as catalog:
+        kept_bytes = catalog.kept_bytes()
+    if num_bytes + kept_bytes > limit_bytes:
+        left = bytes_text(max(0, limit_bytes - kept_bytes))
+        raise StorageError(
+            f"exact and converted blocks take {bytes_text(num_bytes)} together until all is converted, and "
+            f"the disk limit leaves {left}; nothing was changed: give it more with KVCHAT_KV_DISK_BYTES for "
+            "as long as this takes"
+        )
 
 
 def _back(options: ConvertOptions, work: _Work, status: Status) -> int | None:
@@ -141,11 +164,11 @@ def _back(options: ConvertOptions, work: _Work, status: Status) -> int | None:
         return None
     if not options.dry_run:
         work.store.use_blocks_of(work.session.id, "")
-        fields = recall(work.settings.paths.cache_dir, bytes.fromhex(origin.fingerprint))
+        fingerprint = bytes.fromhex(origin.fingerprint)
+        fields = recall(work.settings.paths.cache_dir, fingerprint)
         if fields is not None:
-            fingerprint = bytes.fromhex(origin.fingerprint)
             with closing(_shelf(work.settings, fingerprint, layouts_of(fields))) as shelf:
-                _drop(work, shelf, root_key(fingerprint, origin.namespace))
+                drop_blocks(work.settings, work.store, shelf, work.session, work.turns)
     if options.json:
         Output().json({"session": work.session.id, "done": not options.dry_run, "cache_format": EXACT})
     else:
@@ -153,28 +176,8 @@ def _back(options: ConvertOptions, work: _Work, status: Status) -> int | None:
     return None
 
 
-def _drop(work: _Work, shelf: BlockShelf, root: BlockKey) -> None:
-    """Remove the blocks under a root that no session refers to any more."""
-    others = references(work.store, shelf.block_size)
-    doomed: set[BlockKey] = set()
-    for run in runs_of(work.turns, root, shelf.block_size):
-        if run.key is not None and run.key not in others.keys:
-            doomed.add(run.key)
-        for key, token_ids in shelf.tails_behind(run.parent):
-            if not others.covers_tail(run.parent, token_ids):
-                doomed.add(key)
-    shelf.remove(doomed)
-
-
 def _shelf(settings: Settings, fingerprint: bytes, layouts: Mapping[GroupId, Layout]) -> BlockShelf:
-    return BlockShelf(
-        settings.paths.cache_dir,
-        fingerprint,
-        layouts,
-        block_size=settings.engine.block_size,
-        limit_bytes=settings.engine.disk_bytes,
-        sealer=settings.engine.sealer,
-    )
+    return open_shelf(settings, fingerprint, layouts, block_size=settings.engine.block_size)
 
 
 def _refuse_converted(session: Session) -> None:
@@ -225,9 +228,16 @@ def _tell(
     elif done is None:
         status.note("nothing was changed")
     else:
-        saved = bytes_text(max(0, done.exact_bytes - done.num_bytes))
-        status.note(f"converted {plural(done.num_tokens, 'token')}, {saved} saved: {_how(session, options)}")
+        status.note(f"converted {plural(done.num_tokens, 'token')}, {_saved(done)}: {_how(session)}")
 
 
-def _how(session: Session, options: ConvertOptions) -> str:
+def _saved(done: "Converted") -> str:
+    """Say what the disk gave back; exact blocks stay that others use."""
+    saved_bytes = done.freed_bytes - done.num_bytes
+    if saved_bytes >= 0:
+        return f"{bytes_text(saved_bytes)} saved"
+    return f"{bytes_text(-saved_bytes)} more on disk, since others use its exact blocks too"
+
+
+def _how(session: Session) -> str:
     return f"kvchat {session.id} goes on with it; kvchat sessions convert {session.id} exact goes back"

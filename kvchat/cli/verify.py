@@ -12,19 +12,19 @@ from random import Random
 from time import time
 from typing import TYPE_CHECKING
 
+from kvchat.cli.block_shelf import drop_blocks, open_shelf
 from kvchat.cli.session_options import VerifyCacheOptions, VerifyOptions, VerifySessionOptions
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
 from kvchat.cli.view_blocks import add_view_turns
 from kvchat.config import Settings
 from kvchat.engine.api.cache_format import parse_cache_format
-from kvchat.engine.api.ids import BlockKey, root_key
+from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.used_views import used_views
 from kvchat.engine.models.locate import locate_model
-from kvchat.errors import CacheError
-from kvchat.session.references import References, references, runs_of
-from kvchat.session.store import SessionStore
+from kvchat.errors import CacheError, StorageError
+from kvchat.session.references import References
 from kvchat.session.stored_paths import StoredBlock, blocks_on, leaf_paths
 from kvchat.session.tree import Session, Turn, Verdict, Verification
 from kvchat.ui.figures import plural
@@ -69,10 +69,12 @@ def verify_session(options: VerifySessionOptions) -> int | None:
             found = verifier.findings
             verification = _verification(found, scope, is_all=options.all)
             namespace = "" if options.all and scope.num_blocks else session.namespace
+            if namespace != session.namespace:
+                _require_native(shelf, paths)
             if scope.num_blocks:
                 store.mark_verified(session.id, verification, namespace)
             if namespace != session.namespace:
-                _drop_namespace(store, shelf, session, turns, fingerprint)
+                drop_blocks(settings, store, shelf, session, turns)
     return _report(options, status, found, scope, session, namespace)
 
 
@@ -154,14 +156,7 @@ def _verifier(
     with (
         closing(Engine(parts)),
         closing(
-            BlockShelf(
-                settings.paths.cache_dir,
-                fingerprint,
-                parts.pool.layouts(),
-                block_size=parts.info.block_size,
-                limit_bytes=settings.engine.disk_bytes,
-                sealer=settings.engine.sealer,
-            )
+            open_shelf(settings, fingerprint, parts.pool.layouts(), block_size=parts.info.block_size)
         ) as shelf,
     ):
         status.clear()
@@ -199,6 +194,18 @@ def _sample(paths: Sequence[_Path], num_blocks: int, seed: str | None) -> list[t
     return sorted(chosen, key=lambda one: one[1].number)
 
 
+def _require_native(shelf: BlockShelf, paths: Sequence[_Path]) -> None:
+    """Make sure that all of what was computed is still there before it takes the place of a bundle's."""
+    for path in paths:
+        for block in path.blocks:
+            native = block_key(block.native_parent, block.token_ids)
+            if not set(block.groups) <= set(shelf.groups_of(native)):
+                raise StorageError(
+                    "the disk limit has no room for what was computed beside what came in the bundle; the "
+                    "session is as it was: give it more with KVCHAT_KV_DISK_BYTES for as long as this takes"
+                )
+
+
 def _refuse_foreign(settings: Settings, turns: Sequence[Turn], fingerprint: bytes) -> None:
     """Say that the model at hand is not the one that answered, or not in the layout of its blocks."""
     named = {turn.fingerprint for turn in turns if turn.fingerprint}
@@ -221,21 +228,6 @@ def _verification(found: "Findings", scope: _Scope, *, is_all: bool) -> Verifica
         verdict = Verdict.DIFFERENT
     of_blocks = scope.num_blocks + scope.num_unseen
     return Verification(verdict=verdict, at=time(), num_blocks=found.num_blocks, of_blocks=of_blocks)
-
-
-def _drop_namespace(
-    store: SessionStore, shelf: BlockShelf, session: Session, turns: Sequence[Turn], fingerprint: bytes
-) -> None:
-    """Remove the bundle's blocks that no other session uses."""
-    others = references(store, shelf.block_size)
-    doomed: set[BlockKey] = set()
-    for run in runs_of(turns, root_key(fingerprint, session.namespace), shelf.block_size):
-        if run.key is not None and run.key not in others.keys:
-            doomed.add(run.key)
-        for key, token_ids in shelf.tails_behind(run.parent):
-            if not others.covers_tail(run.parent, token_ids):
-                doomed.add(key)
-    shelf.remove(doomed)
 
 
 def _report(

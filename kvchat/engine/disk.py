@@ -1,7 +1,6 @@
 """The disk tier of one fingerprint, opened as an engine's settings say."""
 
 import logging
-from pathlib import Path
 
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig
@@ -11,7 +10,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.saver import Saver
 from kvchat.engine.memory.used_views import note_view
-from kvchat.engine.models.prepared import PREPARED_DIR, prepared_bytes
+from kvchat.engine.models.prepared import blocks_limit
 from kvchat.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ def open_store(
             fingerprint=fingerprint,
             layouts=pool.layouts(),
             block_size=config.block_size,
-            limit_bytes=_limit_bytes(config.disk_bytes, config.cache_dir),
+            limit_bytes=blocks_limit(config.disk_bytes, config.cache_dir),
             daily_bytes=config.disk_daily_bytes,
             sealer=config.sealer,
         )
@@ -46,11 +45,6 @@ def open_store(
         log.warning("there is no disk tier: %s", error)
         return None, str(error)
     return store, None
-
-
-def _limit_bytes(disk_bytes: int | None, cache_dir: Path) -> int | None:
-    """Return what prepared weights leave of the disk limit."""
-    return None if disk_bytes is None else max(0, disk_bytes - prepared_bytes(cache_dir / PREPARED_DIR))
 
 
 def open_saver(pool: DevicePool, store: DiskStore | None, manager: CacheManager) -> Saver | None:

@@ -135,3 +135,63 @@ def test_an_origin_is_read_back_from_its_namespace_and_from_no_other() -> None:
     assert new_origin("int4", "exact", "ab" * 32) != new_origin("int4", "exact", "ab" * 32)
     for other in ("", "bundle:1234", "int4<-exact:ab:cd", f"int4<-exact:{'ab' * 32}:"):
         assert origin_of(other) is None
+
+
+def test_where_the_disk_has_no_room_for_both_nothing_is_changed(
+    ask: Run, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(home)
+    limit_bytes = sum(path.stat().st_size for path in before)
+    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(limit_bytes))
+    code, _, told = run("sessions", "convert", "demo", "int4", "--yes")
+    assert (code, "nothing was changed" in told) == (1, True)
+    assert session_of(home).namespace == ""
+    assert files(home) == before
+    assert json.loads(ask("-s", "demo", "and?")[1])["usage"]["cached_tokens"] > 100
+
+
+def test_prepared_weights_and_the_day_count_for_converting(
+    ask: Run, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(home)
+    weights = home / "cache" / "weights" / "of-some-model"
+    weights.mkdir(parents=True)
+    (weights / "model.safetensors").write_bytes(bytes(10**6))
+    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(10**6 + sum(path.stat().st_size for path in before)))
+    assert run("sessions", "convert", "demo", "int4", "--yes")[0] == 1
+    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", "1GiB")
+    monkeypatch.setenv("KVCHAT_KV_DISK_DAILY_BYTES", "1000")
+    code, _, told = run("sessions", "convert", "demo", "int4", "--yes")
+    assert (code, "of today" in told) == (1, True)
+    assert files(home) == before
+    assert session_of(home).namespace == ""
+
+
+def test_blocks_that_a_pack_keeps_stay(ask: Run, run: Run, home: Path) -> None:
+    before = files(home)
+    with closing(BlockCatalog(home / "cache")) as catalog:
+        (fingerprint,) = catalog.usages()
+        catalog.keep("pack", fingerprint, [block.key for block in catalog.blocks()])
+    code, out, _ = run("sessions", "convert", "demo", "int4", "--yes", "--json")
+    found = json.loads(out)["converted"]
+    assert (code, found["freed_bytes"]) == (0, 0)
+    assert before < files(home)
+
+
+def test_saved_is_what_the_disk_gives_back(ask: Run, run: Run, home: Path) -> None:
+    """Exact blocks stay that another session uses."""
+    assert ask("--new", "other", WORDS)[0] == 0
+    before = files(home)
+    code, out, told = run("sessions", "convert", "demo", "int4", "--yes", "--json")
+    assert code == 0, told
+    found = json.loads(out)["converted"]
+    assert found["exact_bytes"] > found["num_bytes"]
+    gone = sum(not path.exists() for path in before)
+    assert found["freed_bytes"] == 0 == gone
+    assert run("sessions", "convert", "demo", "exact")[0] == 0
+    told = run("sessions", "convert", "demo", "int4", "--yes")[2]
+    assert "more on disk, since others use its exact blocks too" in told
+
+
+def files(home: Path) -> set[Path]:
+    return set((home / "cache" / "blocks").rglob("*.safetensors"))

@@ -18,6 +18,7 @@ class BlockShelf:
         cache_dir: where the disk tier is.
         layouts: for each group the tensors of one block.
         limit_bytes: most bytes of all blocks on disk; None: no limit.
+        daily_bytes: most bytes written on one day; None: no limit.
         sealer: what blocks are sealed with; None: they are in the clear.
     """
 
@@ -29,8 +30,10 @@ class BlockShelf:
         *,
         block_size: int,
         limit_bytes: int | None = None,
+        daily_bytes: int | None = None,
         sealer: Sealer | None = None,
     ) -> None:
+        self.fingerprint = fingerprint
         self.layouts = dict(layouts)
         self.block_size = block_size
         self._store = DiskStore(
@@ -39,6 +42,7 @@ class BlockShelf:
             layouts=self.layouts,
             block_size=block_size,
             limit_bytes=limit_bytes,
+            daily_bytes=daily_bytes,
             sealer=sealer,
         )
 
@@ -58,11 +62,23 @@ class BlockShelf:
         return run[: 4 * len(longest)] or None
 
     def read(self, group: GroupId, parent: BlockKey, token_ids: bytes) -> bytes | None:
-        """Return the verified bytes of a block; None if it is gone or damaged."""
+        """Return the verified bytes of a block, which counts as used now; None if it is gone or damaged."""
         ids = from_u32le(token_ids)
+        key = block_key(parent, ids)
         with suppress(BlockMissing, BlockDamaged):
-            return bytes(self._store.read(block_key(parent, ids), group, parent=parent, token_ids=ids))
+            payload = bytes(self._store.read(key, group, parent=parent, token_ids=ids))
+            self._store.touch([key])
+            return payload
         return None
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Have blocks count as used now, for all who make room from here on.
+
+        Raises:
+            StorageError: the index cannot be written.
+        """
+        self._store.touch(keys)
+        self._store.flush_touched()
 
     def is_sound(self, group: GroupId, parent: BlockKey, token_ids: tuple[int, ...]) -> bool:
         """Read a block and return whether it is what it must be; a damaged one is set aside."""
@@ -78,9 +94,9 @@ class BlockShelf:
         """Move a block that is not what it says to the quarantine."""
         self._store.set_aside(key, group)
 
-    def remove(self, keys: Iterable[BlockKey]) -> None:
-        """Remove blocks with all their groups."""
-        self._store.remove_keys(keys)
+    def remove(self, keys: Iterable[BlockKey]) -> int:
+        """Remove blocks with all their groups, but none that is kept; return the bytes of their numbers."""
+        return self._store.remove_keys(keys)
 
     def tails_behind(self, parent: BlockKey) -> Iterator[tuple[BlockKey, tuple[int, ...]]]:
         """Yield the names and ids of the stored tails behind a block."""

@@ -136,6 +136,11 @@ def prepared_bytes(directory: Path) -> int:
     return sum(_num_bytes(path) for path in _entries(directory))
 
 
+def blocks_limit(disk_bytes: int | None, cache_dir: Path) -> int | None:
+    """Return what prepared weights leave of a disk limit for blocks; None: there is no limit."""
+    return None if disk_bytes is None else max(0, disk_bytes - prepared_bytes(cache_dir / PREPARED_DIR))
+
+
 def key_of(checkpoint: Checkpoint, weights: str, dtype: str) -> str:
     """Return the name of what is prepared from a checkpoint."""
     parts = asdict(checkpoint) | {"as": weights, "dtype": dtype, "version": VERSION}

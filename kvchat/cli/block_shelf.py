@@ -1,0 +1,52 @@
+"""The blocks of one fingerprint, as commands write them: within the same limits as an engine."""
+
+from collections.abc import Mapping, Sequence
+
+from kvchat.cli.view_blocks import add_view_turns
+from kvchat.config import Settings
+from kvchat.engine.api.ids import GroupId, root_key
+from kvchat.engine.memory.block_file import Layout
+from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.memory.used_views import used_views
+from kvchat.engine.models.prepared import blocks_limit
+from kvchat.session.references import References, references, runs_of
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import Session, Turn
+
+
+def open_shelf(
+    settings: Settings, fingerprint: bytes, layouts: Mapping[GroupId, Layout], *, block_size: int
+) -> BlockShelf:
+    """Open the blocks of a fingerprint; what exceeds the limits goes."""
+    engine, cache_dir = settings.engine, settings.paths.cache_dir
+    return BlockShelf(
+        cache_dir,
+        fingerprint,
+        layouts,
+        block_size=block_size,
+        limit_bytes=blocks_limit(engine.disk_bytes, cache_dir),
+        daily_bytes=engine.disk_daily_bytes,
+        sealer=engine.sealer,
+    )
+
+
+def drop_blocks(
+    settings: Settings, store: SessionStore, shelf: BlockShelf, session: Session, turns: Sequence[Turn]
+) -> int:
+    """Remove a session's blocks that no session refers to any more, and that no pack keeps.
+
+    Args:
+        session: as it was when it had these blocks, with the namespace of then.
+
+    Returns:
+        Bytes of their numbers.
+    """
+    own, others = References(), references(store, shelf.block_size)
+    own.add(runs_of(turns, root_key(shelf.fingerprint, session.namespace), shelf.block_size))
+    add_view_turns(own, session, turns, shelf.block_size, used_views(settings.paths.cache_dir))
+    doomed = own.keys - others.keys
+    for parent in own.runs:
+        for key, token_ids in shelf.tails_behind(parent):
+            if not others.covers_tail(parent, token_ids):
+                doomed.add(key)
+    return shelf.remove(doomed)

@@ -1,0 +1,224 @@
+"""A session's blocks are converted whole or not at all, each once, and what is told is what is there."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.ids import BlockKey, GroupId, root_key
+from kvchat.engine.conversion import Conversion
+from kvchat.engine.convert import Converter, load_exact
+from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.errors import CacheError, StorageError
+from kvchat.session.stored_paths import blocks_on
+from tests.engine.conftest import OpenEngine, TinyModels
+from tests.engine.tiny_models import answer, token_ids
+
+pytestmark = pytest.mark.cpu
+
+LENGTH = 200
+NAMESPACE = "int4<-exact"
+
+
+class CountingShelf(BlockShelf):
+    """Counts what is read and written."""
+
+    num_calls = 0
+
+    def read(self, group: GroupId, parent: BlockKey, token_ids: bytes) -> bytes | None:
+        self.num_calls += 1
+        return super().read(group, parent, token_ids)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A conversation that was computed exactly, and what converts it."""
+
+    converter: Converter
+    cache_dir: Path
+    path: tuple[int, ...]
+
+    @property
+    def roots(self) -> tuple[BlockKey, BlockKey]:
+        return (
+            root_key(self.converter.exact.fingerprint),
+            root_key(self.converter.target.fingerprint, NAMESPACE),
+        )
+
+    def source(self) -> CountingShelf:
+        side = self.converter.exact
+        return CountingShelf(self.cache_dir, side.fingerprint, side.pool.layouts(), block_size=16)
+
+    def target(self, limit_bytes: int | None = None, daily_bytes: int | None = None) -> BlockShelf:
+        side = self.converter.target
+        return BlockShelf(
+            self.cache_dir,
+            side.fingerprint,
+            side.pool.layouts(),
+            block_size=16,
+            limit_bytes=limit_bytes,
+            daily_bytes=daily_bytes,
+        )
+
+    def files(self, fingerprint: bytes) -> dict[Path, bytes]:
+        directory = self.cache_dir / "blocks" / fingerprint.hex()
+        return {path: path.read_bytes() for path in directory.rglob("*.safetensors")}
+
+    def exact_files(self) -> dict[Path, bytes]:
+        return self.files(self.converter.exact.fingerprint)
+
+    def num_converted(self) -> int:
+        return len(self.files(self.converter.target.fingerprint))
+
+
+Store = Callable[..., Stored]
+
+
+@pytest.fixture
+def store(tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path) -> Store:
+    def one(kind: str = "llama", length: int = LENGTH) -> Stored:
+        ids, cache_dir = token_ids(length), tmp_path / "cache"
+        engine = open_engine(tiny(kind), cache_dir=cache_dir)
+        told = answer(engine, ids, 8).token_ids
+        engine.close()
+        config = EngineConfig(device="cpu", block_size=16, cache_dir=cache_dir)
+        converter = Converter(load_exact(tiny(kind), config), config, "int4")
+        return Stored(converter, cache_dir, (*ids, *told)[:-1])
+
+    return one
+
+
+def test_what_the_disk_has_no_room_for_is_refused_and_nothing_of_it_is_left(store: Store) -> None:
+    """Exact blocks that a pack keeps make no room, so converted ones are not written."""
+    stored = store()
+    before = stored.exact_files()
+    with closing(stored.source()) as source, closing(BlockCatalog(stored.cache_dir)) as catalog:
+        keys = [block.key for block in blocks_on(source, stored.path, stored.roots[0], stored.roots[0])]
+        catalog.keep("pack", stored.converter.exact.fingerprint, keys)
+        with closing(stored.target(sum(map(len, before.values())) + 10_000)) as target:
+            conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
+            with pytest.raises(StorageError, match="KVCHAT_KV_DISK_BYTES"):
+                conversion.run()
+    assert stored.num_converted() == 0
+    assert stored.exact_files() == before
+
+
+def test_exact_blocks_that_go_while_others_are_converted_are_not_told_as_converted(store: Store) -> None:
+    stored = store(length=400)
+    num_bytes = sum(map(len, stored.exact_files().values()))
+    with closing(stored.source()) as source, closing(stored.target(num_bytes + 2000)) as target:
+        conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
+        with pytest.raises(CacheError, match="nothing was changed"):
+            conversion.run()
+    assert stored.num_converted() == 0
+
+
+def test_what_is_written_on_one_day_counts_for_converting_too(store: Store) -> None:
+    stored = store()
+    before = stored.exact_files()
+    with closing(stored.source()) as source, closing(stored.target(daily_bytes=10_000)) as target:
+        conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
+        with pytest.raises(StorageError, match="of today"):
+            conversion.run()
+    assert stored.num_converted() == 0
+    assert stored.exact_files() == before
+
+
+def test_what_is_counted_is_there_recent_blocks_included(store: Store) -> None:
+    stored = store()
+    with closing(stored.source()) as source, closing(stored.target()) as target:
+        conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
+        done = conversion.run()
+        blocks = list(blocks_on(target, stored.path, stored.roots[1], stored.roots[1]))
+        assert sum(len(block.token_ids) for block in blocks) == done.num_tokens == len(stored.path)
+        recent = {group.id for group in stored.converter.target.groups if group.sealed_from is None}
+        assert recent <= set(blocks[-1].groups)
+        sizes = {group: sum(r.nbytes for r in layout) for group, layout in target.layouts.items()}
+        assert done.num_bytes == sum(sizes[group] for block in blocks for group in block.groups)
+        assert done.num_bytes < done.exact_bytes
+
+
+def test_blocks_that_paths_share_are_read_and_counted_once(store: Store) -> None:
+    stored = store()
+    paths = [stored.path, (*stored.path[:190], 1, 2, 3), (*stored.path[:100], 4)]
+    with closing(stored.source()) as source, closing(stored.target()) as target:
+        conversion = Conversion(stored.converter, source, target, stored.roots, paths)
+        done = conversion.run()
+    assert done.num_tokens == len(stored.path)
+    assert source.num_calls == -(-len(stored.path) // 16)
+
+
+def test_each_leaf_has_its_recent_blocks(store: Store) -> None:
+    stored = store()
+    short = (*stored.path[:96], 4)
+    with closing(stored.source()) as source, closing(stored.target()) as target:
+        Conversion(stored.converter, source, target, stored.roots, [stored.path, short]).run()
+        recent = {group.id for group in stored.converter.target.groups if group.sealed_from is None}
+        blocks = list(blocks_on(target, short, stored.roots[1], stored.roots[1]))
+        assert recent <= set(blocks[5].groups)
+
+
+def test_a_damaged_block_is_no_reason_to_lose_the_others(store: Store) -> None:
+    """It is refused first; then what is before it is converted, and told as no more than that."""
+    stored = store()
+    with closing(stored.source()) as source, closing(stored.target()) as target:
+        doomed = list(blocks_on(source, stored.path, stored.roots[0], stored.roots[0]))[5]
+        (file,) = (path for path in stored.exact_files() if doomed.key.hex() in path.name)
+        file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+        with pytest.raises(CacheError, match="nothing was changed"):
+            Conversion(stored.converter, source, target, stored.roots, [stored.path]).run()
+        assert stored.num_converted() == 0
+        done = Conversion(stored.converter, source, target, stored.roots, [stored.path]).run()
+        assert done.num_tokens == 5 * 16
+
+
+def test_a_conversation_is_converted_up_to_where_its_windows_are_whole(store: Store) -> None:
+    stored = store("gemma3")
+    (window,) = (group.id for group in stored.converter.exact.groups if group.spec.max_visible is not None)
+    with closing(stored.source()) as source, closing(stored.target()) as target:
+        tail = list(blocks_on(source, stored.path, stored.roots[0], stored.roots[0]))[-1]
+        assert len(tail.token_ids) < 16
+        whole = Conversion(stored.converter, source, target, stored.roots, [stored.path]).planned
+        assert whole.num_tokens == len(stored.path)
+        source.set_aside(window, tail.key)
+        less = Conversion(stored.converter, source, target, stored.roots, [stored.path]).planned
+    assert less.num_tokens == len(stored.path) - len(tail.token_ids)
+
+
+def test_other_conversations_make_room_before_the_one_that_is_converted(
+    store: Store, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    stored = store()
+    own = set(stored.exact_files())
+    engine = open_engine(tiny("llama"), cache_dir=stored.cache_dir)
+    answer(engine, token_ids(LENGTH, seed=3), 8)
+    engine.close()
+    before = stored.exact_files()
+    assert len(before) > len(own)
+    with closing(stored.source()) as source, closing(stored.target(sum(map(len, before.values())))) as target:
+        done = Conversion(stored.converter, source, target, stored.roots, [stored.path]).run()
+    assert done.num_tokens == len(stored.path)
+    assert own <= set(stored.exact_files()) < set(before)
+
+
+def test_what_was_read_last_goes_last(store: Store) -> None:
+    """Of two tails behind the same block the older one goes, unless it was read."""
+    stored = store()
+    blocks = [(ids, bytes(stored.converter.exact.pool.block_bytes(GroupId(0)))) for ids in ((1,), (2,))]
+    with closing(replace_cache(stored, "apart").source()) as shelf:
+        for ids, payload in blocks:
+            shelf.write(GroupId(0), stored.roots[0], ids, payload)
+        shelf.read(GroupId(0), stored.roots[0], (1).to_bytes(4, "little"))
+    num_bytes = sum(map(len, replace_cache(stored, "apart").exact_files().values()))
+    with closing(replace_cache(stored, "apart").target(num_bytes - 1)):
+        pass  # opening enforces the limit
+    with closing(replace_cache(stored, "apart").source()) as shelf:
+        assert [ids for _, ids in shelf.tails_behind(stored.roots[0])] == [(1,)]
+
+
+def replace_cache(stored: Stored, name: str) -> Stored:
+    return replace(stored, cache_dir=stored.cache_dir.with_name(name))
