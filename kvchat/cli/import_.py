@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.cli.agreement import Agreement, agree
+from kvchat.cli.block_shelf import open_shelf
 from kvchat.cli.session_options import ImportOptions
 from kvchat.cli.shelf import open_store, short_id
 from kvchat.cli.streams import Output, Status
 from kvchat.config import Settings
-from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.api.ids import BlockKey, GroupId, block_key
 from kvchat.engine.models.identity import layouts_of, remember
-from kvchat.errors import BundleError
+from kvchat.errors import BundleError, StorageError
 from kvchat.session.bundle.foreign import Transcript, read_transcripts
 from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renamed
 from kvchat.session.bundle.record import MAGIC
@@ -34,10 +35,22 @@ class Imported:
     num_turns: int
     num_tokens: int
     num_blocks: int = 0
+    of_blocks: int = 0
+    """That the bundle holds; `num_blocks` of them are stored now."""
     num_bytes: int = 0
     kv: str = "none"
-    """`untrusted` (kept apart until verified), `refused` (see `reasons`), or `none` (there was none)."""
+    """`untrusted` (kept apart until verified), `refused` (see `reasons`), or `none` (there is none here)."""
     reasons: tuple[str, ...] = ()
+    """Why KV was refused, or why not all of it could be stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Installed:
+    """What is stored of a bundle's blocks, and why not all of them are."""
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,49 +116,57 @@ def _import_bundle(
 ) -> Imported:
     bundle, agreement = source.bundle, source.agreement
     is_wanted = bool(bundle.num_blocks) and with_kv
-    num_blocks = num_bytes = 0
+    installed = _Installed()
     kv = "none"
+    reasons: tuple[str, ...] = ()
     if is_wanted and agreement.is_same:
-        num_blocks, num_bytes = _install(settings, source.path, bundle, status)
-        kv = "untrusted"
+        installed = _install(settings, source.path, bundle, status)
+        kv = "untrusted" if installed.num_blocks else "none"
+        reasons = (installed.reason,) if installed.reason else ()
     elif is_wanted:
-        kv = "refused"
+        kv, reasons = "refused", _reasons(agreement)
     namespace = bundle.namespace if kv == "untrusted" else ""
     session = bundle.session(model=agreement.model, namespace=namespace)
     return Imported(
         session=store.adopt(session, bundle.branches, bundle.turns),
         num_turns=len(bundle.turns),
         num_tokens=_num_tokens(bundle.turns),
-        num_blocks=num_blocks,
-        num_bytes=num_bytes,
+        num_blocks=installed.num_blocks,
+        of_blocks=bundle.num_blocks,
+        num_bytes=installed.num_bytes,
         kv=kv,
-        reasons=_reasons(agreement) if kv == "refused" else (),
+        reasons=reasons,
     )
 
 
-def _install(settings: Settings, path: Path, bundle: Bundle, status: Status) -> tuple[int, int]:
-    """Write a bundle's blocks into its namespace; return how many there are now, and their bytes."""
+def _install(settings: Settings, path: Path, bundle: Bundle, status: Status) -> "_Installed":
+    """Write a bundle's blocks into its namespace, as far as there is room; return what is there then."""
     kv = bundle.manifest.kv
     assert kv is not None
     assert kv.fields is not None
     names = renamed(bundle.turns, kv, bundle.namespace)
     remember(settings.paths.cache_dir, kv.fields)
-    shelf = BlockShelf(
-        settings.paths.cache_dir,
-        kv.fingerprint,
-        layouts_of(kv.fields),
-        block_size=kv.block_size,
-        limit_bytes=settings.engine.disk_bytes,
-        sealer=settings.engine.sealer,
-    )
-    num_blocks = num_bytes = 0
-    with closing(shelf):
-        for block in read_blocks(path, bundle):
-            shelf.write(block.group, names[block.parent], block.token_ids, bytes(block.payload))  # type: ignore[arg-type]
-            num_blocks += 1
-            num_bytes += len(block.payload)
-            status.show(f"importing · {num_blocks} of {bundle.num_blocks} blocks …")
-    return num_blocks, num_bytes
+    written: list[tuple[GroupId, BlockKey, int]] = []
+    reason = ""
+    with closing(
+        open_shelf(settings, kv.fingerprint, layouts_of(kv.fields), block_size=kv.block_size)
+    ) as shelf:
+        for number, block in enumerate(read_blocks(path, bundle)):
+            status.show(f"importing · {number} of {bundle.num_blocks} blocks …")
+            if reason:  # the file is read to its end all the same, which tells whether it is what it was
+                continue
+            group, parent = GroupId(block.group), names[block.parent]
+            try:
+                shelf.write(group, parent, block.token_ids, bytes(block.payload))
+            except StorageError as error:
+                reason = str(error)
+            else:
+                written.append((group, block_key(parent, block.token_ids), len(block.payload)))
+        # What is written last may push out what was written first.
+        sizes = [size for group, key, size in written if group in shelf.groups_of(key)]
+    if len(sizes) < bundle.num_blocks and not reason:
+        reason = "the disk limit has no room for it; give it more with KVCHAT_KV_DISK_BYTES"
+    return _Installed(num_blocks=len(sizes), num_bytes=sum(sizes), reason=reason)
 
 
 def _reasons(agreement: Agreement) -> tuple[str, ...]:
@@ -161,16 +182,28 @@ def _tell(status: Status, imported: Imported, name: str) -> None:
     figures = f"{plural(imported.num_turns, 'turn')}, {plural(imported.num_tokens, 'token')}"
     status.note(f"imported {session.id}  {one_line(session.title) or '(untitled)'}  ({figures})")
     if imported.kv == "untrusted":
-        blocks = f"{plural(imported.num_blocks, 'block')}, {bytes_text(imported.num_bytes)}"
         status.note(
-            f"its KV ({blocks}) serves this session alone until it is verified: "
+            f"its KV ({_blocks_words(imported)}) serves this session alone until it is verified: "
             f"kvchat sessions verify --all {name}"
         )
     elif imported.kv == "refused":
         status.note(
             f"its KV is of another model ({', '.join(imported.reasons)}); the text is kept and computed again"
         )
+    if imported.kv != "refused" and imported.reasons:
+        status.note(f"{_missing_words(imported)} computed again: {imported.reasons[0]}")
     status.note(f"go on with: kvchat {name}")
+
+
+def _blocks_words(imported: Imported) -> str:
+    num_blocks = plural(imported.num_blocks, "block")
+    if imported.num_blocks < imported.of_blocks:
+        num_blocks = f"{imported.num_blocks} of {plural(imported.of_blocks, 'block')}"
+    return f"{num_blocks}, {bytes_text(imported.num_bytes)}"
+
+
+def _missing_words(imported: Imported) -> str:
+    return "the rest of its KV is" if imported.num_blocks else "its KV is not stored, and"
 
 
 def _values(imported: Imported) -> dict[str, object]:
@@ -180,7 +213,9 @@ def _values(imported: Imported) -> dict[str, object]:
         "turns": imported.num_turns,
         "tokens": imported.num_tokens,
         "kv": imported.kv,
-        "differing": list(imported.reasons),
+        "differing": list(imported.reasons) if imported.kv == "refused" else [],
+        "not_stored": list(imported.reasons) if imported.kv != "refused" else [],
         "blocks": imported.num_blocks,
+        "of_blocks": imported.of_blocks,
         "bytes": imported.num_bytes,
     }

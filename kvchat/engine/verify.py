@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import BlockKey, GroupId, u32le
+from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
 from kvchat.engine.cache.spec import Fp8LatentSpec, FullSpec, Group, SealedSpec
 from kvchat.engine.kernels.latent_record.reference import unpack
 from kvchat.engine.kernels.quantised_kv.reference import dequantise
@@ -17,7 +17,7 @@ from kvchat.engine.memory.block_file import Layout
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.recompute import ComputedBlock, ReadPast, Recompute
-from kvchat.errors import ConfigError
+from kvchat.errors import ConfigError, StorageError
 
 TOLERANCE = {"F32": 1e-3, "F16": 2e-2, "BF16": 1e-1, "U8": 0.2}
 """Largest deviation, relative to the largest number of a layer's part of a block. Sums are taken in another
@@ -94,6 +94,9 @@ class Verifier:
         """Compute a whole path from nothing, compare its stored blocks, and yield them one by one.
 
         Effect: stores what was computed under the native names, whether or not the stored blocks agree.
+
+        Raises:
+            StorageError: there is no room for it.
         """
         todo = [target for target in targets if target.key not in self._done]
         if not todo:
@@ -155,7 +158,7 @@ class Verifier:
             if found > tolerance(layout):
                 self._shelf.set_aside(group, target.key)
             if keep:
-                self._shelf.write(group, target.native_parent, target.token_ids, computed)
+                self._keep(group, target, computed)
         worst = max(deviations, default=0.0)
         if any(
             found > tolerance(self._shelf.layouts[group])
@@ -165,6 +168,16 @@ class Verifier:
         else:
             self.findings.num_exact += worst == 0.0
             self.findings.worst = max(self.findings.worst, worst)
+
+    def _keep(self, group: GroupId, target: Target, computed: bytes) -> None:
+        """Store what was computed under the native name."""
+        if self._shelf.write(group, target.native_parent, target.token_ids, computed):
+            return
+        if group not in self._shelf.groups_of(block_key(target.native_parent, target.token_ids)):
+            raise StorageError(
+                "the disk limit has no room for what was computed; give it more with KVCHAT_KV_DISK_BYTES, "
+                "or look at a part of it with --sample"
+            )
 
     def _check_logits(self, path: Sequence[int], start: int, past: ReadPast, stored: ReadPast) -> None:
         """Compare the logits behind a path with those that follow from what is stored of it."""

@@ -282,6 +282,61 @@ def test_a_session_shows_where_its_kv_came_from_and_what_was_found_of_it(
     assert "imported" not in shown
 
 
+# Limits of the disk
+
+
+def test_an_import_says_what_it_could_store_and_the_rest_is_computed(
+    bundle: Path, tiny_model: Path, home: Path, kvchat: Kvchat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = read_bundle(bundle).num_blocks
+    for variable, value, reason in (
+        ("KVCHAT_KV_DISK_BYTES", "4000", "disk limit has no room"),
+        ("KVCHAT_KV_DISK_DAILY_BYTES", "1000", "of today"),
+    ):
+        monkeypatch.setenv(variable, value)
+        (found,) = kvchat("import", str(bundle), "-m", str(tiny_model), at=variable)
+        assert (found["kv"], found["blocks"], found["of_blocks"], found["bytes"]) == ("none", 0, whole, 0)
+        assert reason in found["not_stored"][0]
+        assert kvchat("cache", at=variable)["disk_bytes"] == 0
+        monkeypatch.delenv(variable)
+        answer = kvchat("ask", *asked(tiny_model), "-s", "demo", LAST, at=variable)
+        assert answer["usage"]["cached_tokens"] == 0
+    kvchat("import", str(bundle), "-m", str(tiny_model), at="all")
+    sizes = [path.stat().st_size for path in (home / "all" / "cache" / "blocks").rglob("*.safetensors")]
+    assert len(sizes) == whole
+    monkeypatch.setenv("KVCHAT_KV_DISK_DAILY_BYTES", str(sum(sizes) - 1))
+    (found,) = kvchat("import", str(bundle), "-m", str(tiny_model), at="some")
+    assert (found["kv"], found["blocks"], found["of_blocks"]) == ("untrusted", whole - 1, whole)
+
+
+def test_prepared_weights_leave_an_import_less_room(
+    bundle: Path, tiny_model: Path, home: Path, kvchat: Kvchat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = home / "here" / "cache" / "weights" / "of-some-model"
+    weights.mkdir(parents=True)
+    (weights / "model.safetensors").write_bytes(bytes(10**6))
+    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(10**6 + 4000))
+    (found,) = kvchat("import", str(bundle), "-m", str(tiny_model))
+    assert (found["kv"], found["blocks"]) == ("none", 0)
+
+
+def test_a_session_stays_as_it_was_where_what_verifying_computes_has_no_room(
+    bundle: Path, tiny_model: Path, home: Path, kvchat: Kvchat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = ("sessions", "verify", "-m", str(tiny_model), "--all", "demo")
+    kvchat("import", str(bundle), "-m", str(tiny_model))
+    monkeypatch.setenv("KVCHAT_KV_DISK_DAILY_BYTES", "1000")
+    assert "of today" in kvchat(*verify, code=1)["message"]
+    monkeypatch.delenv("KVCHAT_KV_DISK_DAILY_BYTES")
+    weights = home / "here" / "cache" / "weights" / "of-some-model"
+    weights.mkdir(parents=True)
+    (weights / "model.safetensors").write_bytes(bytes(10**6))
+    stored_bytes = kvchat("cache")["disk_bytes"]
+    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(10**6 + stored_bytes * 3 // 2))
+    assert "no room" in kvchat(*verify, code=1)["message"]
+    assert kvchat("sessions", "show", "demo")["namespace"] != ""
+
+
 # The real program
 
 
