@@ -110,6 +110,7 @@ class Conversation:
         """Nobody will go on from here, so no live branch is kept."""
         self._busy = Lock()
         self._stop = StopFlag()
+        self._keeps_stop = False
         self.recorder: Recorder | None = None
         """What stores the answer in progress."""
         self._handle: AnswerHandle | None = None
@@ -150,13 +151,24 @@ class Conversation:
         """
         if not self._busy.acquire(blocking=False):
             raise UsageError("this conversation is still being answered; stop the answer or wait for its end")
-        self._stop.clear()
+        if not self._keeps_stop:
+            self._stop.clear()
         try:
             yield
         finally:
             self._handle = None
             self.recorder = None
             self._busy.release()
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Let a stop that is asked for from here on count for the answers inside, also before they begin."""
+        self._stop.clear()
+        self._keeps_stop = True
+        try:
+            yield
+        finally:
+            self._keeps_stop = False
 
     def watch(self, handle: AnswerHandle) -> None:
         """Let `stop` and `priority` reach a request."""

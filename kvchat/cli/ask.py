@@ -30,6 +30,7 @@ from kvchat.session.packs import Pack
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, SessionId
 from kvchat.ui.course_words import edit_words
+from kvchat.variants.samples import SampleEvent
 
 CUT_OFF = 8
 CLOSED_PIPE = 141
@@ -167,7 +168,7 @@ class _Question:
         assert isinstance(last, TurnFinished), "a turn ends with TurnFinished"
         return self._exit_code(last) if is_read else CLOSED_PIPE
 
-    def _missed(self, event: ChatEvent) -> CacheMissed | None:
+    def _missed(self, event: ChatEvent | SampleEvent) -> CacheMissed | None:
         """Return what is wrong where less comes from the cache than was there: a block may be damaged."""
         try:
             if self._expected is not None and isinstance(event, Prefill):
@@ -177,9 +178,12 @@ class _Question:
         return None
 
     def _ask_several(self, chat: Chat, conversation: Conversation, prompt: str, signals: StopSignals) -> int:
-        signals.stop_with(partial(chat.stop, conversation))
-        answers = SeveralAnswers(self._options, self._output, self._status, stats=self._wants_stats)
-        turns, is_read = answers.run(chat, conversation, prompt)
+        answers = SeveralAnswers(
+            self._options, self._output, self._status, missed=self._missed, stats=self._wants_stats
+        )
+        with conversation.stoppable():
+            signals.stop_with(partial(chat.stop, conversation))
+            turns, is_read = answers.run(chat, conversation, prompt)
         if not is_read:
             return CLOSED_PIPE
         return CUT_OFF if self._options.fail_on_length and is_cut_off(turns) else 0

@@ -3,7 +3,7 @@
 Each is a branch; the session goes on with the first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kvchat.chat import Chat, Prefill
@@ -11,9 +11,11 @@ from kvchat.cli.answer import EVENT_VERSION, PrefillMeter, describe_cost, done_e
 from kvchat.cli.options import AskOptions
 from kvchat.cli.streams import Output, Status
 from kvchat.conversation import Conversation
-from kvchat.errors import CapacityError, EngineFailed, InvalidRequest, UsageError
+from kvchat.errors import CacheMissed, CapacityError, EngineFailed, InvalidRequest, UsageError
 from kvchat.session.tree import Finish, Turn
-from kvchat.variants.samples import SampleDelta, SamplesFinished
+from kvchat.variants.samples import DIFFERING_TEMPERATURE, SampleDelta, SampleEvent, SamplesFinished
+
+Missed = Callable[[SampleEvent], CacheMissed | None]
 
 BETWEEN = "\n---\n\n"
 """What stands between two answers on standard output."""
@@ -23,14 +25,19 @@ class SeveralAnswers:
     """One question and its answers on their way to standard output.
 
     Args:
+        missed: says what is wrong where less was reused than had to be.
         stats: say what they cost.
     """
 
-    def __init__(self, options: AskOptions, output: Output, status: Status, *, stats: bool) -> None:
+    def __init__(
+        self, options: AskOptions, output: Output, status: Status, *, missed: Missed, stats: bool
+    ) -> None:
         self._options = options
         self._output = output
         self._status = status
         self._stats = stats
+        self._find_missed = missed
+        self._missed: CacheMissed | None = None
         self._is_read = True
         self._told: dict[int, int] = {}
         """How many characters of each answer have been told."""
@@ -41,7 +48,12 @@ class SeveralAnswers:
         Raises:
             CapacityError, InvalidRequest: refused; the question is taken back.
             EngineFailed: the engine died; what there is of the answers is stored.
+            CacheMissed: less was reused than had to be; the answers are stored as interrupted.
         """
+        if not chat.sampling.temperature:
+            self._status.note(
+                f"greedy answers are all the same: drawn at temperature {DIFFERING_TEMPERATURE} instead of 0"
+            )
         before = conversation.branch
         question = chat.pose(conversation, prompt)
         try:
@@ -50,6 +62,8 @@ class SeveralAnswers:
             chat.store.withdraw(conversation.branch, before.leaf_id, [question.id])
             raise
         self._name(chat, conversation, finished.answers)
+        if self._missed is not None:
+            raise self._missed
         if finished.error is not None:
             raise EngineFailed(finished.error)
         with suppress(BrokenPipeError):
@@ -60,6 +74,9 @@ class SeveralAnswers:
     def _follow(self, chat: Chat, conversation: Conversation) -> SamplesFinished:
         meter, finished = PrefillMeter(), None
         for event in chat.variants.compare(conversation, self._options.num):
+            if self._missed is None and (missed := self._find_missed(event)) is not None:
+                self._missed = missed
+                chat.stop(conversation)
             match event:
                 case Prefill():
                     self._status.show(meter.describe(event))
@@ -75,7 +92,7 @@ class SeveralAnswers:
         """Pass a piece on where events are read; stop where nobody reads any more."""
         try:
             self._output.check()
-            if self._options.ndjson and self._is_read:
+            if self._options.ndjson and self._is_read and self._missed is None:
                 self._tell_piece(delta)
         except BrokenPipeError:
             self._is_read = False

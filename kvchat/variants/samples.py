@@ -162,9 +162,9 @@ class Samples:
 
 
 def several(sampling: SamplingParams, num: int) -> SamplingParams:
-    """Return sampling of `num` answers that can differ."""
+    """Return sampling of `num` answers that can differ; of one seed each draws with its own."""
     temperature = sampling.temperature or DIFFERING_TEMPERATURE
-    return replace(sampling, n=num, temperature=temperature, best_of=None, beam_width=None, seed=None)
+    return replace(sampling, n=num, temperature=temperature, best_of=None, beam_width=None)
 
 
 def _pieces(answers: Sequence[Answer]) -> Iterator[SampleDelta]:

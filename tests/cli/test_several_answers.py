@@ -1,15 +1,20 @@
 """`ask -n N`: several answers from one prompt, each a branch."""
 
 import json
+import signal
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 
+from kvchat.chat import Chat
 from kvchat.cli.shelf import open_store
 from kvchat.config import read_settings
+from kvchat.conversation import Conversation
+from kvchat.session.tree import Turn
 from tests.cli.secret_home import Run
 
 pytestmark = pytest.mark.cpu
@@ -76,3 +81,32 @@ def test_a_question_that_is_refused_is_taken_back(ask: Ask) -> None:
     before = branches()
     ask("-n", "2", "-s", "demo", "word " * 9000, code=6)
     assert branches() == before
+
+
+def test_a_signal_between_the_question_and_its_answers_stops_them(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pose = Chat.pose
+
+    def pose_and_stop(chat: Chat, conversation: Conversation, text: str) -> Turn:
+        question = pose(chat, conversation, text)
+        signal.raise_signal(signal.SIGINT)
+        while not conversation.is_stopping:
+            sleep(0.001)
+        return question
+
+    monkeypatch.setattr(Chat, "pose", pose_and_stop)
+    done = json.loads(ask("-n", "2", "--json", "--max-tokens", "200", "hello", code=130))
+    assert [answer["finish_reason"] for answer in done["answers"]] == ["cancelled", "cancelled"]
+
+
+def test_one_seed_gives_the_same_answers_and_they_differ(ask: Ask) -> None:
+    first, again = (json.loads(ask("-n", "3", "--seed", "5", "--json", "hello")) for _ in range(2))
+    assert [one["text"] for one in first["answers"]] == [one["text"] for one in again["answers"]]
+    assert len({one["text"] for one in first["answers"]}) > 1
+
+
+def test_a_temperature_that_was_not_asked_for_is_said(ask: Ask, run: Run) -> None:
+    words = ("ask", "--max-tokens", "2", "-n", "2")
+    assert "drawn at temperature 0.8 instead of 0" in run(*words, "hello")[2]
+    assert "drawn at" not in run(*words, "--temperature", "1", "hello")[2]

@@ -70,3 +70,19 @@ def test_a_damaged_block_is_refused_though_it_was_there_before(ask: Ask, home: P
     assert code == 7
     assert json.loads(out)["event"] == "error"
     assert len(out.splitlines()) == 1
+
+
+def test_several_answers_are_held_to_it_when_blocks_are_read_too(ask: Ask, home: Path) -> None:
+    """Damage of a whole block shows only then; the tail's does before."""
+    ask("--new", "demo", DOCUMENT)
+    files = list((home / "cache" / "blocks").rglob("*.safetensors"))
+    whole_bytes = max(file.stat().st_size for file in files)
+    for file in files:
+        if file.stat().st_size == whole_bytes:
+            data = bytearray(file.read_bytes())
+            data[-1] ^= 1
+            file.write_bytes(data)
+    code, out, _ = ask("--strict-cache", "-n", "2", "-s", "demo", "and?")
+    assert code == 7
+    assert json.loads(out)["event"] == "error"
+    assert len(out.splitlines()) == 1
