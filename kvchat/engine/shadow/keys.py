@@ -30,8 +30,8 @@ class Segment:
 
     Args:
         rows: projections [c, r] of each chunk, or its rotated keys [c, H_kv, D] where there is no basis.
-        directions: the basis, [r] for each number of a token's keys, float32; None: keys are exact.
-        lost: share of the keys' squares that the basis does not hold.
+        directions: the basis, [r] for each number of a token's keys; None: keys are exact.
+        lost: share of the squares of the keys it began with that is not restored, rounding included.
         next_try: tokens from which an exact segment tries to find a basis.
     """
 
@@ -121,7 +121,7 @@ class SealedKeys:
                 out[here] = rows[:, :, head]
                 continue
             own = segment.directions.all()[head * dim : (head + 1) * dim]
-            before = rows.float() @ own.T
+            before = rows.float() @ own.float().T
             positions = (chunks[here, None] * size + torch.arange(size, device=chunks.device)).flatten()
             after = self._rotary.turned(before.view(-1, 1, dim), positions)
             out[here] = after.view_as(before).to(self._dtype)
@@ -141,8 +141,7 @@ class SealedKeys:
     def _project_onto(self, newest: Segment, keys: Tensor, first_chunk: int) -> None:
         """Add keys to a segment whose basis holds them, or begin another one."""
         assert newest.directions is not None
-        basis = reference.Basis(directions=newest.directions.all(), energy=1 - newest.lost)
-        projections, lost = self._projected(keys, basis, first_chunk)
+        projections, lost = self._projected(keys, newest.directions.all(), first_chunk)
         if lost > 1 - self._settings.energy:
             rows = self._exact_rows()
             rows.append(self._chunks(keys))
@@ -183,11 +182,11 @@ class SealedKeys:
         basis = reference.basis_of_products(self._products(keys, first_chunk), self._rank)
         if basis.energy < self._settings.energy:
             return None
-        directions = Rows((self._rank,), torch.float32, self._budget)
+        directions = Rows((self._rank,), self._dtype, self._budget, page_rows=1)
         rows = Rows((self._settings.chunk_size, self._rank), self._dtype, self._budget)
         try:
             directions.append(basis.directions)
-            projections, lost = self._projected(keys, basis, first_chunk)
+            projections, lost = self._projected(keys, directions.all(), first_chunk)
             rows.append(projections)
         except OutOfMemory:
             directions.release()
@@ -201,16 +200,17 @@ class SealedKeys:
             products += (before.T @ before).double()
         return products
 
-    def _projected(self, keys: Tensor, basis: reference.Basis, first_chunk: int) -> tuple[Tensor, float]:
-        """Return projections [C, c, r], and which share of the squares they do not hold."""
-        parts, total, held = [], 0.0, 0.0
+    def _projected(self, keys: Tensor, directions: Tensor, first_chunk: int) -> tuple[Tensor, float]:
+        """Return projections [C, c, r] as they are kept, and the share of squares they do not restore."""
+        parts, total, lost = [], 0.0, 0.0
+        wide = directions.float()
         for before in self._unturned(keys, first_chunk):
-            part = before @ basis.directions
+            part = (before @ wide).to(self._dtype)
             total += float(before.double().square().sum())
-            held += float(part.double().square().sum())
-            parts.append(part.to(self._dtype))
+            lost += float((before - part.float() @ wide.T).double().square().sum())
+            parts.append(part)
         projections = torch.cat(parts).unflatten(0, (-1, self._settings.chunk_size))
-        return projections, max(0.0, 1 - held / total) if total else 0.0
+        return projections, lost / total if total else 0.0
 
     def _unturned(self, keys: Tensor, first_chunk: int) -> Iterator[Tensor]:
         """Yield keys before rotation [n, H_kv * D], some thousand tokens at a time."""

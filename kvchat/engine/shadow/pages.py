@@ -82,9 +82,13 @@ class Rows:
 
     Args:
         shape: of one row.
+        page_rows: how many a page holds at least; what is added at once lies in one page.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, budget: Budget) -> None:
+    def __init__(
+        self, shape: Sequence[int], dtype: torch.dtype, budget: Budget, page_rows: int = PAGE_ROWS
+    ) -> None:
+        self._page_rows = page_rows
         self._like = torch.empty(0, *shape, dtype=dtype)
         self._budget = budget
         self._pages: list[Page] = []
@@ -107,7 +111,9 @@ class Rows:
         last = self._writable_page() if len(fitting) else None
         # Claimed before anything is written, so that a refusal leaves all as it was.
         page = (
-            Page(max(PAGE_ROWS, len(rest)), self._like.to(rows.device), self._budget) if len(rest) else None
+            Page(max(self._page_rows, len(rest)), self._like.to(rows.device), self._budget)
+            if len(rest)
+            else None
         )
         if last is not None:
             last.write(fitting.to(self._like.dtype))
@@ -155,7 +161,7 @@ class Rows:
 
     def emptied(self) -> "Rows":
         """Return rows of the same kind, without any."""
-        return Rows(self._like.shape[1:], self._like.dtype, self._budget)
+        return Rows(self._like.shape[1:], self._like.dtype, self._budget, self._page_rows)
 
     def fork(self) -> "Rows":
         """Return the same rows for another branch; no byte is copied."""

@@ -131,12 +131,12 @@ def check_gain(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> 
 def expected_device_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> int:
     """Return what a layer keeps on the device of a prompt of `num_tokens`, keys on one basis. Pure.
 
-    Projections, basis (float32), landmarks, sealed chunks that every step sees, the working set, the tail.
+    Projections, the basis, landmarks, sealed chunks that every step sees, the working set, the tail.
     """
     size, rank = settings.chunk_size, settings.rank_for(shape.width)
     num_sealed = num_tokens // size - settings.num_local
     tail_len = num_tokens - num_sealed * size
-    low_rank = num_sealed * size * rank * shape.element_size + shape.width * rank * 4
+    low_rank = (num_sealed * size + shape.width) * rank * shape.element_size
     landmarks = num_sealed * shape.width * shape.element_size
     exact_len = settings.num_always * size + settings.budget + tail_len
     return low_rank + landmarks + exact_len * shape.token_bytes

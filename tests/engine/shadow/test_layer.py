@@ -8,13 +8,19 @@ import torch
 
 from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.shadow.layer import ShadowLayer
+from kvchat.engine.shadow.pages import PAGE_ROWS, Budget
+from kvchat.engine.shadow.settings import LayerShape, expected_device_bytes
+from kvchat.engine.shadow.stock import Budgets
+from kvchat.errors import OutOfMemory
 from tests.engine.shadow.contexts import (
     GROUP,
+    HEAD_DIM,
     NUM_KV_HEADS,
     RANK,
     ROTARY,
     SCALE,
     SMALL,
+    VALUE_DIM,
     WIDTH,
     Context,
     dense,
@@ -254,3 +260,59 @@ def test_scores_that_are_alike_choose_the_same_chunks_in_every_run() -> None:
         chosen.append(layer.stock.working.slots)
     assert torch.equal(*chosen)
     assert sorted(chosen[0][0].tolist()) == list(range(SMALL.num_always, SMALL.num_always + 8))
+
+
+def test_what_is_allocated_is_what_was_expected_and_what_the_budgets_say() -> None:
+    context, budgets = make_context(2048), free()
+    layer = shadow_of(context, 2043, budgets=budgets)
+    tensors = layer.stock.device_tensors()
+    allocated = {t.data_ptr(): t.untyped_storage().nbytes() for part in tensors.values() for t in part}
+    numbers = sum(t.nbytes for t in tensors["numbers"])
+    assert sum(allocated.values()) - numbers == budgets.device.used_bytes
+    shape = LayerShape(num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, element_size=4)
+    expected = expected_device_bytes(SMALL, shape, 2043)
+    spare = (PAGE_ROWS - layer.tail_len) * shape.token_bytes  # a page of the tail
+    assert budgets.device.used_bytes == expected + spare
+    assert budgets.host.used_bytes == layer.num_sealed * CHUNK * NUM_KV_HEADS * VALUE_DIM * 4
+    layer.release()
+    assert budgets.device.used_bytes == budgets.host.used_bytes == 0
+
+
+def test_a_host_too_small_for_the_values_is_refused_with_the_numbers_and_keeps_nothing() -> None:
+    budgets = Budgets(device=Budget("device"), host=Budget("host", 10_000))
+    with pytest.raises(OutOfMemory, match=r"MiB of host memory, and 0\.0 of 0\.0 are left"):
+        shadow_of(make_context(PROMPT), PROMPT, budgets=budgets)
+    assert budgets.device.used_bytes == budgets.host.used_bytes == 0
+
+
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_generated_tokens_that_find_no_room_to_be_sealed_stay_where_they_are(place: str) -> None:
+    """Trap 25: the step is refused with the numbers, and goes on from the same tokens once there is room."""
+    context, budgets = make_context(PROMPT + 100), free()
+    layer, other = shadow_of(context, PROMPT, budgets=budgets), shadow_of(context, PROMPT)
+    budget = getattr(budgets, place)
+    budget.num_bytes = budget.used_bytes + (1 if place == "host" else 12_000)
+    refused_at = None
+    for at in range(PROMPT, PROMPT + 100):
+        wanted = run(other, context, at, at + 1)
+        try:
+            found = run(layer, context, at, at + 1)
+        except OutOfMemory:
+            refused_at = at
+            assert layer.num_tokens == at == layer.num_sealed * CHUNK + layer.tail_len
+            budget.num_bytes = None
+            found = run(layer, context, at, at + 1)
+        assert torch.equal(found, wanted)
+    assert refused_at is not None
+
+
+def test_what_a_branch_holds_is_given_back_when_the_last_one_ends() -> None:
+    context, budgets = make_context(PROMPT + 80), free()
+    first = shadow_of(context, PROMPT, budgets=budgets)
+    second = first.fork()
+    run(first, context, PROMPT, PROMPT + 80)
+    run(second, context, PROMPT, PROMPT + 50)
+    first.release()
+    assert budgets.device.used_bytes > 0
+    second.release()
+    assert budgets.device.used_bytes == budgets.host.used_bytes == 0
