@@ -66,7 +66,7 @@ def _file_with(text: str, stack: ExitStack, place: str | None) -> Path:
     made = TemporaryDirectory(prefix="kvchat-", dir=place, ignore_cleanup_errors=True)
     file = Path(stack.enter_context(made)) / "message.md"
     file.touch(mode=0o600)
-    file.write_text(text, encoding="utf-8")
+    file.write_text(text, encoding="utf-8", errors="replace")  # half a character, as some terminals send
     return file
 
 

@@ -17,3 +17,8 @@ def test_a_place_that_takes_no_file_is_told_with_what_to_do(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     with pytest.raises(UsageError, match=r"cannot be given to the editor.*TMPDIR"):
         edited("words", nullcontext(), {"EDITOR": "true", "PATH": "/usr/bin:/bin"})
+
+
+def test_half_a_character_is_no_reason_to_end_the_interface() -> None:
+    environ = {"EDITOR": "true", "PATH": "/usr/bin:/bin"}
+    assert edited("one \ud800 two", nullcontext(), environ) == "one ? two"

@@ -10,7 +10,7 @@ from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.attachments import Attachment, before_message
 from tests.terminal import terminal
 from tests.ui.harness import window
-from tests.ui.scripted import Answer, ScriptedChat
+from tests.ui.scripted import Answer, ScriptedChat, ScriptedUnsent
 from tests.ui.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.tui
@@ -93,13 +93,18 @@ async def test_a_command_and_an_unchanged_edit_are_nothing_to_keep(tmp_path: Pat
 
 
 async def test_what_is_typed_when_the_interface_fails_is_kept(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="a bug"):
+    unsent: list[ScriptedUnsent] = []
+
+    async def type_and_fail() -> None:
         async with window(tmp_path) as shown:
-            unsent = shown.chat.store.unsent
+            unsent.append(shown.chat.store.unsent)
             await shown.type("half")
             shown.app.thread_failed(RuntimeError("a bug"))
             await shown.pilot.pause()
-    assert unsent.kept == {None: ["half"]}
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        await type_and_fail()
+    assert unsent[0].kept == {None: ["half"]}
 
 
 def test_what_was_typed_in_a_window_that_a_signal_ends_is_in_the_next_one(tmp_path: Path) -> None:

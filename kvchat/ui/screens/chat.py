@@ -117,6 +117,7 @@ class ChatScreen(WindowScreen):
 
     def restore_command(self, line: str) -> None:
         """Put a command line that could not be run back into the prompt."""
+        self.prompt.keep_draft(line)
         self.prompt.set_text(line)
         self.prompt.mark_typed_slash()
 
@@ -156,7 +157,7 @@ class ChatScreen(WindowScreen):
 
     def show_edit(self, text: str | None) -> None:
         if text is not None:
-            self.prompt.set_text(text)
+            self.write_prompt(text)
         self.draw_heading()
 
     @work(exclusive=True, group="open")
@@ -373,6 +374,7 @@ class ChatScreen(WindowScreen):
         elif self.turns.is_running or self.turns.queue:
             self.give_back(self.turns.stop())
         elif self.courses.editing is not None:
+            self.prompt.keep_draft(self.courses.editing.text)
             self.courses.end_edit()
             self.prompt.set_text("")
         elif self.branching.aside is not None and self.prompt.has_focus:

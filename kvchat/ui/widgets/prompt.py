@@ -15,8 +15,40 @@ from kvchat.ui.path_choices import PathChoice, path_at_end, path_choices
 from kvchat.ui.plain_text import clean_text
 
 Choice = Command | PathChoice
+Line = tuple[str, bool]
+"""A line of the history, and whether it is a command."""
 
 _NEWLINE_KEYS = frozenset({"ctrl+j", "shift+enter", "alt+enter"})
+
+
+class Walk:
+    """A walk through the history, from the line that is being typed; what is changed on it stays changed.
+
+    Args:
+        history: what was sent before, oldest first.
+    """
+
+    def __init__(self, history: Sequence[Line]) -> None:
+        self._found: tuple[Line, ...] = (*history, ("", False))
+        self._lines = list(self._found)
+        self._at = len(history)
+
+    def go(self, step: int, here: Line) -> Line | None:
+        """Return the line a step away, which at the oldest is the same; None behind the newest.
+
+        Args:
+            here: the line as it has become, which the walk comes back to.
+        """
+        at = max(0, self._at + step)
+        if at == len(self._lines):
+            return None
+        self._lines[self._at], self._at = here, at
+        return self._lines[at]
+
+    def changed_elsewhere(self) -> tuple[Line, ...]:
+        """Return what was typed on the walk, but for the line where it is now."""
+        changed = [at for at, line in enumerate(self._lines) if line != self._found[at] and line[0].strip()]
+        return tuple(self._lines[at] for at in changed if at != self._at)
 
 
 class Prompt(TextArea):
@@ -74,8 +106,8 @@ class Prompt(TextArea):
         self._has_typed_slash = False
         self._candidates: tuple[Choice, ...] = ()
         self._chosen = 0
-        self._history: list[tuple[str, bool]] = []
-        self._history_at: int | None = None
+        self._history: list[Line] = []
+        self._walk: Walk | None = None
 
     @property
     def is_completing(self) -> bool:
@@ -101,10 +133,12 @@ class Prompt(TextArea):
         self._history[:0] = [(text, False) for text in messages]
 
     def remember(self, text: str, *, is_command: bool) -> None:
-        """Add a line to the history of this prompt."""
-        if self._history[-1:] != [(text, is_command)]:
-            self._history.append((text, is_command))
-        self._history_at = None
+        """Add a line to the history of this prompt, behind what was changed on the way to it."""
+        walk, self._walk = self._walk, None
+        left = walk.changed_elsewhere() if walk is not None else ()
+        for line in (*left, (text, is_command)):
+            if self._history[-1:] != [line]:
+                self._history.append(line)
 
     def keep_draft(self, successor: str) -> None:
         """Remember what is half typed, before `successor` takes its place."""
@@ -249,17 +283,18 @@ class Prompt(TextArea):
     def _walks_history(self, key: str) -> bool:
         """Handle up and down at the edges of the text; return whether another line was shown."""
         if key == "up" and self.cursor_at_first_line and self._history:
-            at = len(self._history) if self._history_at is None else self._history_at
-            return self._show_history(max(0, at - 1))
-        if key == "down" and self.cursor_at_last_line and self._history_at is not None:
-            return self._show_history(self._history_at + 1)
+            self._walk = self._walk or Walk(self._history)
+            return self._show_line(self._walk, -1)
+        if key == "down" and self.cursor_at_last_line and self._walk is not None:
+            return self._show_line(self._walk, 1)
         return False
 
-    def _show_history(self, at: int) -> bool:
-        is_past_end = at >= len(self._history)
-        text, self._has_typed_slash = ("", False) if is_past_end else self._history[at]
+    def _show_line(self, walk: Walk, step: int) -> bool:
+        line = walk.go(step, (self.text, self._has_typed_slash))
+        if line is None:
+            return False
+        text, self._has_typed_slash = line
         self._replace_all(text)
-        self._history_at = None if is_past_end else at
         return True
 
 

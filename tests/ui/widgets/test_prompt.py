@@ -146,3 +146,34 @@ async def test_keys_that_come_in_one_burst_act_in_their_order(tmp_path: Path) ->
         for key, character in burst:
             shown.app.post_message(events.Key(key, character))
         await shown.until(lambda: shown.screen.prompt.text == "nexw")
+
+
+async def test_what_is_half_typed_is_below_the_history_and_what_is_changed_there_stays(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("first")
+        await shown.say_and_wait("second")
+        await shown.type("half")
+        await shown.pilot.press("up", "x", "up", "down")
+        assert shown.screen.prompt.text == "secondx"
+        await shown.pilot.press("down")
+        assert shown.screen.prompt.text == "half"
+        await shown.pilot.press("up", "up", "enter")
+        await shown.until(lambda: shown.chat.sent[2:] == ["first"])
+        await shown.pilot.press("up", "up", "up")
+        assert shown.screen.prompt.messages == ("first", "second", "secondx", "half", "first")
+
+
+async def test_an_edit_and_a_chosen_command_leave_the_draft_a_key_up_away(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.type("half")
+        shown.screen.courses.begin_edit(shown.transcript.last_answer.turn)
+        await shown.pilot.press("up")
+        assert shown.screen.prompt.text == "half"
+        await shown.pilot.press("down", "x", "escape", "up")
+        assert shown.screen.prompt.text == "Very well.x"
+        shown.screen.restore_command("/title ")
+        await shown.pilot.press("up")
+        assert shown.screen.prompt.text == "Very well.x"
