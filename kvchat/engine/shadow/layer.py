@@ -23,6 +23,9 @@ from kvchat.engine.shadow.stock import Budgets, Stock
 from kvchat.engine.shadow.working_set import EMPTY
 from kvchat.errors import OutOfMemory
 
+PIECE_LEN = 4096
+"""Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowStep:
@@ -179,7 +182,8 @@ class ShadowLayer:
     def _keep_always(self, keys: Tensor, values: Tensor) -> None:
         """Keep the first chunk, and those that their landmarks speak for least, as they are."""
         size, stock = self.settings.chunk_size, self.stock
-        others = reference.outliers(keys[size:], size, self.settings.num_outliers) + 1
+        likeness = torch.cat([reference.likeness(piece, size) for piece in keys[size:].split(PIECE_LEN)])
+        others = reference.least_alike(likeness, self.settings.num_outliers) + 1
         stock.always = torch.cat((others.new_zeros(len(others), 1), others), dim=1)
         heads = torch.arange(len(others), device=keys.device)[:, None]
         for rows, side in ((stock.always_keys, keys), (stock.always_values, values)):
@@ -193,7 +197,8 @@ class ShadowLayer:
         before = len(stock.values), len(stock.landmarks)
         try:
             stock.values.append(chunks.flatten(0, 1))
-            stock.landmarks.append(reference.landmarks(keys, size))
+            means = [reference.landmarks(piece, size).to(keys.dtype) for piece in keys.split(PIECE_LEN)]
+            stock.landmarks.append(torch.cat(means))
             stock.sealed_keys.seal(keys)
         except OutOfMemory:
             stock.values.truncate(before[0])

@@ -98,8 +98,21 @@ def outliers(keys: Tensor, chunk_size: int, num_chunks: int) -> Tensor:
 
     That is where one of the rotated keys [C * c, H_kv, D] points farthest away from the mean of its chunk.
     """
+    return least_alike(likeness(keys, chunk_size), num_chunks)
+
+
+def likeness(keys: Tensor, chunk_size: int) -> Tensor:
+    """Return how alike [C, H_kv] the mean of each chunk is to the one of its keys that is least like it.
+
+    Args:
+        keys: [C * c, H_kv, D], rotated.
+    """
     chunks = keys.float().unflatten(0, (-1, chunk_size))
-    likeness = functional.cosine_similarity(chunks, chunks.mean(dim=1, keepdim=True), dim=-1).amin(dim=1)
+    return functional.cosine_similarity(chunks, chunks.mean(dim=1, keepdim=True), dim=-1).amin(dim=1)
+
+
+def least_alike(likeness: Tensor, num_chunks: int) -> Tensor:
+    """Return the `num_chunks` chunks [H_kv, num_chunks] of the smallest `likeness` [C, H_kv], in order."""
     # Stable: of chunks that are alike the first is taken, in every run.
     order = likeness.sort(dim=0, stable=True).indices[:num_chunks]
     return order.T.sort(dim=1).values
