@@ -212,13 +212,13 @@ SESSIONS = (
         "sessions pin",
         "sessions.pin_sessions",
         session_options.PinOptions,
-        "Keep sessions on top of the list.",
+        "Keep sessions on top of the list, and their KV on disk.",
     ),
     _command(
         "sessions unpin",
         "sessions.unpin_sessions",
         session_options.PinOptions,
-        "Let sessions stand where they were used last.",
+        "Let sessions stand where they were used last, and their KV make room.",
     ),
     _command(
         "sessions rm",

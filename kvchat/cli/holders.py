@@ -55,7 +55,7 @@ def holders(store: TidyStore, settings: Settings) -> list[Holder]:
 def evicted(store: TidyStore, settings: Settings, sessions: Sequence[str], to_bytes: int | None) -> DiskUsage:
     """Remove what only these sessions refer to; or with `to_bytes` the longest unused, until so much is left.
 
-    Blocks that packs keep stay.
+    Blocks that packs and pinned sessions keep stay.
 
     Raises:
         SessionNotFound, SessionAmbiguous: a name is none.

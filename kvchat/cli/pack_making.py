@@ -128,7 +128,8 @@ def _finish(pack: Pack, settings: Settings, catalog: BlockCatalog, patience_s: f
         if limit is not None and (not on_disk.is_whole or catalog.kept_bytes() * _MOST_KEPT > limit):
             raise PinRefused(
                 f"the packs would keep more than one byte in {_MOST_KEPT} of the {bytes_text(limit)} that"
-                " blocks may take on disk; remove one with `kvchat pack rm`, or give more --kv-disk-bytes"
+                " blocks may take on disk, pinned sessions counted; remove one with `kvchat pack rm`, unpin a"
+                " session, or give more --kv-disk-bytes"
             )
         if not on_disk.is_whole:
             raise StorageError(

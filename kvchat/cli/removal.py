@@ -1,23 +1,26 @@
 """Removing sessions and branches together with the KV blocks that nothing else refers to."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvchat.cli.session_pins import SessionPins
+from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import EngineFailed, SessionNotFound, StorageError
 from kvchat.sealing.sealer import Sealer
 from kvchat.session.branch_removal import BranchRemoval
 from kvchat.session.references import References, add_turns
-from kvchat.session.store import SessionStore
-from kvchat.session.tree import SessionId, Turn
+from kvchat.session.store import Outcome, SessionStore
+from kvchat.session.tree import SessionId, Turn, TurnId
 
 if TYPE_CHECKING:
     from kvchat.engine.memory.block_catalog import BlockCatalog
     from kvchat.engine.memory.block_index import IndexedBlock
 
+_BLOCK_SIZE = EngineConfig().block_size
 _SESSION_ID = re.compile("[a-z2-7]{8}")
 
 Refer = Callable[[int], References]
@@ -41,12 +44,23 @@ class TidyStore(SessionStore):
         path: see `SessionStore`.
         cache_dir: where the blocks are.
         sealer: what both are sealed with; None: they are in the clear.
+        limit_bytes: what blocks may take on disk; None: there is no limit.
+        block_size: of a model that has no blocks on disk yet.
     """
 
-    def __init__(self, path: Path | None, cache_dir: Path, sealer: Sealer | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        cache_dir: Path,
+        sealer: Sealer | None = None,
+        *,
+        limit_bytes: int | None = None,
+        block_size: int = _BLOCK_SIZE,
+    ) -> None:
         super().__init__(path, sealer)
         self._cache_dir = cache_dir
         self._sealer = sealer
+        self._pins = SessionPins(self, cache_dir, sealer, limit_bytes=limit_bytes, block_size=block_size)
         self.drain: Callable[[], None] = _nothing
         """Waits until an engine of this process has nothing on its way to the disk."""
 
@@ -62,6 +76,25 @@ class TidyStore(SessionStore):
             return False
         return False
 
+    def pin(self, session_id: SessionId, *, is_pinned: bool) -> None:
+        """Keep a session at the top of the list and its full blocks on disk, or no longer.
+
+        Raises:
+            PinRefused: its blocks take more of the disk's limit than may be kept; nothing has changed.
+        """
+        if is_pinned:
+            self._pins.keep(session_id)
+        super().pin(session_id, is_pinned=is_pinned)
+        if not is_pinned:
+            self._pins.let_go([session_id])
+
+    def finish_answer(self, turn_id: TurnId, outcome: Outcome) -> Turn:
+        """End an answer, as `SessionStore` does; in a pinned session its blocks are kept too."""
+        turn = super().finish_answer(turn_id, outcome)
+        if self.session(turn.session_id).pinned:
+            self._pins.keep_grown(turn.session_id)
+        return turn
+
     def delete_session(self, session_id: SessionId) -> None:
         """Delete a session, its text first, and then its blocks."""
         self.remove_sessions([session_id])
@@ -75,7 +108,11 @@ class TidyStore(SessionStore):
             StorageError: the database or the blocks cannot be written.
         """
         doomed = tuple(doomed)
-        return self._remove(lambda size: self._of(size, doomed), lambda: self._delete_text(doomed))
+        return self._remove(
+            lambda size: self._of(size, doomed),
+            lambda: self._delete_text(doomed),
+            lambda catalog: self._pins.let_go_in(catalog, doomed),
+        )
 
     def remove_branch(self, session_id: SessionId, name: str) -> Removed:
         """Delete a branch with the messages that no other branch has, and return what that freed.
@@ -89,13 +126,16 @@ class TidyStore(SessionStore):
         return self._remove(
             lambda size: self._of_turns(plan.branch.session_id, plan.path, size),
             lambda: self._delete_branch(session_id, name),
+            lambda _: self._keep_rest(session_id),
         )
 
     def would_remove(self, doomed: Iterable[SessionId]) -> Removed:
         """Return what deleting sessions would free, and what of them would stay; changes nothing."""
         doomed = set(doomed)
         kept = [one.session.id for one in self.list_sessions() if one.session.id not in doomed]
-        return self._would_remove(lambda size: self._of(size, doomed), lambda size: self._of(size, kept))
+        return self._would_remove(
+            lambda size: self._of(size, doomed), lambda size: self._of(size, kept), doomed
+        )
 
     def would_remove_branch(self, plan: BranchRemoval) -> Removed:
         """Return what deleting a branch would free, and what of it would stay; changes nothing."""
@@ -107,7 +147,7 @@ class TidyStore(SessionStore):
             self._add(found, own, plan.left, size)
             return found
 
-        return self._would_remove(lambda size: self._of_turns(own, plan.path, size), others)
+        return self._would_remove(lambda size: self._of_turns(own, plan.path, size), others, [own])
 
     def _catalog(self) -> "BlockCatalog":
         # Imported by whoever removes: a list of sessions is to be there at once.
@@ -141,17 +181,30 @@ class TidyStore(SessionStore):
         if views := used_views(self._cache_dir):
             add_view_turns(found, self.session(session_id), turns, block_size, views)
 
-    def _remove(self, refer: Refer, delete: Callable[[], None]) -> Removed:
-        """Delete text, and then the blocks that it alone referred to."""
+    def _keep_rest(self, session_id: SessionId) -> None:
+        """Keep of a pinned session what is left of it."""
+        if self.session(session_id).pinned:
+            self._pins.keep_grown(session_id)
+
+    def _remove(
+        self, refer: Refer, delete: Callable[[], None], let_go: Callable[["BlockCatalog"], None]
+    ) -> Removed:
+        """Delete text, and then the blocks that it alone referred to.
+
+        Args:
+            let_go: ends what a pin has kept of it; called once the text is gone.
+        """
         with suppress(EngineFailed):  # then it writes nothing more
             self.drain()
         if not self._cache_dir.is_dir():
             delete()
             return Removed()
         with closing(self._catalog()) as catalog:
-            blocks, kept = catalog.blocks(), _names(catalog.kept_blocks())
+            blocks = catalog.blocks()
             own = _by_size(blocks, refer)
             delete()
+            let_go(catalog)
+            kept = _names(catalog.kept_blocks())
             others = _by_size(blocks, self._of)
             shared = [
                 block
@@ -168,11 +221,17 @@ class TidyStore(SessionStore):
             shared_bytes=_num_bytes(shared),
         )
 
-    def _would_remove(self, refer: Refer, refer_others: Refer) -> Removed:
+    def _would_remove(self, refer: Refer, refer_others: Refer, pinned: Collection[SessionId]) -> Removed:
+        """Return what would be freed.
+
+        Args:
+            pinned: sessions whose pins would keep no more than others refer to.
+        """
         if not self._cache_dir.is_dir():
             return Removed()
         with closing(self._catalog()) as catalog:
-            blocks, kept = catalog.blocks(), _names(catalog.kept_blocks())
+            kept = _names(catalog.kept_blocks(but=self._pins.names(catalog, pinned)))
+            blocks = catalog.blocks()
         own, others = _by_size(blocks, refer), _by_size(blocks, refer_others)
         freed: list[IndexedBlock] = []
         shared: list[IndexedBlock] = []
@@ -197,6 +256,7 @@ class TidyStore(SessionStore):
             return Removed()
         with closing(self._catalog()) as catalog:
             known = _by_size(catalog.blocks(), self._of)
+            self._pins.let_go_of_strays(catalog)
             freed = catalog.collect(lambda block: _is_referenced(block, known))
         return Removed(freed_blocks=freed.num_blocks, freed_bytes=freed.num_bytes)
 

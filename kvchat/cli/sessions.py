@@ -140,12 +140,12 @@ def rename_session(options: RenameOptions) -> None:
 
 
 def pin_sessions(options: PinOptions) -> None:
-    """Keep sessions on top of the list."""
+    """Keep sessions on top of the list, and their KV on disk."""
     _pin(options, is_pinned=True)
 
 
 def unpin_sessions(options: PinOptions) -> None:
-    """Let sessions stand where they were used last."""
+    """Let sessions stand where they were used last, and their KV make room."""
     _pin(options, is_pinned=False)
 
 
@@ -153,7 +153,7 @@ def _pin(options: PinOptions, *, is_pinned: bool) -> None:
     with closing(open_store(options.settings())) as store:
         for session in [store.find(one) for one in options.sessions]:
             store.pin(session.id, is_pinned=is_pinned)
-            words = "stays on top of the list" if is_pinned else "is no longer pinned"
+            words = "stays on top of the list, its KV on disk" if is_pinned else "is no longer pinned"
             Status(quiet=options.quiet).note(f"{session.id}  {one_line(session.title)} {words}")
 
 

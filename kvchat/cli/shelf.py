@@ -10,7 +10,13 @@ _MIN_PREFIX = 4
 
 def open_store(settings: Settings) -> TidyStore:
     """Open the person's sessions; the database is made if there is none."""
-    return TidyStore(settings.paths.sessions_db, settings.paths.cache_dir, settings.engine.sealer)
+    return TidyStore(
+        settings.paths.sessions_db,
+        settings.paths.cache_dir,
+        settings.engine.sealer,
+        limit_bytes=settings.engine.disk_bytes,
+        block_size=settings.engine.block_size,
+    )
 
 
 def short_id(session_id: str, all_ids: Iterable[str]) -> str:

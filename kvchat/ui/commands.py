@@ -50,7 +50,7 @@ COMMANDS = (
     Command(name="export", argument="[file]", summary="write it to a file: .md .html .json .kvchat"),
     Command(name="why", argument="[n]", summary="say why the n-th last answer computed what it did"),
     Command(name="title", argument="TITLE", summary="rename the conversation"),
-    Command(name="pin", summary="keep the conversation on top of the list, or no longer"),
+    Command(name="pin", summary="keep the conversation on top of the list and its KV on disk, or no longer"),
     Command(name="delete", summary="delete the conversation"),
     Command(name="model", argument="[name]", summary="choose another model; sizes and what fits"),
     Command(name="reload", summary="load the engine again"),

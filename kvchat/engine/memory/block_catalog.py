@@ -1,7 +1,8 @@
 """All blocks in a cache directory, whatever model they belong to; opened without a model."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey
@@ -9,6 +10,7 @@ from kvchat.engine.memory.block_directory import BlockDirectory
 from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.block_seal import seal_of
 from kvchat.engine.memory.files import SYSTEM, Files
+from kvchat.engine.memory.kept_blocks import Kept
 from kvchat.sealing.sealer import Sealer
 
 IsReferenced = Callable[[IndexedBlock], bool]
@@ -62,6 +64,7 @@ class BlockCatalog:
         """
         self._directory.rebuild()
         self._directory.empty_quarantine()
+        self._directory.kept.remove_unfinished()
         kept = self._directory.kept.all()
         return self._remove(
             block
@@ -105,14 +108,48 @@ class BlockCatalog:
         rows = ((key, index.with_key(fingerprint, key)) for key in keys)
         return {key: block for key, block in rows if block is not None}
 
-    def kept_blocks(self) -> list[IndexedBlock]:
-        """Return which blocks on disk are kept, under whatever name."""
-        kept = self._directory.kept.all()
+    def block_size(self, fingerprint: bytes) -> int | None:
+        """Return how many tokens a block of a fingerprint has; None if it has none."""
+        return self._directory.index.block_size(fingerprint)
+
+    def kept_names(self) -> list[str]:
+        """Return under which names blocks are kept."""
+        return self._directory.kept.names()
+
+    def kept_blocks(self, but: Collection[str] = ()) -> list[IndexedBlock]:
+        """Return which blocks on disk are kept, under whatever name.
+
+        Args:
+            but: names that do not count.
+        """
+        kept = self._kept(but)
         return [block for block in self.blocks() if (block.fingerprint, block.name) in kept]
 
-    def kept_bytes(self) -> int:
-        """Return how many bytes of what is on disk are kept."""
-        return sum(block.num_bytes for block in self.kept_blocks())
+    def kept_bytes(
+        self, but: Collection[str] = (), beside: Mapping[bytes, Sequence[BlockKey]] | None = None
+    ) -> int:
+        """Return how many bytes of what is on disk are kept.
+
+        Args:
+            but: names that do not count.
+            beside: keys by fingerprint, to be kept as well; those that are not on disk yet count as those do
+                that are.
+        """
+        kept = self._kept(but)
+        num_bytes = self._directory.index.num_bytes(kept)
+        for fingerprint, keys in (beside or {}).items():
+            found = self.found(fingerprint, keys).values()
+            new = [block.num_bytes for block in found if (fingerprint, block.name) not in kept]
+            num_absent = len(keys) - len(found)
+            each = sum(block.num_bytes for block in found) // len(found) if found else 0
+            num_bytes += sum(new) + num_absent * each
+        return num_bytes
+
+    def _kept(self, but: Collection[str]) -> Kept:
+        if not but:
+            return self._directory.kept.all()
+        names = (name for name in self.kept_names() if name not in but)
+        return frozenset(chain.from_iterable(map(self._directory.kept.of, names)))
 
     def close(self) -> None:
         self._directory.close()

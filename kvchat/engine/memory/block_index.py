@@ -234,6 +234,26 @@ class BlockIndex:
             num_bytes=sum(usage.num_bytes for usage in chosen),
         )
 
+    def block_size(self, fingerprint: bytes) -> int | None:
+        """Return how many tokens a block of a fingerprint has; None if it has none."""
+        rows = self._file.read("SELECT block_size FROM blocks WHERE fingerprint=? LIMIT 1", fingerprint)
+        return int(rows[0][0]) if rows else None
+
+    def num_bytes(self, names: Iterable[tuple[bytes, DiskKey]]) -> int:
+        """Return what some blocks have on disk, by fingerprint and name, all groups together."""
+        by_fingerprint: dict[bytes, list[DiskKey]] = {}
+        for fingerprint, name in names:
+            by_fingerprint.setdefault(fingerprint, []).append(name)
+        query = "SELECT coalesce(sum(bytes), 0) FROM blocks WHERE writer IS NULL AND fingerprint=? AND key IN"
+        total = 0
+        for fingerprint, keys in by_fingerprint.items():
+            for start in range(0, len(keys), _KEYS_PER_QUERY):
+                part = keys[start : start + _KEYS_PER_QUERY]
+                marks = ",".join("?" * len(part))
+                rows = self._file.read(f"{query} ({marks})", fingerprint, *part)
+                total += sum(num_bytes for (num_bytes,) in rows)
+        return total
+
     def usages(self) -> dict[bytes, DiskUsage]:
         rows = self._file.read(
             "SELECT fingerprint, num_blocks, num_tails, bytes FROM totals WHERE num_blocks > 0"

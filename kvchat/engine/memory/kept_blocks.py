@@ -9,11 +9,13 @@ keeps nothing.
 """
 
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
+from time import time
 
 from kvchat.directories import make_private, sync
 from kvchat.engine.api.ids import KEY_BYTES
@@ -22,6 +24,8 @@ from kvchat.errors import StorageError
 
 _DIGEST_BYTES = 16
 _SUFFIX = ".keep"
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}")
+_STALE_S = 60.0
 
 Kept = frozenset[tuple[bytes, DiskKey]]
 """Fingerprints and names of blocks."""
@@ -37,6 +41,10 @@ class KeptBlocks:
         self._directory = home / "kept"
         self._seen: tuple[tuple[str, int, int], ...] = ()
         self._kept: Kept = frozenset()
+
+    def names(self) -> list[str]:
+        """Return under which names blocks are kept, damaged files included."""
+        return [name.removesuffix(_SUFFIX) for name, _, _ in self._state()]
 
     def all(self) -> Kept:
         """Return what is kept now; the files are read again where they have changed."""
@@ -60,6 +68,7 @@ class KeptBlocks:
         unfinished = self._directory / f".{name}.{token_hex(4)}"
         try:
             make_private(self._directory)
+            self.remove_unfinished()
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(data + _digest(data))
@@ -82,6 +91,13 @@ class KeptBlocks:
             file.unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"cannot remove {file}: {error.strerror or error}") from error
+
+    def remove_unfinished(self) -> None:
+        """Remove what a killed process has left half written; nobody takes so long to write one."""
+        with suppress(OSError), os.scandir(self._directory) as entries:
+            for entry in entries:
+                if _UNFINISHED.fullmatch(entry.name) and time() - entry.stat().st_mtime > _STALE_S:
+                    Path(entry.path).unlink(missing_ok=True)
 
     def _state(self) -> tuple[tuple[str, int, int], ...]:
         try:

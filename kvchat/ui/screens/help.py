@@ -49,7 +49,7 @@ _LEGEND = (
 
 _MARKS = (
     ("●  ○  ◐  ·", "on screen, on the device, open but moved off the device, stored"),
-    ("★", "pinned: stays on top"),
+    ("★", "pinned: stays on top, its KV on disk"),
     ("▒1.2M  4.0M", "bytes shared with others, bytes of its own"),
     ("?", "KV that was imported and is not all verified; it serves this session alone"),
     ("✓", "KV that was verified: all of it was computed again and agrees"),

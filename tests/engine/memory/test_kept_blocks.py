@@ -1,6 +1,8 @@
 """Blocks that somebody keeps by name stay on disk whatever room is needed, and nothing else does."""
 
+import os
 from pathlib import Path
+from time import time
 
 import pytest
 
@@ -89,11 +91,53 @@ def test_a_damaged_file_keeps_nothing(tmp_path: Path, damage: bytes) -> None:
     assert KeptBlocks(tmp_path).all() == frozenset()
 
 
-def _keep(cache_dir: Path, token_ids: list[int]) -> None:
+def _keep(cache_dir: Path, token_ids: list[int], name: str = "spec") -> None:
     catalog = BlockCatalog(cache_dir)
-    catalog.keep("spec", FINGERPRINT, _keys(token_ids))
+    catalog.keep(name, FINGERPRINT, _keys(token_ids))
     catalog.close()
 
 
 def _keys(token_ids: list[int]) -> list[BlockKey]:
     return [block.key for block in chain(token_ids)]
+
+
+def test_what_a_killed_process_has_left_half_written_goes_and_what_is_being_written_stays(
+    tmp_path: Path,
+) -> None:
+    _keep(tmp_path, PACK)
+    stale, fresh = (tmp_path / "kept" / f".spec.{number:08x}" for number in (1, 2))
+    for file in (stale, fresh):
+        file.write_bytes(b"half")
+    long_ago_s = time() - 3600
+    os.utime(stale, (long_ago_s, long_ago_s))
+    os.utime(tmp_path / "kept" / "spec.keep", (long_ago_s, long_ago_s))
+    _keep(tmp_path, PACK, "other")
+    assert not stale.exists()
+    assert fresh.exists()
+    assert KeptBlocks(tmp_path).names() == ["other", "spec"]
+
+    os.utime(fresh, (long_ago_s, long_ago_s))
+    catalog = BlockCatalog(tmp_path)
+    catalog.collect(lambda block: True)
+    assert not fresh.exists()
+    assert catalog.is_kept("spec")
+    catalog.close()
+
+
+def test_what_is_kept_is_counted_without_some_names_and_with_what_is_to_come(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    write_all(store, chain(PACK))
+    size = store.total_usage().num_bytes
+    store.close()
+    _keep(tmp_path, PACK)
+    catalog = BlockCatalog(tmp_path)
+    assert catalog.kept_bytes() == catalog.kept_bytes(beside={FINGERPRINT: _keys(PACK)}) == size
+    assert catalog.kept_bytes(but=["spec"]) == 0
+    assert catalog.kept_blocks(but=["spec"]) == []
+    more = [*PACK[:8], 30, 31, 32, 33]
+    whole = catalog.kept_bytes(but=["spec"], beside={FINGERPRINT: _keys(PACK[:8])})
+    assert whole < size
+    assert catalog.kept_bytes(but=["spec"], beside={FINGERPRINT: _keys(more)}) == whole * 3 // 2
+    assert catalog.block_size(FINGERPRINT) == 4
+    assert catalog.block_size(bytes(32)) is None
+    catalog.close()

@@ -1,0 +1,142 @@
+"""A pinned session keeps its full blocks on disk: they are refused or kept, never dropped."""
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.cli.shelf import open_store
+from kvchat.config import read_settings
+from kvchat.errors import PinRefused
+from tests.cli.secret_home import Run
+
+pytestmark = pytest.mark.cpu
+
+LONG = " ".join(f"{number} is a number." for number in range(20))
+Kvchat = Callable[..., Any]
+
+
+@pytest.fixture
+def kvchat(tiny_model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Kvchat:
+    monkeypatch.setenv("KVCHAT_MODEL", str(tiny_model))
+    monkeypatch.setenv("KVCHAT_BLOCK_SIZE", "16")
+
+    def one(*words: str) -> Any:
+        code, out, err = run(*words, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    return one
+
+
+def ask(kvchat: Kvchat, name: str, text: str, *, is_new: bool = False) -> Any:
+    return kvchat("ask", "--max-tokens", "4", "--new" if is_new else "-s", name, text)
+
+
+def held(kvchat: Kvchat) -> dict[str, int]:
+    """Return by name how many bytes everybody has on disk."""
+    return {row["name"]: row["num_bytes"] for row in kvchat("cache", "ls")}
+
+
+def is_whole(answer: Any, before: Any) -> bool:
+    """Whether no full block of what was said up to an earlier answer was computed for another."""
+    length = before["usage"]["prompt_tokens"] + before["usage"]["completion_tokens"]
+    return answer["usage"]["cached_tokens"] >= (length - 1) // 16 * 16
+
+
+def test_a_pinned_session_keeps_its_full_blocks_and_what_it_adds(kvchat: Kvchat, run: Run) -> None:
+    ask(kvchat, "other", f"other: {LONG}", is_new=True)
+    first = ask(kvchat, "pinned", f"pinned: {LONG}", is_new=True)
+    before = held(kvchat)
+    assert run("sessions", "pin", "pinned")[0] == 0
+    kvchat("cache", "evict", "--all")
+    assert before["pinned"] * 3 // 4 < held(kvchat)["pinned"] <= before["pinned"]
+    assert "other" not in held(kvchat)
+
+    second = ask(kvchat, "pinned", f"and {LONG}")
+    assert is_whole(second, first)
+    grown = held(kvchat)["pinned"]
+    kvchat("cache", "evict", "--to", "1")
+    kvchat("cache", "gc")
+    assert grown * 3 // 4 < held(kvchat)["pinned"] <= grown
+    assert is_whole(ask(kvchat, "pinned", "and?"), second)
+
+
+def test_a_limit_takes_everything_else_first(
+    kvchat: Kvchat, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ask(kvchat, "pinned", LONG, is_new=True)
+    size = held(kvchat)["pinned"]
+    assert run("sessions", "pin", "pinned")[0] == 0
+    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(3 * size))
+    for number in range(3):
+        ask(kvchat, f"other {number}", f"{number}: {LONG}", is_new=True)
+    assert kvchat("cache", "status")["disk_bytes"] <= 3 * size
+    assert is_whole(ask(kvchat, "pinned", "and?"), first)
+
+
+def test_an_unpinned_or_deleted_session_keeps_nothing(kvchat: Kvchat, run: Run) -> None:
+    for name in ("one", "two"):
+        ask(kvchat, name, f"{name}: {LONG}", is_new=True)
+        assert run("sessions", "pin", name)[0] == 0
+    assert run("sessions", "unpin", "one")[0] == 0
+    kvchat("cache", "evict", "--all")
+    assert list(held(kvchat)) == ["two"]
+    removed = kvchat("sessions", "rm", "--yes", "two")
+    assert removed["freed_blocks"] > 0
+    assert removed["shared_blocks"] == 0
+    assert kvchat("cache", "status")["disk_bytes"] == 0
+
+
+def test_what_deleting_would_free_counts_what_only_its_own_pin_keeps(kvchat: Kvchat, run: Run) -> None:
+    ask(kvchat, "one", LONG, is_new=True)
+    assert run("sessions", "pin", "one")[0] == 0
+    with closing(open_store(read_settings())) as store:
+        session_id = store.find("one").id
+        would = store.would_remove([session_id])
+        assert would.shared_blocks == 0
+        assert would == store.remove_sessions([session_id])
+
+
+def test_a_session_whose_blocks_take_too_much_is_not_pinned(
+    kvchat: Kvchat, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(kvchat, "one", LONG, is_new=True)
+    size = held(kvchat)["one"]
+    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(size * 3 // 2))
+    code, _, err = run("sessions", "pin", "one")
+    assert code == 6
+    assert "--kv-disk-bytes" in err
+    assert not kvchat("sessions", "show", "one")["pinned"]
+    kvchat("cache", "evict", "--all")
+    assert held(kvchat) == {}
+
+
+def test_what_no_longer_fits_is_not_kept_and_nothing_kept_is_dropped(
+    kvchat: Kvchat, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(kvchat, "one", LONG, is_new=True)
+    size = held(kvchat)["one"]
+    assert run("sessions", "pin", "one")[0] == 0
+    kvchat("cache", "evict", "--all")
+    kept = held(kvchat)["one"]
+    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(5 * size // 2))
+    ask(kvchat, "one", f"and {LONG}")
+    assert kvchat("sessions", "show", "one")["pinned"]
+    kvchat("cache", "evict", "--all")
+    assert held(kvchat)["one"] == kept
+    with closing(open_store(read_settings())) as store, pytest.raises(PinRefused, match="unpin"):
+        store.pin(store.find("one").id, is_pinned=True)
+
+
+def test_what_is_kept_for_a_session_that_is_gone_is_collected(kvchat: Kvchat, run: Run, home: Path) -> None:
+    ask(kvchat, "one", LONG, is_new=True)
+    assert run("sessions", "pin", "one")[0] == 0
+    for database in home.rglob("sessions.db*"):
+        database.unlink()
+    kvchat("cache", "gc")
+    assert kvchat("cache", "status")["disk_bytes"] == 0
+    assert not [*home.rglob("*.keep")]
