@@ -9,6 +9,7 @@ import os
 import selectors
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TextIO
 
 from textual._xterm_parser import XTermParser
@@ -60,6 +61,7 @@ class TerminalDriver(LinuxDriver):
         super().__init__(app, debug=debug, mouse=mouse, size=size)
         assert self._file is not None
         self._file = DrawingFile(self._file, self._fail)  # type: ignore[assignment]
+        self._size = size or self._get_terminal_size()
 
     def run_input_thread(self) -> None:
         """Make events of what comes until the driver ends, or the terminal does."""
@@ -77,6 +79,16 @@ class TerminalDriver(LinuxDriver):
                     self._process(reader.read(decoder.decode(data)))
                 self._process(reader.tick())
         self._process(reader.end())
+
+    def _get_terminal_size(self) -> tuple[int, int]:
+        """Ask the terminal. Textual believes COLUMNS and LINES first, which some programs export: the window
+        would keep that size whatever becomes of the terminal.
+        """
+        with suppress(OSError):
+            size = os.get_terminal_size(self.fileno)
+            if size.columns and size.lines:
+                return size
+        return super()._get_terminal_size()
 
     def _process(self, events: Iterable[Message]) -> None:
         for event in events:

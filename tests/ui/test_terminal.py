@@ -79,6 +79,19 @@ def test_it_follows_the_size_of_the_terminal(tmp_path: Path) -> None:
         shown.until_shown("› still here")
 
 
+def test_it_has_the_size_of_the_terminal_whatever_the_environment_says(tmp_path: Path) -> None:
+    with terminal(tmp_path / "log", size=(150, 40), COLUMNS="80", LINES="24") as shown:
+        shown.until_shown("one cell =")
+        shown.resize(60, 20)
+        shown.until(lambda: "one cell =" not in shown.text)
+
+
+def test_a_terminal_that_is_made_wider_before_the_window_is_drawn_is_filled(tmp_path: Path) -> None:
+    with terminal(tmp_path / "log", size=(80, 24)) as shown:
+        shown.resize(150, 40)
+        shown.until_shown("one cell =")
+
+
 def test_no_color_draws_without_colours(tmp_path: Path) -> None:
     with terminal(tmp_path / "log", NO_COLOR="1") as shown:
         shown.type("go\r")
