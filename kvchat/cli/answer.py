@@ -87,7 +87,7 @@ class JsonWriter:
                 texts = {"text": event.answer.text}
                 if event.answer.reasoning:
                     texts["reasoning"] = event.answer.reasoning
-                self._output.json(done | texts)
+                self._output.end(done | texts)
 
 
 class NdjsonWriter:
@@ -113,7 +113,7 @@ class NdjsonWriter:
             case TextDelta():
                 self._write("reasoning" if event.reasoning else "text", text=event.text)
             case TurnFinished(error=None):
-                self._output.json(done_event(event.answer, self._conversation.session))
+                self._output.end(done_event(event.answer, self._conversation.session))
 
     def _write(self, name: str, **values: object) -> None:
         self._output.json({"v": EVENT_VERSION, "event": name} | values)

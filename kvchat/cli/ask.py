@@ -1,10 +1,12 @@
 """`kvchat ask`: one question, its answer on standard output, and an exit code that says how it went."""
 
+import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 from kvchat.chat import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted
-from kvchat.cli.answer import AnswerWriter, JsonWriter, NdjsonWriter, TextWriter
+from kvchat.cli.answer import AnswerWriter, JsonWriter, NdjsonWriter, TextWriter, error_event
 from kvchat.cli.compose import EngineFactory, Kvchat, borrowed_or_started, opened, start_worker
 from kvchat.cli.expectation import Expectation
 from kvchat.cli.logs import start_log
@@ -20,11 +22,19 @@ from kvchat.cli.prompt import piped_stdin, read_prompt
 from kvchat.cli.several import SeveralAnswers, is_cut_off
 from kvchat.cli.shelf import short_id
 from kvchat.cli.signals import StopAsked, StopSignals
+from kvchat.cli.standard_streams import CLOSED_PIPE
 from kvchat.cli.streams import Output, Status
 from kvchat.cli.waiting import own_turn, wait_until_loaded
 from kvchat.config import Settings
 from kvchat.conversation import Conversation
-from kvchat.errors import CacheMissed, EngineFailed, SessionNotFound, UsageError
+from kvchat.errors import (
+    CacheMissed,
+    EngineFailed,
+    KvchatError,
+    SessionNotFound,
+    StorageError,
+    UsageError,
+)
 from kvchat.revision import nth_last_question
 from kvchat.session.packs import Pack
 from kvchat.session.store import SessionStore
@@ -33,7 +43,8 @@ from kvchat.ui.course_words import edit_words
 from kvchat.variants.samples import SampleEvent
 
 CUT_OFF = 8
-CLOSED_PIPE = 141
+
+log = logging.getLogger(__name__)
 
 
 def ask(options: AskOptions) -> int:
@@ -76,29 +87,51 @@ def answer(
 
     Effect: takes over SIGINT, SIGTERM and SIGHUP until it returns.
     """
-    status = Status(quiet=options.quiet, color=settings.display.color)
+    status, output = Status(quiet=options.quiet, color=settings.display.color), Output()
     with StopSignals() as signals:
         try:
             with opened(settings, engine_factory, temp=options.temp) as kvchat:
-                code = _Question(options, settings, kvchat, status, pack).run(prompt, signals)
+                code = _Question(options, settings, kvchat, (output, status), pack).run(prompt, signals)
         except StopAsked:
             code = 0
+            if (options.json or options.ndjson) and not output.has_ended:
+                assert signals.exit_code is not None
+                with suppress(BrokenPipeError, StorageError):
+                    output.end(error_event("stopped before the answer began", signals.exit_code))
+        except Exception as error:
+            if not output.has_ended:
+                raise
+            code = _told_behind_the_end(error, status)
         status.clear()
         return signals.exit_code or code
+
+
+def _told_behind_the_end(error: Exception, status: Status) -> int:
+    """Say what went wrong once the answer had been told whole; return the exit code."""
+    if not isinstance(error, KvchatError):
+        log.error("unexpected error", exc_info=error)
+        status.note(f"kvchat: unexpected error ({type(error).__name__}) behind the answer; the log has it")
+        return 1
+    status.note(f"kvchat: {error}")
+    return error.exit_code
 
 
 class _Question:
     """One question on its way through an open kvchat."""
 
     def __init__(
-        self, options: AskOptions, settings: Settings, kvchat: Kvchat, status: Status, pack: Pack | None
+        self,
+        options: AskOptions,
+        settings: Settings,
+        kvchat: Kvchat,
+        streams: tuple[Output, Status],
+        pack: Pack | None,
     ) -> None:
         self._options = options
         self._settings = settings
         self._kvchat = kvchat
-        self._status = status
+        self._output, self._status = streams
         self._pack = pack
-        self._output = Output()
         self._expected: Expectation | None = None
 
     def run(self, prompt: str, signals: StopSignals) -> int:
@@ -150,6 +183,7 @@ class _Question:
         writer = self._writer(conversation)
         is_read = True
         missed: CacheMissed | None = None
+        lost: StorageError | None = None
         last: ChatEvent | None = None
         for event in self._events(chat, conversation, prompt):
             if isinstance(event, TurnStarted):
@@ -163,8 +197,11 @@ class _Question:
             except BrokenPipeError:
                 is_read = False
                 chat.stop(conversation)
-        if missed is not None:
-            raise missed
+            except StorageError as error:
+                is_read, lost = False, error
+                chat.stop(conversation)
+        if (problem := missed or lost) is not None:
+            raise problem
         assert isinstance(last, TurnFinished), "a turn ends with TurnFinished"
         return self._exit_code(last) if is_read else CLOSED_PIPE
 

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib import import_module
 from threading import enumerate as enumerate_threads
 from threading import main_thread
@@ -20,7 +19,8 @@ from kvchat.cli.coercion import HELP_NAMES, ease
 from kvchat.cli.commands import COMMANDS, DEFAULT_VERBS, FAMILIES, examples_text, help_text
 from kvchat.cli.completion import complete_session
 from kvchat.cli.options import takes
-from kvchat.errors import KvchatError, OutOfMemory
+from kvchat.cli.standard_streams import CLOSED_PIPE, complain, flushed, occupy
+from kvchat.errors import KvchatError, OutOfMemory, StorageError
 
 _EXAMPLES = (
     "kvchat    # open the terminal interface",
@@ -106,7 +106,8 @@ _NEW_OBJECTS_UNTIL_COLLECTION = 50_000
 def main() -> None:
     """Run the command line of this process and end it."""
     gc.set_threshold(_NEW_OBJECTS_UNTIL_COLLECTION)
-    code = _flushed(run(sys.argv[1:]))
+    occupy()
+    code = flushed(run(sys.argv[1:]))
     # A model that is still being loaded: native code in a thread does not survive the interpreter's end.
     is_loading = any(thread is not main_thread() and thread.daemon for thread in enumerate_threads())
     # Everything is stored and closed, and taking torch's modules apart takes a second of its own.
@@ -114,8 +115,6 @@ def main() -> None:
         import logging
 
         logging.shutdown()
-        with suppress(OSError, ValueError):
-            sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 
@@ -135,7 +134,7 @@ def run(words: Sequence[str]) -> int:
     except MemoryError:
         return _fail(words, OutOfMemory("out of memory; choose a smaller --kv-device-bytes or model"), 6)
     except (typer.Abort, KeyboardInterrupt):
-        return 128 + signal.SIGINT
+        return _end_json(words, "interrupted", 128 + signal.SIGINT)
     except Exception as error:
         return _fail_unexpectedly(words, error)
 
@@ -199,7 +198,12 @@ def _fail(words: Sequence[str], error: KvchatError | str, exit_code: int) -> int
     """Say what went wrong on standard error, and to whoever reads JSON on standard output too."""
     from kvchat.session.plain_text import clean_text
 
-    print(f"kvchat: {clean_text(str(error))}", file=sys.stderr)  # it may name what an import brought
+    complain(f"kvchat: {clean_text(str(error))}")  # it may name what an import brought
+    return _end_json(words, error, exit_code)
+
+
+def _end_json(words: Sequence[str], error: KvchatError | str, exit_code: int) -> int:
+    """Tell whoever reads JSON what went wrong; return the exit code."""
     if "--json" in words or "--ndjson" in words:
         from kvchat.cli.answer import error_event
         from kvchat.cli.streams import Output
@@ -207,7 +211,9 @@ def _fail(words: Sequence[str], error: KvchatError | str, exit_code: int) -> int
         try:
             Output().json(error_event(error, exit_code))
         except BrokenPipeError:
-            return 141
+            return CLOSED_PIPE
+        except StorageError:  # standard output itself is what went wrong
+            pass
     return exit_code
 
 
@@ -229,13 +235,3 @@ def _fail_unexpectedly(words: Sequence[str], error: Exception) -> int:
     except (KvchatError, OSError):
         pass
     return _fail(words, f"unexpected error ({type(error).__name__}); {where}", 1)
-
-
-def _flushed(code: int) -> int:
-    """Flush standard output; where nobody reads it, keep the interpreter from complaining at its end."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return code or 141
-    return code

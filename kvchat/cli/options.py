@@ -27,6 +27,7 @@ from kvchat.cli.option_types import (
     RemoteKeyFile,
     RemoteUrl,
     SessionWords,
+    Weights,
 )
 from kvchat.config import KEYS, Remote, Settings, did_you_mean, read_settings
 from kvchat.errors import UsageError
@@ -113,12 +114,7 @@ class EngineOptions(PlaceOptions):
     ] = None
     device: Device = None
     dtype: Dtype = None
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="auto, fp32, bf16, fp16, int8 or int4 (quantised once, then kept).", metavar="FORM"
-        ),
-    ] = None
+    weights: Weights = None
     adapter: Annotated[
         Path | None, typer.Option(help="A LoRA for the model, as peft saves one.", metavar="DIR")
     ] = None
@@ -286,6 +282,8 @@ def takes(options: type[Options], command: Callable[[Options], int | None]) -> C
 
     def run(**values: Any) -> int | None:
         try:
+            if values.get("json") and values.get("ndjson"):
+                raise UsageError("--json and --ndjson contradict each other; choose one")
             return command(options(**values))
         except BrokenPipeError:
             raise typer.Exit(141) from None

@@ -11,7 +11,15 @@ from kvchat.cli.answer import EVENT_VERSION, PrefillMeter, describe_cost, done_e
 from kvchat.cli.options import AskOptions
 from kvchat.cli.streams import Output, Status
 from kvchat.conversation import Conversation
-from kvchat.errors import CacheMissed, CapacityError, EngineFailed, InvalidRequest, UsageError
+from kvchat.errors import (
+    CacheMissed,
+    CapacityError,
+    EngineFailed,
+    InvalidRequest,
+    KvchatError,
+    StorageError,
+    UsageError,
+)
 from kvchat.session.tree import Finish, Turn
 from kvchat.variants.samples import DIFFERING_TEMPERATURE, SampleDelta, SampleEvent, SamplesFinished
 
@@ -37,7 +45,7 @@ class SeveralAnswers:
         self._status = status
         self._stats = stats
         self._find_missed = missed
-        self._missed: CacheMissed | None = None
+        self._problem: KvchatError | None = None
         self._is_read = True
         self._told: dict[int, int] = {}
         """How many characters of each answer have been told."""
@@ -62,8 +70,8 @@ class SeveralAnswers:
             chat.store.withdraw(conversation.branch, before.leaf_id, [question.id])
             raise
         self._name(chat, conversation, finished.answers)
-        if self._missed is not None:
-            raise self._missed
+        if self._problem is not None:
+            raise self._problem
         if finished.error is not None:
             raise EngineFailed(finished.error)
         with suppress(BrokenPipeError):
@@ -74,8 +82,8 @@ class SeveralAnswers:
     def _follow(self, chat: Chat, conversation: Conversation) -> SamplesFinished:
         meter, finished = PrefillMeter(), None
         for event in chat.variants.compare(conversation, self._options.num):
-            if self._missed is None and (missed := self._find_missed(event)) is not None:
-                self._missed = missed
+            if self._problem is None and (missed := self._find_missed(event)) is not None:
+                self._problem = missed
                 chat.stop(conversation)
             match event:
                 case Prefill():
@@ -92,10 +100,12 @@ class SeveralAnswers:
         """Pass a piece on where events are read; stop where nobody reads any more."""
         try:
             self._output.check()
-            if self._options.ndjson and self._is_read and self._missed is None:
+            if self._options.ndjson and self._is_read and self._problem is None:
                 self._tell_piece(delta)
-        except BrokenPipeError:
+        except (BrokenPipeError, StorageError) as error:
             self._is_read = False
+            if self._problem is None and isinstance(error, StorageError):
+                self._problem = error
             chat.stop(conversation)
 
     def _tell_piece(self, delta: SampleDelta) -> None:
@@ -121,7 +131,7 @@ class SeveralAnswers:
         if self._options.json or self._options.ndjson:
             each = [done_event(answer, session) | {"text": answer.text} for answer in answers]
             texts = {} if self._options.ndjson else {"text": answers[0].text}
-            self._output.json(done_event(answers[0], session) | texts | {"answers": each})
+            self._output.end(done_event(answers[0], session) | texts | {"answers": each})
             return
         self._output.write(BETWEEN.join(answer.text.rstrip("\n") for answer in answers) + "\n")
         if self._stats:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import Protocol, TextIO
 
+from kvchat.errors import StorageError
 from kvchat.ui.plain_text import clean_text
 
 
@@ -15,16 +16,32 @@ class Output:
 
     Raises:
         BrokenPipeError: from every method that writes, once nobody reads any more.
+        StorageError: from the same, where it is closed, or a file that cannot be written.
+
+    Attributes:
+        has_ended: the last event of an answer was written.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = sys.stdout if stream is None else stream
-        self.is_terminal = self._stream.isatty()
+        # None where standard output was closed from the beginning.
+        self._stream: TextIO | None = sys.stdout if stream is None else stream
+        self.is_terminal = self._stream is not None and self._stream.isatty()
+        self.has_ended = False
 
     def write(self, text: str) -> None:
         """Write text; for a terminal without the characters that would steer it."""
-        self._stream.write(clean_text(text) if self.is_terminal else text)
-        self._stream.flush()
+        if self._stream is None:
+            raise StorageError("standard output is closed, so nothing can be printed")
+        try:
+            self._stream.write(clean_text(text) if self.is_terminal else text)
+            self._stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            reason = error.strerror or error
+            raise StorageError(
+                f"standard output cannot be written ({reason}); make room, or print elsewhere"
+            ) from error
 
     def line(self, text: str = "") -> None:
         self.write(text + "\n")
@@ -33,9 +50,14 @@ class Output:
         """Write a value as one line of JSON; ASCII, so that nothing in it can steer a terminal."""
         self.line(json.dumps(value))
 
+    def end(self, event: object) -> None:
+        """Write the last event of an answer: there is exactly one, whatever comes after it."""
+        self.json(event)
+        self.has_ended = True
+
     def check(self) -> None:
         """Find out that nobody reads any more, without writing."""
-        if is_abandoned(self._stream):
+        if self._stream is not None and is_abandoned(self._stream):
             raise BrokenPipeError
 
 
@@ -107,7 +129,7 @@ class Status:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (BrokenPipeError, ValueError):
+        except (OSError, ValueError):
             self._quiet = True  # nobody listens to remarks; the answer goes on
             self._moves = False
 

@@ -21,8 +21,9 @@ from kvchat.cli.shelf import open_store
 from kvchat.client import EngineClient
 from kvchat.config import read_settings
 from kvchat.engine.api.config import EngineConfig
-from kvchat.errors import ContextOverflow, EngineFailed, ModelUnreadable, SessionExists
+from kvchat.errors import ContextOverflow, EngineFailed, ModelUnreadable, SessionExists, StorageError
 from kvchat.session.tree import Finish, Turn
+from tests.cli.secret_home import Run
 from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.pure
@@ -32,14 +33,14 @@ class Asker:
     """Asks with a scripted engine and remembers with what the engine was made."""
 
     def __init__(self, model_dir: Path, reply: str) -> None:
-        self._model_dir = model_dir
+        self.model_dir = model_dir
         tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
         ids = [*tokenizer.encode(reply).ids, tokenizer.token_to_id("<|end|>")]
         self.engine = ScriptedEngine(lambda prompt: ids)
         self.asked_for: list[tuple[str, Path, EngineConfig]] = []
 
     def __call__(self, question: str = "hello", **options: object) -> int:
-        values = AskOptions(**{"model": str(self._model_dir)} | options)  # type: ignore[arg-type]
+        values = AskOptions(**{"model": str(self.model_dir)} | options)  # type: ignore[arg-type]
         prompt = read_prompt([question], [], None)
         return answer(values, values.settings(), prompt, self._make)
 
@@ -241,6 +242,50 @@ def test_engine_options_reach_the_engine(ask: Asker, home: Path) -> None:
     config = ask.asked_for[0][2]
     assert (config.device, config.disk_bytes, config.device_bytes) == ("cpu", 2 << 30, 64 << 20)
     assert config.cache_dir == home / "cache"
+
+
+def terminal_events(out: str) -> list[str]:
+    """Return the events that end an answer, and see that one is the last line."""
+    names = [json.loads(line)["event"] for line in out.splitlines()]
+    assert names[-1] in ("done", "error")
+    return [name for name in names if name in ("done", "error")]
+
+
+@pytest.mark.parametrize("form", ["json", "ndjson"])
+def test_a_signal_before_the_answer_begins_ends_with_one_event(
+    ask: Asker, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(model: str, model_dir: Path, config: EngineConfig) -> EngineClient:
+        signal.raise_signal(signal.SIGINT)
+        return ask.engine
+
+    values = AskOptions(model=str(ask.model_dir), **{form: True})  # type: ignore[arg-type]
+    assert answer(values, values.settings(), "hello", interrupted) == 130
+    out = capsys.readouterr().out
+    assert terminal_events(out) == ["error"]
+    assert json.loads(out)["exit_code"] == 130
+
+
+@pytest.mark.parametrize("form", ["json", "ndjson"])
+def test_what_fails_behind_the_answer_adds_no_second_end(
+    ask: Asker, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise StorageError("the tails cannot be saved")
+
+    ask.engine.close = fail  # type: ignore[method-assign]
+    assert ask(**{form: True}) == 1
+    told = capsys.readouterr()
+    assert terminal_events(told.out) == ["done"]
+    assert "the tails cannot be saved" in told.err
+
+
+@pytest.mark.parametrize("words", [("ask", "hello"), ("sessions", "list")])
+def test_two_forms_at_once_are_refused(words: tuple[str, ...], run: Run) -> None:
+    code, out, err = run(*words, "--json", "--ndjson")
+    assert code == 2
+    assert terminal_events(out) == ["error"]
+    assert "choose one" in err
 
 
 def test_temp_keeps_nothing(ask: Asker, home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,64 @@
+"""The three standard streams of this process, whatever they are: closed, full, or without a reader.
+
+What cannot be written is given up for good, so that the interpreter does not complain of it at its end.
+"""
+
+import os
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+CLOSED_PIPE = 141
+
+
+def occupy() -> None:
+    """Give the numbers of streams that are closed to nothing, before a file gets one that libraries write to.
+
+    Effect: remarks go nowhere where standard error is closed.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def complain(text: str) -> None:
+    """Write a line to standard error; where nobody reads it, the exit code has to do."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        _give_up(sys.stderr)
+
+
+def flushed(code: int) -> int:
+    """Flush both; return the exit code that is left, which tells of what could not be written."""
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except (OSError, ValueError) as error:
+            _give_up(sys.stdout)
+            if isinstance(error, BrokenPipeError):
+                code = code or CLOSED_PIPE
+            elif code == 0:
+                complain(f"kvchat: standard output cannot be written ({_reason(error)})")
+                code = 1
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _give_up(sys.stderr)
+    return code
+
+
+def _give_up(stream: TextIO) -> None:
+    """Send what a stream still holds nowhere."""
+    with suppress(OSError, ValueError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
