@@ -52,25 +52,34 @@ class IndexFile:
         self._files = files
         self._functions = functions
         self._lock = Lock()
+        """Held while something is written, which may wait for other processes; taken before `_reading`."""
+        self._reading = Lock()
         self._was_lost = False
         self._opened: tuple[int, int] | None = None
-        self._connection = self._open()
+        self._connection, self._reader = self._open()
 
     def take_lost(self) -> bool:
         """Return whether rows were lost since the last call, so that the files should be looked at again."""
-        with self._lock:
-            was_lost, self._was_lost = self._was_lost, False
-        return was_lost
+        if not self._was_lost:
+            return False
+        self._was_lost = False
+        return True
 
     def read(self, query: str, *values: object) -> list[Any]:
-        """Return the rows; none if the index cannot be read: what a hint does not say costs time only."""
-        with self._lock:
+        """Return the rows; none if the index cannot be read: what a hint does not say costs time only.
+
+        Waits for nobody who writes, here or in another process: a connection of its own reads what was
+        committed last.
+        """
+        with self._reading:
+            reader = self._reader
             try:
-                return self._connection.execute(query, values).fetchall()
+                return reader.execute(query, values).fetchall()
             except _SQLITE_ERRORS as error:
-                if _is_damage(error):
-                    self._renew()
-                return []
+                is_damaged = _is_damage(error)
+        if is_damaged:
+            self._mend(reader)
+        return []
 
     def write(self, *changes: tuple[str, Sequence[Row]], durable: bool = False) -> None:
         """Execute each statement for each of its rows, all in one transaction.
@@ -106,8 +115,8 @@ class IndexFile:
                 self._renew()
 
     def close(self) -> None:
-        with self._lock:
-            self._connection.close()
+        with self._lock, self._reading:
+            self._close()
 
     def _write_once(self, changes: Sequence[tuple[str, Sequence[Row]]], durable: bool) -> None:
         with self._transaction(durable):
@@ -132,8 +141,9 @@ class IndexFile:
         """
         self._connection.in_transaction  # noqa: B018  raises where it was closed
         if self._identity() != self._opened:
-            self._connection.close()
-            self._connection = self._open()
+            with self._reading:
+                self._close()
+                self._connection, self._reader = self._open()
             self._was_lost = True
 
     def _identity(self) -> tuple[int, int] | None:
@@ -145,11 +155,23 @@ class IndexFile:
 
     def _renew(self) -> None:
         """Begin an empty index in place of a damaged one."""
-        self._connection.close()
-        self._unlink()
-        self._connection = self._open()
+        with self._reading:
+            self._close()
+            self._unlink()
+            self._connection, self._reader = self._open()
 
-    def _open(self) -> sqlite3.Connection:
+    def _mend(self, reader: sqlite3.Connection) -> None:
+        """Begin anew because of what a reader has found, unless somebody has since."""
+        with self._lock:
+            if self._reader is reader:
+                self._renew()
+
+    def _close(self) -> None:
+        self._reader.close()
+        self._connection.close()
+
+    def _open(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+        """Return a connection to write with and one to read with."""
         until_s = monotonic() + _BUSY_TIMEOUT_S
         while True:
             try:
@@ -163,7 +185,7 @@ class IndexFile:
             # SQLite's own timeout does not cover the change to write-ahead logging.
             sleep(0.01)
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
         sqlite_files.create(self._path)
         self._refuse_another_format()
         connection = sqlite_files.connect(self._path, timeout_s=_BUSY_TIMEOUT_S)
@@ -175,10 +197,23 @@ class IndexFile:
             if not self._has_our_tables(connection):
                 self._create_tables(connection)
             self._opened = self._identity()
+            return connection, self._connect_reader()
         except BaseException:
             connection.close()
             raise
-        return connection
+
+    def _connect_reader(self) -> sqlite3.Connection:
+        reader = sqlite_files.connect(self._path, timeout_s=_BUSY_TIMEOUT_S)
+        try:
+            reader.execute("PRAGMA query_only=ON")
+            if self._identity() != self._opened:  # both must be of one file
+                replaced = sqlite3.OperationalError("it was replaced just now")
+                replaced.sqlite_errorcode = sqlite3.SQLITE_BUSY
+                raise replaced
+        except BaseException:
+            reader.close()
+            raise
+        return reader
 
     def _refuse_another_format(self) -> None:
         """Raise if the head names a format that SQLite would read and never write: damage alone does."""
