@@ -184,6 +184,26 @@ def gathered_attention(query: Tensor, keys: Tensor, values: Tensor, softmax_scal
     return torch.einsum("hgqn,hnd->qhgd", weights, values.float()).flatten(1, 2)
 
 
+def restored_chunks(
+    projections: Tensor, directions: Tensor, chunks: Tensor, cosines: Tensor, sines: Tensor
+) -> Tensor:
+    """Return every head's rotated keys of its own chunks [H_kv, k, c, D], float32.
+
+    Args:
+        projections: [C, c, r].
+        directions: [H_kv * D, r].
+        chunks: [H_kv, k], which of C.
+        cosines, sines: [C * c, R] of the embedding at every position, in halves, for the first R numbers.
+    """
+    num_kv_heads, num_chosen = chunks.shape
+    size = projections.shape[1]
+    own = directions.float().unflatten(0, (num_kv_heads, -1))
+    before = torch.einsum("hkcr,hdr->hkcd", projections[chunks].float(), own)
+    positions = (chunks[..., None] * size + torch.arange(size, device=chunks.device)).flatten()
+    flat = before.flatten(0, 2)[:, None]
+    return rotated(flat, cosines[positions], sines[positions]).view(num_kv_heads, num_chosen, size, -1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """How one head's working set comes to hold other chunks.

@@ -1,0 +1,321 @@
+"""The steps of a shadowed context in Triton: scores of landmarks, hits and misses, values and keys in place.
+
+A working set of a head keeps what stays where it is; the other slots are filled, values from a store that may
+lie in pinned host memory, keys from projections. Dimensions: C chunks, c tokens of a chunk, Q queries, H
+query heads, H_kv key-value heads, G = H / H_kv, D head size, R numbers of a head that turn, r rank, k slots.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SCORED_CHUNKS = 64
+"""Landmarks of a tile."""
+RESTORED_ROWS = 16
+"""Tokens of a tile whose keys are made: the fewest that tensor cores multiply."""
+RANK_PIECE = 32
+MOST_SLOTS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """A rotary embedding at every position.
+
+    Args:
+        cosines, sines: [positions, R / 2], float32, one of each pair.
+        are_neighbours: numbers 2i and 2i + 1 turn together; otherwise i and i + R / 2.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+    are_neighbours: bool = False
+
+
+def chunk_scores(query: Tensor, means: Tensor, softmax_scale: float) -> Tensor:
+    """Return what the reference returns [H_kv, C]; see there for arguments."""
+    num_queries, num_heads, dim = query.shape
+    num_chunks, num_kv_heads, _ = means.shape
+    rows = num_queries * (num_heads // num_kv_heads)
+    raw = torch.empty(num_kv_heads, rows, num_chunks, dtype=torch.float32, device=query.device)
+    tile = score_tile(num_heads // num_kv_heads)
+    grid = (triton.cdiv(num_chunks, SCORED_CHUNKS), num_kv_heads, triton.cdiv(rows, tile))
+    constants = score_constants(num_heads // num_kv_heads, dim)
+    _score[grid](
+        query,
+        means,
+        raw,
+        rows,
+        num_chunks,
+        softmax_scale,
+        *query.stride()[:2],
+        *means.stride()[:2],
+        **constants,
+    )
+    sums = raw.logsumexp(dim=2)
+    scores = raw.new_empty(num_kv_heads, num_chunks)
+    _best[(triton.cdiv(num_chunks, SCORED_CHUNKS), num_kv_heads)](
+        raw, sums, scores, rows, num_chunks, BLOCK_C=SCORED_CHUNKS
+    )
+    return scores
+
+
+def score_tile(group: int) -> int:
+    """Return the rows of a tile, a query and a head each."""
+    return max(16, triton.next_power_of_2(min(group, 64)))
+
+
+def score_constants(group: int, dim: int) -> dict[str, int]:
+    """Return what the kernel is compiled for."""
+    return {
+        "GROUP": group,
+        "DIM": dim,
+        "BLOCK_M": score_tile(group),
+        "BLOCK_C": SCORED_CHUNKS,
+        "BLOCK_D": max(16, triton.next_power_of_2(dim)),
+    }
+
+
+def exchange(held: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return slots and what is missing in them, both [H_kv, k], as the reference does for each head.
+
+    Args:
+        held: [H_kv, k], -1 for an empty slot.
+        wanted: [H_kv, k], each different in its head.
+
+    Raises:
+        ValueError: there are more slots than a program holds.
+    """
+    num_kv_heads, num_slots = wanted.shape
+    if num_slots > MOST_SLOTS:
+        raise ValueError(f"{num_slots} slots are more than a program holds: at most {MOST_SLOTS}")
+    slots, missing = torch.empty_like(held), torch.empty_like(held)
+    is_missing = torch.empty(held.shape, dtype=torch.bool, device=held.device)
+    block = triton.next_power_of_2(num_slots)
+    _exchange[(num_kv_heads,)](held, wanted, slots, is_missing, missing, num_slots, BLOCK_K=block)
+    return slots, is_missing
+
+
+def load_values(store: Tensor, slots: Tensor, is_missing: Tensor, out: Tensor) -> None:
+    """Fill the missing slots of `out` [H_kv, k, c, D] from a store [C * H_kv, c, D], chunk after chunk.
+
+    Args:
+        slots, is_missing: [H_kv, k], of `exchange`.
+    """
+    num_kv_heads, num_slots = slots.shape
+    size = out.shape[2] * out.shape[3]
+    grid = (num_slots, num_kv_heads)
+    _load[grid](store, slots, is_missing, out, size, BLOCK=triton.next_power_of_2(size))
+
+
+def restore_keys(
+    projections: Tensor, directions: Tensor, change: tuple[Tensor, Tensor], turns: Turns, out: Tensor
+) -> None:
+    """Fill the missing slots of `out` [H_kv, k, c, D] with the keys of their chunks, rotated.
+
+    Args:
+        projections: [C, c, r].
+        directions: [H_kv * D, r].
+        change: slots and what is missing, of `exchange`.
+    """
+    slots, is_missing = change
+    num_kv_heads, num_slots = slots.shape
+    size, rank = projections.shape[1:]
+    grid = (triton.cdiv(num_slots * size, RESTORED_ROWS), num_kv_heads)
+    constants = restore_constants(size, out.shape[3], 2 * turns.cosines.shape[1], turns.are_neighbours)
+    _restore[grid](
+        projections,
+        directions,
+        slots,
+        is_missing,
+        turns.cosines,
+        turns.sines,
+        out,
+        num_slots,
+        rank,
+        **constants,
+    )
+
+
+def restore_constants(
+    chunk_size: int, dim: int, num_turned: int, are_neighbours: bool
+) -> dict[str, int | bool]:
+    """Return what the kernel is compiled for."""
+    return {
+        "CHUNK": chunk_size,
+        "DIM": dim,
+        "TURNED": num_turned,
+        "NEIGHBOURS": are_neighbours,
+        "BLOCK_M": RESTORED_ROWS,
+        "BLOCK_R": RANK_PIECE,
+        "BLOCK_HALF": max(16, triton.next_power_of_2(num_turned // 2)),
+        "BLOCK_REST": max(16, triton.next_power_of_2(dim - num_turned)),
+    }
+
+
+@triton.jit
+def _score(
+    query,
+    means,
+    raw,
+    num_rows,
+    num_chunks,
+    softmax_scale,
+    q_t,
+    q_h,
+    m_c,
+    m_h,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    head = tl.program_id(1).to(tl.int64)
+    chunk = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)).to(tl.int64)
+    row = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    row_there, chunk_there = row < num_rows, chunk < num_chunks
+    q_at = query + (row // GROUP).to(tl.int64)[:, None] * q_t + (head * GROUP + row % GROUP)[:, None] * q_h
+    q = tl.load(q_at + d[None, :], mask=row_there[:, None] & (d[None, :] < DIM), other=0.0)
+    m_at = means + chunk[None, :] * m_c + head * m_h
+    m = tl.load(m_at + d[:, None], mask=chunk_there[None, :] & (d[:, None] < DIM), other=0.0)
+    scores = tl.dot(q, m.to(q.dtype), input_precision="ieee") * softmax_scale
+    place = (head * num_rows + row)[:, None] * num_chunks + chunk[None, :]
+    tl.store(raw + place, scores, mask=row_there[:, None] & chunk_there[None, :])
+
+
+@triton.jit
+def _best(raw, sums, scores, num_rows, num_chunks, BLOCK_C: tl.constexpr):
+    head = tl.program_id(1).to(tl.int64)
+    chunk = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)).to(tl.int64)
+    there = chunk < num_chunks
+    best = tl.zeros([BLOCK_C], tl.float32)
+    for row in range(num_rows):
+        at = head * num_rows + row
+        score = tl.load(raw + at * num_chunks + chunk, mask=there, other=float("-inf"))
+        best = tl.maximum(best, tl.exp(score - tl.load(sums + at)))
+    tl.store(scores + head * num_chunks + chunk, best, mask=there)
+
+
+@triton.jit
+def _exchange(held, wanted, slots, is_missing, missing, num_slots, BLOCK_K: tl.constexpr):
+    head = tl.program_id(0).to(tl.int64) * num_slots
+    k = tl.arange(0, BLOCK_K)
+    there = k < num_slots
+    own = tl.load(held + head + k, mask=there, other=-1)
+    stays = tl.zeros([BLOCK_K], tl.int32)
+    num_missing = 0
+    for number in range(num_slots):
+        chunk = tl.load(wanted + head + number)
+        hits = ((own == chunk) & there).to(tl.int32)
+        stays = stays | hits
+        is_hit = tl.max(hits, axis=0)
+        # In the order in which they are wanted; a hit is overwritten by the next one.
+        tl.store(missing + head + num_missing, chunk, mask=is_hit == 0)
+        num_missing += 1 - is_hit
+    tl.debug_barrier()  # what one thread wrote, others read
+    leaves = there & (stays == 0)
+    rank = tl.cumsum(leaves.to(tl.int32), axis=0) - 1
+    fresh = tl.load(missing + head + rank, mask=leaves, other=-1)
+    tl.store(slots + head + k, tl.where(leaves, fresh, own), mask=there)
+    tl.store(is_missing + head + k, leaves, mask=there)
+
+
+@triton.jit
+def _load(store, slots, is_missing, out, size, BLOCK: tl.constexpr):
+    at = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    if tl.load(is_missing + at):
+        row = tl.load(slots + at).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+        number = tl.arange(0, BLOCK)
+        there = number < size
+        tl.store(out + at * size + number, tl.load(store + row * size + number, mask=there), mask=there)
+
+
+@triton.jit
+def _product(
+    projections,
+    directions,
+    p_row,
+    p_there,
+    d_row,
+    d_there,
+    rank,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """Return keys before rotation [BLOCK_M, BLOCK_N] of rows, in some columns of a head."""
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, rank, BLOCK_R):
+        r = start + tl.arange(0, BLOCK_R)
+        p_at = projections + p_row[:, None] * rank + r[None, :]
+        p = tl.load(p_at, mask=p_there[:, None] & (r[None, :] < rank), other=0.0)
+        d_at = directions + d_row[None, :] * rank + r[:, None]
+        d = tl.load(d_at, mask=d_there[None, :] & (r[:, None] < rank), other=0.0)
+        acc += tl.dot(p, d, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _restore(
+    projections,
+    directions,
+    slots,
+    is_missing,
+    cosines,
+    sines,
+    out,
+    num_slots,
+    rank,
+    CHUNK: tl.constexpr,
+    DIM: tl.constexpr,
+    TURNED: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+):
+    head = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    slot = row // CHUNK
+    at = head * num_slots + slot
+    wants = tl.load(is_missing + at, mask=slot < num_slots, other=0) != 0
+    if tl.max(wants.to(tl.int32), axis=0) == 0:
+        return
+    chunk = tl.load(slots + at, mask=wants, other=0).to(tl.int64)
+    token = chunk * CHUNK + row % CHUNK
+    place = (at * CHUNK + row % CHUNK) * DIM
+
+    half = tl.arange(0, BLOCK_HALF)
+    in_half = half < TURNED // 2
+    if NEIGHBOURS:
+        first, second = 2 * half, 2 * half + 1
+    else:
+        first, second = half, half + TURNED // 2
+    base = head * DIM
+    a = _product(
+        projections, directions, token, wants, base + first, in_half, rank, BLOCK_M, BLOCK_HALF, BLOCK_R
+    )
+    b = _product(
+        projections, directions, token, wants, base + second, in_half, rank, BLOCK_M, BLOCK_HALF, BLOCK_R
+    )
+    mask = wants[:, None] & in_half[None, :]
+    angle = token[:, None] * (TURNED // 2) + half[None, :]
+    cosine, sine = (
+        tl.load(cosines + angle, mask=mask, other=0.0),
+        tl.load(sines + angle, mask=mask, other=0.0),
+    )
+    kept = out.dtype.element_ty
+    tl.store(out + place[:, None] + first[None, :], (a * cosine - b * sine).to(kept), mask=mask)
+    tl.store(out + place[:, None] + second[None, :], (b * cosine + a * sine).to(kept), mask=mask)
+    if TURNED < DIM:
+        rest = TURNED + tl.arange(0, BLOCK_REST)
+        in_rest = rest < DIM
+        c = _product(
+            projections, directions, token, wants, base + rest, in_rest, rank, BLOCK_M, BLOCK_REST, BLOCK_R
+        )
+        tl.store(out + place[:, None] + rest[None, :], c.to(kept), mask=wants[:, None] & in_rest[None, :])

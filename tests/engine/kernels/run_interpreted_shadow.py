@@ -1,0 +1,142 @@
+"""Runs the kernels of a shadowed context under the Triton interpreter against their references.
+
+A program of its own, as `run_interpreted`; prints one JSON line per case, with the error as a multiple of
+what is allowed. What is not to be written is poisoned with NaN and must stay so.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.kernels.shadow_kv import triton as kernels
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
+SINGLE = torch.float32
+HALF = torch.float16
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def score_error(shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> float:
+    """Of (queries, key-value heads, group, head size, chunks)."""
+    num_queries, num_kv_heads, group, dim, num_chunks = shape
+    wide = randn(num_queries, num_kv_heads * group, 2 * dim).to(dtype)
+    query = wide[..., :dim]  # not in a row
+    means = randn(num_chunks, num_kv_heads, dim, seed=1).to(dtype)
+    scale = 1.7 * dim**-0.5
+    return (
+        _error(kernels.chunk_scores(query, means, scale), reference.chunk_scores(query, means, scale))
+        / (TOLERANCE[dtype])
+    )
+
+
+def exchange_error(num_kv_heads: int, num_slots: int, num_chunks: int) -> float:
+    """From an empty set on, step after step; infinite if a slot differs."""
+    generator = torch.Generator().manual_seed(num_slots)
+    held = torch.full((num_kv_heads, num_slots), -1)
+    for _ in range(6):
+        orders = [torch.randperm(num_chunks, generator=generator)[:num_slots] for _ in held]
+        wanted = torch.stack(orders)
+        slots, is_missing = kernels.exchange(held, wanted)
+        for head in range(num_kv_heads):
+            change = reference.exchange(held[head], wanted[head])
+            same = torch.equal(slots[head], change.slots)
+            if not (same and torch.equal(is_missing[head], change.is_missing)):
+                return float("inf")
+        held = slots
+    return 0.0
+
+
+def _change(num_kv_heads: int, num_slots: int, num_chunks: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    slots = torch.stack(
+        [torch.randperm(num_chunks, generator=generator)[:num_slots] for _ in range(num_kv_heads)]
+    )
+    is_missing = torch.rand(slots.shape, generator=generator) < 0.4
+    is_missing[0] = False  # a head that misses nothing
+    return slots, is_missing
+
+
+def load_error(shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> float:
+    """Of (key-value heads, slots, chunks, tokens of a chunk, head size); to the bit."""
+    num_kv_heads, num_slots, num_chunks, size, dim = shape
+    slots, is_missing = _change(num_kv_heads, num_slots, num_chunks)
+    store = randn(num_chunks * num_kv_heads, size, dim).to(dtype)
+    out = torch.full((num_kv_heads, num_slots, size, dim), float("nan"), dtype=dtype)
+    kernels.load_values(store, slots, is_missing, out)
+    wanted = store.unflatten(0, (num_chunks, num_kv_heads)).transpose(0, 1)
+    wanted = torch.stack([own[chunks] for own, chunks in zip(wanted, slots, strict=True)])
+    wanted[~is_missing] = float("nan")
+    return 0.0 if torch.equal(out.nan_to_num(99), wanted.nan_to_num(99)) else float("inf")
+
+
+def restore_error(
+    shape: tuple[int, int, int, int, int],
+    dtype: torch.dtype,
+    num_turned: int,
+    *,
+    are_neighbours: bool = False,
+    shift: int = 0,
+) -> float:
+    """Of (key-value heads, slots, chunks, head size, rank). `shift`: positions that the control is off by."""
+    num_kv_heads, num_slots, num_chunks, dim, rank = shape
+    slots, is_missing = _change(num_kv_heads, num_slots, num_chunks)
+    projections = randn(num_chunks, 8, rank).to(dtype)
+    directions = (randn(num_kv_heads * dim, rank, seed=1) / rank**0.5).to(dtype)
+    angles = torch.arange(num_chunks * 8)[:, None] * 100.0 ** (-torch.arange(num_turned // 2) / num_turned)
+    turns = kernels.Turns(
+        cosines=(angles + shift).cos(), sines=(angles + shift).sin(), are_neighbours=are_neighbours
+    )
+    out = torch.full((num_kv_heads, num_slots, 8, dim), float("nan"), dtype=dtype)
+    kernels.restore_keys(projections, directions, (slots, is_missing), turns, out)
+    order = torch.arange(dim)
+    if are_neighbours:  # the reference turns halves: columns are brought there and back
+        first = torch.arange(0, num_turned, 2)
+        order = torch.cat((first, first + 1, torch.arange(num_turned, dim)))
+    own = directions.unflatten(0, (num_kv_heads, dim))[:, order].flatten(0, 1)
+    both = [torch.cat((side, side), dim=1) for side in (angles.cos(), angles.sin())]
+    wanted = torch.empty(out.shape)
+    wanted[..., order] = reference.restored_chunks(projections, own, slots, both[0], both[1])
+    if not torch.equal(out.isnan(), ~is_missing[..., None, None].expand(out.shape)):
+        return float("inf")
+    return _error(out[is_missing], wanted[is_missing]) / TOLERANCE[dtype]
+
+
+def _error(got: Tensor, wanted: Tensor) -> float:
+    return float((got.float() - wanted.float()).abs().max() / wanted.float().abs().max())
+
+
+CASES: dict[str, Callable[[], float]] = {
+    "scores, one query": partial(score_error, (1, 2, 4, 128, 200), SINGLE),
+    "scores, one query, 16 bits": partial(score_error, (1, 2, 4, 128, 200), HALF),
+    "scores, a block of queries": partial(score_error, (19, 2, 3, 40, 65), SINGLE),
+    "scores, no group, one chunk": partial(score_error, (1, 3, 1, 16, 1), SINGLE),
+    "scores, a large group": partial(score_error, (2, 1, 71, 64, 63), SINGLE),
+    "exchange, few": partial(exchange_error, 3, 1, 4),
+    "exchange, awkward": partial(exchange_error, 2, 37, 90),
+    "exchange, all": partial(exchange_error, 2, 32, 32),
+    "values": partial(load_error, (3, 9, 40, 8, 128), HALF),
+    "values, awkward": partial(load_error, (2, 5, 11, 8, 12), SINGLE),
+    "keys": partial(restore_error, (3, 9, 40, 128, 160), SINGLE, 128),
+    "keys, 16 bits": partial(restore_error, (3, 9, 40, 128, 160), HALF, 128),
+    "keys, awkward": partial(restore_error, (2, 5, 11, 20, 7), SINGLE, 20),
+    "keys, partial": partial(restore_error, (2, 5, 11, 40, 33), SINGLE, 12),
+    "keys, neighbours": partial(restore_error, (2, 6, 11, 32, 33), SINGLE, 32, are_neighbours=True),
+    "keys, partial neighbours": partial(restore_error, (2, 6, 11, 96, 33), SINGLE, 64, are_neighbours=True),
+    "control, other positions": partial(restore_error, (2, 5, 11, 20, 7), SINGLE, 20, shift=1),
+}
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or CASES:
+        print(json.dumps({"case": name, "error": CASES[name]()}), flush=True)

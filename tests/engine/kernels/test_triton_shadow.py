@@ -1,0 +1,109 @@
+"""The Triton kernels of a shadowed context are their references, and compile for GPUs without spills."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is there on Linux only", allow_module_level=True)
+
+from kvchat.engine.kernels.shadow_kv import triton as kernels
+from tests.engine.kernels.compiled import SHARED_LIMITS, Compiled, compile_kernel
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+CASES = (
+    "scores, one query",
+    "scores, one query, 16 bits",
+    "scores, a block of queries",
+    "scores, no group, one chunk",
+    "scores, a large group",
+    "exchange, few",
+    "exchange, awkward",
+    "exchange, all",
+    "values",
+    "values, awkward",
+    "keys",
+    "keys, 16 bits",
+    "keys, awkward",
+    "keys, partial",
+    "keys, neighbours",
+    "keys, partial neighbours",
+)
+CONTROL = "control, other positions"
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, float]:
+    """Return each case's error as a multiple of what is allowed, under the interpreter."""
+    command = [sys.executable, "-m", "tests.engine.kernels.run_interpreted_shadow", *CASES, CONTROL]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-4000:]
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    return {line["case"]: line["error"] for line in lines}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_kernel_equals_its_reference(errors: dict[str, float], case: str) -> None:
+    assert errors[case] <= 1
+
+
+def test_keys_of_other_positions_are_noticed(errors: dict[str, float]) -> None:
+    assert not errors[CONTROL] <= 1
+
+
+def test_more_slots_than_a_program_holds_are_refused() -> None:
+    import torch
+
+    slots = torch.zeros(1, kernels.MOST_SLOTS + 1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="1025 slots are more than a program holds: at most 1024"):
+        kernels.exchange(slots, slots)
+
+
+def assert_fits(made: Compiled, capability: int) -> None:
+    assert made.stack_bytes == 0
+    assert made.shared_bytes <= SHARED_LIMITS[capability]
+
+
+def compile_scores(capability: int, dtype: str, group: int, dim: int) -> Compiled:
+    types = dict.fromkeys(("query", "means"), f"*{dtype}") | {"raw": "*fp32", "softmax_scale": "fp32"}
+    return compile_kernel(kernels._score, types, kernels.score_constants(group, dim), capability=capability)
+
+
+def compile_keys(capability: int, dtype: str, dim: int, num_turned: int, *, are_neighbours: bool) -> Compiled:
+    types = dict.fromkeys(("projections", "directions", "out"), f"*{dtype}")
+    types |= {"slots": "*i64", "is_missing": "*i1", "cosines": "*fp32", "sines": "*fp32"}
+    constants = kernels.restore_constants(8, dim, num_turned, are_neighbours)
+    return compile_kernel(kernels._restore, types, constants, capability=capability)
+
+
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_the_kernels_of_the_usual_shape_fit(capability: int) -> None:
+    assert_fits(compile_scores(capability, "bf16", 4, 128), capability)
+    assert_fits(compile_keys(capability, "bf16", 128, 128, are_neighbours=False), capability)
+    types = {"raw": "*fp32", "sums": "*fp32", "scores": "*fp32"}
+    assert_fits(compile_kernel(kernels._best, types, {"BLOCK_C": 64}, capability=capability), capability)
+    types = dict.fromkeys(("held", "wanted", "slots", "missing"), "*i64") | {"is_missing": "*i1"}
+    for block in (256, kernels.MOST_SLOTS):
+        made = compile_kernel(kernels._exchange, types, {"BLOCK_K": block}, capability=capability)
+        assert_fits(made, capability)
+    types = {"store": "*bf16", "out": "*bf16", "slots": "*i64", "is_missing": "*i1"}
+    assert_fits(compile_kernel(kernels._load, types, {"BLOCK": 1024}, capability=capability), capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_the_kernels_of_every_shape_fit(capability: int, dim: int, dtype: str) -> None:
+    for group in (1, 8, 71):
+        assert_fits(compile_scores(capability, dtype, group, dim), capability)
+    for num_turned, are_neighbours in ((dim, False), (dim // 2, False), (dim, True), (dim // 2, True)):
+        made = compile_keys(capability, dtype, dim, num_turned, are_neighbours=are_neighbours)
+        assert_fits(made, capability)
