@@ -2,8 +2,9 @@
 
 One layer of Llama 3 8B's shape is filled in bfloat16 with keys of a low rank before rotation, takes 128
 more tokens, and all tensors that it keeps on the device are counted; a model has 32 such layers. Beside it
-stand what the exact cache of the layer takes, counted from its tensors too, and the ratio of the published layout by
-its own formula, with the efficient kernels' numbers of outliers. Ends with 1 where a target is missed.
+stands what the exact cache of the layer takes, counted from its tensors too, and the ratio of the published
+layout by its own formula, with the efficient kernels' numbers of outliers. Ends with 1 where a target is
+missed.
 """
 
 import argparse
