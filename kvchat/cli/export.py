@@ -27,6 +27,8 @@ from kvchat.ui.figures import bytes_text, plural
 
 SUFFIX = Format.BUNDLE.suffix
 _MAX_NAME_LEN = 80
+_MAX_NAME_BYTES = 200
+"""File systems take 255; what is written first has a longer name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +184,8 @@ def target_of(output: Path | None, session: Session, format: Format) -> Path:
 def file_name(session: Session, format: Format) -> str:
     """Return a name for a session's file that every file system takes."""
     words = "-".join(re.findall(r"\w+", session.title.lower()))
-    return (words[:_MAX_NAME_LEN].strip("-_") or session.id) + format.suffix
+    words = words[:_MAX_NAME_LEN].encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+    return (words.strip("-_") or session.id) + format.suffix
 
 
 def _opened(target: Path | None) -> AbstractContextManager[Callable[[bytes], object]]:

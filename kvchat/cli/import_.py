@@ -5,6 +5,7 @@ nothing refers to. The blocks of a bundle go into its own namespace, since their
 belong to and nothing of their bytes.
 """
 
+import stat
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +100,10 @@ def _read(
 def _is_bundle(path: Path) -> bool:
     """Return whether a file is to be read as a bundle: by its first bytes, or by its name."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return True  # opening a pipe would wait for somebody to write into it; this refuses one
         with path.open("rb") as file:
-            start = file.read(len(MAGIC)) if path.is_file() else b""
+            start = file.read(len(MAGIC))
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror or error}") from error
     return start == MAGIC or path.suffix != ".json"

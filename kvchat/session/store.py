@@ -223,16 +223,16 @@ class SessionStore:
         Args:
             name: its name; empty: that of `beside` with the next free number, as in `main-2`.
 
-        Raises:
-            UsageError: the name is taken.
+        Raises: UsageError: the name is taken.
         """
+        name = statements.one_line(name)
         with self._database.write() as connection:
             taken = statements.branch_names(connection, session_id)
             if name in taken:
                 raise UsageError(f"this session has a branch {name!r} already; choose another name")
             branch = Branch(
                 session_id=session_id,
-                name=BranchName(statements.one_line(name) or statements.free_name(beside, taken)),
+                name=BranchName(name or statements.free_name(beside, taken)),
                 leaf_id=leaf_id,
                 updated_at=statements.moment(connection),
             )

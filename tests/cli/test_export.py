@@ -4,16 +4,20 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvchat.cli.export import file_name
+from kvchat.cli.export_format import Format
 from kvchat.cli.main import run
 from kvchat.cli.removal import TidyStore
 from kvchat.cli.session_files import SessionFiles
 from kvchat.cli.shelf import open_store
 from kvchat.config import read_settings
 from kvchat.errors import FileTaken, StorageError, UsageError
+from kvchat.session.bundle.writer import new_file
 from kvchat.session.tree import Session
 from tests.session.turns import exchange
 
@@ -145,3 +149,12 @@ def test_the_interface_exports_by_file_or_by_format(store: TidyStore, session: S
     assert "boat" in read("notes.md")
     with pytest.raises(UsageError, match=r"\.md, \.html, \.json or \.kvchat"):
         files.export(session.id, "main", "notes.txt")
+
+
+@pytest.mark.parametrize("title", ["語" * 90, "x" * 300, "😀é" * 60, "…"])
+def test_a_name_for_any_title_is_one_that_file_systems_take(title: str, session: Session) -> None:
+    for format in Format:
+        name = file_name(replace(session, title=title), format)
+        with new_file(Path(name)) as write:
+            write(b"x")
+        assert Path(name).read_bytes() == b"x"

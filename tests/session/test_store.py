@@ -163,6 +163,13 @@ def test_a_new_branch_is_named_beside_the_one_it_leaves(store: SessionStore) -> 
         store.branch(session.id, "by train")
 
 
+@pytest.mark.parametrize("name", ["main", " main", "main\n", "\x1bmain"])
+def test_a_branch_is_refused_a_name_that_is_shown_like_another(store: SessionStore, name: str) -> None:
+    session = store.create_session()
+    with pytest.raises(UsageError, match="choose another name"):
+        store.create_branch(session.id, leaf_id=None, name=name)
+
+
 def test_an_answer_in_progress_reads_as_partial_with_everything_stored(store: SessionStore) -> None:
     session = store.create_session()
     asked = question(session.id)
