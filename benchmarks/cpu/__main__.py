@@ -63,17 +63,20 @@ def main() -> int:
     for shape in plan.shapes:
         for bits in plan.bits:
             _measure(plan, shape, bits, figures, bounds)
-    report = _report(plan, figures)
-    text = _table(figures)
-    print(text)
-    if arguments.save:
-        note = circumstances("cpu", quick=arguments.quick)
-        (RESULTS / "cpu.txt").write_text(
-            f"cpu: kvchat beside its peers on the processor.\n\n{note}\n\n{text}"
-        )
-        (RESULTS / "cpu.json").write_text(json.dumps(report, indent=1) + "\n")
-        (RESULTS / "cpu.svg").write_text(svg(report))
+            if arguments.save:  # a long run that is broken off keeps what it has measured
+                _save(plan, figures, quick=arguments.quick)
+    print(_table(figures))
     return 0
+
+
+def _save(plan: Plan, figures: Figures, *, quick: bool) -> None:
+    report = _report(plan, figures)
+    note = circumstances("cpu", quick=quick)
+    (RESULTS / "cpu.txt").write_text(
+        f"cpu: kvchat beside its peers on the processor.\n\n{note}\n\n{_table(figures)}"
+    )
+    (RESULTS / "cpu.json").write_text(json.dumps(report, indent=1) + "\n")
+    (RESULTS / "cpu.svg").write_text(svg(report))
 
 
 def _arguments() -> argparse.Namespace:
@@ -168,7 +171,7 @@ def _prefill(process: EngineProcess, name: str, cell: Cell, figures: Figures, bo
     shape, bits, _, context, _ = cell
     print(f"{shape} {bits} bits, {name}: prefill {context} …", file=sys.stderr)
     limit = _limit(cell, bounds) if name == "kvchat" else 0.0
-    answer = process.ask(do="prefill", length=context)
+    answer = _ask(process, name, figures, do="prefill", length=context)
     if "seconds" not in answer:
         return False
     _note(figures, cell, name, context / answer["seconds"], limit)
@@ -181,10 +184,21 @@ def _decode(
 ) -> None:
     _, _, _, context, batch = cell
     limit = _limit(cell, bounds) if name == "kvchat" else 0.0
-    answer = process.ask(do="decode", length=context, tokens=plan.decode_tokens, batch=batch)
+    answer = _ask(process, name, figures, do="decode", length=context, tokens=plan.decode_tokens, batch=batch)
     if "seconds" in answer:
         _note(figures, cell, name, batch * plan.decode_tokens / answer["seconds"], limit)
         figures.peaks[cell[0], cell[1], name] = answer["peak_bytes"]
+
+
+def _ask(process: EngineProcess, name: str, figures: Figures, **request: Any) -> dict[str, Any]:
+    """Return an engine's answer; nothing from one that has ended, which the table says."""
+    try:
+        return process.ask(**request)
+    except OSError as error:
+        if name not in figures.missing:
+            print(f"{name} has ended: {error}", file=sys.stderr)
+        figures.missing[name] = f"ended early: {error}"
+        return {}
 
 
 def _note(figures: Figures, cell: Cell, name: str, rate: float, limit: float) -> None:

@@ -46,7 +46,7 @@ class EngineProcess:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        self._process.wait()
+        status = self._process.wait()
         assert self._process.stderr is not None
         words = self._process.stderr.read().strip().splitlines()
-        raise OSError(words[-1] if words else f"it ended with {self._process.returncode}")
+        raise OSError(f"it ended with {status}" + (f": {words[-1]}" if words else ""))
