@@ -22,6 +22,11 @@ from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session,
 MAX_JSON_BYTES = 1 << 30
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT}
 _MAX_TITLE_LEN = 200
+_GAP = "\n\n"
+"""Between what one speaker says in pieces."""
+_MOST_REPEATED = 16
+"""How many times longer than what was said turns may be: a branch out of each piece repeats those before."""
+_LEAST_REPEATED_LEN = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +38,34 @@ class Transcript:
     turns: tuple[Turn, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Message:
-    """A message of a tree. `text` grows where the same speaker goes on."""
+    """A message of a tree. Where the same speaker goes on, a message beside it holds what came before too.
+
+    Args:
+        piece: what was said last.
+        before: the message that this one goes on from.
+        text_len: of all of it, in characters.
+        goes_on: another message goes on from this one.
+    """
 
     role: Role
-    text: str
+    piece: str
     created_at: float
     parent: "_Message | None"
+    before: "_Message | None"
+    text_len: int
+    goes_on: bool = False
     children: list["_Message"] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        pieces = [self.piece]
+        message = self.before
+        while message is not None:
+            pieces.append(message.piece)
+            message = message.before
+        return _GAP.join(reversed(pieces))
 
 
 def read_transcripts(path: Path) -> tuple[list[Transcript], int]:
@@ -175,7 +199,7 @@ def _llm_conversation(entries: list[dict[str, Any]]) -> Transcript | None:
             text = _text(entry.get(name))
             if text:
                 last = _spoken(last, role, text, at)
-                if last.parent is None and last not in roots:
+                if last.parent is None:
                     roots.append(last)
     system = next((_text(entry.get("system")) for entry in entries if entry.get("system")), "")
     title = next((_text(entry.get("conversation_name")) for entry in entries), "")
@@ -186,10 +210,13 @@ def _llm_conversation(entries: list[dict[str, Any]]) -> Transcript | None:
 
 
 def _spoken(parent: _Message | None, role: Role, text: str, at: float) -> _Message:
-    """Put a message behind another. Where one speaker goes on, both become one message."""
+    """Put a message behind another, or beside it where the same speaker goes on."""
+    before, text_len = None, len(text)
     if parent is not None and parent.role is role:
-        text, parent = f"{parent.text}\n\n{text}", parent.parent
-    message = _Message(role, text, at, parent)
+        before, parent = parent, parent.parent
+        before.goes_on = True
+        text_len += before.text_len + len(_GAP)
+    message = _Message(role, text, at, parent, before, text_len)
     if parent is not None:
         parent.children.append(message)
     return message
@@ -198,13 +225,22 @@ def _spoken(parent: _Message | None, role: Role, text: str, at: float) -> _Messa
 def _transcript(
     title: str, system: str, created_at: float, roots: list[_Message], current: _Message | None
 ) -> Transcript | None:
-    """Return the tree behind its roots; the branch with `current` is the active one."""
+    """Return the tree behind its roots; the branch with `current` is the active one.
+
+    Raises: BundleError: its turns would repeat what was said without measure.
+    """
     session_id = new_session_id()
     turns: list[Turn] = []
     leaves: list[tuple[TurnId, bool]] = []
-    waiting: list[tuple[_Message, TurnId | None]] = [(root, None) for root in reversed(_kept(roots))]
+    kept_len, said_len = 0, _pieces_len(roots)
+    kept_roots = _kept(roots, current)
+    waiting: list[tuple[_Message, TurnId | None]] = [(root, None) for root in reversed(kept_roots)]
     while waiting:
         message, parent_id = waiting.pop()
+        said_len += _pieces_len(message.children)
+        kept_len += message.text_len
+        if kept_len > max(_LEAST_REPEATED_LEN, _MOST_REPEATED * said_len):
+            raise BundleError("its messages repeat each other without measure")
         turn = Turn(
             id=new_turn_id(),
             session_id=session_id,
@@ -217,7 +253,7 @@ def _transcript(
             exact=False,
         )
         turns.append(turn)
-        below = _kept(message.children)
+        below = _kept(message.children, current)
         waiting += [(child, turn.id) for child in reversed(below)]
         if message is current or not below:
             leaves.append((turn.id, message is current))
@@ -235,16 +271,13 @@ def _transcript(
     return Transcript(session=session, branches=_branches(session, leaves), turns=tuple(turns))
 
 
-def _kept(messages: list[_Message]) -> list[_Message]:
-    """Return messages without those that another one begins with: the same speaker has gone on."""
-    return [
-        message
-        for message in messages
-        if message.children
-        or not any(
-            other is not message and other.text.startswith(message.text + "\n\n") for other in messages
-        )
-    ]
+def _pieces_len(messages: list[_Message]) -> int:
+    return sum(len(message.piece) for message in messages)
+
+
+def _kept(messages: list[_Message], current: _Message | None) -> list[_Message]:
+    """Return messages without those that another goes on from, unless something hangs on them."""
+    return [one for one in messages if one.children or not one.goes_on or one is current]
 
 
 def _branches(session: Session, leaves: list[tuple[TurnId, bool]]) -> tuple[Branch, ...]:

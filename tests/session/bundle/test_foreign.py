@@ -1,6 +1,7 @@
 """Exports of other programs become sessions of text; what cannot be read is counted or refused."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,49 @@ def test_text_that_steers_a_terminal_is_kept_as_text_and_titles_are_one_line(tmp
     (transcript,), _ = read(tmp_path, [export])
     assert transcript.session.title == "[2Ja b"
     assert transcript.turns[0].text == "\x1b[31mred"
+
+
+@pytest.mark.parametrize("current", ["a0", "a1"])
+def test_an_answer_that_another_begins_with_is_kept(tmp_path: Path, current: str) -> None:
+    export = chatgpt(
+        current,
+        q=(None, "user", "Open today?"),
+        a0=("q", "assistant", "Yes."),
+        a1=("q", "assistant", "Yes.\n\nBut not on Sundays."),
+    )
+    (transcript,), _ = read(tmp_path, [export])
+    answers = [path[-1][1] for path in stored(tmp_path, transcript)]
+    assert answers[0] == ("Yes." if current == "a0" else "Yes.\n\nBut not on Sundays.")
+    assert len(answers) == 2
+
+
+def test_the_message_on_screen_is_kept_though_its_speaker_went_on_elsewhere(tmp_path: Path) -> None:
+    export = chatgpt(
+        "a1", q=(None, "user", "Look."), a1=("q", "assistant", "One."), a2=("a1", "assistant", "Two.")
+    )
+    (transcript,), _ = read(tmp_path, [export])
+    assert [path[-1][1] for path in stored(tmp_path, transcript)] == ["One.", "One.\n\nTwo."]
+
+
+def test_one_speaker_who_goes_on_for_long_takes_the_memory_of_what_was_said(tmp_path: Path) -> None:
+    nodes: dict[str, Node] = {}
+    for number in range(1500):
+        nodes[f"n{number}"] = (f"n{number - 1}" if number else None, "user", "x" * 1000)
+    path = tmp_path / "export.json"
+    path.write_text(json.dumps([chatgpt("n1499", **nodes)]))
+    tracemalloc.start()
+    (transcript,), _ = read_transcripts(path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(transcript.turns) == 1
+    assert len(transcript.turns[0].text) == 1500 * 1002 - 2
+    assert peak_bytes < 10 * path.stat().st_size
+
+
+def test_a_branch_out_of_every_piece_is_left_out_where_it_repeats_too_much(tmp_path: Path) -> None:
+    nodes: dict[str, Node] = {}
+    for number in range(300):
+        nodes[f"n{number}"] = (f"n{number - 1}" if number else None, "user", "x" * 1000)
+        nodes[f"a{number}"] = (f"n{number}", "assistant", "y")
+    found, num_skipped = read(tmp_path, [chatgpt("n1", **nodes), chatgpt("q", q=(None, "user", "Hi."))])
+    assert (len(found), num_skipped) == (1, 1)
