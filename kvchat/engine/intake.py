@@ -53,7 +53,9 @@ class Intake:
     def branch_for(self, request: Request) -> Branch:
         """Return the branch on which a request runs, with the prompt as its tokens: a new one, or its own."""
         if request.branch is None:
-            return self._manager.open(request.owner, request.token_ids, request.namespace)
+            branch = self._manager.open(request.owner, request.token_ids, request.namespace)
+            branch.is_saved = request.is_saved
+            return branch
         branch = self.live(request.branch)
         if self._answers.running_on(branch.id) is not None:
             raise InvalidRequest(f"branch {branch.id} is still answering")
@@ -63,6 +65,7 @@ class Intake:
             raise InvalidRequest(f"branch {branch.id} does not begin the prompt; submit without a branch")
         if branch.computed_len >= len(request.token_ids) or not self._goes_on(branch, request):
             self._manager.reset(branch)
+        branch.is_saved = request.is_saved
         branch.course = self._course(branch, request)
         branch.token_ids = list(request.token_ids)
         return branch

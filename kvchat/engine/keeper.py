@@ -70,7 +70,8 @@ class Keeper:
         if now_s - self._tails_saved_s >= TAIL_INTERVAL_S:
             self._tails_saved_s = now_s
             for branch in self._manager.branches.values():
-                self._save_tail(self._saver, branch)
+                if branch.is_saved:
+                    self._save_tail(self._saver, branch)
 
     def save_branch(self, branch: Branch) -> None:
         """Queue everything of a branch that the store lacks; nothing, where nobody wants it any more."""
@@ -106,6 +107,8 @@ class Keeper:
 
     def _is_wanted(self, saver: Saver, branch: Branch) -> bool:
         """Whether a branch is saved; what waits of one whose owner is gone is dropped."""
+        if not branch.is_saved:
+            return False
         if not self._is_gone(branch.owner):
             return True
         saver.give_up({save.key for save in self._manager.block_saves(branch)})

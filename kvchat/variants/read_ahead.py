@@ -20,10 +20,17 @@ class ReadAhead:
         answering: what the message will be answered with.
         token_ids: what every message with this beginning begins with.
         owner: the session's id, empty for one that is not stored yet.
+        is_saved: whether it goes to the disk before anybody has sent it.
     """
 
     def __init__(
-        self, answering: Answering, token_ids: tuple[int, ...], *, owner: str, namespace: str
+        self,
+        answering: Answering,
+        token_ids: tuple[int, ...],
+        *,
+        owner: str,
+        namespace: str,
+        is_saved: bool = False,
     ) -> None:
         self.num_tokens = len(token_ids)
         self._answering = answering
@@ -34,6 +41,7 @@ class ReadAhead:
             owner=owner,
             priority=BEHIND,
             namespace=namespace,
+            is_saved=is_saved,
         )
         self._lock = Lock()
         self._is_stopped = False

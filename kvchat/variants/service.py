@@ -122,8 +122,8 @@ class Variants:
         return common_ids(self._answering.template, session, (), "")
 
     def read(self, token_ids: tuple[int, ...]) -> ReadAhead:
-        """Return what computes the beginning of conversations that are not stored yet."""
-        return ReadAhead(self._answering, token_ids, owner="", namespace="")
+        """Return what computes the beginning of conversations that are not stored yet, and saves it."""
+        return ReadAhead(self._answering, token_ids, owner="", namespace="", is_saved=True)
 
     def words(self, token_ids: Sequence[int]) -> str:
         """Return what tokens say, control tokens by their names."""

@@ -33,6 +33,7 @@ class Request:
         stop: matcher of stop strings.
         namespace: whose blocks may be reused and whose the new ones are: empty for native blocks; a bundle's
             are kept apart from all others until they have been verified.
+        is_saved: whether what is computed goes to the disk; if not, a request that goes on from it saves it.
 
     Raises:
         InvalidRequest: a token id or the priority is no whole number, or the namespace no text.
@@ -45,6 +46,7 @@ class Request:
     branch: BranchId | None = None
     stop: StopMatcher | None = None
     namespace: str = ""
+    is_saved: bool = True
 
     def __post_init__(self) -> None:
         if not set(map(type, self.token_ids)) <= {int}:  # a float would end every request of the step

@@ -40,6 +40,8 @@ class Branch:
     idle_since_s: float | None = None
     """When it was first seen without a request; None: not yet, or it is at work."""
     namespace: str = ""
+    is_saved: bool = True
+    """Whether what it computes goes to the disk."""
     chain: Chain = field(default_factory=Chain)
     """Names of its full blocks, computed or not, as far as anybody has asked for them."""
     course: Course = EXACT

@@ -86,6 +86,7 @@ class CacheManager:
         """Return a new branch on the same blocks, the tail included. Moves no byte."""
         child = self.open(branch.owner, branch.token_ids, branch.namespace)
         child.priority = branch.priority
+        child.is_saved = branch.is_saved
         child.computed_len = branch.computed_len
         child.keys = list(branch.keys)
         child.chain = branch.chain.copy()

@@ -34,7 +34,7 @@ class Naming:
         start = number * self._device.block_size
         node = IndexNode(key, parent, self._ids(branch, number), start)
         self._device.name(group.id, block, node)
-        if not group.spec.is_passing:
+        if branch.is_saved and not group.spec.is_passing:
             # Where passing blocks are stored at turns' ends alone, the tail there is the only way back to it.
             replaced = None if self._device.has_passing else branch.saved_tail
             self._saves.append(Save(group.id, key, node.parent, node.token_ids, block, replaced))
