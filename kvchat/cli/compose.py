@@ -143,6 +143,11 @@ class Kvchat:
             engine = replace(self._settings.engine, cache_format=origin.cache_format)
             self._settings = replace(self._settings, engine=engine)
 
+    def use_format(self, cache_format: str) -> None:
+        """Keep KV in another format from the next engine on."""
+        engine = replace(self._settings.engine, cache_format=cache_format)
+        self._settings = replace(self._settings, engine=engine)
+
     def _use_adapter_of(self, session: Session) -> None:
         path = Path(session.adapter)
         if not path.is_dir():

@@ -39,11 +39,23 @@ class EngineSwap:
     def start(self) -> None:
         self.worker.start()
 
-    def swap(self, model: str | None = None, model_dir: Path | None = None) -> None:
-        """Close the worker, which saves what it has not saved yet, and begin to load again."""
+    def swap(
+        self,
+        model: str | None = None,
+        model_dir: Path | None = None,
+        *,
+        cache_format: str | None = None,
+    ) -> None:
+        """Close the worker, which saves what it has not saved yet, and begin to load again.
+
+        Args:
+            cache_format: another one to keep KV in.
+        """
         assert self._made is not None, "it is made before it is swapped"
         self.worker.close()
         name, place, config = self._made
+        if cache_format is not None:
+            config = replace(config, cache_format=cache_format)
         if model is not None:
             config = replace(config, adapter=None)  # made for the model that goes
         self(model or name, model_dir or place, config)

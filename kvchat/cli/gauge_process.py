@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvchat.config import Settings
+from kvchat.config import KEYS, Settings
 from kvchat.errors import EngineFailed
 
 
@@ -20,10 +20,10 @@ def gauge_text(settings: Settings, session_id: str, branch: str, cache_format: s
     """
     words = ["cache", "gauge", session_id, "--branch", branch, "--quiet"]
     words += ["--data-dir", str(settings.paths.data_dir), "--cache-dir", str(settings.paths.cache_dir)]
-    words += ["--dtype", settings.engine.dtype, "--device", settings.engine.device]
     words += ["--cache-format", cache_format] if cache_format else []
     root = str(Path(__file__).parents[2])
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    python_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    environ = os.environ | engine_environ(settings) | {"PYTHONPATH": python_path}
     ended = subprocess.run(
         [sys.executable, "-m", "kvchat", *words],
         env=environ,
@@ -36,3 +36,12 @@ def gauge_text(settings: Settings, session_id: str, branch: str, cache_format: s
         lines = ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"]
         raise EngineFailed(lines[-1].removeprefix("kvchat: "))
     return ended.stdout.rstrip("\n")
+
+
+def engine_environ(settings: Settings) -> dict[str, str]:
+    """Return the variables that say the same of an engine as these settings, wherever those came from."""
+    values = {
+        name: getattr(settings.engine, name.removeprefix("engine.")) for name in KEYS if "engine." in name
+    }
+    values["model"] = settings.model
+    return {KEYS[name].variable: "none" if value is None else str(value) for name, value in values.items()}

@@ -9,13 +9,15 @@ from kvchat.chat import Chat
 from kvchat.cli.compose import Kvchat
 from kvchat.cli.config import value_of
 from kvchat.cli.config_file import change_file
+from kvchat.cli.convert_process import convert_words
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.gauge_process import gauge_text
 from kvchat.cli.model_shelf import models_here
 from kvchat.cli.session_files import SessionFiles
 from kvchat.config import KEYS, Settings, did_you_mean, own_file, read_layers
+from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.models.locate import lasting_name, locate_model
-from kvchat.errors import UsageError
+from kvchat.errors import KvchatError, UsageError
 from kvchat.session.template import ChatTemplate
 from kvchat.ui.host import Appearance, ModelEntry, SettingEntry
 
@@ -111,6 +113,36 @@ class InterfaceHost(SessionFiles):
             EngineFailed: it cannot be measured.
         """
         return gauge_text(self._settings, session_id, branch, cache_format)
+
+    def format_cost(self, session_id: str, cache_format: str) -> str:
+        """Return what a session would save and lose in another format.
+
+        Raises:
+            UsageError: there is no such format; EngineFailed: it cannot be converted.
+        """
+        wanted = canonical_cache_format(cache_format)
+        return convert_words(self._settings, session_id, wanted, self._engine.model, dry_run=True)
+
+    def use_format(self, session_id: str, cache_format: str) -> str:
+        """Convert a session while there is no engine, then load it again in that format.
+
+        Raises:
+            EngineFailed: the session is as it was, and the engine begins to load again as it was.
+        """
+        wanted = canonical_cache_format(cache_format)
+        self._kvchat.stop_lending()
+        self._engine.close()  # what it has not saved yet is to be converted too
+        try:
+            words = convert_words(self._settings, session_id, wanted, self._engine.model, dry_run=False)
+        except KvchatError:
+            self._engine.swap()
+            raise
+        else:
+            self._kvchat.use_format(wanted)
+            self._engine.swap(cache_format=wanted)
+        finally:
+            self._kvchat.lend_again()
+        return words
 
 
 def _short(origin: str) -> str:

@@ -45,7 +45,9 @@ COMMANDS = (
     Command(name="history", summary="find an earlier message"),
     Command(name="copy", argument="[n|code]", summary="copy the n-th last answer, or the last one's code"),
     Command(name="open", argument="[n]", summary="open the n-th last answer in $EDITOR"),
-    Command(name="cache", argument="[what]", summary="the cache panel; what: layers, blocks or freeze"),
+    Command(
+        name="cache", argument="[what]", summary="the cache panel; what: layers, blocks, freeze, format NAME"
+    ),
     Command(name="gauge", argument="[format]", summary="measure what smaller cache formats lose here"),
     Command(name="export", argument="[file]", summary="write it to a file: .md .html .json .kvchat"),
     Command(name="why", argument="[n]", summary="say why the n-th last answer computed what it did"),

@@ -74,3 +74,19 @@ class Host(SessionFiles, Protocol):
             KvchatError: it cannot be measured; the message says why.
         """
         ...
+
+    def format_cost(self, session_id: str, cache_format: str) -> str:
+        """Return in words what a session's KV would save and lose in another format.
+
+        Raises:
+            KvchatError: there is no such format, or the session cannot be converted to it.
+        """
+        ...
+
+    def use_format(self, session_id: str, cache_format: str) -> str:
+        """Convert a session's KV, begin to load the engine in that format, and say what was done.
+
+        Raises:
+            KvchatError: it cannot be converted, and is as it was; the engine is loaded as it was.
+        """
+        ...

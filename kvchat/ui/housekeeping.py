@@ -1,8 +1,9 @@
 """Settings, models, and an engine that begins anew."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kvchat.errors import KvchatError
 from kvchat.ui.bridge import ChatService, ConversationView
@@ -13,6 +14,8 @@ from kvchat.ui.turns import Turns
 
 _NAME_WIDTH = 30
 _VALUE_WIDTH = 26
+
+Result = TypeVar("Result")
 
 
 class HousekeepingDesk(Desk, Protocol):
@@ -98,12 +101,20 @@ class Housekeeping:
             self.reload(entries[chosen].name)
 
     async def _reload(self, model: str | None) -> None:
-        conversation = self._turns.conversation
+        await self.begin_anew(partial(self._host.reload, model))
+
+    async def begin_anew(self, change: Callable[[], Result]) -> Result | None:
+        """Let go of the engine, change what it works with in a thread, and come back to the conversation.
+
+        Returns:
+            What the change returns; None where it was refused, which has been told then.
+        """
+        conversation, result = self._turns.conversation, None
         await self._screen.let_go_of_engine()
         try:
             if conversation is not None:
                 await asyncio.to_thread(self._chat.close, conversation)
-            await asyncio.to_thread(self._host.reload, model)
+            result = await asyncio.to_thread(change)
         except KvchatError as error:
             self._screen.warn(str(error))
         if conversation is not None:
@@ -111,7 +122,9 @@ class Housekeeping:
             fresh: ConversationView = await asyncio.to_thread(
                 self._chat.open, conversation.session.id, conversation.branch.name
             )
+            self._turns.replace(fresh)
             await self._turns.show(fresh)
+        return result
 
 
 def setting_line(entry: SettingEntry) -> str:

@@ -271,6 +271,11 @@ class Turns:
         self._listener.queue_changed()
         self._listener.conversation_changed()
 
+    def replace(self, conversation: ConversationView) -> None:
+        """Go on with the conversation on screen as it was opened anew; what waits there waits on."""
+        if self._lane.holds(conversation):
+            self._lane.conversation = conversation
+
     def _take_lane(self, conversation: ConversationView | None) -> Lane | None:
         lane = next((lane for lane in self._behind if lane.holds(conversation)), None)
         if lane is not None:

@@ -16,6 +16,7 @@ from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.courses import Courses
 from kvchat.ui.desk import Desk
 from kvchat.ui.figures import plural
+from kvchat.ui.formats import Formats
 from kvchat.ui.gauging import Gauging
 from kvchat.ui.housekeeping import Housekeeping
 from kvchat.ui.outlet import Outlet
@@ -73,6 +74,7 @@ class Helpers:
     attaching: Attaching
     housekeeping: Housekeeping
     gauging: Gauging
+    formats: Formats
 
 
 class Verbs:
@@ -88,6 +90,7 @@ class Verbs:
         self._outlet = helpers.outlet
         self._attaching = helpers.attaching
         self._housekeeping = helpers.housekeeping
+        self._formats = helpers.formats
         self._actions: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.action_help(),
             "new": self.new,
@@ -270,6 +273,10 @@ class Verbs:
         self._screen.tell(one_line(current) or "there is no system prompt", title="system prompt")
 
     def cache(self, argument: str) -> None:
+        name, _, rest = argument.partition(" ")
+        if name == "format":
+            self._formats.choose(rest.strip())
+            return
         actions = {
             "": self._screen.action_cache,
             "layers": self._screen.action_layers,
@@ -279,7 +286,8 @@ class Verbs:
         if argument in actions:
             actions[argument]()
         else:
-            self._screen.warn(f"/cache, /cache layers, /cache blocks or /cache freeze, not /cache {argument}")
+            known = "/cache, /cache layers, /cache blocks, /cache freeze or /cache format NAME"
+            self._screen.warn(f"{known}, not /cache {argument}")
 
     def export(self, wish: str) -> None:
         conversation = self._stored()

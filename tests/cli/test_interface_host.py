@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat import Chat
 from kvchat.cli.compose import opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.interface_host import InterfaceHost
@@ -11,9 +12,10 @@ from kvchat.cli.model_shelf import models_here, summary_of
 from kvchat.config import Settings, read_settings
 from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.models.locate import locate_model
-from kvchat.errors import ConfigError, ModelNotFound, UsageError
+from kvchat.errors import ConfigError, EngineFailed, ModelNotFound, UsageError
 from kvchat.lending.borrower import Borrowed, borrow
 from kvchat.lending.place import identity_of, socket_path
+from kvchat.session.tree import Turn
 
 pytestmark = pytest.mark.cpu
 
@@ -40,6 +42,49 @@ def test_an_engine_begins_anew_with_the_same_and_with_another_model(home: Path, 
         models = [turn.model for turn in conversation.turns[1::2]]
         assert models == [str(tiny_model), str(tiny_model), "starter"]
         assert [one.name for one in host.models() if one.is_current] == ["starter"]
+
+
+def say(chat: Chat, text: str) -> Turn:
+    conversation = chat.open("talk")
+    list(chat.send(conversation, text))
+    chat.close(conversation)
+    return conversation.turns[-1]
+
+
+def test_a_conversation_goes_on_in_another_format_and_back(home: Path, tiny_model: Path) -> None:
+    settings = read_settings({"sampling.max_tokens": 4})
+    engine = EngineSwap()
+    with opened(settings, engine) as kvchat:
+        chat = kvchat.load(None, str(tiny_model))
+        host = InterfaceHost(settings, kvchat, chat, engine)
+        engine.start()
+        session = chat.create("talk").session
+        assert say(chat, "remember the sea " * 40).exact
+        assert "saved" in host.use_format(session.id, "int4")
+        answer = say(chat, "and now?")
+        assert not answer.exact
+        assert answer.usage.cached_tokens > 64
+        assert "computed exactly again" in host.use_format(session.id, "exact")
+        assert say(chat, "and now?").fingerprint != answer.fingerprint
+
+
+@pytest.mark.slow
+def test_what_a_format_costs_and_a_refusal_change_nothing(home: Path, tiny_model: Path) -> None:
+    settings = read_settings({"sampling.max_tokens": 4})
+    engine = EngineSwap()
+    with opened(settings, engine) as kvchat:
+        chat = kvchat.load(None, str(tiny_model))
+        host = InterfaceHost(settings, kvchat, chat, engine)
+        engine.start()
+        session = chat.create("talk").session
+        assert say(chat, "remember the sea " * 40).exact
+        assert "would be" in host.format_cost(session.id, "int4")
+        with pytest.raises(EngineFailed, match="nothing to convert"):
+            host.use_format(session.id, "window")
+        assert kvchat.store.find("talk").namespace == ""
+        again = say(chat, "still here")
+        assert again.exact
+        assert again.usage.cached_tokens > 64
 
 
 def test_a_window_lends_its_engine_again_after_it_has_begun_anew(home: Path, tiny_model: Path) -> None:

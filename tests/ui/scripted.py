@@ -129,6 +129,7 @@ class ScriptedFiles:
         self.shown_as = Appearance()
         self.values = {"display.theme": "kvchat", "sampling.temperature": "0.0"}
         self.loaded: list[str | None] = []
+        self.formats: list[tuple[str, str]] = []
 
     def appearance(self) -> Appearance:
         return self.shown_as
@@ -157,6 +158,17 @@ class ScriptedFiles:
         if cache_format == "int3":
             raise UsageError("cache format 'int3' is unknown")
         return f"{session_id} on {branch}: {cache_format or 'all'} lose little"
+
+    def format_cost(self, session_id: str, cache_format: str) -> str:
+        if cache_format == "int3":
+            raise UsageError("cache format 'int3' is unknown")
+        return "2 MiB would be 1 MiB"
+
+    def use_format(self, session_id: str, cache_format: str) -> str:
+        if cache_format == "int2":
+            raise UsageError("no exact KV of this session is stored")
+        self.formats.append((session_id, cache_format))
+        return f"converted to {cache_format}"
 
     def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
         if not wish.endswith(".md"):

@@ -22,6 +22,7 @@ from kvchat.ui.bridge import ChatService, ConversationView, EngineView
 from kvchat.ui.courses import Courses
 from kvchat.ui.drain import INTERVAL_S, Drain
 from kvchat.ui.engine_watch import EngineWatch, Shown
+from kvchat.ui.formats import Formats
 from kvchat.ui.gauging import Gauging
 from kvchat.ui.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.host import Host
@@ -81,14 +82,16 @@ class ChatScreen(WindowScreen):
         self.outlet = Outlet(self)
         self.attaching = Attaching(self, self._chat, self.turns)
         self.keeping = Keeping(self, self._chat.store.unsent, self.turns, self.courses, self.attaching)
+        housekeeping = Housekeeping(self, self._chat, self._host, self.turns)
         helpers = Helpers(
             courses=self.courses,
             shelf=self.shelf,
             branching=self.branching,
             outlet=self.outlet,
             attaching=self.attaching,
-            housekeeping=Housekeeping(self, self._chat, self._host, self.turns),
+            housekeeping=housekeeping,
             gauging=Gauging(self, self._host, self.turns),
+            formats=Formats(self, self._host, self.turns, housekeeping),
         )
         self.verbs = Verbs(self, self._chat, self.turns, helpers)
         self._inspecting = Inspecting(self, self._chat, self.engine, self.turns, self._branch_names)

@@ -1,0 +1,85 @@
+"""The format that the KV of the conversation on screen is kept in: what another costs, and taking it."""
+
+import asyncio
+from functools import partial
+from typing import Protocol
+
+from kvchat.engine.api.cache_format import EXACT
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.errors import KvchatError
+from kvchat.session.origin import origin_of
+from kvchat.ui.bridge import ConversationView
+from kvchat.ui.desk import Desk
+from kvchat.ui.figures import plural
+from kvchat.ui.host import Host
+from kvchat.ui.housekeeping import Housekeeping
+from kvchat.ui.turns import Turns
+
+_THERE_ARE = "there are fp8, int8, int4, int2, k=int8,v=int4 and exact"
+_LOSSY = (
+    "Every answer on it is approximate, and what is lost comes back only where all is computed again. "
+    "The engine is loaded again, and keeps all conversations of this window in this format from then on."
+)
+_EXACTLY = "What is computed again: {}, when it goes on. The engine is loaded again, with an exact cache."
+
+
+class FormatsDesk(Desk, Protocol):
+    """What is needed of the screen."""
+
+    @property
+    def snapshot(self) -> CacheSnapshot | None: ...
+
+
+class Formats:
+    """Changes the format once the person has seen what that saves and loses."""
+
+    def __init__(self, screen: FormatsDesk, host: Host, turns: Turns, housekeeping: Housekeeping) -> None:
+        self._screen = screen
+        self._host = host
+        self._turns = turns
+        self._housekeeping = housekeeping
+
+    def choose(self, wanted: str = "") -> None:
+        """Keep the KV of the conversation in another format; without one, say which it is."""
+        conversation = self._turns.conversation
+        if conversation is None:
+            self._screen.warn("nothing has been said here yet")
+        elif not wanted:
+            origin = origin_of(conversation.session.namespace)
+            kept = "as it was computed" if origin is None else f"in {origin.cache_format}, converted"
+            self._screen.tell(f"its KV is kept {kept}; {_THERE_ARE}: /cache format int8")
+        elif wanted == EXACT and self._is_exact(conversation):
+            self._screen.tell("its KV is kept as it was computed already")
+        elif not self._is_answering():
+            self._screen.tell(f"looking at what {wanted} saves and loses; go on meanwhile")
+            self._screen.begin(partial(self._choose, conversation, wanted), group="format")
+
+    async def _choose(self, conversation: ConversationView, wanted: str) -> None:
+        session_id = conversation.session.id
+        try:
+            cost = await asyncio.to_thread(self._host.format_cost, session_id, wanted)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+            return
+        consequence = _LOSSY if wanted != EXACT else _EXACTLY.format(plural(self._turns.context_len, "token"))
+        if not await self._screen.confirm(
+            f"Keep the KV of this conversation in {wanted}?", f"{cost}\n\n{consequence}"
+        ):
+            return
+        if conversation is not self._turns.conversation:
+            self._screen.warn("another conversation is on the screen now; nothing was changed")
+        elif not self._is_answering():
+            words = await self._housekeeping.begin_anew(partial(self._host.use_format, session_id, wanted))
+            if words is not None:
+                self._screen.tell(words, title=wanted)
+
+    def _is_exact(self, conversation: ConversationView) -> bool:
+        snapshot = self._screen.snapshot
+        is_engine_exact = snapshot is None or snapshot.is_exact
+        return is_engine_exact and origin_of(conversation.session.namespace) is None
+
+    def _is_answering(self) -> bool:
+        is_answering = self._turns.is_any_running or self._turns.is_busy
+        if is_answering:
+            self._screen.warn("an answer is being written: esc stops it, then choose a format")
+        return is_answering

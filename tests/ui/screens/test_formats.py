@@ -1,0 +1,81 @@
+"""`/cache format`: what it costs comes first, and nothing is changed while an answer is written."""
+
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from kvchat.session.origin import new_origin
+from kvchat.ui.screens.confirm import ConfirmScreen
+from tests.ui.harness import Window, window
+from tests.ui.scripted import Answer
+
+pytestmark = pytest.mark.tui
+
+
+async def until_asked(shown: Window) -> None:
+    await shown.until(lambda: isinstance(shown.app.screen, ConfirmScreen))
+
+
+def told(shown: Window) -> list[str]:
+    return [notice.message for notice in shown.app._notifications]
+
+
+async def test_it_says_what_is_saved_and_lost_and_converts_once_that_is_agreed_to(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/cache format int4")
+        await until_asked(shown)
+        await shown.until_shown("Keep the KV of this conversation in int4?")
+        assert "2 MiB would be 1 MiB" in shown.text
+        assert "approximate" in shown.text
+        await shown.pilot.press("escape")
+        await shown.until(lambda: not isinstance(shown.app.screen, ConfirmScreen))
+        assert shown.files.formats == []
+        shown.screen.verbs.run("/cache format int4")
+        await until_asked(shown)
+        await shown.pilot.press("y")
+        await shown.until(lambda: shown.files.formats == [("s1", "int4")])
+        await shown.until(lambda: "converted to int4" in told(shown))
+        assert shown.chat.closed == ["s1"]
+        await shown.say_and_wait("still here")
+        assert shown.questions == ["hello", "still here"]
+
+
+async def test_the_way_back_says_what_is_computed_again(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        shown.screen.verbs.run("/cache format exact")
+        await shown.until(lambda: "its KV is kept as it was computed already" in told(shown))
+        conversation = shown.screen.turns.conversation
+        namespace = new_origin("int4", "exact", "0" * 64).namespace
+        conversation.session = replace(conversation.session, namespace=namespace)
+        shown.screen.verbs.run("/cache format")
+        await shown.until(lambda: any("kept in int4, converted" in words for words in told(shown)))
+        shown.screen.verbs.run("/cache format exact")
+        await until_asked(shown)
+        await shown.until_shown("What is computed again: 16 tokens")
+        await shown.pilot.press("y")
+        await shown.until(lambda: shown.files.formats == [("s1", "exact")])
+
+
+async def test_it_is_refused_while_an_answer_is_written_and_where_it_cannot_be(tmp_path: Path) -> None:
+    gate = Event()
+    async with window(tmp_path, Answer(hold=gate)) as shown:
+        shown.screen.verbs.run("/cache format int4")
+        await shown.until(lambda: "nothing has been said here yet" in told(shown))
+        await shown.say("hello")
+        await shown.until(lambda: shown.screen.turns.is_running)
+        shown.screen.verbs.run("/cache format int4")
+        await shown.until(lambda: any("esc stops it, then choose" in words for words in told(shown)))
+        gate.set()
+        await shown.until(lambda: not shown.screen.turns.is_running)
+        shown.screen.verbs.run("/cache format int3")
+        await shown.until(lambda: "cache format 'int3' is unknown" in told(shown))
+        shown.screen.verbs.run("/cache format int2")
+        await until_asked(shown)
+        await shown.pilot.press("y")
+        await shown.until(lambda: "no exact KV of this session is stored" in told(shown))
+        assert shown.files.formats == []
+        assert shown.questions == ["hello"]
