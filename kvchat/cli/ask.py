@@ -7,6 +7,7 @@ from functools import partial
 
 from kvchat.chat import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted
 from kvchat.cli.answer import AnswerWriter, JsonWriter, NdjsonWriter, TextWriter, error_event
+from kvchat.cli.choice import last_used, refuse_several
 from kvchat.cli.compose import EngineFactory, Kvchat, borrowed_or_started, opened, start_worker
 from kvchat.cli.expectation import Expectation
 from kvchat.cli.logs import start_log
@@ -31,7 +32,6 @@ from kvchat.errors import (
     CacheMissed,
     EngineFailed,
     KvchatError,
-    SessionNotFound,
     StorageError,
     UsageError,
 )
@@ -49,9 +49,7 @@ log = logging.getLogger(__name__)
 
 def ask(options: AskOptions) -> int:
     """Answer one question, or go on with an interrupted answer, and return the exit code."""
-    chosen = [name for name, given in _choices(options).items() if given]
-    if len(chosen) > 1:
-        raise UsageError(f"{' and '.join(chosen)} contradict each other; choose one")
+    refuse_several(_choices(options))
     settings = options.settings()
     if (pack := chosen_pack(options.pack, options.system, settings)) is not None:
         settings = begun_with(pack, settings)
@@ -274,9 +272,4 @@ def _choices(options: AskOptions) -> dict[str, bool]:
 
 def _reference(options: AskOptions, store: SessionStore) -> str | None:
     """Return what names the session to ask in, None for a new one."""
-    if not options.continue_last:
-        return options.session
-    summaries = store.list_sessions()
-    if not summaries:
-        raise SessionNotFound("there is no session to continue; ask without -c to begin one")
-    return summaries[0].session.id
+    return last_used(store) if options.continue_last else options.session

@@ -194,12 +194,27 @@ class ResumeOptions(TalkOptions):
     """Options of the terminal interface."""
 
     session: SessionWords = None
+    named: Annotated[
+        str | None,
+        typer.Option(
+            "--session", "-s", help="Open this session.", metavar="SESSION", autocompletion=complete_session
+        ),
+    ] = None
+    continue_last: Annotated[
+        bool, typer.Option("--continue", "-c", help="Open the session that was used last.")
+    ] = False
+    new: Annotated[
+        str | None, typer.Option("--new", help="Begin a new session of this name.", metavar="NAME")
+    ] = None
+    no_attach: Annotated[
+        bool, typer.Option("--no-attach", help="Load the model here; the interface always does.")
+    ] = False
     pack: PackName = None
 
     @property
     def reference(self) -> str | None:
-        """The session that is meant; a title needs no quotes."""
-        return " ".join(self.session) if self.session else None
+        """The session that is named; a title needs no quotes."""
+        return " ".join(self.session) if self.session else self.named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,23 @@
 """`kvchat [SESSION]`: the terminal interface."""
 
 import sys
+from contextlib import suppress
 from difflib import get_close_matches
 
+from kvchat.cli.choice import last_used, refuse_several
 from kvchat.cli.commands import COMMANDS
 from kvchat.cli.compose import Kvchat, opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import ResumeOptions
 from kvchat.cli.pack_use import begun_with, chosen_pack, keep_again, refuse_other_beginning, refuse_other_name
-from kvchat.errors import NoTerminal, SessionNotFound
+from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
 from kvchat.session.tree import SessionId
 
 
 def resume(options: ResumeOptions) -> int:
     """Open the terminal interface and return its exit code."""
+    refuse_several(_choices(options))
     settings = options.settings()
     pack = chosen_pack(options.pack, options.system, settings)
     if pack is not None:
@@ -36,6 +39,8 @@ def resume(options: ResumeOptions) -> int:
             refuse_other_name(pack, chat.model)
             keep_again(pack, settings)
             chat.beginnings[pack.text] = pack.created_at
+        if options.new is not None:
+            reference = chat.create(title=options.new, system=settings.system).session.id
         # Imported last: a wrong word is answered without it.
         from kvchat.cli.interface_host import InterfaceHost
         from kvchat.ui.app import KvchatApp
@@ -62,11 +67,34 @@ def resume(options: ResumeOptions) -> int:
             log_path=settings.paths.log_file,
             on_first_frame=begin,
         )
-        return app.run_in_terminal()
+        try:
+            return app.run_in_terminal()
+        finally:
+            if options.new is not None:
+                _forget_unused(kvchat, reference)
+
+
+def _forget_unused(kvchat: Kvchat, session_id: SessionId | None) -> None:
+    """Delete a session that was begun by name and in which nothing was said."""
+    with suppress(KvchatError):
+        if session_id is not None and not kvchat.store.all_turns(session_id):
+            kvchat.store.delete_session(session_id)
+
+
+def _choices(options: ResumeOptions) -> dict[str, bool]:
+    return {
+        "SESSION": bool(options.session),
+        "-s": options.named is not None,
+        "-c": options.continue_last,
+        "--new": options.new is not None,
+        "--temp": options.temp,
+    }
 
 
 def _session_id(kvchat: Kvchat, options: ResumeOptions) -> SessionId | None:
-    """Return the id of the session that is meant, None for none."""
+    """Return the id of the session that is meant, None for a new one."""
+    if options.continue_last:
+        return last_used(kvchat.store)
     if options.reference is None:
         return None
     try:

@@ -3,10 +3,14 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from kvchat.cli.shelf import open_store
+from kvchat.config import read_settings
+from tests.cli.secret_home import Run
 from tests.terminal import terminal
 
 pytestmark = pytest.mark.tui
@@ -83,3 +87,46 @@ def test_a_window_lends_its_engine_to_questions_beside_it(home: Path, tiny_model
         shown.type("\x11")
         assert shown.exit_status() == 0
     assert not list((home / "run").glob("*.sock"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("-c",), 5),
+        (("-s", "nothing"), 5),
+        (("-s", "one", "-c"), 2),
+        (("two", "--new", "one"), 2),
+        (("--new", "one", "--temp"), 2),
+        (("--no-attach",), 2),
+    ],
+)
+def test_the_ways_to_name_a_session_are_those_of_a_question(
+    words: tuple[str, ...], code: int, run: Run, home: Path
+) -> None:
+    """Without a terminal it ends before anything is loaded."""
+    found, _, err = run(*words)
+    assert found == code
+    assert "No such option" not in err
+
+
+def test_a_session_opens_by_option_or_as_the_last_one_or_under_a_new_name(
+    home: Path, tiny_model: Path
+) -> None:
+    arguments = ["-m", "kvchat", "-m", str(tiny_model), "--max-tokens", "5"]
+    with terminal([*arguments, "--new", "the sea"]) as shown:
+        shown.until_shown("f1 help")
+        shown.type("remember\r")
+        shown.until_shown("computed")
+        shown.type("\x11")
+        assert shown.exit_status() == 0
+    with terminal([*arguments, "--new", "unused"]) as shown:
+        shown.until_shown("f1 help")
+        shown.type("\x11")
+        assert shown.exit_status() == 0
+    with closing(open_store(read_settings())) as store:
+        assert [one.session.title for one in store.list_sessions()] == ["the sea"]
+    for words in (["-c"], ["-s", "the sea"]):
+        with terminal([*arguments, *words]) as shown:
+            shown.until_shown("▌ remember")
+            shown.type("\x11")
+            assert shown.exit_status() == 0
