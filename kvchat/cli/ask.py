@@ -168,7 +168,8 @@ class _Question:
             ask = self._pump if self._options.num == 1 else self._ask_several
             code = ask(chat, conversation, prompt, signals)
         except BaseException:
-            if not store.all_turns(conversation.session.id):
+            # One that was there before keeps its title and its system prompt.
+            if reference is None and not store.all_turns(conversation.session.id):
                 store.delete_session(conversation.session.id)
             raise
         self._tell_problem()

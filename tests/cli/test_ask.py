@@ -318,6 +318,17 @@ def test_temp_has_no_word_on_disk_while_it_is_answered_either(
     assert b"SQLite" not in seen[0]
 
 
+def test_an_empty_session_that_was_there_survives_a_refused_question(ask: Asker) -> None:
+    with closing(open_store(read_settings())) as store:
+        store.create_session(title="prepared", system="Be brief.")
+    ask.engine = ScriptedEngine(lambda prompt: [], max_context=50)
+    with pytest.raises(ContextOverflow):
+        ask("word " * 100, session="prepared")
+    with closing(open_store(read_settings())) as store:
+        (left,) = [one.session for one in store.list_sessions()]
+    assert (left.title, left.system) == ("prepared", "Be brief.")
+
+
 def test_a_system_prompt_is_part_of_a_new_session(ask: Asker) -> None:
     ask(system="Answer briefly.")
     with closing(open_store(read_settings())) as store:
