@@ -46,4 +46,9 @@ def convert_words(
     if ended.returncode:
         last = lines[-1] if lines else f"it ended with {ended.returncode}"
         raise EngineFailed(last.removeprefix("kvchat: "))
-    return "\n".join(lines)
+    return "\n".join(filter(None, map(_for_the_window, lines)))
+
+
+def _for_the_window(line: str) -> str:
+    """Return a line without what a command line alone can do or has not done."""
+    return line.partition(": kvchat ")[0].removesuffix("nothing was changed").removesuffix("; ")

@@ -41,7 +41,7 @@ class Formats:
 
     def choose(self, wanted: str = "") -> None:
         """Keep the KV of the conversation in another format; without one, say which it is."""
-        conversation = self._turns.conversation
+        conversation, wanted = self._turns.conversation, wanted.lower()
         if conversation is None:
             self._screen.warn("nothing has been said here yet")
         elif not wanted:
@@ -71,7 +71,8 @@ class Formats:
         elif not self._is_answering():
             words = await self._housekeeping.begin_anew(partial(self._host.use_format, session_id, wanted))
             if words is not None:
-                self._screen.tell(words, title=wanted)
+                back = "" if wanted == EXACT else "; /cache format exact goes back"
+                self._screen.tell(words + back, title=wanted)
 
     def _is_exact(self, conversation: ConversationView) -> bool:
         snapshot = self._screen.snapshot

@@ -14,6 +14,7 @@ from keyring.backend import KeyringBackend
 from keyring.errors import PasswordDeleteError
 
 from kvchat.session.store import SessionStore
+from kvchat.session.unsent import UnsentShelf
 from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, Run, files_with, make_talk, paths_of
 from tests.terminal import terminal
 
@@ -71,6 +72,20 @@ def test_it_is_turned_on_and_off_again_without_losing_a_word(home: Path, run: Ru
     assert not list(paths_of(home).data_dir.glob("sessions.key*[!k]"))
     assert run("encrypt", "off")[0] == 2
     assert "in the clear" in run("encrypt")[1]
+
+
+@pure
+def test_what_was_not_sent_is_encrypted_and_comes_back_in_the_clear(
+    home: Path, run: Run, passphrase: Give
+) -> None:
+    make_talk(home)
+    shelf = UnsentShelf(paths_of(home).unsent_dir, None)
+    shelf.keep("one", SECRET)
+    passphrase("open sesame")
+    assert run("encrypt", "on", *CHEAP)[0] == 0
+    assert files_with(home, *WORDS) == []
+    assert run("encrypt", "off")[0] == 0
+    assert shelf.take("one") == SECRET
 
 
 @pure

@@ -37,7 +37,7 @@ async def test_it_says_what_is_saved_and_lost_and_converts_once_that_is_agreed_t
         await until_asked(shown)
         await shown.pilot.press("y")
         await shown.until(lambda: shown.files.formats == [("s1", "int4")])
-        await shown.until(lambda: "converted to int4" in told(shown))
+        await shown.until(lambda: "converted to int4; /cache format exact goes back" in told(shown))
         assert shown.chat.closed == ["s1"]
         await shown.say_and_wait("still here")
         assert shown.questions == ["hello", "still here"]
