@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kvchat.cli.option_types import Device, Dtype
+from kvchat.cli.option_types import Device, Dtype, Weights
 from kvchat.cli.options import PlaceOptions, given
 from kvchat.cli.session_options import SessionOptions
 
@@ -29,7 +29,8 @@ class ConvertOptions(SessionOptions):
     ] = None
     device: Device = None
     dtype: Dtype = None
+    weights: Weights = None
 
     def flags(self) -> dict[str, object]:
-        flags = {"engine.device": self.device, "engine.dtype": self.dtype}
+        flags = {"engine.device": self.device, "engine.dtype": self.dtype, "engine.weights": self.weights}
         return PlaceOptions.flags(self) | given(flags)

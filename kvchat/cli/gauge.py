@@ -8,16 +8,19 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvchat.cli.gauge_options import GaugeOptions
+from kvchat.cli.session_settings import with_adapter
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
 from kvchat.config import Settings
+from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.exams import FormatMarks, Item
 from kvchat.engine.api.losses import FormatLoss, GaugeReport
 from kvchat.engine.models.locate import locate_model
-from kvchat.errors import StorageError, UsageError
+from kvchat.errors import ConfigError, StorageError, UsageError
 from kvchat.gauge.advice import CANDIDATES, recommended
 from kvchat.gauge.frontier_plot import frontier_svg
 from kvchat.session.answered import answer_positions
+from kvchat.session.own_blocks import answer_starts
 from kvchat.session.tree import Session, path_token_ids
 from kvchat.ui.figures import plural, seconds_text
 from kvchat.ui.gauge_words import finite, report_lines, suite_lines, suite_values
@@ -46,14 +49,14 @@ def _replay_session(options: GaugeOptions, reference: str) -> None:
     if not token_ids:
         raise UsageError("the tokens of this conversation are not known; send a message, then measure again")
     wanted = answer_positions(turns)[-options.last :]
-    settings = _with_adapter(settings, session)
+    settings = with_adapter(settings, session)
     model = options.model or session.model or settings.model
     loaded, name = _load(settings, model, status)
     from kvchat.engine.gauge import Text
 
     report = loaded.measure(
-        Text(token_ids, wanted),
-        options.cache_format or CANDIDATES,
+        Text(token_ids, wanted, answer_starts(turns)),
+        _formats(options, loaded),
         is_converted=options.converted,
         layers_in=options.layers,
         report=status.show,
@@ -67,7 +70,7 @@ def _tell(options: GaugeOptions, report: GaugeReport, session: Session) -> None:
         _draw(options.svg, report.formats, session.title, report.exact_token_bytes)
     if options.json:
         best = recommended(report.formats, options.keep, report.exact_bytes)
-        advice = {"keep": options.keep, "recommended": best.cache_format if best else "exact"}
+        advice = {"keep": options.keep, "recommended": best.cache_format if best else EXACT}
         Output().json(finite({"session": session.id} | asdict(report) | advice))
         return
     for line in report_lines(report, options.keep):
@@ -80,11 +83,12 @@ def _ask_suite(options: GaugeOptions) -> None:
     settings, status = options.settings(), Status(quiet=options.quiet)
     model = options.model or _STARTER
     location = locate_model(model, cache_dir=settings.paths.cache_dir)
+    suite = Suite(location.path)
     loaded, _ = _load(settings, model, status)
     size = SuiteSize(num_conversations=10, num_documents=4) if options.quick else SuiteSize()
-    items = list(Suite(location.path).items(size))
+    items = list(suite.items(size))
     start_s = monotonic()
-    marks = _examined(loaded, items, options.cache_format or CANDIDATES, status)
+    marks = _examined(loaded, items, _formats(options, loaded), status)
     if options.svg is not None:
         _draw(options.svg, _as_losses(marks), f"kvchat's questions, {model}", marks[0].token_bytes)
     if options.json:
@@ -97,6 +101,14 @@ def _ask_suite(options: GaugeOptions) -> None:
         f"{asked} about {plural(len(items), 'text')} of about {size.length} tokens, each in"
         f" {plural(len(marks), 'format')}: {took_s}"
     )
+
+
+def _formats(options: GaugeOptions, loaded: "Gauge") -> Sequence[str]:
+    """Return what is to be measured: what was asked for, else what this model can be stored in."""
+    found = options.cache_format or loaded.supported(CANDIDATES)
+    if not found:
+        raise ConfigError("this model's KV is stored exact and in no other usual format; name one to measure")
+    return found
 
 
 def _examined(
@@ -135,13 +147,6 @@ def _load(settings: Settings, model: str, status: Status) -> "tuple[Gauge, str]"
 
     config = replace(settings.engine, cache_dir=None, host_bytes=0)
     return Gauge.load(location.path, config, status.show), location.name
-
-
-def _with_adapter(settings: Settings, session: Session) -> Settings:
-    """Measure with the adapter that the session was computed with."""
-    if settings.engine.adapter is not None or not session.adapter:
-        return settings
-    return replace(settings, engine=replace(settings.engine, adapter=Path(session.adapter)))
 
 
 def _draw(path: Path, formats: Sequence[FormatLoss], title: str, exact_token_bytes: float) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from kvchat.cli.completion import complete_session
-from kvchat.cli.option_types import SESSION_HELP
-from kvchat.cli.options import ListOptions, PlaceOptions
+from kvchat.cli.option_types import SESSION_HELP, Device, Dtype, Weights
+from kvchat.cli.options import ListOptions, PlaceOptions, given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +53,10 @@ class GaugeOptions(ListOptions):
         str | None,
         typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL"),
     ] = None
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")] = None
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")
-    ] = None
+    device: Device = None
+    dtype: Dtype = None
+    weights: Weights = None
 
     def flags(self) -> dict[str, object]:
-        given = {"engine.device": self.device, "engine.dtype": self.dtype}
-        return PlaceOptions.flags(self) | {name: value for name, value in given.items() if value is not None}
+        flags = {"engine.device": self.device, "engine.dtype": self.dtype, "engine.weights": self.weights}
+        return PlaceOptions.flags(self) | given(flags)

@@ -19,6 +19,10 @@ ModelName = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="auto, fp32, bf16, fp16, int8 or int4 (quantised once, then kept).", metavar="FORM"),
+]
 CacheFormat = Annotated[
     str | None,
     typer.Option(

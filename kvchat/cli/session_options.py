@@ -8,7 +8,17 @@ import typer
 
 from kvchat.cli.completion import complete_session
 from kvchat.cli.export_format import Format
-from kvchat.cli.option_types import CacheFormat, Device, DeviceBytes, Dtype, Json, NoKv, SessionWord, Yes
+from kvchat.cli.option_types import (
+    CacheFormat,
+    Device,
+    DeviceBytes,
+    Dtype,
+    Json,
+    NoKv,
+    SessionWord,
+    Weights,
+    Yes,
+)
 from kvchat.cli.options import EngineOptions, ListOptions, PlaceOptions, RowsOptions, given
 
 
@@ -123,6 +133,7 @@ class VerifyOptions(ListOptions):
     seed: Annotated[str | None, typer.Option(help="Choose the same blocks again.", metavar="TEXT")] = None
     device: Device = None
     dtype: Dtype = None
+    weights: Weights = None
     cache_format: CacheFormat = None
     kv_device_bytes: DeviceBytes = None
 
@@ -130,6 +141,7 @@ class VerifyOptions(ListOptions):
         flags = {
             "engine.device": self.device,
             "engine.dtype": self.dtype,
+            "engine.weights": self.weights,
             "engine.cache_format": self.cache_format,
             "engine.device_bytes": self.kv_device_bytes,
         }

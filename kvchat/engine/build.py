@@ -10,7 +10,7 @@ import torch
 from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_format
 from kvchat.engine.api.config import SPECULATE, EngineConfig, EngineInfo
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.api.view import NUM_OBSERVED, SNAPKV
+from kvchat.engine.api.view import require_steps
 from kvchat.engine.attention.pruner import Pruner
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
@@ -146,11 +146,8 @@ def _pruner(groups: tuple[Group, ...], pool: DevicePool) -> Pruner | None:
 
 def _check(config: EngineConfig) -> None:
     view = parse_cache_format(config.cache_format).view
-    if view is not None and view.rule == SNAPKV and config.max_batch_tokens < NUM_OBSERVED:
-        raise ConfigError(
-            f"cache format '{view}' looks at the last {NUM_OBSERVED} tokens of a prompt in one step; "
-            f"max_batch_tokens must be at least that, not {config.max_batch_tokens}"
-        )
+    if view is not None:
+        require_steps(view, config.max_batch_tokens)
     check_weights(config)
     if config.block_size < 1:
         raise ConfigError(f"block_size must be at least 1, not {config.block_size}")

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.exams import FormatMarks, Item, Question
-from kvchat.engine.gauge import EXACT, Gauge, Text, predict
+from kvchat.engine.gauge import Gauge, Text, predict
 from kvchat.engine.loss import TokenLosses, joined, token_losses
 from kvchat.engine.replay import Replay
+from kvchat.errors import ContextOverflow
 
 
 class _Format:
@@ -23,6 +25,7 @@ class _Format:
         self.right: list[tuple[bool, ...]] = []
         self.answers: list[TokenLosses] = []
         self.texts: list[TokenLosses] = []
+        self.token_bytes: list[float] = []
 
     def marks(self) -> FormatMarks:
         return FormatMarks(
@@ -30,7 +33,7 @@ class _Format:
             right=tuple(self.right),
             answers=joined(self.answers).loss(),
             texts=joined(self.texts).loss(),
-            token_bytes=self.replay.token_bytes,
+            token_bytes=sum(self.token_bytes) / len(self.token_bytes),
         )
 
 
@@ -49,8 +52,14 @@ def examine(
 
     Raises:
         ConfigError: the model cannot be stored in one of the formats.
+        ContextOverflow: a context with its questions is longer than the model's own.
     """
     longest = max(len(item.token_ids) + _most_behind(item) for item in items)
+    if longest > gauge.max_context:
+        raise ContextOverflow(
+            f"the questions are asked behind up to {longest} tokens, and this model's context has "
+            f"{gauge.max_context}; ask another model with -m, or measure on a conversation"
+        )
     behind = max(map(_most_behind, items))
     taken = [_Format(name, gauge.replay(name, longest, behind)) for name in (EXACT, *formats)]
     for number, item in enumerate(items):
@@ -59,6 +68,7 @@ def examine(
             found = _ask(one.replay, item)
             truth = truth or found
             _mark(one, item, truth, found)
+            one.token_bytes.append(one.replay.token_bytes(_asked_len(item)))
         report(number + 1)
     return tuple(one.marks() for one in taken)
 
@@ -66,7 +76,7 @@ def examine(
 def _ask(replay: Replay, item: Item) -> list[Tensor]:
     """Return the logits before the predicted tokens of the context, and before those of each answer."""
     replay.begin()
-    text = Text(item.token_ids, item.predicted)
+    text = Text(item.token_ids, item.predicted, item.prompt_ends)
     found = [predict(replay, text, 0)]
     if replay.is_pruned:
         return found + [_answer_pruned(replay, item, question) for question in item.questions]
@@ -94,6 +104,11 @@ def _fed(question: Question) -> tuple[int, ...]:
 
 def _most_behind(item: Item) -> int:
     return max(len(_fed(question)) for question in item.questions)
+
+
+def _asked_len(item: Item) -> int:
+    """Return the tokens of a context with its last question, behind which it has been pruned."""
+    return len(item.token_ids) + len(item.questions[-1].token_ids)
 
 
 def _mark(one: _Format, item: Item, truth: Sequence[Tensor], found: Sequence[Tensor]) -> None:

@@ -4,7 +4,7 @@ The text's tokens are what they are; only what attention reads differs. So every
 token, before it the same tokens, on the exact cache and in a format.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -12,8 +12,10 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.losses import FormatLoss, GaugeReport, LayerLoss
+from kvchat.engine.api.view import require_steps
 from kvchat.engine.cache.spec import Fp8LatentSpec, Group, SealedSpec
 from kvchat.engine.loss import TokenLosses, token_losses
 from kvchat.engine.models.latent import projections
@@ -23,9 +25,8 @@ from kvchat.engine.replay import Replay, ReplaySize
 from kvchat.engine.route import Served
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import groups_in, load_candidate
-from kvchat.errors import ContextOverflow, UsageError
+from kvchat.errors import ConfigError, ContextOverflow, UsageError
 
-EXACT = "exact"
 MOST_ROWS = 2**26
 """About as many logits of the exact cache are kept to compare with."""
 
@@ -34,10 +35,16 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Tokens, and which of them are predicted again: positions, ascending, from 1 on."""
+    """Tokens, and which of them are predicted again: positions, ascending, from 1 on.
+
+    Args:
+        prompt_ends: tokens before each answer, ascending: there long prompts are pruned. Empty: before each
+            run of wanted tokens.
+    """
 
     token_ids: tuple[int, ...]
     wanted: tuple[int, ...]
+    prompt_ends: tuple[int, ...] = ()
 
     @property
     def start(self) -> int:
@@ -90,6 +97,15 @@ class Gauge:
             chunk_len=config.max_batch_tokens,
         )
 
+    @property
+    def max_context(self) -> int:
+        """The most tokens of a text."""
+        return self._loaded.max_context
+
+    def supported(self, formats: Iterable[str]) -> tuple[str, ...]:
+        """Return those of some formats in which this model can be stored and computed. Pure."""
+        return tuple(one for one in formats if self._is_supported(one))
+
     def replay(self, cache_format: str, max_len: int, back_len: int = 0) -> Replay:
         """Return a replay in a format; it computes from now on.
 
@@ -104,7 +120,7 @@ class Gauge:
         size = ReplaySize(
             max_len=max_len, chunk_len=self._chunk_len, back_len=back_len, block_size=self._block_size
         )
-        groups = groups_in(self._served, cache_format, self._block_size)
+        groups = self._groups(cache_format)
         device = next(self._loaded.module.parameters()).device
         replay = Replay(self._served, groups, size, device)
         replay.begin()
@@ -131,7 +147,7 @@ class Gauge:
             UsageError: there is nothing to predict, or more than can be kept.
             ContextOverflow: the text is longer than the model's context.
         """
-        self._require(text, [*formats, *([layers_in] if layers_in else ())])
+        self._require(text, formats, layers_in)
         report(f"computing {len(text.token_ids)} tokens on the exact cache …")
         truth = self._truth(text)
         losses = []
@@ -144,19 +160,34 @@ class Gauge:
             num_tokens=len(text.token_ids),
             num_replayed=len(text.wanted),
             exact_bytes=truth.replay.num_bytes(len(text.token_ids)),
-            exact_token_bytes=truth.replay.token_bytes,
+            exact_token_bytes=truth.replay.token_bytes(len(text.token_ids)),
             formats=tuple(losses),
             layers=layers,
         )
 
     def quantised_layers(self, cache_format: str) -> tuple[int, ...]:
         """Return the layers that a format quantises in this model, ascending."""
-        groups = groups_in(self._served, cache_format, self._block_size)
+        groups = self._groups(cache_format)
         return tuple(sorted(layer for group in groups if _is_lossy(group) for layer in group.layers))
 
-    def _require(self, text: Text, formats: Sequence[str]) -> None:
+    def _groups(self, cache_format: str) -> tuple[Group, ...]:
+        view = parse_cache_format(cache_format).view
+        if view is not None:
+            require_steps(view, self._chunk_len)
+        return groups_in(self._served, cache_format, self._block_size)
+
+    def _is_supported(self, cache_format: str) -> bool:
+        try:
+            self._groups(cache_format)
+        except ConfigError:
+            return False
+        return True
+
+    def _require(self, text: Text, formats: Sequence[str], layers_in: str | None) -> None:
         for cache_format in formats:
-            groups_in(self._served, cache_format, self._block_size)
+            self._groups(cache_format)
+        if layers_in is not None and not self.quantised_layers(layers_in):
+            raise ConfigError(f"'{layers_in}' quantises no layer of this model; give --layers another format")
         if not text.wanted:
             raise UsageError("there is no answer to replay; ask something first")
         if len(text.token_ids) > self._loaded.max_context:
@@ -178,9 +209,9 @@ class Gauge:
         return FormatLoss(
             cache_format=cache_format,
             num_bytes=replay.num_bytes(len(text.token_ids)),
-            token_bytes=replay.token_bytes,
+            token_bytes=replay.token_bytes(len(text.token_ids)),
             loss=found.loss(),
-            is_converted=is_converted,
+            is_converted=is_converted and not replay.is_view,
             seconds=perf_counter() - start_s,
         )
 
@@ -216,14 +247,15 @@ def predict(replay: Replay, text: Text, start: int) -> Tensor:
 
 
 def _predict_pruned(replay: Replay, text: Text, runs: Sequence[tuple[int, int]]) -> Tensor:
-    """Return the same where a prompt is pruned before its answer: each wanted run is one."""
-    replay.plan([first for first, _ in runs])
-    found, start = [], 0
-    for first, end in runs:
-        found.append(replay.compute(text.token_ids[start:first], start, 1).cpu())
-        if end - 1 > first:
-            found.append(replay.compute(text.token_ids[first : end - 1], first, end - 1 - first).cpu())
-        start = end - 1
+    """Return the same where prompts are pruned before they are answered."""
+    last = text.wanted[-1]
+    ends = text.prompt_ends or [first for first, _ in runs]
+    replay.plan([end for end in ends if end <= last])
+    wanted = {position - 1 for position in text.wanted}
+    found: list[Tensor] = []
+    for first, rows in replay.steps(text.token_ids[:last], 0, last - text.start):
+        if places := [place for place in range(len(rows)) if first + place in wanted]:
+            found.append(rows[places].cpu())
     return torch.cat(found)
 
 

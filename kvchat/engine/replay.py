@@ -5,7 +5,7 @@ goes around in a ring. Over a view that prunes, what is kept of a stretch takes 
 Dimensions: N rows, V vocabulary, P block size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
@@ -107,9 +107,17 @@ class Replay:
         Returns:
             The logits [N, V], float32, behind the last `num_rows` tokens.
         """
+        found = [rows for _, rows in self.steps(token_ids, start, num_rows)]
+        return torch.cat(found) if found else torch.zeros(0, 0)
+
+    def steps(self, token_ids: Sequence[int], start: int, num_rows: int = 0) -> Iterator[tuple[int, Tensor]]:
+        """Compute the same step by step, for whom not all logits are of use.
+
+        Yields:
+            The position of a token, and the logits [N, V] behind it and those after it, of one step.
+        """
         assert self._runner is not None, "begin comes first"
         assert start + len(token_ids) <= self.size.max_len
-        found: list[Tensor] = []
         num_silent = len(token_ids) - num_rows
         pieces = _pieces(num_silent, len(token_ids), self.size.chunk_len)
         if self.is_pruned:
@@ -129,8 +137,7 @@ class Replay:
             logits = self._runner.run(Batch((chunk,), (), self._changes, ()))
             self._changes = ()
             if samples:
-                found.append(logits)
-        return torch.cat(found) if found else torch.zeros(0, 0)
+                yield start + max(first, num_silent), logits
 
     def convert(self, exact: "Replay", num_tokens: int) -> None:
         """Take over the first `num_tokens` tokens of a replay in the exact format, quantised where this one
@@ -160,11 +167,19 @@ class Replay:
             len(numbers) * group.block_bytes(size) for group, numbers in zip(self.groups, held, strict=True)
         )
 
-    @property
-    def token_bytes(self) -> float:
-        """Bytes of one token in the layers that keep all, exact blocks of quantised layers left out."""
-        kept = [group for group in self.groups if group.spec.max_visible is None]
-        return sum(group.block_bytes(self.size.block_size) for group in kept) / self.size.block_size
+    def token_bytes(self, num_tokens: int) -> float:
+        """Return the bytes of one token in the layers that keep all, not counting recent exact blocks;
+        over a view what so many tokens hold, divided by them.
+        """
+        size = self.size.block_size
+        kept = [group for group in self.groups if group.spec.max_visible is None or group.spec.is_view]
+        whole = sum(group.block_bytes(size) for group in kept) / size
+        if not self.is_view:
+            return whole
+        held = (
+            len(self._course.numbers(group, num_tokens, size)) * group.block_bytes(size) for group in kept
+        )
+        return min(whole, sum(held) / num_tokens)
 
     def _cut(self, start: int, num_tokens: int) -> list[tuple[int, int]]:
         """Cut tokens into the pieces in which they are computed where prompts are pruned."""

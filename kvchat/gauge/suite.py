@@ -12,6 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from kvchat.engine.api.exams import Item, Question
+from kvchat.errors import UsageError
 from kvchat.starter.conversation import Message
 from kvchat.starter.probes import Interview, Prober
 from kvchat.starter.split import stable_hash
@@ -49,10 +50,13 @@ class Suite:
 
     Args:
         model_dir: where its tokenizer is.
+
+    Raises:
+        UsageError: its tokenizer is none in which the questions can be written.
     """
 
     def __init__(self, model_dir: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+        self._tokenizer = _tokenizer(model_dir)
         self._prober = Prober(
             Lexicon(pieces=letter_pieces(self._tokenizer)), lambda text: len(self._ids(text))
         )
@@ -69,9 +73,11 @@ class Suite:
     def _item(self, kind: str, interview: Interview) -> Item:
         ids: list[int] = []
         answers: list[int] = []
+        prompt_ends: list[int] = []
         for message in interview.context:
             written = self._message(message)
             if message.role == "assistant":
+                prompt_ends.append(len(ids) + 1)
                 answers += range(len(ids) + 1, len(ids) + len(written))
             ids += written
         last = [position for position in answers if position >= len(ids) - _TEXT_LEN] or answers[-1:]
@@ -82,7 +88,13 @@ class Suite:
             )
             for question, answer in interview.questions
         )
-        return Item(kind=kind, token_ids=tuple(ids), predicted=tuple(last), questions=questions)
+        return Item(
+            kind=kind,
+            token_ids=tuple(ids),
+            predicted=tuple(last),
+            questions=questions,
+            prompt_ends=tuple(prompt_ends),
+        )
 
     def _message(self, message: Message) -> list[int]:
         return [ROLE_IDS[message.role], *self._ids(message.text), END_ID]
@@ -90,6 +102,19 @@ class Suite:
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids
+
+
+def _tokenizer(model_dir: Path) -> Tokenizer:
+    """Open the tokenizer of a model that was trained on conversations as they are written here."""
+    file = model_dir / "tokenizer.json"
+    wanted = {f"<|{role}|>": number for role, number in ROLE_IDS.items()} | {"<|end|>": END_ID}
+    found = Tokenizer.from_file(str(file)) if file.is_file() else None
+    if found is None or any(found.token_to_id(piece) != number for piece, number in wanted.items()):
+        raise UsageError(
+            f"the built-in questions are written for the starter model, and the tokenizer of {model_dir} is "
+            "another, or missing; leave -m out, or measure on a conversation: kvchat cache gauge SESSION"
+        )
+    return found
 
 
 def num_questions(items: Iterable[Item]) -> int:

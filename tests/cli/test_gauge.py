@@ -1,13 +1,15 @@
 """`kvchat cache gauge` on conversations and on the built-in questions, as a person types it."""
 
 import json
+import os
+import shutil
 from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from kvchat.cli.gauge_process import gauge_text
+from kvchat.cli.gauge_process import engine_environ, gauge_text
 from kvchat.cli.main import run as run_command
 from kvchat.config import read_settings
 from kvchat.errors import EngineFailed
@@ -86,3 +88,37 @@ def test_the_window_measures_in_a_process_of_its_own(asked: Run) -> None:
     assert any(line.split()[0] == "int2" for line in told.splitlines())
     with pytest.raises(EngineFailed, match="int3"):
         gauge_text(settings, "demo", "main", "int3")
+
+
+def test_the_process_of_the_window_has_its_settings_wherever_they_came_from(asked: Run) -> None:
+    flags = {
+        "engine.threads": 1,
+        "engine.max_batch_tokens": 16,
+        "engine.disk_bytes": "3GiB",
+        "engine.weights": "fp32",
+    }
+    settings = read_settings(flags)
+    assert read_settings(environ=os.environ | engine_environ(settings)).engine == settings.engine
+    with pytest.raises(EngineFailed, match="max_batch_tokens must be at least that, not 16"):
+        gauge_text(settings, "demo", "main", "snapkv:64")
+
+
+def test_the_form_of_weights_can_be_named(asked: Run, tiny_model: Path) -> None:
+    before = asked("cache", "gauge", "demo", "--last", "5", "--cache-format", "int8", "--json")
+    code, out, told = asked(
+        *("cache", "gauge", "demo", "--last", "5", "--cache-format", "int8", "--json", "--weights", "int4"),
+    )
+    assert code == 0, told
+    assert json.loads(out)["formats"][0]["loss"] != json.loads(before[1])["formats"][0]["loss"]
+    assert asked("sessions", "convert", "demo", "int4", "--weights", "int4", "--dry-run")[0] == 0
+    code, _, told = asked("sessions", "verify", "demo", "-m", str(tiny_model), "--weights", "int4")
+    assert (code, "other weights" in told) == (7, True)
+
+
+def test_built_in_questions_are_not_asked_of_a_model_without_their_tokenizer(
+    run: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
+    (other / "tokenizer.json").unlink()
+    code, _, told = run("cache", "gauge", "-m", str(other), "--quick")
+    assert (code, "starter" in told) == (2, True)

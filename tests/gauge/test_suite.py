@@ -7,10 +7,12 @@ import pytest
 import kvchat.starter
 from kvchat.engine.api.exams import FormatMarks, Item
 from kvchat.engine.api.losses import Loss
+from kvchat.errors import UsageError
 from kvchat.gauge.paired import paired_score
 from kvchat.gauge.suite import DEPTHS, NEEDLE, RECALL, Suite, SuiteSize, num_questions
 from kvchat.starter.split import is_held_out_value
 from kvchat.starter.tokenizer import END_ID, ROLE_IDS
+from tests.tiny_models import write_model
 
 pytestmark = pytest.mark.pure
 
@@ -34,6 +36,23 @@ def test_as_much_is_asked_as_was_wanted(items: list[Item]) -> None:
     assert [item.kind for item in items] == [RECALL] * 3 + [NEEDLE] * 2
     assert num_questions(items) == SMALL.num_questions == 3 * 4 + 2 * len(DEPTHS)
     assert SuiteSize().num_questions >= 500
+
+
+def test_prompts_end_where_answers_begin(items: list[Item]) -> None:
+    for item in items:
+        assistant = ROLE_IDS["assistant"]
+        behind = [place + 1 for place, token in enumerate(item.token_ids) if token == assistant]
+        assert list(item.prompt_ends) == behind
+        assert behind
+
+
+def test_a_tokenizer_that_is_missing_or_another_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="starter"):
+        Suite(tmp_path)
+    file = write_model(tmp_path) / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|user|>", "<|human|>"))
+    with pytest.raises(UsageError, match="kvchat cache gauge SESSION"):
+        Suite(tmp_path)
 
 
 def test_texts_are_as_long_as_was_wanted(items: list[Item]) -> None:

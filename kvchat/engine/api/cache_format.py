@@ -10,7 +10,7 @@ from kvchat.engine.api.view import VIEWS, View, is_view, parse_view
 from kvchat.errors import ConfigError
 
 EXACT = "exact"
-_RANGE = re.compile(r"(\d+)(?:\s*-\s*(\d+))?")
+_RANGE = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,9 @@ def _ranges(text: str) -> list[LayerRange]:
 def _range(text: str, form: Form) -> LayerRange:
     found = _RANGE.fullmatch(text)
     if found is None:
-        raise ConfigError(f"'{text}' names no layers in a cache format; write for instance layers 0-1=exact")
+        raise ConfigError(
+            f"'{text[:40]}' names no layers in a cache format; write for instance layers 0-1=exact"
+        )
     first = int(found[1])
     last = int(found[2] or first)
     if last < first:

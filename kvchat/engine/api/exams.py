@@ -21,12 +21,15 @@ class Item:
         kind: what is asked, such as recall.
         token_ids: of the context.
         predicted: positions in the context, ascending, at which the next token is predicted too.
+        prompt_ends: tokens of the context before each answer in it, ascending; empty: before each run of
+            predicted tokens.
     """
 
     kind: str
     token_ids: tuple[int, ...]
     predicted: tuple[int, ...]
     questions: tuple[Question, ...]
+    prompt_ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,7 @@ class FormatMarks:
             is the likeliest one after those before it, so greedy decoding gives exactly this answer.
         answers: predictions of the answers' tokens, beside the exact cache's.
         texts: the same of the contexts' predicted tokens.
-        token_bytes: of one token, windows left out.
+        token_bytes: of one token, windows left out; over a view in the mean of the texts.
     """
 
     cache_format: str

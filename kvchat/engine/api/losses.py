@@ -31,7 +31,8 @@ class FormatLoss:
 
     Args:
         num_bytes: of the text's KV in this format, exact blocks and all metadata counted.
-        token_bytes: of one token in the blocks of which most of a long text consists, windows left out.
+        token_bytes: of one token in the blocks of which most of a long text consists, windows left out; over
+            a view what the text holds of them, divided by its tokens.
         is_converted: whether the text up to the replayed tokens was computed exactly and quantised then;
             otherwise all of it was computed in this format.
         seconds: that computing took.

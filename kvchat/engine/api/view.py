@@ -13,6 +13,7 @@ SNAPKV = "snapkv"
 PRUNING = ("knorm", "keydiff", SNAPKV)
 VIEWS = (WINDOW, *PRUNING)
 DEFAULT_BUDGET = 1024
+MAX_DIGITS = 9
 PYRAMID = "pyramid"
 NUM_OBSERVED = 32
 """The last tokens of a prompt stay whole, and for `snapkv` it is what they attend to that is kept."""
@@ -69,10 +70,26 @@ def parse_view(text: str) -> View:
     return view
 
 
+def require_steps(view: View, num_tokens: int) -> None:
+    """Refuse a view that looks at more of a prompt at once than one step computes.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if view.rule == SNAPKV and num_tokens < NUM_OBSERVED:
+        raise ConfigError(
+            f"cache format '{view}' looks at the last {NUM_OBSERVED} tokens of a prompt in one step; "
+            f"max_batch_tokens must be at least that, not {num_tokens}"
+        )
+
+
 def _budget(text: str, options: list[str]) -> int:
     if not options:
         return DEFAULT_BUDGET
     number = options[0]
-    if not (number.isascii() and number.isdigit() and int(number)):
-        raise ConfigError(f"cache format '{text}': the number of tokens must be a whole number above 0")
+    if not (number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and int(number)):
+        raise ConfigError(
+            f"cache format '{text[:40]}': the number of tokens must be a whole number above 0, of at most"
+            f" {MAX_DIGITS} digits"
+        )
     return int(number)

@@ -51,8 +51,8 @@ def stored_groups(groups: Sequence[Group], text: str, block_size: int) -> tuple[
     stored = {layer: _stored(layer, spec, form, block_size) for layer, spec in specs.items()}
     if all(stored[layer] == _Stored(spec) for layer, spec in specs.items()):
         raise ConfigError(
-            f"cache format '{form}' would store this model's layers as they are: all of them have a window, "
-            "and those stay exact; use --cache-format exact"
+            f"cache format '{form}' would store this model's layers as they are: {_why_exact(specs)}; use "
+            "--cache-format exact"
         )
     borrowed = {layer: lender for group in groups for layer, lender in group.borrowers}
     written = group_layers({layer: one.spec for layer, one in stored.items()}, borrowed)
@@ -62,6 +62,12 @@ def stored_groups(groups: Sequence[Group], text: str, block_size: int) -> tuple[
         replace(group, id=GroupId(len(written) + group.id), sealed_from=group_of[group.layers[0]])
         for group in sealed
     )
+
+
+def _why_exact(specs: dict[int, FullSpec]) -> str:
+    if all(spec.max_visible is not None for spec in specs.values()):
+        return "all of them have a window, and those stay exact"
+    return "all but those with a window, which stay exact, are named as exact"
 
 
 def _require_layers(form: CacheFormat, specs: dict[int, FullSpec]) -> None:

@@ -77,6 +77,19 @@ def test_layers_with_a_window_stay_exact() -> None:
         stored_groups([group_of(SLIDING)], "int4", P)
 
 
+def test_the_reason_why_nothing_would_be_quantised_is_the_one_that_holds() -> None:
+    with pytest.raises(ConfigError, match="named as exact") as refused:
+        stored_groups([group_of(FULL)], "int8; layers 0-1=exact", P)
+    assert "all of them have a window" not in str(refused.value)
+
+
+def test_layers_of_more_digits_than_a_number_has_are_refused() -> None:
+    for layers in ("9" * 5000, f"0-{'9' * 5000}"):
+        with pytest.raises(ConfigError, match="names no layers") as refused:
+            stored_groups([group_of(FULL)], f"int8; layers {layers}=exact", P)
+        assert len(str(refused.value)) < 200
+
+
 def test_a_layer_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'layers 1-2=exact' names layers .* its last one is 1"):
         stored_groups([group_of(FULL)], "int4; layers 1-2=exact", P)

@@ -54,6 +54,7 @@ def test_a_view_is_written_in_one_way(text: str, written: str) -> None:
         ("window:many", "a whole number above 0"),
         ("window:1e3", "a whole number above 0"),
         ("window:", "a whole number above 0"),
+        ("window:" + "9" * 5000, "of at most 9 digits"),
         ("window:5:6", "write for instance window:1024"),
         ("window:pyramid", "only snapkv keeps a pyramid"),
         ("knorm:100:pyramid", "only snapkv keeps a pyramid"),

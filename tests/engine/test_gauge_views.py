@@ -1,0 +1,130 @@
+"""The gauge over views, on models that not every format can store, and where nothing can be measured."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.exams import Item, Question
+from kvchat.engine.api.namespace import Namespace
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.engine import Engine
+from kvchat.engine.exam import examine
+from kvchat.engine.gauge import MOST_ROWS, Gauge, Text, predict
+from kvchat.engine.results import collect
+from kvchat.errors import ConfigError, ContextOverflow, UsageError
+from kvchat.gauge.advice import CANDIDATES
+from tests.engine.conftest import OpenEngine, TinyModels
+from tests.engine.latent_models import model_of
+from tests.engine.tiny_models import VOCAB_SIZE, token_ids
+
+pytestmark = pytest.mark.cpu
+
+BLOCK = 16
+OpenGauge = Callable[..., Gauge]
+
+
+@pytest.fixture
+def gauge_of(tiny: TinyModels, tmp_path: Path) -> OpenGauge:
+    def load(kind: str = "llama", chunk_len: int = 64, **changes: int) -> Gauge:
+        config = EngineConfig(device="cpu", block_size=BLOCK, max_batch_tokens=chunk_len)
+        return Gauge.load(model_of(kind, tmp_path) if kind == "V3" else tiny(kind, **changes), config)
+
+    return load
+
+
+def told(engine: Engine, ids: list[int], answer_starts: tuple[int, ...], num_tokens: int) -> list[int]:
+    """Return an answer in a conversation whose answers begin there."""
+    request = Request(
+        token_ids=tuple(ids),
+        sampling=SamplingParams(max_tokens=num_tokens),
+        namespace=str(Namespace(owner="somebody", answer_starts=answer_starts)),
+    )
+    result = collect(engine.submit(request))
+    for branch in result.branches:
+        engine.release(branch)
+    return list(result.token_ids)
+
+
+@pytest.mark.parametrize("cache_format", ["keydiff:48", "snapkv:48"])
+def test_prompts_are_pruned_where_they_end_and_not_where_what_is_predicted_begins(
+    cache_format: str, gauge_of: OpenGauge, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    """The last tokens of a second answer; its question is short, so both answers' ends are near."""
+    engine = open_engine(tiny("llama"), cache_format=cache_format)
+    ids = token_ids(203)
+    ids += told(engine, ids, (203,), 150)
+    ids += token_ids(7, seed=5)
+    ends = (203, len(ids))
+    answer = told(engine, ids, ends, 30)
+    text = Text((*ids, *answer), tuple(range(len(ids) + 18, len(ids) + 30)), ends)
+    found = predict(gauge_of().replay(cache_format, len(text.token_ids)), text, 0)
+    assert found.argmax(1).tolist() == answer[18:]
+    elsewhere = Text(text.token_ids, text.wanted)
+    other = predict(gauge_of().replay(cache_format, len(text.token_ids)), elsewhere, 0)
+    assert not torch.allclose(found, other, atol=0.05)
+
+
+def test_what_lies_behind_the_last_wanted_token_prunes_nothing(gauge_of: OpenGauge) -> None:
+    ids = tuple(token_ids(300))
+    text = Text(ids, (260, 270), (203, 275, 290))
+    found = predict(gauge_of().replay("snapkv:48", 300), text, 0)
+    before = predict(gauge_of().replay("snapkv:48", 300), Text(ids, (260, 270), (203,)), 0)
+    torch.testing.assert_close(found, before)
+
+
+def test_a_token_over_a_view_takes_what_the_text_holds_divided_by_its_tokens(gauge_of: OpenGauge) -> None:
+    text = Text(tuple(token_ids(233)), tuple(range(203, 233)))
+    formats = ["window:32", "snapkv:48", "window:512", "int8"]
+    report = gauge_of().measure(text, formats, is_converted=True)
+    shares = [one.token_bytes / report.exact_token_bytes for one in report.formats]
+    assert shares[:3] == pytest.approx([4 * BLOCK / 233, 9 * BLOCK / 233, 1])
+    # Nothing is converted to a view: its blocks are exact as they are.
+    assert [one.is_converted for one in report.formats] == [False, False, False, True]
+
+
+def test_an_exam_over_a_view_counts_what_is_in_sight(gauge_of: OpenGauge) -> None:
+    questions = (Question(token_ids=tuple(token_ids(13)), answer_ids=(5, 6)),)
+    items = [
+        Item(kind="recall", token_ids=tuple(token_ids(200)), predicted=(190,), questions=questions),
+        Item(kind="recall", token_ids=tuple(token_ids(300)), predicted=(290,), questions=questions),
+    ]
+    exact, window, pruned = examine(gauge_of(), items, ["window:32", "snapkv:48"])
+    assert 0 < window.token_bytes < exact.token_bytes / 2
+    assert 0 < pruned.token_bytes < exact.token_bytes
+
+
+def test_only_formats_that_the_model_has_a_form_for_are_usual_ones(gauge_of: OpenGauge) -> None:
+    assert gauge_of("V3").supported(CANDIDATES) == ("fp8",)
+    assert gauge_of().supported(CANDIDATES) == CANDIDATES
+    assert gauge_of(chunk_len=16).supported(("snapkv:64", "knorm:64", "int8")) == ("knorm:64", "int8")
+
+
+def test_steps_that_are_too_short_for_a_view_are_refused(gauge_of: OpenGauge) -> None:
+    text = Text(tuple(token_ids(233)), (230,))
+    with pytest.raises(ConfigError, match="max_batch_tokens must be at least that, not 16"):
+        gauge_of(chunk_len=16).measure(text, ["snapkv:64"])
+
+
+def test_layers_alone_are_converted_to_what_quantises_them(gauge_of: OpenGauge) -> None:
+    text = Text(tuple(token_ids(100)), (90,))
+    for layers_in in ("window:64", "exact"):
+        with pytest.raises(ConfigError, match="--layers"):
+            gauge_of().measure(text, ["int8"], layers_in=layers_in)
+
+
+def test_more_tokens_than_can_be_kept_are_refused_with_what_to_give(gauge_of: OpenGauge) -> None:
+    many = MOST_ROWS // VOCAB_SIZE + 2
+    gauge = gauge_of(max_position_embeddings=2 * many)
+    with pytest.raises(UsageError, match="smaller --last"):
+        gauge.measure(Text((1,) * many, tuple(range(1, many))), ["int8"])
+
+
+def test_questions_behind_more_than_the_model_takes_are_refused(gauge_of: OpenGauge) -> None:
+    question = Question(token_ids=(3, 4), answer_ids=(5, 6))
+    item = Item(kind="recall", token_ids=(7,) * 1023, predicted=(1000,), questions=(question,))
+    with pytest.raises(ContextOverflow, match="1024"):
+        examine(gauge_of(), [item], ["int8"])
