@@ -7,13 +7,13 @@ import sys
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from kvchat.cli.block_shelf import drop_blocks, open_shelf
 from kvchat.cli.convert_options import ConvertOptions
+from kvchat.cli.session_settings import with_adapter
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
 from kvchat.config import Settings
@@ -56,7 +56,7 @@ def convert_session(options: ConvertOptions) -> int | None:
     wanted = canonical_cache_format(options.cache_format)
     with closing(open_store(settings)) as store:
         session = store.find(options.session)
-        work = _Work(_with_adapter(settings, session), store, session, tuple(store.all_turns(session.id)))
+        work = _Work(with_adapter(settings, session), store, session, tuple(store.all_turns(session.id)))
         if wanted == EXACT:
             return _back(options, work, status)
         _refuse_converted(session)
@@ -160,7 +160,10 @@ def _back(options: ConvertOptions, work: _Work, status: Status) -> int | None:
     """Let a converted session use exact blocks again: those that are left, and else computed ones."""
     origin = origin_of(work.session.namespace)
     if origin is None:
-        status.note("its KV is exact already; nothing was changed")
+        _refuse_imported(work.session)
+        _tell_back(
+            options, work.session, status, "its KV is exact already; nothing was changed", is_done=False
+        )
         return None
     if not options.dry_run:
         work.store.use_blocks_of(work.session.id, "")
@@ -169,11 +172,21 @@ def _back(options: ConvertOptions, work: _Work, status: Status) -> int | None:
         if fields is not None:
             with closing(_shelf(work.settings, fingerprint, layouts_of(fields))) as shelf:
                 drop_blocks(work.settings, work.store, shelf, work.session, work.turns)
-    if options.json:
-        Output().json({"session": work.session.id, "done": not options.dry_run, "cache_format": EXACT})
-    else:
-        status.note("its KV is computed exactly again when it goes on")
+    when = "would be" if options.dry_run else "is"
+    words = f"its KV {when} computed exactly again when it goes on"
+    if options.dry_run:
+        words += "; nothing was changed"
+    _tell_back(options, work.session, status, words, is_done=not options.dry_run)
     return None
+
+
+def _tell_back(
+    options: ConvertOptions, session: Session, status: Status, words: str, *, is_done: bool
+) -> None:
+    if options.json:
+        Output().json({"session": session.id, "done": is_done, "cache_format": EXACT})
+    else:
+        status.note(words)
 
 
 def _shelf(settings: Settings, fingerprint: bytes, layouts: Mapping[GroupId, Layout]) -> BlockShelf:
@@ -187,17 +200,15 @@ def _refuse_converted(session: Session) -> None:
             f"its KV was converted to {origin.cache_format}, and what that lost cannot come back by"
             f" converting; go back first: kvchat sessions convert {session.id} exact"
         )
+    _refuse_imported(session)
+
+
+def _refuse_imported(session: Session) -> None:
     if session.namespace:
         raise UsageError(
             "its KV was imported and is not verified; compute it again first:"
             f" kvchat sessions verify --all {session.id}"
         )
-
-
-def _with_adapter(settings: Settings, session: Session) -> Settings:
-    if settings.engine.adapter is not None or not session.adapter:
-        return settings
-    return replace(settings, engine=replace(settings.engine, adapter=Path(session.adapter)))
 
 
 def _confirmed() -> bool:

@@ -23,7 +23,8 @@ from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.used_views import used_views
 from kvchat.engine.models.locate import locate_model
-from kvchat.errors import CacheError, StorageError
+from kvchat.errors import CacheError, StorageError, UsageError
+from kvchat.session.origin import origin_of
 from kvchat.session.references import References
 from kvchat.session.stored_paths import StoredBlock, blocks_on, leaf_paths
 from kvchat.session.tree import Session, Turn, Verdict, Verification
@@ -46,11 +47,15 @@ class _Path:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """How many blocks are stored: those that can be computed again, and others, over views."""
+    """How many blocks are stored: those that can be computed again, and others, over views.
+
+    `num_converted`: sessions whose KV was converted to this format, and is not what is computed in it.
+    """
 
     num_blocks: int
     num_unseen: int = 0
     num_damaged: int = 0
+    num_converted: int = 0
 
 
 def verify_session(options: VerifySessionOptions) -> int | None:
@@ -58,6 +63,7 @@ def verify_session(options: VerifySessionOptions) -> int | None:
     settings, status = options.settings(), Status(quiet=options.quiet)
     with closing(open_store(settings)) as store:
         session = store.find(options.session)
+        _refuse_converted(session)
         model = options.model or session.model or settings.model
         with _verifier(settings, model, status) as (verifier, shelf, fingerprint):
             turns = store.all_turns(session.id)
@@ -87,12 +93,16 @@ def verify_cache(options: VerifyCacheOptions) -> int | None:
     ):
         paths: list[_Path] = []
         sessions: list[tuple[Session, Sequence[Turn]]] = []
+        num_converted = 0
         for summary in store.list_sessions():
+            if origin := origin_of(summary.session.namespace):
+                num_converted += origin.fingerprint == fingerprint.hex()
+                continue
             session, turns = summary.session, store.all_turns(summary.session.id)
             sessions.append((session, turns))
             paths += _session_paths(shelf, turns, session.namespace, fingerprint)
         scope = _scope(settings, shelf, sessions, paths)
-        scope = replace(scope, num_damaged=_read_all(shelf, paths, status))
+        scope = replace(scope, num_damaged=_read_all(shelf, paths, status), num_converted=num_converted)
         readable = [_still_stored(path, shelf) for path in paths] if scope.num_damaged else paths
         _check(verifier, readable, options, status)
     return _report(options, status, verifier.findings, scope, None, "")
@@ -206,6 +216,16 @@ def _require_native(shelf: BlockShelf, paths: Sequence[_Path]) -> None:
                 )
 
 
+def _refuse_converted(session: Session) -> None:
+    """Refuse to hold converted KV to what is computed in its format: that is not what it was made of."""
+    origin = origin_of(session.namespace)
+    if origin is not None:
+        raise UsageError(
+            f"its KV was converted from {origin.source} to {origin.cache_format}, and what is computed in "
+            f"that format differs; to have it exact again: kvchat sessions convert {session.id} exact"
+        )
+
+
 def _refuse_foreign(settings: Settings, turns: Sequence[Turn], fingerprint: bytes) -> None:
     """Say that the model at hand is not the one that answered, or not in the layout of its blocks."""
     named = {turn.fingerprint for turn in turns if turn.fingerprint}
@@ -251,6 +271,7 @@ def _report(
                 "different": len(found.different),
                 "damaged": scope.num_damaged,
                 "over_views": scope.num_unseen,
+                "converted_sessions": scope.num_converted,
                 "logits": found.num_logits,
                 "worst_logits": found.worst_logits,
                 "wrong_logits": found.wrong_logits,
@@ -276,6 +297,8 @@ def _lines(found: "Findings", scope: _Scope) -> Iterator[str]:
     )
     if scope.num_unseen:
         yield f"{plural(scope.num_unseen, 'block')} computed over views: not looked at"
+    if scope.num_converted:
+        yield f"{plural(scope.num_converted, 'converted session')}: not looked at"
     if found.different:
         yield f"{plural(len(found.different), 'block')} disagreed and set aside; they are computed again"
     if found.wrong_logits:

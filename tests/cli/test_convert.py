@@ -195,3 +195,24 @@ def test_saved_is_what_the_disk_gives_back(ask: Run, run: Run, home: Path) -> No
 
 def files(home: Path) -> set[Path]:
     return set((home / "cache" / "blocks").rglob("*.safetensors"))
+
+
+def test_going_back_says_what_it_did_and_would_do(ask: Run, run: Run, home: Path) -> None:
+    code, out, _ = run("sessions", "convert", "demo", "exact", "--json")
+    assert (code, json.loads(out)["done"]) == (0, False)
+    run("sessions", "convert", "demo", "int4", "--yes")
+    told = run("sessions", "convert", "demo", "exact", "--dry-run")[2]
+    assert "would be computed exactly again" in told
+    assert "nothing was changed" in told
+    assert origin_of(session_of(home).namespace) is not None
+
+
+def test_imported_kv_that_nobody_verified_is_not_called_exact(
+    ask: Run, run: Run, tmp_path: Path, tiny_model: Path
+) -> None:
+    bundle = tmp_path / "demo.kvchat"
+    assert run("export", "demo", "-o", str(bundle))[0] == 0
+    assert run("sessions", "rm", "demo", "--yes")[0] == 0
+    assert run("import", str(bundle), "-m", str(tiny_model))[0] == 0
+    code, _, told = run("sessions", "convert", "demo", "exact")
+    assert (code, "imported and is not verified" in told) == (2, True)

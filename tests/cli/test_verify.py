@@ -74,3 +74,18 @@ def test_what_lies_over_a_pyramid_is_not_verified_and_the_reason_is_said(
     call("ask", "--max-tokens", "8", "--cache-format", "snapkv:64:pyramid", "--new", "demo", WORDS)
     code, _, told = run("sessions", "verify", "demo", "-m", str(tiny_model))
     assert (code, "pyramid" in told) == (7, True)
+
+
+def test_converted_kv_is_not_held_to_what_is_computed_in_its_format(
+    call: Call, run: Run, home: Path, tiny_model: Path
+) -> None:
+    """It was made of exact KV, so it differs, and nobody forged it."""
+    call("ask", "--max-tokens", "8", "--new", "demo", WORDS)
+    assert run("sessions", "convert", "demo", "int8", "--yes")[0] == 0
+    before = files_of(home)
+    for words in ((), ("--cache-format", "int8")):
+        code, _, told = run("sessions", "verify", "demo", "-m", str(tiny_model), *words)
+        assert (code, "was converted from exact to int8" in told) == (2, True)
+    found = call("cache", "verify", "--all", "--cache-format", "int8")
+    assert (found["different"], found["wrong_logits"], found["converted_sessions"]) == (0, 0, 1)
+    assert files_of(home) == before
