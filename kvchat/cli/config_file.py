@@ -7,8 +7,8 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvchat import directories
 from kvchat.config import KEYS, file_text, settings_in
-from kvchat.directories import make_private
 from kvchat.errors import ConfigError, StorageError, UsageError
 
 
@@ -82,15 +82,9 @@ def with_setting(text: str, name: str, value: str | None) -> str:
 def write_private(file: Path, text: str) -> None:
     """Replace a file at once, for its owner alone; where a link leads to it, the link stays."""
     file = Path(os.path.realpath(file))
-    hidden = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        make_private(file.parent)
-        descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        hidden.replace(file)
+        directories.write_private(file, text.encode())
     except OSError as error:
-        hidden.unlink(missing_ok=True)
         raise StorageError(f"cannot write {file}: {error.strerror or error}") from error
 
 

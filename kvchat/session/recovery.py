@@ -322,5 +322,6 @@ def _keep(path: Path) -> Path:
             try:
                 kept.hardlink_to(damaged)
             except OSError:  # this file system has no second names
+                kept.touch(0o600)  # a copy would have what the umask leaves
                 shutil.copyfile(damaged, kept)
     return aside

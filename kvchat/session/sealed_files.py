@@ -1,12 +1,9 @@
 """Small files beside the database, in the clear or sealed like it."""
 
-import os
-import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from kvchat.directories import make_private, sync
+from kvchat.directories import sync, write_private
 from kvchat.sealing.sealer import Sealer
 
 _SUFFIXES = {False: ".json", True: ".sealed"}
@@ -47,20 +44,7 @@ class SealedFiles:
         """Write a file whole or not at all; durable when this returns."""
         if self._sealer is not None:
             data = self._sealer.seal(self._place(file), data)
-        unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-        make_private(self.directory)
-        try:
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(descriptor)
-            unfinished.rename(file)
-        except OSError:
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-            raise
-        sync(self.directory)
+        write_private(file, data)
 
     def remove(self, file: Path) -> None:
         """Remove a file; nothing happens if there is none."""

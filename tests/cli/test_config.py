@@ -1,6 +1,7 @@
 """`kvchat config`: where each value came from, and one setting changed in a file that a person wrote."""
 
 import json
+import os
 import stat
 import tomllib
 from pathlib import Path
@@ -188,3 +189,17 @@ def test_an_editor_that_cannot_be_started_is_told(
 def test_looking_at_kernels_is_no_setting_and_no_mistake(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCHAT_DEBUG_KERNELS", "1")
     assert run(["config", "show", "-q"]) == 0
+
+
+def test_a_setting_is_on_the_medium_before_the_file_has_its_name(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, fsync = [], os.fsync
+
+    def noted(descriptor: int) -> None:
+        files.append(stat.S_ISREG(os.fstat(descriptor).st_mode))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    assert run(["config", "set", "sampling.top_k", "7"]) == 0
+    assert files.count(True) == 1

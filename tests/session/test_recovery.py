@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 
 from kvchat.errors import KvchatError, StorageError
-from kvchat.session.recovery import backup_paths, damage_mark
+from kvchat.session.recovery import _keep, backup_paths, damage_mark
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, SessionId, Turn
 from tests.session.turns import exchange
@@ -374,3 +374,22 @@ def _after_trouble(action: Callable[[Path], T], path: Path) -> T:
         return action(path)
     except KvchatError:
         return action(path)
+
+
+def test_a_damaged_file_is_kept_for_its_owner_alone_where_there_are_no_second_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    path = tmp_path / "sessions.db"
+    path.touch(0o600)
+    path.write_bytes(b"damaged")
+    before = os.umask(0)
+    try:
+        aside = _keep(path)
+    finally:
+        os.umask(before)
+    assert aside.read_bytes() == b"damaged"
+    assert aside.stat().st_mode & 0o777 == 0o600
