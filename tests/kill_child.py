@@ -38,6 +38,10 @@ SHARED_IDS = [1, 2, 3, 4, 5, 6, 7, 8]
 """Every other conversation begins with these, so that removal meets blocks which others still need."""
 
 
+ACTIONS = {"converse": 6, "demote": 3, "import_session": 3, "remove": 2, "collect": 2}
+"""What a child does, and how often of so many times."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """Where one home keeps conversations and blocks."""
@@ -68,10 +72,9 @@ class Work:
     def run(self) -> None:
         say("ready")
         while True:
-            actions = (self.converse, self.demote, self.import_session, self.remove, self.collect)
-            (action,) = self.random.choices(actions, weights=(6, 3, 3, 2, 2))
-            say("doing", action=action.__name__)
-            action()
+            (action,) = self.random.choices([*ACTIONS], weights=[*ACTIONS.values()])
+            say("doing", action=action)
+            getattr(self, action)()
 
     def converse(self) -> None:
         """Ask, let the answer grow, save its blocks and its tail as they fill, and finish it."""

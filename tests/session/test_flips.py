@@ -26,6 +26,7 @@ from tests.tiny_models import STARTER, write_model
 pytestmark = pytest.mark.pure
 
 MASKS = (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFF, 0x21)
+NUM_PARTS = 8
 T = TypeVar("T")
 Files = Mapping[Path, bytes]
 
@@ -155,6 +156,21 @@ def test_a_byte_flipped_anywhere_in_the_log_takes_nothing_back(
         found = _seen(tmp_path, template, {**files, LOG: data})
         assert complaints(found, wanted, may_lose_both=False) == [], at
         _after_trouble(lambda: go_on(tmp_path / "home"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_every_single_byte_of_the_log_may_be_flipped(
+    template: ChatTemplate, files: Files, tmp_path: Path, part: int
+) -> None:
+    """None is left out; in parts, which may run side by side."""
+    files = without_copies(files)
+    wanted = _seen(tmp_path, template, files)
+    for at, data in flips(files[LOG], 1):
+        if at % NUM_PARTS == part:
+            found = _seen(tmp_path, template, {**files, LOG: data})
+            assert complaints(found, wanted, may_lose_both=False) == [], at
+            _after_trouble(lambda: go_on(tmp_path / "home"))
 
 
 def test_a_branch_whose_newest_row_cannot_be_corrected_still_leads_where_it_led(

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.pure
 BLOCKS = [*chain(list(range(14))), *chain([0, 1, 2, 3, 9, 9, 9], SLIDING), *chain([5, 5, 5, 5, 5])]
 NEW = chain([7, 7, 7, 7, 7])
 INDEX, LOG = Path("index.db"), Path("index.db-wal")
+NUM_PARTS = 8
 Files = Mapping[Path, bytes]
 
 
@@ -95,6 +96,19 @@ def test_a_byte_flipped_anywhere_in_the_index_yields_no_wrong_block(
     for data in flips(files[name], step):
         put(tmp_path / "cache", {**files, name: data})
         check(tmp_path / "cache")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [INDEX, LOG], ids=["index", "log"])
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_every_single_byte_of_the_index_may_be_flipped(
+    tmp_path: Path, files: Files, name: Path, part: int
+) -> None:
+    """Trap 24: none is left out; in parts, which may run side by side."""
+    for at, data in enumerate(flips(files[name], 1)):
+        if at % NUM_PARTS == part:
+            put(tmp_path / "cache", {**files, name: data})
+            check(tmp_path / "cache")
 
 
 @pytest.mark.parametrize("name", [INDEX, LOG], ids=["index", "log"])
