@@ -14,6 +14,7 @@ from kvchat.engine.api.events import TokenEmitted
 PAIRS, QUICK_PAIRS = 10, 5
 PROMPT_LEN = 512
 NUM_TOKENS = 48
+TURN_LEN, NUM_TURNS = 24, 8
 SHAPE_360M = {"hidden_size": 960, "intermediate_size": 2560, "num_attention_heads": 15, "vocab_size": 49152}
 FEWER_WEIGHTS = {"hidden_size": 320, "intermediate_size": 640, "num_attention_heads": 5, "vocab_size": 4096}
 """The same cache, 40 KiB per token. It decodes several times faster, so that writing weighs more."""
@@ -29,6 +30,7 @@ def measure(*, quick: bool = False) -> list[Row]:
             without.append(_decode_rate(plain, number))
             beside.append(_decode_rate(saving, number))
         written = saving.snapshot().tiers[-1].cached_bytes
+        per_new = _written_per_new_byte(saving)
         plain.close()
         saving.close()
     assert written > 0
@@ -36,6 +38,9 @@ def measure(*, quick: bool = False) -> list[Row]:
         Row.of("decode without a disk", "tokens/s", without),
         Row.of("decode while a prompt's blocks are written", "tokens/s", beside),
         Row.of("loss", "%", [100 * (1 - b / a) for a, b in zip(without, beside, strict=True)], "less than 5"),
+        Row.of(
+            f"bytes written of a turn of {TURN_LEN}+{NUM_TOKENS} tokens, per byte that is new", "x", per_new
+        ),
     ]
 
 
@@ -47,6 +52,26 @@ def _decode_rate(engine: Engine, seed: int) -> float:
     times = [perf_counter() for event in handle if isinstance(event, TokenEmitted)]
     engine.release(handle.branch)
     return (len(times) - 1) / (times[-1] - times[0])
+
+
+def _written_per_new_byte(engine: Engine) -> list[float]:
+    """Return for each turn of a conversation what goes to disk for a byte that it adds: the tail is written
+    whole every two seconds and when an answer ends, and replaced as it grows.
+    """
+    group = engine.snapshot().groups[0]
+    token_bytes = group.block_bytes / engine.info.block_size
+    text = [5 + (11 * index) % 2500 for index in range(PROMPT_LEN)]
+    ratios = []
+    for turn in range(NUM_TURNS + 1):
+        before, before_len = engine.snapshot().moved.to_disk, len(text)
+        text += [5 + (13 * index + turn) % 2500 for index in range(TURN_LEN)]
+        sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+        (result,) = engine.generate([text], sampling)
+        engine.drain_saves()
+        text += result.token_ids
+        written = engine.snapshot().moved.to_disk - before
+        ratios.append(written / ((len(text) - before_len) * token_bytes))
+    return ratios[1:]  # the first one has the prompt before it
 
 
 def _write_model(directory: Path, shape: dict[str, int]) -> Path:
