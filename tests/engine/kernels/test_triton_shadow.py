@@ -36,6 +36,7 @@ CASES = (
     "keys, neighbours",
     "keys, partial neighbours",
 )
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 CONTROL = "control, other positions"
 
 
@@ -73,14 +74,18 @@ def assert_fits(made: Compiled, capability: int) -> None:
 
 def compile_scores(capability: int, dtype: str, group: int, dim: int) -> Compiled:
     types = dict.fromkeys(("query", "means"), f"*{dtype}") | {"raw": "*fp32", "softmax_scale": "fp32"}
-    return compile_kernel(kernels._score, types, kernels.score_constants(group, dim), capability=capability)
+    size = BYTES[dtype]
+    stages = kernels.num_stages(size)
+    constants = kernels.score_constants(group, dim, size)
+    return compile_kernel(kernels._score, types, constants, capability=capability, num_stages=stages)
 
 
 def compile_keys(capability: int, dtype: str, dim: int, num_turned: int, *, are_neighbours: bool) -> Compiled:
     types = dict.fromkeys(("projections", "directions", "out"), f"*{dtype}")
     types |= {"slots": "*i64", "is_missing": "*i1", "cosines": "*fp32", "sines": "*fp32"}
     constants = kernels.restore_constants(8, dim, num_turned, are_neighbours)
-    return compile_kernel(kernels._restore, types, constants, capability=capability)
+    stages = kernels.num_stages(BYTES[dtype])
+    return compile_kernel(kernels._restore, types, constants, capability=capability, num_stages=stages)
 
 
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
@@ -98,7 +103,7 @@ def test_the_kernels_of_the_usual_shape_fit(capability: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("dim", [64, 96, 128, 256])
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
 def test_the_kernels_of_every_shape_fit(capability: int, dim: int, dtype: str) -> None:

@@ -12,11 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvchat.engine.kernels.tiling import HALF
+
 SCORED_CHUNKS = 64
 """Landmarks of a tile."""
 RESTORED_ROWS = 16
 """Tokens of a tile whose keys are made: the fewest that tensor cores multiply."""
 RANK_PIECE = 32
+DIM_PIECE = 64
+"""Numbers of a head, and of the rank, that are multiplied at a time."""
 MOST_SLOTS = 1024
 
 
@@ -40,20 +44,12 @@ def chunk_scores(query: Tensor, means: Tensor, softmax_scale: float) -> Tensor:
     num_chunks, num_kv_heads, _ = means.shape
     rows = num_queries * (num_heads // num_kv_heads)
     raw = torch.empty(num_kv_heads, rows, num_chunks, dtype=torch.float32, device=query.device)
-    tile = score_tile(num_heads // num_kv_heads)
+    constants = score_constants(num_heads // num_kv_heads, dim, query.element_size())
+    tile = constants["BLOCK_M"]
     grid = (triton.cdiv(num_chunks, SCORED_CHUNKS), num_kv_heads, triton.cdiv(rows, tile))
-    constants = score_constants(num_heads // num_kv_heads, dim)
-    _score[grid](
-        query,
-        means,
-        raw,
-        rows,
-        num_chunks,
-        softmax_scale,
-        *query.stride()[:2],
-        *means.stride()[:2],
-        **constants,
-    )
+    strides = (*query.stride()[:2], *means.stride()[:2])
+    stages = num_stages(query.element_size())
+    _score[grid](query, means, raw, rows, num_chunks, softmax_scale, *strides, **constants, num_stages=stages)
     sums = raw.logsumexp(dim=2)
     scores = raw.new_empty(num_kv_heads, num_chunks)
     _best[(triton.cdiv(num_chunks, SCORED_CHUNKS), num_kv_heads)](
@@ -62,19 +58,20 @@ def chunk_scores(query: Tensor, means: Tensor, softmax_scale: float) -> Tensor:
     return scores
 
 
-def score_tile(group: int) -> int:
-    """Return the rows of a tile, a query and a head each."""
-    return max(16, triton.next_power_of_2(min(group, 64)))
+def num_stages(element_size: int) -> int:
+    """Return how many tiles of a product are under way; more of wide numbers spill."""
+    return 1 if element_size > HALF else 3
 
 
-def score_constants(group: int, dim: int) -> dict[str, int]:
-    """Return what the kernel is compiled for."""
+def score_constants(group: int, dim: int, element_size: int) -> dict[str, int]:
+    """Return what the kernel is compiled for; a row of a tile is a query and a head."""
+    rows = 16 if element_size > HALF else max(16, triton.next_power_of_2(min(group, 64)))
     return {
         "GROUP": group,
         "DIM": dim,
-        "BLOCK_M": score_tile(group),
+        "BLOCK_M": rows,
         "BLOCK_C": SCORED_CHUNKS,
-        "BLOCK_D": max(16, triton.next_power_of_2(dim)),
+        "BLOCK_D": max(16, min(DIM_PIECE, triton.next_power_of_2(dim))),
     }
 
 
@@ -136,6 +133,7 @@ def restore_keys(
         num_slots,
         rank,
         **constants,
+        num_stages=num_stages(projections.element_size()),
     )
 
 
@@ -179,10 +177,14 @@ def _score(
     d = tl.arange(0, BLOCK_D)
     row_there, chunk_there = row < num_rows, chunk < num_chunks
     q_at = query + (row // GROUP).to(tl.int64)[:, None] * q_t + (head * GROUP + row % GROUP)[:, None] * q_h
-    q = tl.load(q_at + d[None, :], mask=row_there[:, None] & (d[None, :] < DIM), other=0.0)
     m_at = means + chunk[None, :] * m_c + head * m_h
-    m = tl.load(m_at + d[:, None], mask=chunk_there[None, :] & (d[:, None] < DIM), other=0.0)
-    scores = tl.dot(q, m.to(q.dtype), input_precision="ieee") * softmax_scale
+    scores = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    for start in range(0, DIM, BLOCK_D):
+        own = start + d
+        q = tl.load(q_at + own[None, :], mask=row_there[:, None] & (own[None, :] < DIM), other=0.0)
+        m = tl.load(m_at + own[:, None], mask=chunk_there[None, :] & (own[:, None] < DIM), other=0.0)
+        scores += tl.dot(q, m.to(q.dtype), input_precision="ieee")
+    scores *= softmax_scale
     place = (head * num_rows + row)[:, None] * num_chunks + chunk[None, :]
     tl.store(raw + place, scores, mask=row_there[:, None] & chunk_there[None, :])
 
