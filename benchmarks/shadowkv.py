@@ -1,4 +1,5 @@
-"""What a shadow of a long context takes of the device: `python -m benchmarks.shadowkv --memory [--save]`.
+"""What a shadow of a long context takes of the device, and loses: `python -m benchmarks.shadowkv --memory
+[--save]`, `python -m benchmarks.shadowkv --quality [--save]`.
 
 One layer of Llama 3 8B's shape is filled in bfloat16 with keys of a low rank before rotation, takes 128
 more tokens, and all tensors that it keeps on the device are counted; a model has 32 such layers. Beside it
@@ -15,13 +16,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.circumstances import circumstances
+from benchmarks.shadow_quality import AT_MOST_LOST, measure_quality
+from benchmarks.table import render
 from kvchat.engine.shadow.layer import ShadowLayer
 from kvchat.engine.shadow.pages import Budget
 from kvchat.engine.shadow.rotary import Rotary
 from kvchat.engine.shadow.settings import ShadowSettings
 from kvchat.engine.shadow.stock import Budgets
 
-RESULTS = Path(__file__).parent / "results" / "shadowkv-memory.txt"
+RESULTS = Path(__file__).parent / "results"
 NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 32, 8, 128
 WIDTH = NUM_KV_HEADS * HEAD_DIM
 KEY_RANK = 120
@@ -66,10 +69,24 @@ class Memory:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.shadowkv", description=__doc__)
-    parser.add_argument("--memory", action="store_true", required=True, help="count bytes on the device")
-    parser.add_argument("--save", action="store_true", help=f"write the table to {RESULTS.name} too")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shadowkv", description="Shadows of contexts.")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--memory", action="store_true", help="count bytes on the device")
+    kind.add_argument("--quality", action="store_true", help="ask the starter model the built-in questions")
+    parser.add_argument("--save", action="store_true", help=f"write the table to {RESULTS.name}/ too")
     arguments = parser.parse_args()
+    name = "memory" if arguments.memory else "quality"
+    lines, is_met = _memory() if arguments.memory else _quality()
+    if arguments.save:
+        about = circumstances("shadowkv", quick=False).replace(
+            "benchmarks shadowkv", f"benchmarks.shadowkv --{name}"
+        )
+        text = "\n".join((f"{name} of a shadowed context", "", about, "", *lines)) + "\n"
+        (RESULTS / f"shadowkv-{name}.txt").write_text(text)
+    return 0 if is_met else 1
+
+
+def _memory() -> tuple[list[str], bool]:
     lines, is_met = [_head()], True
     print(lines[0], flush=True)
     for setting in SETTINGS:
@@ -82,12 +99,14 @@ def main() -> int:
         f"at least {LEAST_RATIO} x, within {TOLERANCE:.0%} of the published: {'yes' if is_met else 'NO'}"
     )
     print(lines[-1])
-    if arguments.save:
-        about = circumstances("shadowkv", quick=False).replace(
-            "benchmarks shadowkv", "benchmarks.shadowkv --memory"
-        )
-        RESULTS.write_text("\n".join((__doc__.splitlines()[0], "", about, "", *lines)) + "\n")
-    return 0 if is_met else 1
+    return lines, is_met
+
+
+def _quality() -> tuple[list[str], bool]:
+    rows = measure_quality()
+    print(render(rows))
+    (lost,) = [row for row in rows[6:9] if row.unit == "points"]
+    return render(rows).split("\n"), lost.median <= AT_MOST_LOST
 
 
 def measure_memory(setting: Setting) -> Memory:

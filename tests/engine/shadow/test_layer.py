@@ -188,6 +188,7 @@ def test_a_follow_up_gives_the_same_wherever_it_was_cut_between_blocks() -> None
     wanted, steps = whole.attend(*context.part(PROMPT, PROMPT + 250), SCALE)
     sizes = [len(step.out) for step in steps]
     assert max(sizes) <= SMALL.query_block
+    assert sizes[:2] == [-PROMPT % SMALL.query_block, SMALL.query_block]
     for stride in (1, 2, 5):
         ends = [PROMPT + sum(sizes[:number]) for number in range(0, len(sizes), stride)] + [PROMPT + 250]
         layer = shadow_of(context, PROMPT)
