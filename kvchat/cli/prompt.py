@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from kvchat.cli.standard_streams import is_input_closed
 from kvchat.errors import UsageError
 
 _STDIN = Path("-")
@@ -44,7 +45,7 @@ def read_prompt(
 
 def piped_stdin() -> BinaryIO | None:
     """Return standard input unless it is a terminal or closed."""
-    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+    if is_input_closed() or sys.stdin.isatty():
         return None
     return sys.stdin.buffer
 

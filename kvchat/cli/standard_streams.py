@@ -14,15 +14,23 @@ CLOSED_PIPE = 141
 def occupy() -> None:
     """Give the numbers of streams that are closed to nothing, before a file gets one that libraries write to.
 
-    Effect: remarks go nowhere where standard error is closed.
+    Effect: remarks go nowhere where standard error is closed, and from a closed standard input nothing comes.
+    Standard output stays none at all: what is asked for must not vanish in silence.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def is_input_closed() -> bool:
+    """Whether there was no standard input from the beginning, or is none any more."""
+    return sys.stdin is None or sys.stdin.closed or getattr(sys.stdin, "name", None) == os.devnull
 
 
 def complain(text: str) -> None:

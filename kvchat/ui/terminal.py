@@ -152,7 +152,8 @@ def _descriptor_to(fd: int, target_fd: int) -> Iterator[None]:
 
 def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        if stream is not None:  # closed from the beginning
+            stream.flush()
 
 
 @contextmanager

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.pure
         ("sessions show nothing 2>/dev/full", 5),
         ("sessions show nothing --json 2>&- >&-", 5),
         ("--version >/dev/full", 1),
+        ("<&-", 2),
+        ("--temp <&- >&- 2>&-", 2),
+        ("ask -f - what <&-", 2),
     ],
 )
 def test_what_cannot_be_written_is_an_exit_code(words: str, code: int, home: Path) -> None:

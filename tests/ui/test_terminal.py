@@ -191,3 +191,12 @@ def test_a_terminal_of_a_few_lines_shows_the_prompt(tmp_path: Path) -> None:
         shown.resize(12, 3)
         shown.resize(80, 24)
         shown.until_shown("› still here")
+
+
+def test_a_window_needs_no_standard_output(tmp_path: Path) -> None:
+    words = "[sys.executable, '-m', 'kvchat', '--remote', 'http://127.0.0.1:9', '-m', 'none']"
+    program = f"import os, sys; os.close(1); os.execv(sys.executable, {words})"
+    with open_terminal(["-c", program], KVCHAT_HOME=str(tmp_path)) as shown:
+        shown.until_shown("Say something.")
+        shown.type("\x11")
+        assert shown.exit_status() == 0
