@@ -75,10 +75,12 @@ def resume(options: ResumeOptions) -> int:
 
 
 def _forget_unused(kvchat: Kvchat, session_id: SessionId | None) -> None:
-    """Delete a session that was begun by name and in which nothing was said."""
+    """Delete a session that was begun by name, in which nothing was said and for which nothing is kept."""
+    store = kvchat.store
     with suppress(KvchatError):
-        if session_id is not None and not kvchat.store.all_turns(session_id):
-            kvchat.store.delete_session(session_id)
+        if session_id is None or store.all_turns(session_id) or store.unsent.holds(session_id):
+            return
+        store.delete_session(session_id)
 
 
 def _choices(options: ResumeOptions) -> dict[str, bool]:

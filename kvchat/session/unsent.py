@@ -44,6 +44,10 @@ class UnsentShelf:
                 f"what you have not sent cannot be kept in {file}: {error.strerror or error}"
             ) from error
 
+    def holds(self, session_id: str) -> bool:
+        """Return whether anything is kept for a session."""
+        return self._files is not None and self._files.file(session_id).exists()
+
     def take(self, session_id: str | None) -> str:
         """Return what is kept for a session, empty for nothing, and keep it no longer."""
         if self._files is None:

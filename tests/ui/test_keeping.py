@@ -118,3 +118,15 @@ def test_what_was_typed_in_a_window_that_a_signal_ends_is_in_the_next_one(tmp_pa
     assert not [file for file in tmp_path.rglob("*.json") if file.stat().st_mode & 0o077]
     with terminal(arguments, KVCHAT_HOME=str(tmp_path)) as shown:
         shown.until_shown("› half a thought")
+
+
+def test_what_was_typed_in_a_new_session_keeps_the_session_that_nothing_was_said_in(tmp_path: Path) -> None:
+    arguments = ["-m", "kvchat", "--remote", "http://127.0.0.1:9", "-m", "none"]
+    with terminal([*arguments, "--new", "demo"], KVCHAT_HOME=str(tmp_path)) as shown:
+        shown.until_shown("Say something.")
+        shown.type("half a thought")
+        shown.until_shown("› half a thought")
+        shown.type("\x11")
+        assert shown.exit_status() == 0
+    with terminal([*arguments, "demo"], KVCHAT_HOME=str(tmp_path)) as shown:
+        shown.until_shown("› half a thought")
