@@ -383,7 +383,9 @@ def _assemble(values: Mapping[str, object], paths: Paths, chosen: Path | None) -
         keys=Keys(**_section("keys", values)),
         remote=Remote(**_section("remote", values)),
         engine=EngineConfig(
-            **({"disk_bytes": DEFAULT_DISK_BYTES} | _section("engine", values)), cache_dir=paths.cache_dir
+            **({"disk_bytes": DEFAULT_DISK_BYTES} | _section("engine", values)),
+            cache_dir=paths.cache_dir,
+            owners=paths.data_dir,
         ),
     )
 

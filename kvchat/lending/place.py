@@ -1,8 +1,8 @@
 """Where an engine is lent: a socket whose name says what the engine computes with.
 
 A borrower looks for exactly the engine that it would load itself: another model, other files in the same
-directory, another storage format or another cache have other names. What only costs time or room (budgets,
-threads) is the lender's affair.
+directory, another storage format, another cache, or other sessions where KV is saved, have other names. What
+only costs time or room (budgets, threads) is the lender's affair.
 """
 
 import os
@@ -39,6 +39,10 @@ def _lines(model_path: Path, config: EngineConfig) -> Iterator[str]:
     yield f"{VERSION} {version('kvchat')}"
     yield from (f"{name} {getattr(config, name)}" for name in _DECIDING)
     yield f"cache {config.cache_dir}"
+    if config.cache_dir is not None:
+        # A lender knows the sessions of its own store alone: it would save nothing for others, taking them
+        # for deleted ones.
+        yield f"owners {config.owners}"
     yield "sealed" if config.sealer is not None else "plain"
     for path in (model_path, config.adapter):
         if path is not None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
@@ -15,6 +16,7 @@ import pytest
 
 from kvchat.chat import Chat, TextDelta, TurnFinished
 from kvchat.client import EngineClient
+from kvchat.config import read_settings
 from kvchat.conversation import BEHIND
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
@@ -316,6 +318,14 @@ def test_an_identity_is_the_files_and_what_shapes_kv_and_not_the_budget(tmp_path
     others.add(identity_of(model, config))
     assert len(others) == 6
     assert one not in others
+
+
+def test_only_sessions_of_the_same_store_share_an_engine_that_saves(tmp_path: Path) -> None:
+    """Another store's sessions are unknown to the lender, which would save nothing for them."""
+    there, elsewhere = (read_settings({"paths.data_dir": tmp_path / name}).engine for name in ("one", "two"))
+    assert identity_of(tmp_path, there) != identity_of(tmp_path, elsewhere)
+    forgetful, another = (replace(engine, cache_dir=None) for engine in (there, elsewhere))
+    assert identity_of(tmp_path, forgetful) == identity_of(tmp_path, another)
 
 
 def test_another_kvchat_looks_for_another_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

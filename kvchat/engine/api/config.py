@@ -36,6 +36,7 @@ class EngineConfig:
         sealer: what is encrypted on disk is encrypted with it; None: nothing is.
         is_gone: whether the owner of a branch is gone, and its text with him; asked before it is saved
             as it is let go of, in the thread of the engine; must not raise. None: nobody ever is.
+        owners: directory of the store whose sessions own branches, the one that `is_gone` asks.
         eviction: which cached block makes room: s3fifo, which a long document read once does not flush, or
             lru, the least recently used.
         idle_demote_s: a conversation left alone for so many seconds leaves the device for host memory; None:
@@ -61,6 +62,7 @@ class EngineConfig:
     cache_dir: Path | None = None
     sealer: "Sealer | None" = None
     is_gone: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
+    owners: Path | None = field(default=None, compare=False)
     eviction: str = "s3fifo"
     idle_demote_s: float | None = 600.0
     max_batch_tokens: int = 512
