@@ -56,6 +56,8 @@ class IndexFile:
         self._reading = Lock()
         self._was_lost = False
         self._opened: tuple[int, int] | None = None
+        """Which file is open; None: none is, because it could not be opened again when that was needed."""
+        self._is_closed = False
         self._connection, self._reader = self._open()
 
     def take_lost(self) -> bool:
@@ -116,6 +118,7 @@ class IndexFile:
 
     def close(self) -> None:
         with self._lock, self._reading:
+            self._is_closed = True
             self._close()
 
     def _write_once(self, changes: Sequence[tuple[str, Sequence[Row]]], durable: bool) -> None:
@@ -139,8 +142,9 @@ class IndexFile:
 
         A closed file stays closed.
         """
-        self._connection.in_transaction  # noqa: B018  raises where it was closed
-        if self._identity() != self._opened:
+        if self._is_closed:
+            raise sqlite3.ProgrammingError("it was closed")
+        if self._opened is None or self._identity() != self._opened:
             with self._reading:
                 self._close()
                 self._connection, self._reader = self._open()
@@ -177,8 +181,9 @@ class IndexFile:
             try:
                 return self._connect()
             except (*_SQLITE_ERRORS, OSError) as error:
-                is_passing = _is_damage(error) or _is_busy(error)
+                is_passing = _is_damage(error) or _is_busy(error) or self._is_only_gone(error)
                 if not is_passing or monotonic() > until_s:
+                    self._opened = None
                     raise StorageError(_refusal(self._path, error)) from error
                 if _is_damage(error):
                     self._unlink()
@@ -214,6 +219,10 @@ class IndexFile:
             reader.close()
             raise
         return reader
+
+    def _is_only_gone(self, error: BaseException) -> bool:
+        """Whether another process took the file's name away just now, to begin it anew."""
+        return isinstance(error, FileNotFoundError) and self._path.parent.is_dir()
 
     def _refuse_another_format(self) -> None:
         """Raise if the head names a format that SQLite would read and never write: damage alone does."""

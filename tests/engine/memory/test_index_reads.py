@@ -1,12 +1,15 @@
 """Look-ups wait for nobody who writes: the engine asks in its steps."""
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from time import sleep
 
 import pytest
 
+from kvchat.engine.memory.files import SystemFiles
+from kvchat.errors import StorageError
 from tests.engine.memory.chains import FULL, chain, open_store, read, write_all
 
 pytestmark = pytest.mark.pure
@@ -75,6 +78,48 @@ def test_an_index_that_was_replaced_is_read_and_written_anew(tmp_path: Path) -> 
     write_all(store, BLOCKS[2:])
     assert store.has_all(KEYS, FULL) == [True, True, True]
     store.close()
+
+
+class Meeting(SystemFiles):
+    """Lets other processes act, each at the end of one transaction."""
+
+    def __init__(self) -> None:
+        self.others: list[Callable[[], object]] = []
+
+    def commit(self, connection: sqlite3.Connection) -> None:
+        super().commit(connection)
+        if self.others:
+            self.others.pop()()
+
+
+def test_an_index_that_two_processes_begin_anew_at_once_is_read_and_written(tmp_path: Path) -> None:
+    """The name is taken away between a process's first connection and its second."""
+    files = Meeting()
+    store = open_store(tmp_path, files=files)
+    write_all(store, BLOCKS[:2])
+    unlink_index(tmp_path)
+    files.others.append(lambda: unlink_index(tmp_path))
+    write_all(store, BLOCKS[2:])
+    assert store.has_all(KEYS, FULL) == [True, True, True]
+    store.close()
+
+
+def test_an_index_that_could_not_be_opened_again_is_opened_by_a_later_write(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    write_all(store, BLOCKS[:2])
+    unlink_index(tmp_path)
+    (tmp_path / "index.db").mkdir()
+    with pytest.raises(StorageError):
+        write_all(store, BLOCKS[2:])
+    (tmp_path / "index.db").rmdir()
+    write_all(store, BLOCKS[2:])
+    assert store.has_all(KEYS, FULL) == [True, True, True]
+    store.close()
+
+
+def unlink_index(directory: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{directory / 'index.db'}{suffix}").unlink(missing_ok=True)
 
 
 def test_a_closed_index_answers_that_nothing_is_there(tmp_path: Path) -> None:
