@@ -39,6 +39,8 @@ class Keeping:
         self._courses = courses
         self._attaching = attaching
         self._has_told = False
+        self._kept: set[tuple[str | None, str]] = set()
+        """What is on the shelf from this window already: a window may be told to close more than once."""
 
     def keep_all(self) -> None:
         """Stop all answers, and keep what waited behind them, in edits and in the prompt.
@@ -75,6 +77,7 @@ class Keeping:
         except KvchatError as error:
             self._screen.warn(str(error))
             return
+        self._kept = {(owner, kept) for owner, kept in self._kept if owner != session_id}
         if text:
             self._screen.give_back(text)
             self._screen.tell("what you had written and not sent is in the prompt again")
@@ -93,4 +96,6 @@ class Keeping:
     def _keep(self, unsent: Iterable[Unsent]) -> None:
         for one in unsent:
             session_id = None if one.conversation is None else one.conversation.session.id
-            self._shelf.keep(session_id, one.text)
+            if (session_id, one.text) not in self._kept:
+                self._shelf.keep(session_id, one.text)
+                self._kept.add((session_id, one.text))

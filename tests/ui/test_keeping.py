@@ -107,6 +107,30 @@ async def test_what_is_typed_when_the_interface_fails_is_kept(tmp_path: Path) ->
     assert unsent[0].kept == {None: ["half"]}
 
 
+async def test_a_window_that_is_told_to_close_several_times_keeps_everything_once(tmp_path: Path) -> None:
+    async with window(tmp_path, engine=ScriptedEngine(phase=EnginePhase.LOADING)) as shown:
+        await shown.say("one")
+        await shown.type("half")
+        shown.screen.quit(143)
+        shown.screen.quit(129)
+        shown.screen.quit()
+        shown.screen.keeping.keep_all()
+        assert shown.chat.store.unsent.kept == {None: ["one", "half"]}
+
+
+def test_what_was_typed_is_kept_once_when_the_terminal_vanishes(tmp_path: Path) -> None:
+    """The system tells of it, and so does what watches the terminal."""
+    arguments = ["-m", "kvchat", "--remote", "http://127.0.0.1:9", "-m", "none"]
+    with terminal(arguments, KVCHAT_HOME=str(tmp_path)) as shown:
+        shown.until_shown("Say something.")
+        shown.type("half a thought")
+        shown.until_shown("› half a thought")
+        shown.hang_up()
+        shown.exit_status()
+    (kept,) = tmp_path.rglob("unsent/*.json")
+    assert kept.read_text().count("half a thought") == 1
+
+
 def test_what_was_typed_in_a_window_that_a_signal_ends_is_in_the_next_one(tmp_path: Path) -> None:
     arguments = ["-m", "kvchat", "--remote", "http://127.0.0.1:9", "-m", "none"]
     with terminal(arguments, KVCHAT_HOME=str(tmp_path)) as shown:
