@@ -91,8 +91,12 @@ class SealedKeys:
     def _rank(self) -> int:
         return self._settings.rank_for(self._heads[0] * self._heads[1])
 
-    def seal(self, keys: Tensor) -> None:
+    def seal(self, keys: Tensor) -> int:
         """Add rotated keys [C * c, H_kv, D], which follow those that are there.
+
+        Returns:
+            The first chunk from which `take` returns other keys than before: the first that is added, or one
+            before it where keys that were exact came to lie on a basis.
 
         Raises:
             OutOfMemory: the budget has no room; nothing is added.
@@ -103,9 +107,11 @@ class SealedKeys:
             self._segments.append(self._opened(keys, first))
         elif newest.directions is None:
             newest.rows.append(self._chunks(keys))
-            self._try_basis(newest)
+            if self._try_basis(newest):
+                return newest.first_chunk
         else:
             self._project_onto(newest, keys, first)
+        return first
 
     def take(self, head: int, chunks: Tensor) -> Tensor:
         """Return one head's rotated keys of `chunks` [m] → [m, c, D] in the type that is kept."""
@@ -160,20 +166,21 @@ class SealedKeys:
         rows.append(self._chunks(keys))
         return self._exact_segment(rows, first_chunk, 2 * len(keys))
 
-    def _try_basis(self, segment: Segment) -> None:
-        """Put the newest segment on a basis, if it is long enough and one holds it."""
+    def _try_basis(self, segment: Segment) -> bool:
+        """Put the newest segment on a basis, if it is long enough and one holds it; return whether it is."""
         num_tokens = len(segment.rows) * self._settings.chunk_size
         if num_tokens < segment.next_try:
-            return
+            return False
         try:
             found = self._on_basis(segment.rows.all().flatten(0, 1), segment.first_chunk)
         except OutOfMemory:
             found = None  # exact keys are there, and stay
         if found is None:
             segment.next_try = 2 * num_tokens
-        else:
-            segment.release()
-            self._segments[-1] = found
+            return False
+        segment.release()
+        self._segments[-1] = found
+        return True
 
     def _on_basis(self, keys: Tensor, first_chunk: int) -> Segment | None:
         """Return a segment of keys on the best basis for them; None if it does not hold them."""

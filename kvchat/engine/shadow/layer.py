@@ -199,11 +199,13 @@ class ShadowLayer:
             stock.values.append(chunks.flatten(0, 1))
             means = [reference.landmarks(piece, size).to(keys.dtype) for piece in keys.split(PIECE_LEN)]
             stock.landmarks.append(torch.cat(means))
-            stock.sealed_keys.seal(keys)
+            first_changed = stock.sealed_keys.seal(keys)
         except OutOfMemory:
             stock.values.truncate(before[0])
             stock.landmarks.truncate(before[1])
             raise
+        # What is seen of a chunk must not depend on when it was chosen first.
+        stock.working.forget_from(first_changed)
         self.num_sealed += len(chunks)
 
     def _attend_block(self, query: Tensor, softmax_scale: float) -> ShadowStep:

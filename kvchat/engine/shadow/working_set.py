@@ -52,6 +52,10 @@ class WorkingSet:
             num_fetched += len(places)
         return num_fetched
 
+    def forget_from(self, chunk: int) -> None:
+        """Hold no chunk from `chunk` on any more: its keys are fetched again when it is wanted."""
+        self.slots[self.slots >= chunk] = EMPTY
+
     def fork(self) -> "WorkingSet":
         """Return the same chunks for another branch: each of both copies them before it changes its own."""
         other = WorkingSet(self.keys, self.values, self._budget)

@@ -11,6 +11,7 @@ from kvchat.engine.shadow.layer import ShadowLayer
 from kvchat.engine.shadow.pages import PAGE_ROWS, Budget
 from kvchat.engine.shadow.settings import LayerShape, expected_device_bytes
 from kvchat.engine.shadow.stock import Budgets
+from kvchat.engine.shadow.working_set import EMPTY
 from kvchat.errors import OutOfMemory
 from tests.engine.shadow.contexts import (
     GROUP,
@@ -27,6 +28,7 @@ from tests.engine.shadow.contexts import (
     distance,
     free,
     make_context,
+    randn,
     shadow_of,
 )
 
@@ -163,6 +165,47 @@ def test_whether_a_chunk_was_held_or_fetched_changes_no_bit() -> None:
     ]
     assert torch.equal(*held)
     torch.testing.assert_close(out[0][0], out[1][0], atol=1e-6, rtol=1e-6)
+
+
+def drifting(num_before: int, num_after: int) -> Context:
+    """Return tokens whose keys lie on one basis, and then about on another."""
+    before = torch.cat(
+        [
+            randn(length, RANK, seed=seed) @ randn(RANK, WIDTH, seed=90 + seed)
+            for seed, length in ((1, num_before), (2, num_after))
+        ]
+    )
+    before += 0.2 * before.std() * randn(*before.shape, seed=5)
+    positions = torch.arange(len(before))
+    keys = ROTARY.turned(before.view(-1, NUM_KV_HEADS, HEAD_DIM), positions)
+    return replace(make_context(len(before)), keys=keys)
+
+
+def test_a_chunk_chosen_before_its_keys_came_to_lie_on_a_basis_changes_no_bit() -> None:
+    """Keys that left the first basis are exact, and chosen, until they have a second one: what was held then
+    is what a fetch brings now, and so it is answered.
+    """
+    context = drifting(PROMPT, 120)
+    layer = shadow_of(context, PROMPT, replace(SMALL, exact_len=8, energy=0.9))
+    chosen_while_exact = set()
+    for at in range(PROMPT, PROMPT + 120):
+        layer.seal_full()
+        slots = layer.stock.working.slots
+        fetched = layer.fork()
+        fetched.stock.working.keys = layer.stock.working.keys.clone()
+        for head, chunks in enumerate(slots):
+            places = (chunks != EMPTY).nonzero().flatten()
+            keys = layer.stock.sealed_keys.take(head, chunks[places])
+            fetched.stock.working.keys[head, places] = keys
+        wanted = run(fetched, context, at, at + 1)
+        assert torch.equal(run(layer, context, at, at + 1), wanted)
+        fetched.release()
+        newest = layer.segments[-1]
+        if newest.directions is None:
+            chosen_while_exact |= set(slots[slots >= newest.first_chunk].tolist())
+    assert chosen_while_exact
+    assert len(layer.segments) > 1
+    assert all(segment.directions is not None and segment.lost > 1e-3 for segment in layer.segments)
 
 
 def test_a_follow_up_of_many_tokens_chooses_for_each_block_of_queries() -> None:
