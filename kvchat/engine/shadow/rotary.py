@@ -18,8 +18,10 @@ HALVES = "halves"
 NEIGHBOURS = "neighbours"
 """Neighbours turn together."""
 
-FAR = 100_000
-"""A position behind which embeddings that change with the length have changed."""
+FAR = 2**24
+"""A position behind which embeddings that change with the length have changed, however long the contexts are
+that they were made for: up to here float32 counts positions.
+"""
 TOLERANCE = 1e-3
 FITS = 2e-2
 """Relative difference up to which turned keys are the model's: they may have been rounded to 16 bits."""

@@ -122,6 +122,33 @@ def test_an_embedding_that_changes_with_the_length_is_refused() -> None:
         Rotary(source_of(model))
 
 
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "factor": 8.0,
+}
+
+
+@pytest.mark.parametrize("original_len", [4096, 131_072, 1_048_576, 10_485_760])
+@pytest.mark.parametrize("scaled", [DYNAMIC, LONG], ids=["dynamic", "longrope"])
+def test_an_embedding_that_changes_behind_a_models_own_length_is_refused(
+    scaled: dict[str, Any], original_len: int
+) -> None:
+    """Trap 33: however long that is; a call behind it changes what the first positions are turned by."""
+    parameters = scaled | {"original_max_position_embeddings": original_len}
+    config = LlamaConfig(**SIZES, max_position_embeddings=original_len, rope_parameters=parameters)
+    source = source_of(AutoModelForCausalLM.from_config(config))
+    near, behind = torch.arange(1000), torch.tensor([original_len + original_len // 8])
+    alone, _ = source(near[None])
+    changed, _ = source(torch.cat((near, behind))[None])
+    assert (changed[0, :-1] - alone[0]).abs().max() > 0.1
+    source(near[None])
+    with pytest.raises(UnsupportedModel, match="changes with the length"):
+        Rotary(source)
+
+
 def test_what_is_no_rotation_times_a_number_is_refused() -> None:
     def two_angles(positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = positions[..., None] * torch.linspace(0.1, 1, 16)
