@@ -35,7 +35,8 @@ from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.writers import Writers
 
 LOOK_AGAIN_S = 5.0
-"""How long files that could not be looked at are left alone."""
+"""How long files that could not be looked at are left alone; twice as long each time that did not help."""
+_LONGEST_UNSEEN_S = 3600.0
 _ADOPTED_AT_ONCE = 1000
 _BLOCK_FILE = re.compile(rf"([0-9a-f]{{64}})\.(\d{{1,9}}){re.escape(SUFFIX)}")
 _TEMPORARY_FILE = re.compile(rf"\..+\.([0-9a-z]+){re.escape(TEMPORARY_SUFFIX)}")
@@ -73,6 +74,7 @@ class BlockDirectory:
         self._reading = Lock()
         self._doubtful: set[BlockName] = set()
         self._unseen_s: float | None = None
+        self._look_again_s = LOOK_AGAIN_S
         self._has_seen_all = True
         self._unsynced: set[Path] = set()
         with storage_errors(cache_dir):
@@ -192,28 +194,35 @@ class BlockDirectory:
         """Look at the files again if the index was lost since the last call, or if not all could be looked at
         the last time; return whether that was done.
         """
-        was_lost = self.index.take_lost()
-        if was_lost:
+        if self.index.take_lost():
             self._is_announced = False
-        elif not self._is_to_look_again():
+            self.rebuild()
+            return True
+        if not self._is_to_look_again():
             return False
-        self.rebuild()
+        # The whole engine waits for this, and nothing says that the index is damaged.
+        self._look_again_s = min(2 * self._look_again_s, _LONGEST_UNSEEN_S)
+        self._look_at_all()
         return True
 
     def _is_to_look_again(self) -> bool:
         """Whether not all files could be looked at when that was tried last, some time ago."""
         unseen_s = self._unseen_s
-        return unseen_s is not None and not 0 <= self._clock() - unseen_s < LOOK_AGAIN_S
+        return unseen_s is not None and not 0 <= self._clock() - unseen_s < self._look_again_s
 
     def rebuild(self) -> None:
         """Look at every file: add rows for files without one, drop rows without a file. O(all).
 
         Effect: also removes temporary files of dead writers, and sets aside what is no block.
         """
-        self._unseen_s, self._has_seen_all = self._clock(), True
+        self._unseen_s, self._look_again_s = self._clock(), LOOK_AGAIN_S
         with self._lock:
             self._settle_doubtful()
         self.index.check()
+        self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        self._unseen_s, self._has_seen_all = self._clock(), True
         settled, unsettled = self.index.names()
         seen: set[BlockName] = set()
         found: list[FoundBlock] = []

@@ -118,6 +118,27 @@ def test_files_that_cannot_be_looked_at_are_found_later(tmp_path: Path) -> None:
     store.close()
 
 
+def test_files_that_are_never_opened_are_looked_at_ever_more_rarely(tmp_path: Path) -> None:
+    """Whoever asks waits for it, and it takes as long as there are files."""
+    clock = Clock()
+    store = open_store(tmp_path, clock=clock)
+    write_all(store, BLOCKS)
+    keys = [block.key for block in BLOCKS]
+    for block in BLOCKS:
+        lose_row(store, tmp_path, block)
+    with no_descriptors():
+        with pytest.raises(StorageError):
+            store.rebuild()
+        for num_waits in (1, 2):
+            clock.now_s += num_waits * LOOK_AGAIN_S
+            assert not any(store.has_all(keys, FULL))
+    clock.now_s += 3 * LOOK_AGAIN_S
+    assert not any(store.has_all(keys, FULL))
+    clock.now_s += LOOK_AGAIN_S
+    assert all(store.has_all(keys, FULL))
+    store.close()
+
+
 def test_a_header_is_damaged_missing_or_not_to_be_read_now(tmp_path: Path) -> None:
     path = tmp_path / "block"
     with pytest.raises(BlockMissing):
