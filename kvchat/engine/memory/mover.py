@@ -1,7 +1,8 @@
 """Executes moves: copies inside the device pool, to and from host memory, loads from the disk store."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.plan import Fetch, Load, Move
@@ -16,12 +17,15 @@ from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
 log = logging.getLogger(__name__)
 
+REFUSED_S = 5.0
+"""How long a block that could not be read for a passing reason is not offered."""
+
 
 class Mover:
     """Moves bytes between the device pool and the store, and tells bookkeeping what the store has.
 
     A block that once failed to load is not offered again in this process, so that a request always comes to
-    an end.
+    an end; for some time only, where nothing says that it is damaged or gone.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class Mover:
         store: DiskStore | None,
         rates: Rates | None = None,
         transport: Transport | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """Args:
         rates: told how long moves between tiers take.
@@ -39,7 +44,10 @@ class Mover:
         self._pool = pool
         self._store = store
         self._transport = transport or DirectTransport(pool, host, rates or Rates())
+        self._clock = clock
         self._unreadable: set[tuple[BlockKey, GroupId]] = set()
+        self._refused_s: dict[tuple[BlockKey, GroupId], float] = {}
+        """When blocks could not be read for a passing reason."""
         self._pages = Pages()
 
     @property
@@ -76,7 +84,7 @@ class Mover:
         if self._store is None:
             return [False] * len(keys)
         there = self._store.has_all(keys, group)
-        return [flag and (key, group) not in self._unreadable for key, flag in zip(keys, there, strict=True)]
+        return [flag and self._is_offered(key, group) for key, flag in zip(keys, there, strict=True)]
 
     def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[StoredNode]:
         if self._store is None:
@@ -84,8 +92,14 @@ class Mover:
         return [
             block
             for block in self._store.nearest(parent, token_ids, most)
-            if not any((block.key, group) in self._unreadable for group in block.groups)
+            if all(self._is_offered(block.key, group) for group in block.groups)
         ]
+
+    def _is_offered(self, key: BlockKey, group: GroupId) -> bool:
+        if (key, group) in self._unreadable:
+            return False
+        refused_s = self._refused_s.get((key, group))
+        return refused_s is None or self._clock() - refused_s >= REFUSED_S
 
     def _load(self, load: Load) -> bool:
         assert self._store is not None
@@ -94,8 +108,12 @@ class Mover:
             self._read(self._store, header, load.target)
         except (BlockMissing, BlockDamaged, StorageError, OSError) as error:
             log.warning("a stored block is not used and will be computed again: %s", error)
-            self._unreadable.add((load.key, load.group))
+            if isinstance(error, BlockMissing | BlockDamaged):
+                self._unreadable.add((load.key, load.group))
+            else:
+                self._refused_s[load.key, load.group] = self._clock()
             return False
+        self._refused_s.pop((load.key, load.group), None)
         self._store.touch([load.key])
         return True
 

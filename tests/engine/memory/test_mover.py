@@ -1,5 +1,6 @@
 """Moves are carried out in order and to the bit; a block that fails once is not offered again."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.files import SYSTEM, SystemFiles
 from kvchat.engine.memory.host_pool import HostPool
-from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.mover import REFUSED_S, Mover
 
 pytestmark = pytest.mark.cpu
 
@@ -121,6 +122,39 @@ def test_a_load_that_fails_is_not_offered_again(pool: DevicePool, store: DiskSto
     assert list(mover.has_all([KEY], FULL)) == [False]
     assert list(mover.has_all([KEY], SLIDING)) == [True]
     assert [node.key for node in mover.nearest(ROOT, (), 9)] == []
+
+
+def test_a_load_that_was_refused_in_passing_is_offered_again_later(pool: DevicePool, tmp_path: Path) -> None:
+    class NoDescriptors(WatchedFiles):
+        is_refusing = False
+
+        def open(self, path: Path) -> int:
+            if self.is_refusing:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().open(path)
+
+    files, now_s = NoDescriptors(), [0.0]
+    store = DiskStore(
+        tmp_path,
+        fingerprint=FINGERPRINT,
+        layouts=pool.layouts(),
+        block_size=BLOCK_SIZE,
+        limit_bytes=None,
+        files=files,
+    )
+    data = save(pool, store, FULL, 0)
+    mover = Mover(pool, HostPool({}, {}), store, clock=lambda: now_s[0])
+    files.is_refusing = True
+    assert not mover.fetch(load_into(3))
+    files.is_refusing = False
+    assert list(mover.has_all([KEY], FULL)) == [False]
+    assert [node.key for node in mover.nearest(ROOT, (), 9)] == []
+    now_s[0] += REFUSED_S
+    assert list(mover.has_all([KEY], FULL)) == [True]
+    assert [node.key for node in mover.nearest(ROOT, (), 9)] == [KEY]
+    assert mover.fetch(load_into(3))
+    assert read(pool, FULL, 3) == data
+    store.close()
 
 
 def test_children_are_those_of_the_store(pool: DevicePool, store: DiskStore) -> None:
