@@ -82,15 +82,15 @@ class Keeping:
             self._screen.give_back(text)
             self._screen.tell("what you had written and not sent is in the prompt again")
 
-    def _in_prompt(self) -> str:
-        text = self._screen.prompt.message
-        if self._courses.editing is not None and self._courses.editing.text == text:
-            text = ""  # opened for an edit, and unchanged
-        return before_message(self._attaching.attachments) + text
+    def _in_prompt(self) -> list[str]:
+        opened = None if self._courses.editing is None else self._courses.editing.text
+        drafts = [text for text in self._screen.prompt.drafts if text != opened]  # unchanged, it is no draft
+        last = drafts.pop() if drafts else ""
+        return [*drafts, before_message(self._attaching.attachments) + last]
 
     def _take_all(self) -> list[Unsent]:
         here = self._turns.conversation
-        texts = [*self._courses.asked, self._in_prompt()]
+        texts = [*self._courses.asked, *self._in_prompt()]
         return [*self._turns.take_unsent(), *(Unsent(conversation=here, text=text) for text in texts if text)]
 
     def _keep(self, unsent: Iterable[Unsent]) -> None:

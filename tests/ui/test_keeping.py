@@ -92,6 +92,31 @@ async def test_a_command_and_an_unchanged_edit_are_nothing_to_keep(tmp_path: Pat
         assert shown.chat.store.unsent.kept == {}
 
 
+async def test_a_draft_is_kept_and_not_the_old_message_that_is_looked_at(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.type("half")
+        await shown.pilot.press("up")
+        await shown.until(lambda: shown.screen.prompt.text == "hello")
+        shown.screen.quit()
+        assert shown.chat.store.unsent.kept == {"s1": ["half"]}
+
+
+async def test_a_draft_that_gave_way_is_kept_until_it_is_sent(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.type("half")
+        shown.screen.write_prompt("another")
+        assert [one.text for one in shown.screen.keeping._take_all()] == ["half", "another"]
+        await shown.pilot.press("up")
+        await shown.until(lambda: shown.screen.prompt.text == "half")
+        await shown.say(" more")
+        await shown.until(
+            lambda: shown.chat.sent == ["hello", "half more"] and not shown.screen.turns.is_busy
+        )
+        assert [one.text for one in shown.screen.keeping._take_all()] == ["another"]
+
+
 async def test_what_is_typed_when_the_interface_fails_is_kept(tmp_path: Path) -> None:
     unsent: list[ScriptedUnsent] = []
 

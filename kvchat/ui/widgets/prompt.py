@@ -45,6 +45,11 @@ class Walk:
         self._lines[self._at], self._at = here, at
         return self._lines[at]
 
+    @property
+    def origin(self) -> Line:
+        """The line where it is now, as it was found."""
+        return self._found[self._at]
+
     def changed_elsewhere(self) -> tuple[Line, ...]:
         """Return what was typed on the walk, but for the line where it is now."""
         changed = [at for at, line in enumerate(self._lines) if line != self._found[at] and line[0].strip()]
@@ -108,6 +113,7 @@ class Prompt(TextArea):
         self._chosen = 0
         self._history: list[Line] = []
         self._walk: Walk | None = None
+        self._put_aside: list[str] = []
 
     @property
     def is_completing(self) -> bool:
@@ -119,9 +125,15 @@ class Prompt(TextArea):
         self._replace_all(text)
 
     @property
-    def message(self) -> str:
-        """The text, empty where it is a command or nothing but space."""
-        return "" if self._has_typed_slash or not self.text.strip() else self.text
+    def drafts(self) -> tuple[str, ...]:
+        """What was typed and not sent, oldest first: no command, and nothing sent as it stands."""
+        here, walk = (self.text, self._has_typed_slash), self._walk
+        lines = [(text, False) for text in self._put_aside]
+        if walk is not None:
+            lines += walk.changed_elsewhere()
+        if walk is None or here != walk.origin:
+            lines.append(here)
+        return tuple(dict.fromkeys(text for text, is_command in lines if text.strip() and not is_command))
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -143,6 +155,7 @@ class Prompt(TextArea):
     def keep_draft(self, successor: str) -> None:
         """Remember what is half typed, before `successor` takes its place."""
         if self.text.strip() and self.text != successor:
+            self._put_aside = list(self.drafts)
             self.remember(self.text, is_command=self._has_typed_slash)
 
     def mark_typed_slash(self) -> None:
@@ -226,6 +239,8 @@ class Prompt(TextArea):
             return
         is_command = self._has_typed_slash and not text.startswith("//") and "\n" not in text
         sent = text if is_command else message_text(text, is_typed_slash=self._has_typed_slash)
+        taken = {self.text, text, self._walk.origin[0] if self._walk is not None else text}
+        self._put_aside = [draft for draft in self.drafts if draft not in taken]
         self.remember(text, is_command=is_command)
         self.set_text("")
         self.post_message(self.Submitted(sent, is_command))
