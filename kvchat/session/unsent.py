@@ -1,10 +1,18 @@
 """What was written and not sent when a window closed, kept until the conversation is opened again.
 
-One file for each session, and one for the conversation that has not begun, in the clear or sealed like the
-conversations.
+One file for each text, named by its session or by `new` for the conversation that has not begun, in the
+clear or sealed like the conversations. A file is written once, so windows that close together take nothing
+from each other; a lock on it says that a window is taking it.
 """
 
+import fcntl
 import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import StorageError
@@ -12,6 +20,15 @@ from kvchat.sealing.sealer import Sealer
 from kvchat.session.sealed_files import SealedFiles
 
 _NOT_BEGUN = "new"
+_ASIDE = "damaged-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LentText:
+    """What is kept for a conversation, empty for nothing, and what is to be said of what cannot be read."""
+
+    text: str = ""
+    complaint: str = ""
 
 
 class UnsentShelf:
@@ -31,59 +48,119 @@ class UnsentShelf:
     def keep(self, session_id: str | None, text: str) -> None:
         """Keep a text for a session, None for the conversation that has not begun, behind what is kept there.
 
-        Durable when this returns.
+        Durable when this returns. What is kept already is not read: damage there costs nothing here.
         """
         if self._files is None:
             return
-        file = self._files.file(session_id or _NOT_BEGUN)
-        kept = [*_texts(self._files, file), text]
-        try:
-            self._files.write(file, json.dumps(kept).encode())
-        except OSError as error:
-            raise StorageError(
-                f"what you have not sent cannot be kept in {file}: {error.strerror or error}"
-            ) from error
+        name = session_id or _NOT_BEGUN
+        number = 1 + max((_number(file, name) for file in _kept(self._files, name)), default=0)
+        file = self._files.file(f"{name}.{number:06d}-{secrets.token_hex(4)}")
+        with _told(f"what you have not sent cannot be kept in {file}"):
+            self._files.write(file, json.dumps([text]).encode())
 
     def holds(self, session_id: str) -> bool:
         """Return whether anything is kept for a session."""
-        return self._files is not None and self._files.file(session_id).exists()
+        return self._files is not None and bool(_kept(self._files, session_id))
+
+    @contextmanager
+    def lent(self, session_id: str | None) -> Iterator[LentText]:
+        """Lend what is kept for a session, to nobody else meanwhile; after the block it is kept no longer.
+
+        Where the block fails, or the process dies in it, all is still kept. What is damaged is set aside
+        under another name.
+        """
+        if self._files is None:
+            yield LentText()
+            return
+        with ExitStack() as locks:
+            files = [file for file in _kept(self._files, session_id or _NOT_BEGUN) if _is_locked(file, locks)]
+            texts: list[str] = []
+            complaints = []
+            for file in tuple(files):
+                try:
+                    texts += _texts(self._files, file)
+                except (ValueError, TypeError):
+                    files.remove(file)
+                    complaints.append(_set_aside(file))
+            yield LentText(text="\n".join(texts), complaint="\n".join(complaints))
+            for file in files:
+                self._remove(file)
 
     def take(self, session_id: str | None) -> str:
-        """Return what is kept for a session, empty for nothing, and keep it no longer."""
-        if self._files is None:
-            return ""
-        text = "\n".join(_texts(self._files, self._files.file(session_id or _NOT_BEGUN)))
-        self.forget(session_id)
-        return text
+        """Return what is kept for a session, empty for nothing, and keep it no longer.
+
+        Raises:
+            StorageError: some of it is damaged and was set aside; the rest is still kept.
+        """
+        with self.lent(session_id) as kept:
+            if kept.complaint:
+                raise StorageError(kept.complaint)
+            return kept.text
 
     def forget(self, session_id: str | None) -> None:
         if self._files is None:
             return
-        file = self._files.file(session_id or _NOT_BEGUN)
-        try:
-            self._files.remove(file)
-        except OSError as error:
-            raise StorageError(f"{file} cannot be removed: {error.strerror or error}") from error
+        name = session_id or _NOT_BEGUN
+        for file in (*_kept(self._files, name), *_kept(self._files, _ASIDE + name)):
+            self._remove(file)
 
     def copy_to(self, sealer: Sealer | None) -> None:
-        """Write every text once more as another shelf in this place keeps it."""
+        """Write every text once more as another shelf in this place keeps it, save what is damaged."""
         if self._files is None:
             return
-        target = UnsentShelf(self._files.directory, sealer)
+        target = SealedFiles(self._files.directory, sealer, b"unsent")
         for file in self._files.all():
-            target.forget(file.stem)  # from a time when it was stopped half way
-            for text in _texts(self._files, file):
-                target.keep(file.stem, text)
+            with _told(f"{file} cannot be written in another way"), suppress(FileNotFoundError, ValueError):
+                target.write(target.file(file.stem), self._files.read(file))
+
+    def _remove(self, file: Path) -> None:
+        assert self._files is not None
+        with _told(f"{file} cannot be removed"):
+            self._files.remove(file)
+
+
+def _kept(files: SealedFiles, name: str) -> Sequence[Path]:
+    """Return the files of one conversation, in the order in which they were written."""
+    stems = {file.stem: file for file in files.all()}
+    return [stems[stem] for stem in sorted(stems) if stem == name or stem.startswith(f"{name}.")]
+
+
+def _number(file: Path, name: str) -> int:
+    found = re.match(r"\d+", file.stem[len(name) + 1 :])
+    return 0 if found is None else int(found[0])
+
+
+def _is_locked(file: Path, locks: ExitStack) -> bool:
+    """Lock a file until `locks` end; return False where another window has it, or has taken it."""
+    with _told(f"cannot read {file}"):
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            locks.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.path.samestat(os.fstat(descriptor), os.stat(file))
+        except (BlockingIOError, FileNotFoundError):
+            return False
 
 
 def _texts(files: SealedFiles, file: Path) -> list[str]:
+    with _told(f"cannot read {file}"):
+        data = files.read(file)
+    return [str(text) for text in json.loads(data)]
+
+
+def _set_aside(file: Path) -> str:
+    """Take a damaged file out of the way, and return what is to be said of it."""
+    aside = file.with_name(_ASIDE + file.name)
     try:
-        return [str(text) for text in json.loads(files.read(file))]
-    except FileNotFoundError:
-        return []
+        file.rename(aside)
+    except OSError:
+        aside = file
+    return f"something you had not sent is damaged; remove the file {aside} when you need it no more"
+
+
+@contextmanager
+def _told(problem: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise StorageError(f"cannot read {file}: {error.strerror or error}") from error
-    except (ValueError, TypeError) as error:
-        raise StorageError(
-            f"what you had not sent, in {file}, is damaged; remove the file to have this said no more"
-        ) from error
+        raise StorageError(f"{problem}: {error.strerror or error}") from error

@@ -7,6 +7,7 @@ begins, such as the first word.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
+from kvchat.session.unsent import LentText
 from kvchat.variants.samples import SampleDelta as SampleDelta
 from kvchat.variants.samples import SampleEvent as SampleEvent
 from kvchat.variants.samples import SamplesFinished as SamplesFinished
@@ -48,8 +50,8 @@ class UnsentTexts(Protocol):
 
     def keep(self, session_id: str | None, text: str) -> None: ...
 
-    def take(self, session_id: str | None) -> str:
-        """Return what is kept, empty for nothing, and keep it no longer."""
+    def lent(self, session_id: str | None) -> AbstractContextManager[LentText]:
+        """Lend what is kept, to nobody else meanwhile; kept no longer once the block has ended well."""
         ...
 
 

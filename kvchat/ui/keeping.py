@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Protocol
 
 from kvchat.errors import KvchatError
@@ -73,14 +74,16 @@ class Keeping:
         """Put what is kept for a conversation into the prompt."""
         session_id = None if conversation is None else conversation.session.id
         try:
-            text = await asyncio.to_thread(self._shelf.take, session_id)
+            with ExitStack() as stack:
+                lent = await asyncio.to_thread(stack.enter_context, self._shelf.lent(session_id))
+                self._kept = {(owner, kept) for owner, kept in self._kept if owner != session_id}
+                if lent.complaint:
+                    self._screen.warn(lent.complaint)
+                if lent.text:
+                    self._screen.give_back(lent.text)
+                    self._screen.tell("what you had written and not sent is in the prompt again")
         except KvchatError as error:
             self._screen.warn(str(error))
-            return
-        self._kept = {(owner, kept) for owner, kept in self._kept if owner != session_id}
-        if text:
-            self._screen.give_back(text)
-            self._screen.tell("what you had written and not sent is in the prompt again")
 
     def _in_prompt(self) -> list[str]:
         opened = None if self._courses.editing is None else self._courses.editing.text

@@ -1,5 +1,7 @@
 """What was not sent is kept for its conversation, privately, and is given back once."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,49 @@ def test_it_goes_with_its_session_and_is_not_written_where_nothing_is(tmp_path: 
     forgetful = UnsentShelf(None, None)
     forgetful.keep(None, "half a thought")
     assert forgetful.take(None) == ""
+
+
+def test_a_damaged_one_is_set_aside_and_costs_neither_the_others_nor_the_next(tmp_path: Path) -> None:
+    shelf = UnsentShelf(tmp_path, None)
+    for text in ("first", "torn", "third"):
+        shelf.keep(None, text)
+    torn = sorted(tmp_path.iterdir())[1]
+    torn.write_bytes(torn.read_bytes()[:4])
+    (tmp_path / "new.json").write_bytes(b"")
+    shelf.keep(None, "next")
+    shelf.copy_to(Sealer(bytes(32)))
+    with UnsentShelf(tmp_path, Sealer(bytes(32))).lent(None) as kept:
+        assert kept.text == "first\nthird\nnext"
+    with shelf.lent(None) as kept:
+        assert kept.text == "first\nthird\nnext"
+        assert str(tmp_path / f"damaged-{torn.name}") in kept.complaint
+    with shelf.lent(None) as kept:
+        assert (kept.text, kept.complaint) == ("", "")
+    shelf.forget(None)
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_windows_that_close_together_lose_nothing(tmp_path: Path) -> None:
+    shelves = [UnsentShelf(tmp_path, None) for _ in range(8)]
+    with ThreadPoolExecutor(8) as windows:
+        for number in range(5):
+            list(windows.map(lambda shelf, n=number: shelf.keep(None, f"text {n}"), shelves))
+    texts = shelves[0].take(None).splitlines()
+    assert texts == sorted(texts)
+    assert len(texts) == 40
+
+
+@pytest.mark.parametrize("sealer", SEALERS)
+def test_it_is_lent_to_one_window_and_kept_until_that_one_has_it(
+    tmp_path: Path, sealer: Sealer | None
+) -> None:
+    one, other = UnsentShelf(tmp_path, sealer), UnsentShelf(tmp_path, sealer)
+    one.keep("s1", "half a thought")
+    with suppress(KeyboardInterrupt), one.lent("s1") as kept:
+        assert kept.text == "half a thought"
+        assert other.take("s1") == ""
+        raise KeyboardInterrupt
+    assert other.holds("s1")
+    with other.lent("s1") as kept:
+        assert kept.text == "half a thought"
+    assert not one.holds("s1")

@@ -1,6 +1,7 @@
 """A chat service that follows a script: no model, no files, and the real interface on top."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from threading import Event
@@ -23,6 +24,7 @@ from kvchat.revision import plan_undo
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.miss import Explanation, explain
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
+from kvchat.session.unsent import LentText
 from kvchat.ui.host import Appearance, ModelEntry, SettingEntry
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
 from tests.ui.scripted_variants import ScriptedVariants
@@ -117,8 +119,10 @@ class ScriptedUnsent:
             raise StorageError("no space is left")
         self.kept.setdefault(session_id, []).append(text)
 
-    def take(self, session_id: str | None) -> str:
-        return "\n".join(self.kept.pop(session_id, []))
+    @contextmanager
+    def lent(self, session_id: str | None) -> Iterator[LentText]:
+        yield LentText(text="\n".join(self.kept.get(session_id, [])))
+        self.kept.pop(session_id, None)
 
 
 class ScriptedFiles:
