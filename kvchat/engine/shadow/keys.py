@@ -15,11 +15,9 @@ from torch import Tensor
 from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.shadow.pages import Budget, Rows
 from kvchat.engine.shadow.rotary import Rotary
-from kvchat.engine.shadow.settings import ShadowSettings
+from kvchat.engine.shadow.settings import PIECE_LEN, ShadowSettings
 from kvchat.errors import OutOfMemory
 
-PIECE_LEN = 4096
-"""Tokens that are taken back from their rotation at a time."""
 LEAST_PER_RANK = 4
 """A later segment gets a basis from so many tokens for each direction: fewer would all lie on their own."""
 
@@ -195,8 +193,9 @@ class SealedKeys:
             directions.append(basis.directions)
             projections, lost = self._projected(keys, directions.all(), first_chunk)
             rows.append(projections)
-        except OutOfMemory:
+        except BaseException:
             directions.release()
+            rows.release()
             raise
         return Segment(first_chunk=first_chunk, rows=rows, directions=directions, lost=lost, next_try=0)
 

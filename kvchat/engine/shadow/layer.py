@@ -18,13 +18,10 @@ from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.shadow.keys import Segment
 from kvchat.engine.shadow.pages import Rows
 from kvchat.engine.shadow.rotary import Rotary
-from kvchat.engine.shadow.settings import LayerShape, ShadowSettings, check_gain
+from kvchat.engine.shadow.settings import PIECE_LEN, LayerShape, ShadowSettings, check_gain
 from kvchat.engine.shadow.stock import Budgets, Stock
 from kvchat.engine.shadow.working_set import EMPTY
 from kvchat.errors import OutOfMemory
-
-PIECE_LEN = 4096
-"""Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +74,7 @@ class ShadowLayer:
         layer = cls(settings, Stock.empty_for(settings, rotary, keys, values, budgets), 0, 0)
         try:
             layer._take_over(keys, values)
-        except OutOfMemory:
+        except BaseException:  # a device may fail too, and nobody else can give the bytes back
             layer.release()
             raise
         return layer

@@ -50,7 +50,11 @@ class Page:
     def __init__(self, capacity: int, like: Tensor, budget: Budget) -> None:
         budget.claim(capacity * prod(like.shape[1:]) * like.element_size())
         self._budget = budget
-        self.data = torch.empty(capacity, *like.shape[1:], dtype=like.dtype, device=like.device)
+        try:
+            self.data = torch.empty(capacity, *like.shape[1:], dtype=like.dtype, device=like.device)
+        except BaseException:
+            budget.give_back(capacity * prod(like.shape[1:]) * like.element_size())
+            raise
         self.num_rows = 0
         self.num_holders = 1
 
@@ -118,8 +122,8 @@ class Rows:
         if last is not None:
             last.write(fitting.to(self._like.dtype))
         if page is not None:
-            page.write(rest.to(self._like.dtype))
             self._pages.append(page)
+            page.write(rest.to(self._like.dtype))
 
     def truncate(self, num_rows: int) -> None:
         """Take back the rows behind the first `num_rows`, which no other branch has."""

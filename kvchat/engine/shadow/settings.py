@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from kvchat.errors import UnsupportedModel, UsageError
 
+PIECE_LEN = 4096
+"""Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""
 LEAST_WIDTH = 256
 """Keys of so few numbers are hardly larger than their projections."""
 GAIN_FACTOR = 4
@@ -39,6 +41,11 @@ class ShadowSettings:
     is_forced: bool = False
 
     def __post_init__(self) -> None:
+        if self.chunk_size < 1 or PIECE_LEN % self.chunk_size:
+            raise UsageError(
+                f"a shadow's chunks of {self.chunk_size} tokens do not divide pieces of {PIECE_LEN:,}: "
+                "take a power of two"
+            )
         for name in ("budget", "exact_len", "query_block"):
             size = getattr(self, name)
             if size < self.chunk_size or size % self.chunk_size:

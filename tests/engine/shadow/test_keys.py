@@ -9,7 +9,7 @@ from torch import Tensor
 from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.shadow.keys import LEAST_PER_RANK, SealedKeys
 from kvchat.engine.shadow.pages import Budget
-from kvchat.engine.shadow.settings import ShadowSettings
+from kvchat.engine.shadow.settings import PIECE_LEN, ShadowSettings
 from kvchat.errors import OutOfMemory
 from tests.engine.shadow.contexts import (
     HEAD_DIM,
@@ -54,9 +54,9 @@ def test_the_measured_loss_is_what_is_lost_and_what_the_best_basis_must_lose() -
     assert error(keys, turned(before)) == pytest.approx(segment.lost**0.5, rel=1e-3)
 
 
-def test_a_basis_of_pieces_is_the_basis_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = randn(400, RANK) @ randn(RANK, WIDTH, seed=1) + 0.01 * randn(400, WIDTH, seed=2)
-    monkeypatch.setattr("kvchat.engine.shadow.keys.PIECE_LEN", 72)
+def test_a_basis_of_pieces_is_the_basis_of_all() -> None:
+    num_tokens = 2 * PIECE_LEN + 400
+    before = randn(num_tokens, RANK) @ randn(RANK, WIDTH, seed=1) + 0.01 * randn(num_tokens, WIDTH, seed=2)
     keys = sealed()
     keys.seal(turned(before))
     basis = reference.basis_of(before.view(-1, NUM_KV_HEADS, HEAD_DIM), RANK)

@@ -9,6 +9,7 @@ import torch
 from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.shadow.layer import ShadowLayer
 from kvchat.engine.shadow.pages import PAGE_ROWS, Budget
+from kvchat.engine.shadow.rotary import Rotary
 from kvchat.engine.shadow.settings import LayerShape, expected_device_bytes
 from kvchat.engine.shadow.stock import Budgets
 from kvchat.engine.shadow.working_set import EMPTY
@@ -30,6 +31,7 @@ from tests.engine.shadow.contexts import (
     make_context,
     randn,
     shadow_of,
+    turn,
 )
 
 pytestmark = pytest.mark.cpu
@@ -327,6 +329,37 @@ def test_a_host_too_small_for_the_values_is_refused_with_the_numbers_and_keeps_n
     with pytest.raises(OutOfMemory, match=r"MiB of host memory, and 0\.0 of 0\.0 are left"):
         shadow_of(make_context(PROMPT), PROMPT, budgets=budgets)
     assert budgets.device.used_bytes == budgets.host.used_bytes == 0
+
+
+@pytest.mark.parametrize("num_calls", [0, 1])
+def test_an_error_of_any_kind_on_the_way_to_a_shadow_gives_all_bytes_back(num_calls: int) -> None:
+    """Keys before rotation are asked for twice: for a basis, and for what lies on it."""
+    context, budgets, calls = make_context(PROMPT), free(), []
+
+    def breaks_off(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if positions.shape[1] > 100:
+            calls.append(budgets.device.used_bytes)
+            if len(calls) > num_calls:
+                raise IndexError("no such position")
+        return turn(positions)
+
+    rotary, (_, keys, values) = Rotary(breaks_off), context.part(0, PROMPT)
+    with pytest.raises(IndexError, match="no such position"):
+        ShadowLayer.of_prompt(SMALL, rotary, keys, values, budgets)
+    assert len(calls) == num_calls + 1
+    assert min(calls) > 0
+    assert budgets.device.used_bytes == budgets.host.used_bytes == 0
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 64])
+def test_a_prompt_of_several_pieces_divides_into_chunks_of_every_size(chunk_size: int) -> None:
+    settings = replace(
+        SMALL, budget=16384, exact_len=64, query_block=64, chunk_size=chunk_size, num_outliers=2
+    )
+    context = make_context(4096 + 643)
+    layer = shadow_of(context, 4096 + 603, settings)
+    found = run(layer, context, 4096 + 603, 4096 + 643)
+    assert distance(found, dense(context, 4096 + 603, 4096 + 643)) < 5e-6
 
 
 @pytest.mark.parametrize("place", ["host", "device"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvchat.engine.shadow.pages import Budget, Rows
+from kvchat.engine.shadow.pages import Budget, Page, Rows
 from kvchat.errors import OutOfMemory
 from tests.engine.shadow.contexts import randn
 
@@ -54,6 +54,18 @@ def test_a_budget_is_what_is_allocated() -> None:
     for size in (300, 1, 70):
         rows.append(randn(size, 3))
         assert budget.used_bytes == sum(page.data.untyped_storage().nbytes() for page in rows.pages)
+
+
+def test_what_cannot_be_allocated_or_written_is_not_counted() -> None:
+    budget = Budget("device")
+    with pytest.raises(RuntimeError, match="memory"):
+        Page(2**50, torch.empty(0, 3), budget)
+    assert budget.used_bytes == 0
+    rows = Rows((3,), torch.float32, budget)
+    with pytest.raises(RuntimeError, match="size"):
+        rows.append(randn(70, 4))
+    rows.release()
+    assert budget.used_bytes == 0
 
 
 def test_what_a_budget_does_not_hold_is_refused_with_the_numbers_and_nothing_changes() -> None:

@@ -56,6 +56,17 @@ def test_sizes_that_chunks_do_not_divide_are_refused() -> None:
             ShadowSettings(**sizes)
 
 
+@pytest.mark.parametrize("chunk_size", [0, -8, 12, 8192])
+def test_chunks_that_pieces_do_not_divide_into_are_refused(chunk_size: int) -> None:
+    with pytest.raises(UsageError, match=rf"chunks of {chunk_size} tokens .* 4,096: take a power of two"):
+        ShadowSettings(
+            budget=24 * 8192,
+            exact_len=24 * 8192,
+            query_block=24 * 8192,
+            chunk_size=chunk_size,
+        )
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "budget", "published"),
     [(61_440, 1024, 6.02), (124_928, 2048, 6.11), (249_856, 4096, 6.14)],
