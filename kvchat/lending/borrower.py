@@ -24,6 +24,9 @@ from kvchat.session.text_stream import StopStrings
 
 _CONNECT_S = 2.0
 """A lender that does not answer a greeting in this time is as good as none."""
+_DRAIN_S = 15.0
+"""More than an engine that runs takes to bring to disk, or to drop, what is on its way there."""
+_SILENT = "the process that lent its engine does not answer"
 _GONE = "the process that lent its engine has ended; what was said is stored, ask again to go on"
 
 _OTHER = (
@@ -102,10 +105,14 @@ class BorrowedHandle:
 class Borrowed:
     """The engine at the other end of a channel. Implements `EngineClient`; any thread may call."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, drain_s: float = _DRAIN_S) -> None:
+        """Args:
+        drain_s: how long to wait for a drain: a lender may have been stopped.
+        """
         self.is_gone = False
         """No answer and no event will come any more."""
         self._channel = channel
+        self._drain_s = drain_s
         self._ids = count(1)
         self._waiting: dict[int, Future[Any]] = {}
         self._handles: dict[int, BorrowedHandle] = {}
@@ -144,7 +151,12 @@ class Borrowed:
         self.tell("release", branch=branch)
 
     def drain_saves(self) -> None:
-        self._ask("drain_saves")
+        number, future = self._asked("drain_saves", {})
+        try:
+            future.result(self._drain_s)
+        except TimeoutError as error:
+            self._waiting.pop(number, None)
+            raise EngineFailed(_SILENT) from error
 
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
         return int(self._ask("reusable_len", token_ids=list(token_ids), namespace=namespace))
@@ -182,6 +194,14 @@ class Borrowed:
         Raises:
             KvchatError: as the engine raised it; EngineFailed where the other process is gone.
         """
+        return self._asked(call, value)[1].result()
+
+    def _asked(self, call: str, value: dict[str, object]) -> tuple[int, "Future[Any]"]:
+        """Send a call, and return its number and what will have the answer.
+
+        Raises:
+            EngineFailed: the other process is gone.
+        """
         number = next(self._ids)
         future: Future[Any] = Future()
         self._waiting[number] = future
@@ -191,7 +211,7 @@ class Borrowed:
             self._fail()
         if self.is_gone and not future.done():
             raise EngineFailed(_GONE)
-        return future.result()
+        return number, future
 
     # The reader's thread
 

@@ -359,3 +359,12 @@ def test_branches_of_a_fork_belong_to_the_borrower(borrowed: Borrowed, engine: S
     assert borrowed.reusable_len((*ids, 1)) == len(ids)
     borrowed.release(forked)
     eventually(lambda: forked not in engine.live)
+
+
+def test_nobody_waits_for_ever_for_a_lender_that_was_stopped() -> None:
+    here, there = socket.socketpair()
+    borrowed, stopped = Borrowed(Channel(here), drain_s=0.05), Channel(there)
+    with pytest.raises(EngineFailed, match="does not answer"):
+        borrowed.drain_saves()
+    stopped.end()
+    borrowed.close()

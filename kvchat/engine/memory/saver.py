@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from time import monotonic
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.cache.plan import Save
@@ -68,7 +69,7 @@ class Saver:
             self._waiting.popleft()
 
     def flush(self, timeout_s: float) -> bool:
-        """Write everything that is still resident; False if it took longer than `timeout_s`."""
+        """Write everything that is still resident; False if a queue of it took longer than `timeout_s`."""
         done = True
         while self._waiting and done:
             self.pump()
@@ -81,8 +82,16 @@ class Saver:
         self._writer.drop(keys)
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until nothing is on its way to the disk; what it does not take in time is dropped."""
-        if not self.flush(timeout_s):
+        """Wait until nothing is on its way to the disk; what it does not take in time is dropped.
+
+        Where something is being written when time is up, that is waited for once more as long.
+        """
+        until_s = monotonic() + timeout_s
+        while self._waiting and monotonic() < until_s:
+            self.pump()
+            if not self._writer.flush(max(0.0, until_s - monotonic())):
+                break
+        if self._waiting or not self._writer.flush(max(0.0, until_s - monotonic())):
             self.give_up()
             self._writer.rest(timeout_s)
 
