@@ -5,7 +5,7 @@
     [end - 16, end) blake2b of everything before
 
 The files stand beside the blocks and not in the index, which may be lost at any time. One that is damaged
-keeps nothing.
+keeps nothing; while one cannot be read, nobody knows what is kept, and nothing goes.
 """
 
 import os
@@ -43,11 +43,17 @@ class KeptBlocks:
         self._kept: Kept = frozenset()
 
     def names(self) -> list[str]:
-        """Return under which names blocks are kept, damaged files included."""
+        """Return under which names blocks are kept, damaged files included.
+
+        Raises: StorageError: it cannot be read now.
+        """
         return [name.removesuffix(_SUFFIX) for name, _, _ in self._state()]
 
     def all(self) -> Kept:
-        """Return what is kept now; the files are read again where they have changed."""
+        """Return what is kept now; the files are read again where they have changed.
+
+        Raises: StorageError: one cannot be read now, so that anything may be kept.
+        """
         seen = self._state()
         if seen != self._seen:
             self._kept = frozenset(entry for name, _, _ in seen for entry in self._read(name))
@@ -55,7 +61,10 @@ class KeptBlocks:
         return self._kept
 
     def of(self, name: str) -> Kept:
-        """Return what is kept under a name; nothing if there is no such file, or it is damaged."""
+        """Return what is kept under a name; nothing if there is no such file, or it is damaged.
+
+        Raises: StorageError: it cannot be read now.
+        """
         return frozenset(self._read(name + _SUFFIX))
 
     def keep(self, name: str, fingerprint: bytes, blocks: Iterable[DiskKey]) -> None:
@@ -100,24 +109,40 @@ class KeptBlocks:
                     Path(entry.path).unlink(missing_ok=True)
 
     def _state(self) -> tuple[tuple[str, int, int], ...]:
+        found: list[tuple[str, int, int]] = []
         try:
             with os.scandir(self._directory) as entries:
-                found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(_SUFFIX)]
-        except OSError:
+                for entry in entries:
+                    if entry.name.endswith(_SUFFIX):
+                        with suppress(FileNotFoundError):  # let go of just now
+                            state = entry.stat()
+                            found.append((entry.name, state.st_mtime_ns, state.st_ino))
+        except FileNotFoundError:
             return ()
-        return tuple(sorted((name, state.st_mtime_ns, state.st_ino) for name, state in found))
+        except OSError as error:
+            raise _unread(self._directory, error) from error
+        return tuple(sorted(found))
 
     def _read(self, name: str) -> list[tuple[bytes, DiskKey]]:
         try:
             data = (self._directory / name).read_bytes()
-        except OSError:
+        except FileNotFoundError:
             return []
+        except OSError as error:
+            raise _unread(self._directory / name, error) from error
         data, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if len(data) % KEY_BYTES or digest != _digest(data):
             return []
         fingerprint = data[:KEY_BYTES]
         starts = range(KEY_BYTES, len(data), KEY_BYTES)
         return [(fingerprint, DiskKey(data[start : start + KEY_BYTES])) for start in starts]
+
+
+def _unread(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path} says which blocks stay on disk, and cannot be read: {error.strerror or error}; check its"
+        " permissions, or remove it to keep those blocks no longer"
+    )
 
 
 def _digest(data: bytes) -> bytes:

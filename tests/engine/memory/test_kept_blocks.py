@@ -10,7 +10,9 @@ from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_seal import DiskKey
 from kvchat.engine.memory.kept_blocks import KeptBlocks
+from kvchat.errors import StorageError
 from tests.engine.memory.chains import FINGERPRINT, FULL, Clock, chain, open_store, write_all
+from tests.engine.memory.test_refused_opens import no_descriptors
 
 pytestmark = pytest.mark.pure
 
@@ -89,6 +91,41 @@ def test_a_damaged_file_keeps_nothing(tmp_path: Path, damage: bytes) -> None:
     kept.keep("spec", FINGERPRINT, [DiskKey(bytes(32))])
     (tmp_path / "kept" / "spec.keep").write_bytes(damage)
     assert KeptBlocks(tmp_path).all() == frozenset()
+
+
+def test_what_cannot_be_read_now_is_asked_for_again_and_nothing_goes_meanwhile(tmp_path: Path) -> None:
+    clock = Clock()
+    store = open_store(tmp_path, clock=clock)
+    write_all(store, chain(PACK))
+    size = store.total_usage().num_bytes
+    store.close()
+    _keep(tmp_path, PACK)
+    file = tmp_path / "kept" / "spec.keep"
+    data = file.read_bytes()
+    file.unlink()
+    file.mkdir()  # nobody can read it, whoever he is
+    other = chain([50, 51, 52, 53])[0]
+    store = open_store(tmp_path, clock=clock, limit_bytes=size)
+    with pytest.raises(StorageError, match="permissions"):
+        store.write(other.header, other.payload)
+    assert store.has_all(_keys(PACK), FULL) == [True] * 3
+    file.rmdir()
+    file.write_bytes(data)
+    assert not store.write(other.header, other.payload)
+    assert store.has_all(_keys(PACK), FULL) == [True] * 3
+    store.close()
+
+
+def test_a_failed_read_is_not_taken_for_what_is_kept(tmp_path: Path) -> None:
+    kept = KeptBlocks(tmp_path)
+    kept.keep("spec", FINGERPRINT, [DiskKey(bytes(32))])
+    with no_descriptors(), pytest.raises(StorageError):
+        kept.all()
+    assert kept.all() == {(FINGERPRINT, DiskKey(bytes(32)))}
+    (tmp_path / "kept").rename(tmp_path / "aside")
+    (tmp_path / "kept").write_bytes(b"no directory")
+    with pytest.raises(StorageError):
+        kept.all()
 
 
 def _keep(cache_dir: Path, token_ids: list[int], name: str = "spec") -> None:
