@@ -100,7 +100,9 @@ class Reader:
         for number in self._full:
             past = self.layers.past[number]
             budgets = Budgets(device=Budget("device"), host=Budget("host"))
-            past.shadow = ShadowLayer.of_prompt(self.settings, self._rotary, past.keys, past.values, budgets)
+            past.shadow = ShadowLayer.of_prompt(
+                self.settings, self._rotary, past.keys, past.values, budgets, kind="full"
+            )
             self.num_shadows += 1
             self.num_on_basis += past.shadow.segments[0].directions is not None
 

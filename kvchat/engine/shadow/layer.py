@@ -51,7 +51,14 @@ class ShadowLayer:
 
     @classmethod
     def of_prompt(
-        cls, settings: ShadowSettings, rotary: Rotary, keys: Tensor, values: Tensor, budgets: Budgets
+        cls,
+        settings: ShadowSettings,
+        rotary: Rotary,
+        keys: Tensor,
+        values: Tensor,
+        budgets: Budgets,
+        *,
+        kind: str,
     ) -> "ShadowLayer":
         """Return the shadow of a prompt that was computed exactly.
 
@@ -59,6 +66,7 @@ class ShadowLayer:
             rotary: the model's own embedding.
             keys: [n, H_kv, D], rotated.
             values: [n, H_kv, D_v].
+            kind: the layer's attention, as in `LayerShape`.
 
         Raises:
             UnsupportedModel, UsageError: there is nothing to gain; see `check_gain`.
@@ -69,6 +77,7 @@ class ShadowLayer:
             head_dim=keys.shape[2],
             value_dim=values.shape[2],
             element_size=keys.element_size(),
+            kind=kind,
         )
         check_gain(settings, shape, len(keys))
         layer = cls(settings, Stock.empty_for(settings, rotary, keys, values, budgets), 0, 0)

@@ -13,7 +13,7 @@ from kvchat.engine.shadow.rotary import Rotary
 from kvchat.engine.shadow.settings import LayerShape, expected_device_bytes
 from kvchat.engine.shadow.stock import Budgets
 from kvchat.engine.shadow.working_set import EMPTY
-from kvchat.errors import OutOfMemory
+from kvchat.errors import OutOfMemory, UnsupportedModel
 from tests.engine.shadow.contexts import (
     GROUP,
     HEAD_DIM,
@@ -300,7 +300,7 @@ def test_scores_that_are_alike_choose_the_same_chunks_in_every_run() -> None:
     chosen = []
     for _ in range(2):
         layer = ShadowLayer.of_prompt(
-            replace(SMALL, energy=0.0), ROTARY, same.keys[:PROMPT], same.values[:PROMPT], free()
+            replace(SMALL, energy=0.0), ROTARY, same.keys[:PROMPT], same.values[:PROMPT], free(), kind="full"
         )
         run(layer, same, PROMPT, PROMPT + 1)
         chosen.append(layer.stock.working.slots)
@@ -331,6 +331,14 @@ def test_a_host_too_small_for_the_values_is_refused_with_the_numbers_and_keeps_n
     assert budgets.device.used_bytes == budgets.host.used_bytes == 0
 
 
+@pytest.mark.parametrize("kind", ["sliding", "latent"])
+def test_the_keys_of_a_layer_that_does_not_see_all_of_them_get_no_shadow(kind: str) -> None:
+    (_, keys, values), budgets = make_context(PROMPT).part(0, PROMPT), free()
+    with pytest.raises(UnsupportedModel, match=f"{kind} attention has no shadow"):
+        ShadowLayer.of_prompt(SMALL, ROTARY, keys, values, budgets, kind=kind)
+    assert budgets.device.used_bytes == budgets.host.used_bytes == 0
+
+
 @pytest.mark.parametrize("num_calls", [0, 1])
 def test_an_error_of_any_kind_on_the_way_to_a_shadow_gives_all_bytes_back(num_calls: int) -> None:
     """Keys before rotation are asked for twice: for a basis, and for what lies on it."""
@@ -345,7 +353,7 @@ def test_an_error_of_any_kind_on_the_way_to_a_shadow_gives_all_bytes_back(num_ca
 
     rotary, (_, keys, values) = Rotary(breaks_off), context.part(0, PROMPT)
     with pytest.raises(IndexError, match="no such position"):
-        ShadowLayer.of_prompt(SMALL, rotary, keys, values, budgets)
+        ShadowLayer.of_prompt(SMALL, rotary, keys, values, budgets, kind="full")
     assert len(calls) == num_calls + 1
     assert min(calls) > 0
     assert budgets.device.used_bytes == budgets.host.used_bytes == 0
