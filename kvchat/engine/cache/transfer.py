@@ -37,6 +37,8 @@ class Transfer:
     """Device blocks by the number of the block in the prompt."""
     lent: list[Held] = field(default_factory=list)
     """Places in host memory."""
+    first_failed: int | None = None
+    """Number of the first block that could not be had."""
 
     _bytes_left: list[dict[Tier, int]] = field(default_factory=list)
 
@@ -147,6 +149,9 @@ class Transfers:
             elif is_there:
                 self._device.name(move.group, move.target, unit.node)
                 self._device.brought[unit.node.key] = unit.tier
+            else:
+                failed = transfer.first_failed
+                transfer.first_failed = unit.number if failed is None else min(failed, unit.number)
 
     def give_up(self, transfer: Transfer, number: int) -> None:
         """Let go of a block that is computed instead; it must not be on its way."""
@@ -155,18 +160,37 @@ class Transfers:
             self._release(group, block)
 
     def end(self, transfer: Transfer) -> None:
-        """Let go of everything, last block first: what has arrived stays cached, the rest is free."""
+        """Let go of everything, last block first: what has arrived stays cached, the rest is free. So is what
+        arrived behind a block that could not be had, since nobody finds it.
+        """
         self._device.num_transfer_changes += 1
         for number in sorted(transfer.held, reverse=True):
             for group, block in transfer.held[number]:
                 self._release(group, block)
         transfer.held.clear()
+        self._forget_orphans(transfer)
         for group, place in transfer.lent:
             self._device.host.take_back(group, place)
         transfer.lent.clear()
         for unit in transfer.units:
             if self._flying.get(unit.node.key) is transfer:
                 del self._flying[unit.node.key]
+
+    def _forget_orphans(self, transfer: Transfer) -> None:
+        if transfer.first_failed is None:
+            return
+        match, device = transfer.match, self._device
+        tail = match.partial.key if match.partial else None
+        keys = [*match.keys, *([] if tail is None else [tail])]
+        failed, *behind = keys[transfer.first_failed :]
+        for group in device.groups:
+            if group.spec.stands_alone or device.index.block(failed, group.id) is not None:
+                continue
+            pool = device.pools[group.id]
+            for key in reversed(behind):
+                block = device.index.block(key, group.id)
+                if block is not None and pool.is_cached(block) and pool.is_leaf(block):
+                    device.forget(group.id, block)
 
     def check_integrity(self, transfers: Iterable[Transfer]) -> None:
         """Assert that these hold what is held, and that only their blocks are on their way."""

@@ -30,6 +30,22 @@ def test_a_load_that_fails_names_nothing_it_was_meant_to_fill() -> None:
     cache.check()
 
 
+def test_what_arrived_behind_a_block_that_cannot_be_read_takes_no_room() -> None:
+    """It is read first, and nobody finds it without what it stands behind."""
+    cache = Cache(full_group(), sliding_group(1))
+    cache.store_branch(stored := cache.computed(LONG))
+    cache.manager.release(stored)
+    cache.forget_device()
+    cache.tier.unreadable.add((name_of(LONG[:4], 4), GroupId(0)))
+
+    branch = cache.open([*LONG, 1])
+    assert cache.admit(branch)
+    assert branch.computed_len == 0
+    assert not any(GroupId(0) in node.blocks for node in cache.manager.index)
+    cache.compute(branch)
+    cache.check()
+
+
 def test_an_admission_without_room_leaves_the_order_of_eviction() -> None:
     cache = Cache(full_group(), num_blocks=8)
     cache.manager.release(cache.computed(LONG))
