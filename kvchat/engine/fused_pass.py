@@ -1,21 +1,27 @@
 """A forward pass that computes short sequences of a step by fused decoder layers, and long ones by the model.
 
 Which way a token goes follows from its own sequence alone, never from what shares the step: decoded tokens
-and drafts are short, and prompts are long but for their last few tokens. Dimensions: T rows, R sampling rows,
-V vocabulary.
+and drafts are short, and prompts are long but for their last few tokens. Over quantised caches a sequence
+with more tokens than a block has is long too: what becomes old with a step of a short one was stored in
+earlier steps, and is quantised before the fused layers run. Dimensions: T rows, R sampling rows, V
+vocabulary, P block size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.attention.paged import GroupStep
-from kvchat.engine.kernels.decoder_layers.args import GroupRows, StepRows
+from kvchat.engine.attention.paged import LayerPool as Stored
+from kvchat.engine.kernels.decoder_layers.args import GroupRows, LayerPool, StepRows
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, SpanTable
 from kvchat.engine.kernels.paged_attention.native import span_table
+from kvchat.engine.kernels.sealed_attention import seal
+from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.models.rope_tables import RopeTables
 from kvchat.engine.runner import ForwardPass, Row
 
@@ -23,12 +29,42 @@ MOST_ROWS = 16
 """Sequences with at most so many tokens in a step are short."""
 
 
+class FusedPools:
+    """Where consecutive layers keep keys and values, with groups by number.
+
+    Args:
+        layers: the pool of each layer.
+    """
+
+    def __init__(self, layers: Sequence[Stored]) -> None:
+        self.groups = sorted({layer.group for layer in layers})
+        self.old: dict[GroupId, list[Stored]] = {}
+        """Groups of quantised blocks, each with its layers."""
+        for layer in layers:
+            if layer.sealed is not None:
+                self.old.setdefault(layer.sealed.group, []).append(layer)
+        self.numbered = [self._numbered(layer) for layer in layers]
+
+    def _numbered(self, layer: Stored) -> LayerPool:
+        pool = LayerPool(keys=layer.keys, values=layer.values, group=self.groups.index(layer.group))
+        if layer.sealed is None:
+            return pool
+        return replace(pool, sealed=layer.sealed.pool, old=list(self.old).index(layer.sealed.group))
+
+    def seal(self, groups: Mapping[GroupId, GroupStep]) -> None:
+        """Quantise the blocks that become old with a step, which no token of the step may belong to."""
+        for group, layers in self.old.items():
+            step = sealed_step(groups[group])
+            for layer in layers if len(step.sources) else ():
+                assert layer.sealed is not None
+                seal(layer.keys, layer.values, layer.sealed.pool, step)
+
+
 class FusedLayers:
     """The way from token ids to logits past the model's own modules.
 
     Args:
         embed: token ids [T] → what the first layer gets [T, hidden], float32.
-        groups: the numbers by which layers name their groups are places in this.
         softcap: bound of the logits, or None.
     """
 
@@ -37,17 +73,22 @@ class FusedLayers:
         embed: Callable[[Tensor], Tensor],
         layers: NativeLayers,
         ropes: RopeTables,
-        groups: Sequence[GroupId],
+        pools: FusedPools,
         softcap: float | None,
     ) -> None:
         self._embed = embed
         self._layers = layers
         self._ropes = ropes
-        self._groups = groups
+        self._pools = pools
         self._softcap = softcap
 
     def logits(self, row: Row) -> Tensor:
-        """Write keys and values of every token and return the logits [R, V] of the sampling rows."""
+        """Write keys and values of every token and return the logits [R, V] of the sampling rows.
+
+        Effect:
+            First quantises what becomes old with the step, which no token of the step may belong to.
+        """
+        self._pools.seal(row.groups)
         logits = self._layers.logits(self._embed(row.token_ids), self.step(row))
         if self._softcap is not None:
             logits = logits.div_(self._softcap).tanh_().mul_(self._softcap)
@@ -62,8 +103,14 @@ class FusedLayers:
         if last >= self._ropes.num_positions:
             self._ropes.grow(last + 1)
             self._layers.take_ropes(self._ropes.tables)
-        groups = [_group_rows(row.groups[group]) for group in self._groups]
-        return StepRows(positions=row.positions, groups=groups, sampling=row.sampling)
+        groups = [_group_rows(row.groups[group]) for group in self._pools.groups]
+        old = [sealed_step(row.groups[group]).blocks for group in self._pools.old]
+        return StepRows(positions=row.positions, groups=groups, sampling=row.sampling, old=old)
+
+
+def sealed_step(step: GroupStep) -> SealedStep:
+    assert step.sealed is not None
+    return step.sealed
 
 
 def _group_rows(step: GroupStep) -> GroupRows:
@@ -72,16 +119,21 @@ def _group_rows(step: GroupStep) -> GroupRows:
 
 
 class FusedPass:
-    """Stands before a model's own pass."""
+    """Stands before a model's own pass.
 
-    def __init__(self, own: ForwardPass, fused: FusedLayers) -> None:
+    Args:
+        most_rows: sequences with at most so many tokens in a step are short.
+    """
+
+    def __init__(self, own: ForwardPass, fused: FusedLayers, most_rows: int = MOST_ROWS) -> None:
         self.device = own.device
         self._own = own
         self._fused = fused
+        self._most_rows = most_rows
 
     def logits(self, row: Row) -> Tensor:
-        spans = next(iter(row.groups.values())).spans
-        short = [number for number, span in enumerate(spans) if is_short(span)]
+        spans = _spans(row)
+        short = [number for number, span in enumerate(spans) if span.q_end - span.q_start <= self._most_rows]
         if len(short) == len(spans):
             return self._fused.logits(row)
         if not short:
@@ -98,21 +150,26 @@ class FusedPass:
         return out
 
 
-def is_short(span: SequenceSpan) -> bool:
-    """Whether a sequence's tokens of a step are computed by fused layers. Pure."""
-    return span.q_end - span.q_start <= MOST_ROWS
+def most_short(block_size: int, is_quantised: bool) -> int:
+    """Return the most tokens of a sequence in a step that fused layers compute. Pure.
+
+    A block becomes old when its successor is full. With at most P tokens in the step it was full before.
+    """
+    return min(MOST_ROWS, block_size) if is_quantised else MOST_ROWS
+
+
+def _spans(row: Row) -> Sequence[SequenceSpan]:
+    """Return the sequences of a step; groups of quantised blocks list none."""
+    return next(step.spans for step in row.groups.values() if step.sealed is None)
 
 
 def part_of(row: Row, numbers: Sequence[int]) -> tuple[Row, Tensor]:
     """Return some of a row's sequences as a row of their own, and the places of their logits among all."""
-    spans = next(iter(row.groups.values())).spans
+    spans = _spans(row)
     kept = [spans[number] for number in numbers]
     index = torch.cat([torch.arange(span.q_start, span.q_end) for span in kept])
     places = torch.isin(row.sampling, index).nonzero()[:, 0]
-    groups = {
-        group: _group_part(step, [step.spans[number] for number in numbers], index)
-        for group, step in row.groups.items()
-    }
+    groups = {group: _group_part(step, numbers, index) for group, step in row.groups.items()}
     part = Row(
         token_ids=row.token_ids[index],
         positions=row.positions[index],
@@ -122,10 +179,22 @@ def part_of(row: Row, numbers: Sequence[int]) -> tuple[Row, Tensor]:
     return part, places
 
 
-def _group_part(step: GroupStep, spans: Sequence[SequenceSpan], index: Tensor) -> GroupStep:
+def _group_part(step: GroupStep, numbers: Sequence[int], index: Tensor) -> GroupStep:
+    if step.sealed is not None:
+        return replace(step, sealed=_sealed_part(step.sealed, numbers))
     moved: list[SequenceSpan] = []
     start = 0
-    for span in spans:
-        moved.append(span.moved(start))
+    for number in numbers:
+        moved.append(step.spans[number].moved(start))
         start = moved[-1].q_end
     return GroupStep(slots=step.slots[index], spans=moved, prepared=span_table(moved))
+
+
+def _sealed_part(step: SealedStep, numbers: Sequence[int]) -> SealedStep:
+    sources, targets = (listed.split(list(step.counts)) for listed in (step.sources, step.targets))
+    return SealedStep(
+        [step.blocks[number] for number in numbers],
+        torch.cat([sources[number] for number in numbers]),
+        torch.cat([targets[number] for number in numbers]),
+        counts=[step.counts[number] for number in numbers],
+    )

@@ -4,6 +4,9 @@ A few tokens of two texts run through the model, one of them behind some keys th
 gets and gives is noted and computed again by the fused layers, and so are the logits. Then all runs once more
 with the last positions of the model's context, since a model may compute something else from a position on.
 Any difference that rounding does not explain leaves the model as it is.
+
+What is tried is the model's structure, on exact keys and values: layers whose older blocks are quantised are
+tried as if they kept all exact, and read both kinds in the pool that they are put on.
 """
 
 import logging
@@ -19,11 +22,11 @@ from torch import Tensor, nn
 
 from kvchat.engine.attention.call import AttentionCall
 from kvchat.engine.attention.paged import GroupStep, PagedAttention
-from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
+from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec, exact_twins
 from kvchat.engine.cache.view_spec import PrunedSpec, WindowSpec
 from kvchat.engine.forward import PackedPass
-from kvchat.engine.fused_pass import FusedLayers, FusedPass
-from kvchat.engine.kernels.decoder_layers.args import DecoderLayer, LayerPool
+from kvchat.engine.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
+from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import prepare
@@ -112,14 +115,10 @@ class Fusion:
         return self._made([matched], [number], pool)
 
     def _made(self, layers: Sequence[DecoderLayer], numbers: Sequence[int], pool: DevicePool) -> FusedLayers:
-        ids = sorted({pool.layers[number].group for number in numbers})
-        pools = [
-            LayerPool(keys=layer.keys, values=layer.values, group=ids.index(layer.group))
-            for layer in (pool.layers[number] for number in numbers)
-        ]
-        native = NativeLayers(layers, pools, self.decoder.last_norm, self.decoder.head)
+        pools = FusedPools([pool.layers[number] for number in numbers])
+        native = NativeLayers(layers, pools.numbered, self.decoder.last_norm, self.decoder.head)
         ropes = RopeTables(self.rotaries, self._num_positions)
-        return FusedLayers(self.embed, native, ropes, ids, self.decoder.softcap)
+        return FusedLayers(self.embed, native, ropes, pools, self.decoder.softcap)
 
     def first_of_each_kind(self) -> list[int]:
         """Return the first layer of each kind: of other parts, other sizes, or another reach."""
@@ -145,7 +144,8 @@ class Fusion:
 
     def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
         """Return a pass that computes short sequences by fused layers and others by `own`."""
-        return FusedPass(own, self.on(pool))
+        is_quantised = any(layer.sealed is not None for layer in pool.layers.values())
+        return FusedPass(own, self.on(pool), most_short(pool.block_size, is_quantised))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         embedded: Tensor = self.decoder.embed(token_ids).float()
@@ -184,6 +184,7 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group]) -> Fusion:
     module: Any = loaded.module
     if library() is None:
         raise Unmatched(why_not() or "there are no native kernels")
+    groups = exact_twins(groups)
     if module.device.type != "cpu" or not all(_is_plain(group) for group in groups):
         raise Unmatched("its cache is not read by native kernels")
     sample = take_sample(loaded, groups)
@@ -234,7 +235,7 @@ def _require_all(fusion: Fusion, groups: Sequence[Group], seen: Seen, row: Row, 
 
 def _is_plain(group: Group) -> bool:
     is_known = type(group.spec) in (FullSpec, SlidingSpec, ChunkedSpec, WindowSpec, PrunedSpec)
-    return is_known and not group.borrowers and group.sealed_from is None
+    return is_known and not group.borrowers
 
 
 def in_float32(groups: Sequence[Group]) -> list[Group]:

@@ -177,7 +177,8 @@ class Runner:
             blocks.append(self._tables.get((chunk.branch, group.id), nothing)[:end])
             sources.append(self._tables[chunk.branch, recent][first:end])
         targets = [listed[len(listed) - len(new) :] for listed, new in zip(blocks, sources, strict=True)]
-        step = SealedStep(blocks, torch.cat(sources), torch.cat(targets))
+        counts = [len(new) for new in sources]
+        step = SealedStep(blocks, torch.cat(sources), torch.cat(targets), counts=counts)
         return GroupStep(slots=nothing, spans=(), sealed=step)
 
     def _group_step(

@@ -11,8 +11,8 @@ A quantised layer is in two groups: its recent blocks are exact, and a block get
 successor is full. Each of the two has pools, tables and names of its own, as any group.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.fp8_record import Fp8Record
@@ -113,6 +113,12 @@ class RecentSpec(FullSpec):
     """
 
     block_size: int
+
+    @property
+    def exact(self) -> FullSpec:
+        """The same layer as it is where all its blocks are exact."""
+        heads = {"head_dim_k": self.head_dim_k, "head_dim_v": self.head_dim_v}
+        return FullSpec(num_kv_heads=self.num_kv_heads, **heads, dtype=self.dtype)
 
     @property
     def kind(self) -> str:
@@ -299,4 +305,13 @@ def group_layers(
             borrowers=tuple((layer, lender) for layer, lender in borrowers if lender in layers),
         )
         for index, (spec, layers) in enumerate(members.items())
+    )
+
+
+def exact_twins(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Return the groups that tokens are written to, as they are where no block becomes quantised."""
+    return tuple(
+        replace(group, spec=group.spec.exact) if isinstance(group.spec, RecentSpec) else group
+        for group in groups
+        if group.sealed_from is None
     )

@@ -76,11 +76,11 @@ class Model:
     def numbers(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator)
 
-    def pools(self) -> list[LayerPool]:
+    def pools(self, texts: Sequence[tuple[int, int]] = TEXTS) -> list[LayerPool]:
         """Return pools with old keys and values that are the same in each call."""
         generator = torch.Generator().manual_seed(4)
         s = self.shape
-        num_blocks = sum(num_blocks_of(start, count, s.block_size) for start, count in TEXTS)
+        num_blocks = sum(num_blocks_of(start, count, s.block_size) for start, count in texts)
         size = (num_blocks, s.num_kv_heads, s.block_size, s.dim)
         return [
             LayerPool(
@@ -143,13 +143,17 @@ def num_blocks_of(start: int, count: int, block_size: int) -> int:
     return -(-(start + count) // block_size)
 
 
-def make_step(shape: Shape, kept: Sequence[int] = range(len(TEXTS))) -> StepRows:
+def make_step(
+    shape: Shape,
+    kept: Sequence[int] = range(len(TEXTS)),
+    texts: Sequence[tuple[int, int]] = TEXTS,
+) -> StepRows:
     """Return a step of some of the texts, each in the blocks that it has among all of them."""
     spans: list[SequenceSpan] = []
     slots: list[Tensor] = []
     positions: list[Tensor] = []
     row = first_block = 0
-    for number, (start, count) in enumerate(TEXTS):
+    for number, (start, count) in enumerate(texts):
         num_blocks = num_blocks_of(start, count, shape.block_size)
         if number in kept:
             blocks = torch.arange(first_block + num_blocks - 1, first_block - 1, -1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.quantised_linear import QuantisedWeight
+from kvchat.engine.kernels.sealed_attention.args import SealedPool
 
 
 class Activation(StrEnum):
@@ -131,11 +132,18 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPool:
-    """Where a layer's keys [N, H_kv, P, D] and values [N, H_kv, P, D] lie, and in which group."""
+    """Where a layer's keys [N, H_kv, P, D] and values [N, H_kv, P, D] lie, and in which group.
+
+    Args:
+        sealed: older blocks, where they are quantised; None: all are exact.
+        old: number of the group that has those.
+    """
 
     keys: Tensor
     values: Tensor
     group: int
+    sealed: SealedPool | None = None
+    old: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +180,11 @@ class StepRows:
         positions: of each row in its sequence [T], int64.
         groups: by number.
         sampling: rows whose logits are wanted [R], int64.
+        old: of each group of quantised blocks, by number: those of each sequence from the first one on, as
+            many as its last row sees [n], int64. They were quantised before the step.
     """
 
     positions: Tensor
     groups: Sequence[GroupRows]
     sampling: Tensor
+    old: Sequence[Sequence[Tensor]] = ()

@@ -5,6 +5,7 @@
 #include "kvchat/engine/kernels/decoder_layers/elementwise.h"
 #include "kvchat/engine/kernels/decoder_layers/product.h"
 #include "kvchat/engine/kernels/paged_attention/attention.h"
+#include "kvchat/engine/kernels/sealed_attention/sealed.h"
 
 namespace {
 
@@ -19,6 +20,8 @@ struct Layer {
   int64_t num_heads, num_kv_heads, dim_k, dim_v, block_size;
   int64_t window, chunk, rope, group, activation;  // 0: no window, no chunk; -1: no rope
   double scale, softcap;
+  int64_t old;  // number of the group of its quantised blocks; -1: it has none
+  Side old_keys, old_values;
 };
 
 // The fields of native.py's `_Rope`, in order: a row of cosines and one of sines [.., dim] per position.
@@ -40,6 +43,7 @@ struct Step {
   const Layer* layers;
   const Rope* ropes;
   const Group* groups;
+  const int64_t* const* const* old;  // of each group of quantised blocks: of each span, as in `SealedCall`
   const Norm* last_norm;
   const Product* head;       // null: no logits
   float* hidden;             // [T, hidden]: what the first layer gets, and afterwards what the last one gives

@@ -5,7 +5,9 @@
 // embedding, keys and values into the pool, residuals. Numbers between the layers stay float32.
 //
 // Every row's result is a function of that row alone: no sum depends on how many rows share the step, nor on
-// which thread computes it. Dimensions: T rows, H query heads, H_kv key-value heads, D head size, P block size.
+// which thread computes it. Layers with quantised blocks attend as `sealed.h` says; what becomes old with the
+// step was quantised before the call. Dimensions: T rows, H query heads, H_kv key-value heads, D head size, P
+// block size.
 
 #include <new>
 
@@ -58,14 +60,16 @@ INLINE Place place_of(const Products& products, int64_t task) {
 
 template <typename T>
 struct Job {
+  using OverQuantised = Attention<T, Quantised<sizeof(T) == 4>>;
   const Step& step;
   const int64_t num_phases;
   bool failed = false;  // for lack of memory
   Buffer normed, heads, attended, inner, added, sampled;
-  AttentionCall* calls = nullptr;      // of each layer
-  Attention<T>* attention = nullptr;   // of each layer
-  float* pieces = nullptr;             // of the units of a phase: [T, UNIT] each
-  int32_t* num_done = nullptr;         // pieces of the unit whose first one this is
+  SealedCall* calls = nullptr;     // of each layer
+  Attention<T>* exact = nullptr;   // of each layer, and used by those without quantised blocks
+  OverQuantised* older = nullptr;  // the same for the others
+  float* pieces = nullptr;         // of the units of a phase: [T, UNIT] each
+  int32_t* num_done = nullptr;     // pieces of the unit whose first one this is
 
   explicit Job(const Step& step) : step(step), num_phases(step.num_layers * PHASES + (step.head ? 1 : 0)) {}
 
@@ -83,12 +87,21 @@ struct Job {
   }
 
   int64_t num_tasks(int64_t phase) const {
-    return kind(phase) == ATTEND ? attention[phase / PHASES].num_tasks : products(phase).num_tasks();
+    if (kind(phase) != ATTEND) return products(phase).num_tasks();
+    const int64_t i = phase / PHASES;
+    return of_kind(i, [&](const auto* all) { return all[i].num_tasks; });
+  }
+
+  // Calls `take` with the attention of all layers, in the form that is a layer's.
+  template <typename Take>
+  auto of_kind(int64_t number, Take take) const {
+    return step.layers[number].old < 0 ? take(exact) : take(older);
   }
 
   void run(int64_t phase, int64_t task, int64_t) {
     if (kind(phase) == ATTEND) {
-      attention[phase / PHASES].run(task);
+      const int64_t i = phase / PHASES;
+      of_kind(i, [&](auto* all) { all[i].run(task); });
       return;
     }
     const Products found = products(phase);
@@ -164,7 +177,8 @@ struct Job {
     if (kind(phase) == QKV) {
       for (int64_t t = 0; t < step.num_rows; t++) place_heads(layer, t);
     } else if (kind(phase) == ATTEND) {
-      attention[phase / PHASES].reset();
+      const int64_t i = phase / PHASES;
+      of_kind(i, [&](const auto* all) { all[i].reset(); });
     } else if (kind(phase) == OUTPUT) {
       add_residual(layer.after_attention);
       for (int64_t t = 0; t < step.num_rows; t++)
@@ -268,22 +282,31 @@ struct Job {
     return call;
   }
 
+  SealedCall sealed_call_of(const Layer& l) const {
+    return {call_of(l), l.old < 0 ? nullptr : step.old[l.old], l.old_keys, l.old_values};
+  }
+
   // Layers that keep the same share their tasks: they are computed one after the other.
   bool cut_attention() {
-    calls = (AttentionCall*)malloc(step.num_layers * sizeof(AttentionCall));
-    attention = (Attention<T>*)malloc(step.num_layers * sizeof(Attention<T>));
-    if (!calls || !attention) return false;
+    calls = (SealedCall*)malloc(step.num_layers * sizeof(SealedCall));
+    exact = (Attention<T>*)malloc(step.num_layers * sizeof(Attention<T>));
+    older = (OverQuantised*)malloc(step.num_layers * sizeof(OverQuantised));
+    if (!calls || !exact || !older) return false;
     for (int64_t i = 0; i < step.num_layers; i++) {
-      calls[i] = call_of(step.layers[i]);
-      new (attention + i) Attention<T>(calls[i]);
+      calls[i] = sealed_call_of(step.layers[i]);
+      new (exact + i) Attention<T>(calls[i].attention);
+      new (older + i) OverQuantised(calls[i].attention, {calls + i});
     }
-    for (int64_t i = 0; i < step.num_layers; i++) {
-      const int64_t like = first_like(i);
-      if (like < i)
-        attention[i].share(attention[like]);
-      else if (!attention[i].prepare(step.num_threads > 1 ? 4 * step.num_threads : 1))
-        return false;
-    }
+    for (int64_t i = 0; i < step.num_layers; i++)
+      if (!of_kind(i, [&](auto* all) { return cut(all, i); })) return false;
+    return true;
+  }
+
+  template <typename AnyAttention>
+  bool cut(AnyAttention* all, int64_t number) const {
+    const int64_t like = first_like(number);
+    if (like == number) return all[number].prepare(step.num_threads > 1 ? 4 * step.num_threads : 1);
+    all[number].share(all[like]);
     return true;
   }
 
@@ -293,7 +316,7 @@ struct Job {
     for (; i < number; i++) {
       const Layer& other = step.layers[i];
       if (other.group == l.group && other.num_heads == l.num_heads && other.window == l.window &&
-          other.chunk == l.chunk)
+          other.chunk == l.chunk && (other.old < 0) == (l.old < 0))
         break;
     }
     return i;
@@ -306,16 +329,18 @@ struct Job {
       prepare_inputs(0);
       Phases<Job> phases(*this, step.num_threads);
       failed = !phases.run(step.parallel);
-      for (int64_t i = 0; i < step.num_layers; i++) failed = failed || attention[i].failed;
+      for (int64_t i = 0; i < step.num_layers; i++)
+        failed = failed || of_kind(i, [&](const auto* all) { return all[i].failed; });
     }
     release();
     return failed || !is_ready;
   }
 
   void release() {
-    for (int64_t i = 0; attention && i < step.num_layers; i++)
-      if (first_like(i) == i) attention[i].release();
-    free(attention);
+    for (int64_t i = 0; calls && exact && older && i < step.num_layers; i++)
+      if (first_like(i) == i) of_kind(i, [&](auto* all) { all[i].release(); });
+    free(exact);
+    free(older);
     free(calls);
     free(pieces);
     free(num_done);

@@ -23,6 +23,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
 from kvchat.engine.kernels.linear.packed_layout import packed_layout
 from kvchat.engine.kernels.native.library import Library, library
 from kvchat.engine.kernels.quantised_linear import QuantisedWeight, native
+from kvchat.engine.kernels.sealed_attention.native import Side, addresses_of, side_of
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtypes, by the kernel's numbers."""
@@ -64,6 +65,8 @@ class _Layer(ctypes.Structure):
         *_fields(ctypes.c_int64, "num_heads num_kv_heads dim_k dim_v block_size"),
         *_fields(ctypes.c_int64, "window chunk rope group activation"),
         *_fields(ctypes.c_double, "scale softcap"),
+        ("old", ctypes.c_int64),
+        *_fields(Side, "old_keys old_values"),
     ]
 
 
@@ -83,7 +86,8 @@ class _Step(ctypes.Structure):
     """The fields of layer.h's `Step`, in order."""
 
     _fields_ = [
-        *_fields(ctypes.c_void_p, "layers ropes groups last_norm head hidden positions sampling logits"),
+        *_fields(ctypes.c_void_p, "layers ropes groups old last_norm head hidden positions"),
+        *_fields(ctypes.c_void_p, "sampling logits"),
         *_fields(ctypes.c_void_p, "parallel"),
         *_fields(ctypes.c_int64, "num_threads num_layers num_rows num_hidden num_sampling pool_type"),
     ]
@@ -148,10 +152,13 @@ class NativeLayers:
             rows = self._groups[number]
             rows.slots, rows.spans = group.slots.data_ptr(), group.table.data_ptr()
             rows.num_spans = len(group.table)
+        old = [addresses_of(blocks) for blocks in step.old]
+        lists = torch.tensor([listed.data_ptr() for listed in old], dtype=torch.int64)
         call = _Step(
             ctypes.addressof(self._layers) + layers.start * ctypes.sizeof(_Layer),
             ctypes.addressof(self._ropes),
             ctypes.addressof(self._groups),
+            lists.data_ptr(),
             ctypes.addressof(self._last_norm),
             ctypes.addressof(self._head) if has_logits else None,
             hidden.data_ptr(),
@@ -203,6 +210,7 @@ class NativeLayers:
             _ACTIVATIONS[layer.activation],
             heads.scale,
             heads.softcap or 0.0,
+            *_old(pool),
         )
 
     def _product(self, linear: Linear) -> _Product:
@@ -234,6 +242,14 @@ def _add_codes(product: _Product, weight: QuantisedWeight) -> None:
     product.layout, product.bits, product.group = _QUANTISED, coding.bits, coding.group
     product.weight, product.scales = weight.codes.data_ptr(), weight.scales.data_ptr()
     product.minima = None if minima is None else minima.data_ptr()
+
+
+def _old(pool: LayerPool) -> tuple[int, Side, Side]:
+    sealed = pool.sealed
+    if sealed is None:
+        return -1, Side(), Side()
+    keys, values = side_of(sealed.keys, sealed.key_record), side_of(sealed.values, sealed.value_record)
+    return pool.old, keys, values
 
 
 def _norm(norm: Norm | None) -> _Norm:

@@ -21,6 +21,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.paged_attention.reference import paged_attention
 from kvchat.engine.kernels.quantised_linear import QuantisedWeight, dequantise
+from kvchat.engine.kernels.sealed_attention.reference import sealed_attention
 from kvchat.engine.kernels.store_kv.reference import store_kv
 
 
@@ -89,7 +90,12 @@ def _attend(
         softcap=heads.softcap,
         sinks=heads.sinks,
     )
-    return _linear(paged_attention(query, pool.keys, pool.values, args).flatten(1), products.output)
+    if pool.sealed is None:
+        attended = paged_attention(query, pool.keys, pool.values, args)
+    else:
+        pools = pool.keys, pool.values
+        attended = sealed_attention(query, pools, pool.sealed, args, step.old[pool.old])
+    return _linear(attended.flatten(1), products.output)
 
 
 def _rotate(x: Tensor, rope: RopeTable | None, positions: Tensor) -> Tensor:

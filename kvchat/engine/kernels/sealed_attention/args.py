@@ -36,9 +36,11 @@ class SealedStep:
         targets: where they go, quantised [m], int64.
         tables: where a step is recorded, instead of all that: the blocks of each sequence [B, n], int32;
             nothing becomes old in it.
+        counts: how many of the sources each sequence of the batch has, where a step may be divided.
     """
 
     blocks: Sequence[Tensor]
     sources: Tensor
     targets: Tensor
     tables: Tensor | None = None
+    counts: Sequence[int] = ()

@@ -19,8 +19,8 @@ CODES = (Code.FP8, Code.INT8, Code.INT4, Code.INT2)
 """In the order of the kernel's numbers for them."""
 
 
-class _Side(ctypes.Structure):
-    """The fields of native.cpp's `Side`, in order."""
+class Side(ctypes.Structure):
+    """The fields of sealed.h's `Side`, in order."""
 
     _fields_ = [
         ("pool", ctypes.c_void_p),
@@ -33,13 +33,13 @@ class _Side(ctypes.Structure):
 
 
 class _Call(ctypes.Structure):
-    """The fields of native.cpp's `SealedCall`, in order."""
+    """The fields of sealed.h's `SealedCall`, in order."""
 
     _fields_ = [
         ("attention", paged.AttentionCall),
         ("blocks", ctypes.c_void_p),
-        ("keys", _Side),
-        ("values", _Side),
+        ("keys", Side),
+        ("values", Side),
     ]
 
 
@@ -63,23 +63,29 @@ def sealed_attention(
     """
     native = native or library()
     assert native is not None
-    assert all(listed.is_contiguous() for listed in blocks)
     out = query.new_empty(len(query), query.shape[1], pools[1].shape[3])
     attention, _kept = paged.attention_call(query, pools, out, args, native)
-    addresses = torch.tensor([listed.data_ptr() for listed in blocks], dtype=torch.int64)
+    addresses = addresses_of(blocks)
     call = _Call(
         attention,
         addresses.data_ptr(),
-        _side(sealed.keys, sealed.key_record),
-        _side(sealed.values, sealed.value_record),
+        side_of(sealed.keys, sealed.key_record),
+        side_of(sealed.values, sealed.value_record),
     )
     if native.function("sealed_attention")(ctypes.byref(call)):
         raise MemoryError("attention needs more memory than there is")
     return out
 
 
-def _side(pool: Tensor, record: SealedRecord) -> _Side:
-    return _Side(
+def addresses_of(blocks: Sequence[Tensor]) -> Tensor:
+    """Return where the quantised blocks of each span are listed [B], int64; the lists must live as long."""
+    assert all(listed.is_contiguous() for listed in blocks)
+    return torch.tensor([listed.data_ptr() for listed in blocks], dtype=torch.int64)
+
+
+def side_of(pool: Tensor, record: SealedRecord) -> Side:
+    """Return the keys, or the values, of a layer's quantised blocks as kernels read them."""
+    return Side(
         pool.data_ptr(),
         *pool.stride()[:2],
         CODES.index(record.code),
