@@ -1,10 +1,10 @@
 """A forward pass that computes short sequences of a step by fused decoder layers, and long ones by the model.
 
-Which way a token goes follows from its own sequence alone, never from what shares the step: decoded tokens
-and drafts are short, and prompts are long but for their last few tokens. Over quantised caches a sequence
-with more tokens than a block has is long too: what becomes old with a step of a short one was stored in
-earlier steps, and is quantised before the fused layers run. Dimensions: T rows, R sampling rows, V
-vocabulary, P block size.
+Which way a token goes follows from how many of its own sequence the step computes: decoded tokens and drafts
+are short, and prompts are long but for their last few tokens (how a prompt is cut may depend on what else a
+step has to do). Over quantised caches a sequence with more tokens than a block has is long too: what becomes
+old with a step of a short one was stored in earlier steps, and is quantised before the fused layers run.
+Dimensions: T rows, R sampling rows, V vocabulary, P block size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
