@@ -13,6 +13,7 @@ import typer
 
 from kvchat.cli.block_shelf import drop_blocks, open_shelf
 from kvchat.cli.convert_options import ConvertOptions
+from kvchat.cli.session_pins import pin_names
 from kvchat.cli.session_settings import with_adapter
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
@@ -132,7 +133,7 @@ def _written(work: _Work, converter: "Converter", origin: Origin, status: Status
                 f" something in it first, or compute it anew in this format: kvchat {work.session.id}"
                 f" --cache-format '{origin.cache_format}'"
             )
-        _require_room(work.settings, conversion.room_bytes)
+        _require_room(work.settings, work.session, conversion.room_bytes)
         done = conversion.run(status.show)
         work.store.use_blocks_of(work.session.id, origin.namespace)
         freed_bytes = drop_blocks(work.settings, work.store, source, work.session, work.turns)
@@ -140,13 +141,14 @@ def _written(work: _Work, converter: "Converter", origin: Origin, status: Status
     return replace(done, freed_bytes=freed_bytes)
 
 
-def _require_room(settings: Settings, num_bytes: int) -> None:
+def _require_room(settings: Settings, session: Session, num_bytes: int) -> None:
     """Refuse what would push the blocks that are being read off the disk."""
     limit_bytes = blocks_limit(settings.engine.disk_bytes, settings.paths.cache_dir)
     if limit_bytes is None:
         return
     with closing(BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)) as catalog:
-        kept_bytes = catalog.kept_bytes()
+        # What its own pin keeps is among the blocks that are converted.
+        kept_bytes = catalog.kept_bytes(but=pin_names(catalog, [session.id]))
     if num_bytes + kept_bytes > limit_bytes:
         left = bytes_text(max(0, limit_bytes - kept_bytes))
         raise StorageError(

@@ -14,7 +14,7 @@ from kvchat.sealing.sealer import Sealer
 from kvchat.session.branch_removal import BranchRemoval
 from kvchat.session.references import References, add_turns
 from kvchat.session.store import Outcome, SessionStore
-from kvchat.session.tree import SessionId, Turn, TurnId
+from kvchat.session.tree import SessionId, Turn, TurnId, Verification
 
 if TYPE_CHECKING:
     from kvchat.engine.memory.block_catalog import BlockCatalog
@@ -94,6 +94,16 @@ class TidyStore(SessionStore):
         if self.session(turn.session_id).pinned:
             self._pins.keep_grown(turn.session_id)
         return turn
+
+    def use_blocks_of(self, session_id: SessionId, namespace: str) -> None:
+        """Note whose blocks a session uses from now on; of a pinned one those are kept, and no others."""
+        super().use_blocks_of(session_id, namespace)
+        self._keep_rest(session_id)
+
+    def mark_verified(self, session_id: SessionId, verification: Verification, namespace: str) -> None:
+        """Note what was found of a session's KV; of a pinned one the blocks it uses from now on are kept."""
+        super().mark_verified(session_id, verification, namespace)
+        self._keep_rest(session_id)
 
     def delete_session(self, session_id: SessionId) -> None:
         """Delete a session, its text first, and then its blocks."""
@@ -182,7 +192,7 @@ class TidyStore(SessionStore):
             add_view_turns(found, self.session(session_id), turns, block_size, views)
 
     def _keep_rest(self, session_id: SessionId) -> None:
-        """Keep of a pinned session what is left of it."""
+        """Keep of a pinned session what it has now."""
         if self.session(session_id).pinned:
             self._pins.keep_grown(session_id)
 

@@ -56,16 +56,17 @@ class SessionPins:
         self._block_size = block_size
 
     def keep(self, session_id: SessionId) -> None:
-        """Keep the full blocks that a session has by now, there or still to be written.
+        """Keep the full blocks that a session has by now, there or still to be written, and no others.
 
         Raises:
-            PinRefused: more would be kept than may be; what was kept stays so.
+            PinRefused: more would be kept than may be; what was kept of them stays so.
             StorageError: it cannot be written.
         """
         if not self._cache_dir.is_dir():
             return  # there is no block, and the next answer comes here again
         with closing(self._catalog()) as catalog:
             wanted = self._wanted(session_id, catalog)
+            self._let_go_of_others(catalog, session_id, wanted)
             self._refuse_too_many(catalog, session_id, wanted)
             for fingerprint, keys in wanted.items():
                 catalog.keep(_name(session_id, fingerprint), fingerprint, keys)
@@ -87,6 +88,17 @@ class SessionPins:
         for name in self.names(catalog, session_ids):
             catalog.let_go(name)
 
+    def _let_go_of_others(
+        self, catalog: "BlockCatalog", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
+    ) -> None:
+        """Let blocks make room again that a session does not have any more: their names tell of its words."""
+        lists = {_name(session_id, fingerprint): fingerprint for fingerprint in wanted}
+        for name in self.names(catalog, [session_id]):
+            if name in lists:
+                catalog.narrow(name, lists[name], wanted[lists[name]])
+            else:
+                catalog.let_go(name)
+
     def let_go_of_strays(self, catalog: "BlockCatalog") -> None:
         """Let blocks make room again that are kept for sessions which nobody has pinned any more."""
         pinned = {one.session.id for one in self._store.list_sessions() if one.session.pinned}
@@ -96,9 +108,7 @@ class SessionPins:
 
     def names(self, catalog: "BlockCatalog", session_ids: Iterable[SessionId]) -> frozenset[str]:
         """Return the names under which blocks are kept for some sessions."""
-        chosen = set(session_ids)
-        kept = catalog.kept_names()
-        return frozenset(name for name in kept if name.startswith(_PREFIX) and _session_of(name) in chosen)
+        return pin_names(catalog, session_ids)
 
     def _catalog(self) -> "BlockCatalog":
         # Imported by whoever pins: a list of sessions is to be there at once.
@@ -144,6 +154,13 @@ class SessionPins:
         if views := used_views(self._cache_dir):
             add_view_turns(found, session, turns, block_size, views)
         return found
+
+
+def pin_names(catalog: "BlockCatalog", session_ids: Iterable[SessionId]) -> frozenset[str]:
+    """Return the names under which blocks are kept for some sessions."""
+    chosen = set(session_ids)
+    kept = catalog.kept_names()
+    return frozenset(name for name in kept if name.startswith(_PREFIX) and _session_of(name) in chosen)
 
 
 def _fingerprints(session: Session, turns: Sequence[Turn]) -> Iterator[str]:

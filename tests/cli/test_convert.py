@@ -167,6 +167,23 @@ def test_prepared_weights_and_the_day_count_for_converting(
     assert session_of(home).namespace == ""
 
 
+def test_a_pinned_session_keeps_what_was_converted_and_the_exact_blocks_go(
+    ask: Run, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exact blocks need room once, though its pin keeps them."""
+    assert run("sessions", "pin", "demo")[0] == 0
+    ((exact, num_bytes),) = stored(home).items()
+    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(num_bytes * 17 // 10))
+    code, _, told = run("sessions", "convert", "demo", "int4", "--yes")
+    assert code == 0, told
+    monkeypatch.delenv("KVCHAT_KV_DISK_BYTES")
+    assert stored(home).get(exact, 0) == 0
+    assert run("cache", "evict", "--all")[0] == 0
+    assert sum(stored(home).values()) > 0
+    assert run("sessions", "convert", "demo", "exact")[0] == 0
+    assert sum(stored(home).values()) == 0
+
+
 def test_blocks_that_a_pack_keeps_stay(ask: Run, run: Run, home: Path) -> None:
     before = files(home)
     with closing(BlockCatalog(home / "cache")) as catalog:

@@ -3,15 +3,22 @@
 import json
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store
 from kvchat.config import read_settings
+from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.errors import PinRefused
+from kvchat.session.store import new_turn_id
+from kvchat.session.tree import Role
 from tests.cli.secret_home import Run
+from tests.cli.test_sessions import add
+from tests.engine.memory import chains
 
 pytestmark = pytest.mark.cpu
 
@@ -130,6 +137,37 @@ def test_what_no_longer_fits_is_not_kept_and_nothing_kept_is_dropped(
     assert held(kvchat)["one"] == kept
     with closing(open_store(read_settings())) as store, pytest.raises(PinRefused, match="unpin"):
         store.pin(store.find("one").id, is_pinned=True)
+
+
+def test_a_removed_branch_is_kept_by_no_list_even_where_nothing_more_may_be_kept(home: Path) -> None:
+    """Lists name blocks by their token ids, of every model that answered."""
+    paths = read_settings().paths
+    blocks = chains.open_store(paths.cache_dir)
+    beside = [1, 2, 3, 4, 50, 51, 52, 53]
+    chains.write_all(blocks, chains.chain(list(range(1, 9))))
+    chains.write_all(blocks, chains.chain(beside)[1:])
+    blocks.close()
+    with closing(TidyStore(paths.sessions_db, paths.cache_dir, block_size=chains.BLOCK_SIZE)) as store:
+        session = store.create_session(title="Trip")
+        add(store, session, "q", "a", ids=[[1, 2, 3, 4], [5, 6, 7, 8, 9]])
+        question, _ = store.all_turns(session.id)
+        store.create_branch(session.id, leaf_id=question.id, name="beside")
+        answer = replace(question, id=new_turn_id(), parent_id=question.id, role=Role.ASSISTANT)
+        for fingerprint in (chains.FINGERPRINT.hex(), "ab" * 32):
+            ids = (*beside[4:], len(fingerprint))
+            one = replace(answer, id=new_turn_id(), token_ids=ids, fingerprint=fingerprint)
+            branch = store.branch(session.id, "beside")
+            answer = replace(answer, parent_id=store.add_turn(branch, one).leaf_id)
+        store.pin(session.id, is_pinned=True)
+        assert len([*home.rglob("*.keep")]) == 2
+    with closing(
+        TidyStore(paths.sessions_db, paths.cache_dir, limit_bytes=1, block_size=chains.BLOCK_SIZE)
+    ) as store:
+        assert store.remove_branch(session.id, "beside").freed_blocks == 1
+    with closing(BlockCatalog(paths.cache_dir)) as catalog:
+        assert {block.token_ids for block in catalog.kept_blocks()} == {(1, 2, 3, 4), (5, 6, 7, 8)}
+    (left,) = home.rglob("*.keep")
+    assert len(left.read_bytes()) == 32 + 2 * 32 + 16
 
 
 def test_what_is_kept_for_a_session_that_is_gone_is_collected(kvchat: Kvchat, run: Run, home: Path) -> None:

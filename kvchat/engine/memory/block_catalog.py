@@ -94,6 +94,16 @@ class BlockCatalog:
         disk_key = self._directory.seal.name
         self._directory.kept.keep(name, fingerprint, [disk_key(key) for key in keys])
 
+    def narrow(self, name: str, fingerprint: bytes, keys: Iterable[BlockKey]) -> None:
+        """Let blocks make room again that are kept under a name, all but these."""
+        disk_key, kept = self._directory.seal.name, self._directory.kept
+        held = kept.of(name)
+        left = held & {(fingerprint, disk_key(key)) for key in keys}
+        if not left:
+            kept.let_go(name)
+        elif left != held:
+            kept.keep(name, fingerprint, sorted(block for _, block in left))
+
     def let_go(self, name: str) -> None:
         """Let blocks make room again that are kept under a name."""
         self._directory.kept.let_go(name)
