@@ -10,7 +10,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +45,13 @@ class UnsentShelf:
     def __init__(self, directory: Path | None, sealer: Sealer | None) -> None:
         self._files = None if directory is None else SealedFiles(directory, sealer, b"unsent")
 
-    def keep(self, session_id: str | None, text: str) -> None:
+    def keep(self, session_id: str | None, text: str, branch: str | None = None) -> None:
         """Keep a text for a session, None for the conversation that has not begun, behind what is kept there.
 
-        Durable when this returns. What is kept already is not read: damage there costs nothing here.
+        Args:
+            branch: of the session, that it is for; None: for any.
+
+        Effect: durable when this returns. What is kept already is not read: damage there costs nothing here.
         """
         if self._files is None:
             return
@@ -56,18 +59,21 @@ class UnsentShelf:
         number = 1 + max((_number(file, name) for file in _kept(self._files, name)), default=0)
         file = self._files.file(f"{name}.{number:06d}-{secrets.token_hex(4)}")
         with _told(f"what you have not sent cannot be kept in {file}"):
-            self._files.write(file, json.dumps([text]).encode())
+            self._files.write(file, json.dumps({"branch": branch, "texts": [text]}).encode())
 
     def holds(self, session_id: str) -> bool:
         """Return whether anything is kept for a session."""
         return self._files is not None and bool(_kept(self._files, session_id))
 
     @contextmanager
-    def lent(self, session_id: str | None) -> Iterator[LentText]:
+    def lent(self, session_id: str | None, elsewhere: Collection[str] = ()) -> Iterator[LentText]:
         """Lend what is kept for a session, to nobody else meanwhile; after the block it is kept no longer.
 
         Where the block fails, or the process dies in it, all is still kept. What is damaged is set aside
         under another name.
+
+        Args:
+            elsewhere: branches whose texts stay here. What is for a branch that is gone goes to any other.
         """
         if self._files is None:
             yield LentText()
@@ -78,8 +84,12 @@ class UnsentShelf:
             complaints = []
             for file in tuple(files):
                 try:
-                    texts += _texts(self._files, file)
-                except (ValueError, TypeError):
+                    branch, found = _texts(self._files, file)
+                    if branch in elsewhere:
+                        files.remove(file)
+                    else:
+                        texts += found
+                except (ValueError, TypeError, KeyError):
                     files.remove(file)
                     complaints.append(_set_aside(file))
             yield LentText(text="\n".join(texts), complaint="\n".join(complaints))
@@ -142,10 +152,14 @@ def _is_locked(file: Path, locks: ExitStack) -> bool:
             return False
 
 
-def _texts(files: SealedFiles, file: Path) -> list[str]:
+def _texts(files: SealedFiles, file: Path) -> tuple[str | None, list[str]]:
+    """Return the branch that a file is for, None for any, and its texts."""
     with _told(f"cannot read {file}"):
         data = files.read(file)
-    return [str(text) for text in json.loads(data)]
+    kept = json.loads(data)
+    if isinstance(kept, list):  # as it was written before texts were for branches
+        kept = {"branch": None, "texts": kept}
+    return kept["branch"], [str(text) for text in kept["texts"]]
 
 
 def _set_aside(file: Path) -> str:

@@ -6,7 +6,7 @@ begins, such as the first word.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Thread
@@ -44,14 +44,22 @@ class ConversationView(Protocol):
         """The live branch that holds this conversation in the engine's cache, if there is one."""
         ...
 
+    def stoppable(self) -> AbstractContextManager[None]:
+        """Let a stop that is asked for from here on count for the answers inside, also before they begin."""
+        ...
+
 
 class UnsentTexts(Protocol):
     """What was written and not sent, for each session, and for None: one that has not begun."""
 
-    def keep(self, session_id: str | None, text: str) -> None: ...
+    def keep(self, session_id: str | None, text: str, branch: str | None = None) -> None: ...
 
-    def lent(self, session_id: str | None) -> AbstractContextManager[LentText]:
-        """Lend what is kept, to nobody else meanwhile; kept no longer once the block has ended well."""
+    def lent(
+        self, session_id: str | None, elsewhere: Collection[str] = ()
+    ) -> AbstractContextManager[LentText]:
+        """Lend what is kept, but not for the branches `elsewhere`, to nobody else meanwhile; it is kept no
+        longer once the block has ended well.
+        """
         ...
 
 

@@ -105,3 +105,21 @@ def test_it_is_lent_to_one_window_and_kept_until_that_one_has_it(
     with other.lent("s1") as kept:
         assert kept.text == "half a thought"
     assert not one.holds("s1")
+
+
+def test_what_is_for_another_branch_stays_and_what_is_for_a_branch_that_is_gone_goes_to_any(
+    tmp_path: Path,
+) -> None:
+    shelf = UnsentShelf(tmp_path, None)
+    shelf.keep("s1", "on boats", "boats")
+    shelf.keep("s1", "on trains", "trains")
+    with shelf.lent("s1", {"boats"}) as lent:
+        assert lent.text == "on trains"
+    with shelf.lent("s1", {"main"}) as lent:
+        assert lent.text == "on boats"
+    assert shelf.take("s1") == ""
+
+
+def test_texts_of_before_there_were_branches_are_given_back(tmp_path: Path) -> None:
+    (tmp_path / "s1.json").write_text('["one", "two"]')
+    assert UnsentShelf(tmp_path, None).take("s1") == "one\ntwo"

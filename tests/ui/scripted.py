@@ -19,14 +19,14 @@ from kvchat.chat import (
 )
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import BranchId
-from kvchat.errors import FileTaken, SessionNotFound, StorageError, UsageError
+from kvchat.errors import FileTaken, SessionNotFound, UsageError
 from kvchat.revision import plan_undo
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.miss import Explanation, explain
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
-from kvchat.session.unsent import LentText
 from kvchat.ui.host import Appearance, ModelEntry, SettingEntry
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
+from tests.ui.scripted_unsent import ScriptedUnsent as ScriptedUnsent
 from tests.ui.scripted_variants import ScriptedVariants
 
 NOW = 1_800_000_000.0
@@ -39,6 +39,15 @@ class ScriptedConversation:
     turns: tuple[Turn, ...] = ()
     engine_branch: BranchId | None = None
     is_stopped: bool = False
+    keeps_stop: bool = False
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        self.is_stopped, self.keeps_stop = False, True
+        try:
+            yield
+        finally:
+            self.keeps_stop = False
 
 
 class ScriptedStore:
@@ -105,24 +114,6 @@ class ScriptedStore:
 
     def remove_branch(self, session_id: SessionId, name: str) -> None:
         del self.paths[session_id, name]
-
-
-class ScriptedUnsent:
-    """What was not sent, kept as long as the script runs; `is_full`: nothing more can be kept."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str | None, list[str]] = {}
-        self.is_full = False
-
-    def keep(self, session_id: str | None, text: str) -> None:
-        if self.is_full:
-            raise StorageError("no space is left")
-        self.kept.setdefault(session_id, []).append(text)
-
-    @contextmanager
-    def lent(self, session_id: str | None) -> Iterator[LentText]:
-        yield LentText(text="\n".join(self.kept.get(session_id, [])))
-        self.kept.pop(session_id, None)
 
 
 class ScriptedFiles:
@@ -344,7 +335,8 @@ class ScriptedChat:
         answer: Answer,
         start: Turn | None = None,
     ) -> Iterator[ChatEvent]:
-        conversation.is_stopped = False
+        if not conversation.keeps_stop:
+            conversation.is_stopped = False
         turn = start or self._blank_answer(conversation, parent)
         cached = sum(len(turn.token_ids or ()) for turn in conversation.turns[:-1])
         prompt = cached + len(parent.token_ids or ())

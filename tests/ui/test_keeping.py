@@ -80,6 +80,57 @@ async def test_where_it_cannot_be_kept_the_window_stays_once_with_it_in_the_prom
         assert shown.app._exit
 
 
+async def test_a_text_comes_back_on_the_branch_that_it_was_written_on(tmp_path: Path) -> None:
+    def prepare(chat: ScriptedChat) -> None:
+        chat.fork(chat.add_session("Oslo", [("By boat?", "Yes.")]), name="boats")
+        chat.store.unsent.keep("s1", "on boats", "boats")
+        chat.store.unsent.keep("s1", "on a branch that is gone", "gone")
+
+    async with window(tmp_path, prepare=prepare, initial="Oslo") as shown:
+        await shown.until(lambda: shown.screen.prompt.text == "on a branch that is gone")
+        shown.screen.prompt.set_text("")
+        await shown.say("/switch boats")
+        await shown.until(lambda: shown.screen.prompt.text == "on boats")
+        shown.screen.quit()
+        assert shown.chat.store.unsent.kept == {"s1": ["on boats"]}
+        assert shown.chat.store.unsent.branches["on boats"] == "boats"
+
+
+async def test_what_is_found_when_its_conversation_has_been_left_stays_kept(tmp_path: Path) -> None:
+    def prepare(chat: ScriptedChat) -> None:
+        chat.add_session("Oslo", [("By boat?", "Yes.")])
+        chat.store.unsent.keep("s1", "half")
+        chat.store.unsent.lending.clear()
+
+    async with window(tmp_path, prepare=prepare, initial="Oslo") as shown:
+        await shown.until(lambda: shown.questions == ["By boat?"])
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: shown.screen.turns.conversation is None)
+        shown.chat.store.unsent.lending.set()
+        await shown.until(lambda: not shown.screen.workers)
+        assert shown.screen.prompt.text == ""
+        assert shown.chat.store.unsent.kept == {"s1": ["half"]}
+
+
+async def test_what_cannot_be_kept_for_another_conversation_never_enters_this_one(tmp_path: Path) -> None:
+    gate = Event()
+    async with window(tmp_path, Answer(hold=gate)) as shown:
+        await shown.say("first")
+        await shown.until(lambda: shown.chat.sent == ["first"])
+        await shown.say("second")
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: shown.screen.turns.conversation is None)
+        await shown.type("here")
+        shown.chat.store.unsent.is_full = True
+        await shown.pilot.press("ctrl+q")
+        await shown.until_shown("no space is left")
+        assert shown.screen.prompt.text == "here"
+        shown.chat.store.unsent.is_full = False
+        gate.set()
+        shown.screen.quit()
+        assert shown.chat.store.unsent.kept == {"s1": ["second"], None: ["here"]}
+
+
 async def test_a_command_and_an_unchanged_edit_are_nothing_to_keep(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")

@@ -81,7 +81,7 @@ class ChatScreen(WindowScreen):
         self.branching = Branching(self, self._chat, self.turns)
         self.outlet = Outlet(self)
         self.attaching = Attaching(self, self._chat, self.turns)
-        self.keeping = Keeping(self, self._chat.store.unsent, self.turns, self.courses, self.attaching)
+        self.keeping = Keeping(self, self._chat.store, self.turns, self.courses, self.attaching)
         housekeeping = Housekeeping(self, self._chat, self._host, self.turns)
         helpers = Helpers(
             courses=self.courses,
