@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvchat.engine.memory.block_index import IndexedBlock
 
 _BLOCK_SIZE = EngineConfig().block_size
+_PATIENCE_S = 0.5
 _SESSION_ID = re.compile("[a-z2-7]{8}")
 
 Refer = Callable[[int], References]
@@ -65,11 +66,15 @@ class TidyStore(SessionStore):
         """Waits until an engine of this process has nothing on its way to the disk."""
 
     def is_gone(self, owner: str) -> bool:
-        """Return whether an owner of blocks is a session that was deleted, maybe by another process."""
+        """Return whether an owner of blocks is a session that was deleted, maybe by another process.
+
+        Waits for no write: an engine asks between its steps. What cannot be told at once is no.
+        """
         if not _SESSION_ID.fullmatch(owner):
             return False
         try:
-            self.session(SessionId(owner))
+            with self._database.read(_PATIENCE_S):
+                self.session(SessionId(owner))
         except SessionNotFound:
             return True
         except StorageError:  # it cannot be told

@@ -97,10 +97,22 @@ class Database:
             recovery.forget_backups(self.path)
 
     @contextmanager
-    def read(self) -> Iterator[sqlite3.Connection]:
-        """Give the connection for queries."""
-        with self._lock, self._errors_told():
-            yield self._connection
+    def read(self, patience_s: float = -1) -> Iterator[sqlite3.Connection]:
+        """Give the connection for queries.
+
+        Args:
+            patience_s: how long to wait for whoever uses it, who may wait for another process; below 0: until
+                it is free.
+
+        Raises: StorageError: that took longer.
+        """
+        if not self._lock.acquire(timeout=patience_s):
+            raise StorageError(f"{self.path}: it is in use; try again")
+        try:
+            with self._errors_told():
+                yield self._connection
+        finally:
+            self._lock.release()
 
     @contextmanager
     def search(self) -> Iterator[sqlite3.Connection]:

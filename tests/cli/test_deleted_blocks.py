@@ -1,8 +1,10 @@
 """What is deleted leaves no KV on disk, whatever was on its way there."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from threading import Thread
 from time import monotonic, sleep
 
 import pytest
@@ -107,6 +109,23 @@ def test_only_a_deleted_session_is_gone(kvchat: Kvchat, monkeypatch: pytest.Monk
         raise StorageError("locked")
 
     monkeypatch.setattr(kvchat.store, "session", refuse)
+    assert not kvchat.store.is_gone(session_id)
+
+
+def test_an_engine_that_asks_who_is_gone_waits_for_no_write(kvchat: Kvchat) -> None:
+    """A write may wait long for another process, and the engine would with it."""
+    session_id = kvchat.store.create_session(title="here").id
+    other = sqlite3.connect(read_settings().paths.sessions_db, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    writing = Thread(target=kvchat.store.rename, args=(session_id, "there"), daemon=True)
+    writing.start()
+    sleep(0.2)  # until it waits for the lock
+    assert not kvchat.store.is_gone("a" * 8), "it cannot be told"
+    assert writing.is_alive(), "it was still waiting while that was asked"
+    other.execute("ROLLBACK")
+    writing.join()
+    other.close()
+    assert kvchat.store.is_gone("a" * 8)
     assert not kvchat.store.is_gone(session_id)
 
 
