@@ -17,6 +17,7 @@ class ScriptedUnsent:
         self.kept: dict[str | None, list[str]] = {}
         self.branches: dict[str, str | None] = {}
         self.is_full = False
+        self.asked: list[str | None] = []
         self.lending = Event()
         self.lending.set()
 
@@ -28,6 +29,7 @@ class ScriptedUnsent:
 
     @contextmanager
     def lent(self, session_id: str | None, elsewhere: Collection[str] = ()) -> Iterator[LentText]:
+        self.asked.append(session_id)
         self.lending.wait(20)
         kept = self.kept.get(session_id, [])
         stay = [text for text in kept if self.branches[text] in elsewhere]

@@ -103,11 +103,11 @@ async def test_what_is_found_when_its_conversation_has_been_left_stays_kept(tmp_
         chat.store.unsent.lending.clear()
 
     async with window(tmp_path, prepare=prepare, initial="Oslo") as shown:
-        await shown.until(lambda: shown.questions == ["By boat?"])
+        await shown.until(lambda: shown.chat.store.unsent.asked == ["s1"])
         await shown.pilot.press("ctrl+n")
         await shown.until(lambda: shown.screen.turns.conversation is None)
         shown.chat.store.unsent.lending.set()
-        await shown.until(lambda: not shown.screen.workers)
+        await shown.app.workers.wait_for_complete()
         assert shown.screen.prompt.text == ""
         assert shown.chat.store.unsent.kept == {"s1": ["half"]}
 
