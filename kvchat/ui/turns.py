@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 from itertools import groupby
 from time import monotonic
@@ -17,36 +16,15 @@ from kvchat.ui.bridge import (
     ConversationView,
     FeedEvent,
     Produced,
-    Reading,
     TurnEnded,
     TurnFailed,
     TurnFeed,
 )
 from kvchat.ui.garbage import GarbageSchedule
+from kvchat.ui.pending import PendingTurn as PendingTurn
+from kvchat.ui.pending import TurnKind as TurnKind
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import Transcript
-
-
-class TurnKind(StrEnum):
-    SEND = "send"
-    EDIT = "edit"
-    RETRY = "retry"
-    CONTINUE = "continue"
-    TOKEN = "token"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingTurn:
-    """A turn that waits. `text` is the message of SEND and EDIT; `turn_id` the message that EDIT changes, or
-    the answer in which TOKEN puts another token `at` a place. `reading`: what was read ahead of the message.
-    """
-
-    kind: TurnKind
-    text: str = ""
-    turn_id: TurnId | None = None
-    at: int = 0
-    token_id: int = 0
-    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +73,8 @@ class Lane:
         conversation: None for a draft.
         draft: what a new conversation will be made with.
         events: what the running turn has produced so far, to be drawn again when it comes back on screen.
+        answered: the conversation of the running turn, once its thread has it.
+        is_stopping: the running turn was asked to stop, maybe before its thread had a conversation.
     """
 
     conversation: ConversationView | None = None
@@ -103,6 +83,8 @@ class Lane:
     feed: TurnFeed = field(default_factory=TurnFeed)
     running: PendingTurn | None = None
     events: list[FeedEvent] = field(default_factory=list)
+    answered: ConversationView | None = None
+    is_stopping: bool = False
 
     @property
     def is_busy(self) -> bool:
@@ -211,6 +193,7 @@ class Turns:
             if not self.is_any_running:
                 self._garbage.begin_turn()
             pending = lane.running = lane.queue.popleft()
+            lane.answered, lane.is_stopping = None, False
             lane.feed.start(partial(self._produce, lane, pending), self._listener.turn_produced)
         if started:
             self._listener.queue_changed()
@@ -230,8 +213,10 @@ class Turns:
         return unsent
 
     def _stop(self, lane: Lane) -> str:
-        if lane.feed.is_running and lane.conversation is not None:
-            self._chat.stop(lane.conversation)
+        if lane.feed.is_running:
+            lane.is_stopping = True  # first: the thread looks at it once it has said what it answers
+            if lane.answered is not None:
+                self._chat.stop(lane.answered)
         for pending in lane.queue:
             if pending.reading is not None:
                 pending.reading.stop()  # it would hold its blocks
@@ -330,23 +315,13 @@ class Turns:
         if conversation is None:
             conversation = self._chat.create(title=lane.draft.title, system=lane.draft.system)
             yield ConversationOpened(conversation=conversation)
-        if pending.reading is not None:
-            pending.reading.hand_over(conversation)
-        match pending.kind:
-            case TurnKind.SEND:
-                yield from self._chat.send(conversation, pending.text)
-            case TurnKind.EDIT:
-                assert pending.turn_id is not None
-                yield from self._chat.edit(conversation, pending.turn_id, pending.text)
-            case TurnKind.RETRY:
-                yield from self._chat.retry(conversation)
-            case TurnKind.CONTINUE:
-                yield from self._chat.continue_answer(conversation)
-            case TurnKind.TOKEN:
-                assert pending.turn_id is not None
-                yield from self._chat.variants.go_on_with(
-                    conversation, pending.turn_id, pending.at, pending.token_id
-                )
+        lane.answered = conversation
+        with conversation.stoppable():
+            if lane.is_stopping:
+                self._chat.stop(conversation)
+            if pending.reading is not None:
+                pending.reading.hand_over(conversation)
+            yield from pending.run(self._chat, conversation)
 
     async def _draw(self, event: FeedEvent) -> None:
         match event:

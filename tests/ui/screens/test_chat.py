@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 from textual import events
@@ -323,6 +324,30 @@ async def test_a_long_conversation_opens_at_its_end_and_more_comes_on_asking(tmp
             await shown.pilot.press("pageup")
         await shown.until(lambda: shown.transcript.num_hidden <= 40)
         assert shown.questions == [f"question {number}" for number in range(60)][-len(shown.questions) :]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_stop_right_after_enter_counts_for_the_answer_that_has_not_begun(
+    tmp_path: Path, begun: bool
+) -> None:
+    async with window(tmp_path, Answer(text="a long answer")) as shown:
+        if begun:
+            await shown.say_and_wait("hello")
+        gate, late = Event(), "send" if begun else "create"
+        at_once = getattr(shown.chat, late)
+
+        def after_the_gate(*args: Any, **kwargs: Any) -> Any:
+            gate.wait(20)
+            return at_once(*args, **kwargs)
+
+        setattr(shown.chat, late, after_the_gate)
+        await shown.say("go")
+        await shown.until(lambda: shown.screen.turns.is_running)
+        await shown.pilot.press("escape")
+        gate.set()
+        await shown.until(lambda: not shown.screen.turns.is_running)
+        assert shown.chat.sent[-1] == "go"
+        assert (shown.answers[-1].turn.text, shown.answers[-1].turn.finish) == ("", Finish.INTERRUPTED)
 
 
 async def test_older_answers_stop_being_live(tmp_path: Path) -> None:
