@@ -228,8 +228,10 @@ class ShadowLayer:
 
     def _wanted(self, query: Tensor, softmax_scale: float) -> Tensor:
         """Return the chunks that a block of queries chooses besides those it sees anyway [H_kv, m]."""
-        scores = reference.chunk_scores(query, self.stock.landmarks.all(), softmax_scale)
-        always = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, self.stock.always, value=True)
+        means = self.stock.landmarks.all()
+        always = torch.zeros(means.shape[1], len(means), dtype=torch.bool, device=means.device)
+        always.scatter_(1, self.stock.always, value=True)
+        scores = reference.chunk_scores(query, means, always, softmax_scale)
         num_chosen = min(self.settings.num_chosen, self.num_sealed - self.settings.num_always)
         seen = reference.chosen(scores, num_chosen, always) & ~always
         return seen.nonzero()[:, 1].view(len(scores), num_chosen)

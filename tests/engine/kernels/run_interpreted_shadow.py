@@ -27,17 +27,31 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def score_error(shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> float:
-    """Of (queries, key-value heads, group, head size, chunks)."""
+def score_error(
+    shape: tuple[int, int, int, int, int],
+    dtype: torch.dtype,
+    share_seen: float = 0.0,
+    *,
+    are_forgotten: bool = False,
+) -> float:
+    """Of (queries, key-value heads, group, head size, chunks).
+
+    Args:
+        share_seen: of the chunks, those that are seen anyway.
+        are_forgotten: the control does not know them.
+    """
     num_queries, num_kv_heads, group, dim, num_chunks = shape
     wide = randn(num_queries, num_kv_heads * group, 2 * dim).to(dtype)
     query = wide[..., :dim]  # not in a row
     means = randn(num_chunks, num_kv_heads, dim, seed=1).to(dtype)
+    always = torch.rand(num_kv_heads, num_chunks, generator=torch.Generator().manual_seed(2)) < share_seen
+    always[:, num_chunks // 2] = False  # one is left
+    seen = torch.zeros_like(always) if are_forgotten else always
     scale = 1.7 * dim**-0.5
-    return (
-        _error(kernels.chunk_scores(query, means, scale), reference.chunk_scores(query, means, scale))
-        / (TOLERANCE[dtype])
-    )
+    found = kernels.chunk_scores(query, means, seen, scale)
+    if not torch.equal(found == 0, seen):
+        return float("inf")
+    return _error(found, reference.chunk_scores(query, means, always, scale)) / TOLERANCE[dtype]
 
 
 def exchange_error(num_kv_heads: int, num_slots: int, num_chunks: int) -> float:
@@ -122,6 +136,9 @@ CASES: dict[str, Callable[[], float]] = {
     "scores, a block of queries": partial(score_error, (19, 2, 3, 40, 65), SINGLE),
     "scores, no group, one chunk": partial(score_error, (1, 3, 1, 16, 1), SINGLE),
     "scores, a large group": partial(score_error, (2, 1, 71, 64, 63), SINGLE),
+    "scores, some seen anyway": partial(score_error, (5, 3, 4, 40, 200), SINGLE, 0.3),
+    "scores, some seen anyway, 16 bits": partial(score_error, (1, 2, 4, 128, 130), HALF, 0.3),
+    "scores, all but one seen anyway": partial(score_error, (3, 2, 2, 16, 70), SINGLE, 1.0),
     "exchange, few": partial(exchange_error, 3, 1, 4),
     "exchange, awkward": partial(exchange_error, 2, 37, 90),
     "exchange, all": partial(exchange_error, 2, 32, 32),
@@ -133,6 +150,7 @@ CASES: dict[str, Callable[[], float]] = {
     "keys, partial": partial(restore_error, (2, 5, 11, 40, 33), SINGLE, 12),
     "keys, neighbours": partial(restore_error, (2, 6, 11, 32, 33), SINGLE, 32, are_neighbours=True),
     "keys, partial neighbours": partial(restore_error, (2, 6, 11, 96, 33), SINGLE, 64, are_neighbours=True),
+    "control, seen chunks weighed": partial(score_error, (5, 3, 4, 40, 200), SINGLE, 0.3, are_forgotten=True),
     "control, other positions": partial(restore_error, (2, 5, 11, 20, 7), SINGLE, 20, shift=1),
 }
 

@@ -14,6 +14,7 @@ CHUNK, NUM_CHUNKS, NUM_KV_HEADS, GROUP, HEAD_DIM = 8, 24, 2, 3, 16
 NUM_TOKENS = CHUNK * NUM_CHUNKS
 WIDTH = NUM_KV_HEADS * HEAD_DIM
 SCALE = HEAD_DIM**-0.5
+NONE = torch.zeros(NUM_KV_HEADS, NUM_CHUNKS, dtype=torch.bool)
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -55,7 +56,7 @@ def test_with_all_chunks_and_the_full_rank_it_is_dense_attention(num_queries: in
     basis = shadow.basis_of(pre, WIDTH)
     made = shadow.restored(shadow.projected(pre, basis), basis, NUM_KV_HEADS)
     means = shadow.landmarks(shadow.rotated(pre, cos, sin), CHUNK)
-    scores = shadow.chunk_scores(query, means, SCALE)
+    scores = shadow.chunk_scores(query, means, NONE, SCALE)
     seen = shadow.chosen(scores, NUM_CHUNKS, torch.zeros_like(scores, dtype=torch.bool))
     keys = shadow.rotated(made, cos, sin)
     found = shadow.attention(query, keys, values, seen.repeat_interleave(CHUNK, 1), SCALE)
@@ -108,11 +109,59 @@ def test_a_landmark_scores_as_its_chunk_does_on_average() -> None:
 def test_a_planted_chunk_is_chosen_by_the_head_that_asks_for_it() -> None:
     keys, query = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), randn(1, NUM_KV_HEADS * GROUP, HEAD_DIM, seed=7)
     keys[13 * CHUNK + 2, 1] = 8 * query[0, GROUP + 2]
-    scores = shadow.chunk_scores(query, shadow.landmarks(keys, CHUNK), SCALE)
+    scores = shadow.chunk_scores(query, shadow.landmarks(keys, CHUNK), NONE, SCALE)
     none = torch.zeros_like(scores, dtype=torch.bool)
     assert shadow.chosen(scores, 3, none)[1, 13]
     assert scores[1].argmax() == 13
     assert scores[0].argmax() != 13
+
+
+def weights_of(query: Tensor, means: Tensor, left: list[int]) -> list[float]:
+    """Return what a query of a head gives to each landmark [C, D] in `left`, of nothing but these."""
+    exponents = {chunk: math.exp(SCALE * math.fsum((query * means[chunk]).tolist())) for chunk in left}
+    return [exponents.get(chunk, 0.0) / math.fsum(exponents.values()) for chunk in range(len(means))]
+
+
+@pytest.mark.parametrize("num_queries", [1, 4])
+def test_what_is_seen_anyway_is_out_before_chunks_are_weighed(num_queries: int) -> None:
+    """Number by number: the highest weight that any query in any head of the group gives to what is left."""
+    means = randn(NUM_CHUNKS, NUM_KV_HEADS, HEAD_DIM, seed=11)
+    query = randn(num_queries, NUM_KV_HEADS * GROUP, HEAD_DIM, seed=12)
+    always = NONE.clone()
+    always[0, [0, 3, 17]] = always[1, [0, 5]] = True
+    wanted = [
+        [
+            max(weights)
+            for weights in zip(
+                *(
+                    weights_of(
+                        query[number, GROUP * head + member],
+                        means[:, head],
+                        (~always[head]).nonzero().flatten().tolist(),
+                    )
+                    for number in range(num_queries)
+                    for member in range(GROUP)
+                ),
+                strict=True,
+            )
+        ]
+        for head in range(NUM_KV_HEADS)
+    ]
+    found = shadow.chunk_scores(query, means, always, SCALE)
+    torch.testing.assert_close(found, torch.tensor(wanted), atol=1e-6, rtol=1e-5)
+
+
+def test_what_a_head_wants_is_not_hidden_by_a_chunk_that_is_seen_anyway() -> None:
+    """By hand: the first head gives nearly all to chunk 0, which is seen, and nearly all of the rest to
+    chunk 1; the second head is in doubt between 2 and 3.
+    """
+    means = torch.tensor([[30.0, 0.0], [20.0, 0.0], [0.0, 30.0], [0.0, 29.0]])[:, None]
+    always = torch.tensor([[True, False, False, False]])
+    scores = shadow.chunk_scores(torch.eye(2)[None], means, always, 1.0)
+    assert scores[0].tolist() == pytest.approx(
+        [0, 1, 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))], abs=1e-6
+    )
+    assert shadow.chosen(scores, 1, always).tolist() == [[True, True, False, False]]
 
 
 def test_chunks_that_are_always_seen_come_on_top_of_the_chosen() -> None:
@@ -140,7 +189,7 @@ def test_an_outlier_is_a_chunk_whose_mean_hides_a_key() -> None:
 
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="5 query heads cannot share 2"):
-        shadow.chunk_scores(randn(1, 5, HEAD_DIM), randn(3, 2, HEAD_DIM), SCALE)
+        shadow.chunk_scores(randn(1, 5, HEAD_DIM), randn(3, 2, HEAD_DIM), NONE[:, :3], SCALE)
 
 
 def test_a_working_set_holds_what_is_wanted_and_moves_nothing_that_stays() -> None:

@@ -24,6 +24,9 @@ CASES = (
     "scores, a block of queries",
     "scores, no group, one chunk",
     "scores, a large group",
+    "scores, some seen anyway",
+    "scores, some seen anyway, 16 bits",
+    "scores, all but one seen anyway",
     "exchange, few",
     "exchange, awkward",
     "exchange, all",
@@ -38,12 +41,13 @@ CASES = (
 )
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 CONTROL = "control, other positions"
+WEIGHED = "control, seen chunks weighed"
 
 
 @pytest.fixture(scope="module")
 def errors() -> dict[str, float]:
     """Return each case's error as a multiple of what is allowed, under the interpreter."""
-    command = [sys.executable, "-m", "tests.engine.kernels.run_interpreted_shadow", *CASES, CONTROL]
+    command = [sys.executable, "-m", "tests.engine.kernels.run_interpreted_shadow", *CASES, CONTROL, WEIGHED]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-4000:]
     lines = [json.loads(line) for line in run.stdout.splitlines()]
@@ -57,6 +61,10 @@ def test_a_kernel_equals_its_reference(errors: dict[str, float], case: str) -> N
 
 def test_keys_of_other_positions_are_noticed(errors: dict[str, float]) -> None:
     assert not errors[CONTROL] <= 1
+
+
+def test_chunks_that_are_seen_anyway_and_weighed_are_noticed(errors: dict[str, float]) -> None:
+    assert not errors[WEIGHED] <= 1
 
 
 def test_more_slots_than_a_program_holds_are_refused() -> None:
@@ -74,6 +82,7 @@ def assert_fits(made: Compiled, capability: int) -> None:
 
 def compile_scores(capability: int, dtype: str, group: int, dim: int) -> Compiled:
     types = dict.fromkeys(("query", "means"), f"*{dtype}") | {"raw": "*fp32", "softmax_scale": "fp32"}
+    types["always"] = "*i1"
     size = BYTES[dtype]
     stages = kernels.num_stages(size)
     constants = kernels.score_constants(group, dim, size)

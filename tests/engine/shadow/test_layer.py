@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.shadow.layer import ShadowLayer
 from kvchat.engine.shadow.pages import PAGE_ROWS, Budget
 from kvchat.engine.shadow.rotary import Rotary
@@ -125,20 +124,26 @@ def test_the_first_chunk_is_always_seen() -> None:
     torch.testing.assert_close(keys[:, 0], context.keys[:CHUNK].transpose(0, 1))
 
 
+def wanted_chunks(layer: ShadowLayer, query: torch.Tensor, head: int) -> list[int]:
+    """Return what one token's queries [H, D] want, from a list of landmarks without those seen anyway."""
+    means, always = layer.stock.landmarks.all()[:, head], layer.stock.always[head].tolist()
+    left = torch.tensor([chunk for chunk in range(len(means)) if chunk not in always])
+    scores = query[head * GROUP : (head + 1) * GROUP] @ means[left].T * SCALE
+    weights = scores.softmax(dim=1).amax(dim=0)
+    return sorted(left[weights.topk(layer.settings.num_chosen).indices].tolist())
+
+
 def test_the_working_set_holds_what_was_chosen_with_the_stores_values_and_the_restored_keys() -> None:
     context = make_context(PROMPT + 120)
     layer = shadow_of(context, PROMPT)
     stock, rates = layer.stock, []
     for at in range(PROMPT, PROMPT + 120):
         layer.seal_full()
-        scores = reference.chunk_scores(context.query[at : at + 1], stock.landmarks.all(), SCALE)
+        wanted = [wanted_chunks(layer, context.query[at], head) for head in range(NUM_KV_HEADS)]
         held = stock.working.slots.clone()
         _, (step,) = layer.attend(*context.part(at, at + 1), SCALE)
-        always = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, stock.always, value=True)
-        wanted = reference.chosen(scores, SMALL.num_chosen, always) & ~always
         for head in range(NUM_KV_HEADS):
-            chunks = wanted[head].nonzero().flatten()
-            assert sorted(stock.working.slots[head].tolist()) == chunks.tolist()
+            assert sorted(stock.working.slots[head].tolist()) == wanted[head]
             tokens = (stock.working.slots[head][:, None] * CHUNK + torch.arange(CHUNK)).flatten()
             assert torch.equal(stock.working.values[head].flatten(0, 1), context.values[tokens, head])
             torch.testing.assert_close(

@@ -118,11 +118,17 @@ def least_alike(likeness: Tensor, num_chunks: int) -> Tensor:
     return order.T.sort(dim=1).values
 
 
-def chunk_scores(query: Tensor, means: Tensor, softmax_scale: float) -> Tensor:
+def chunk_scores(query: Tensor, means: Tensor, always: Tensor, softmax_scale: float) -> Tensor:
     """Return how much each chunk is wanted [H_kv, C] by rotated queries [Q, H, D] together.
 
-    The highest weight that one of the queries, in one of the heads that share the keys, gives to the landmark
-    among `means` [C, H_kv, D].
+    The highest weight that one of the queries, in one of the heads that share the keys, gives to the chunk's
+    landmark among those of all chunks that have to be chosen to be seen. The highest, not the sum: what one
+    query needs is not outvoted by the others.
+
+    Args:
+        means: [C, H_kv, D].
+        always: [H_kv, C] of bool: chunks that are seen anyway. Their landmarks take no weight from others,
+            and their scores are 0; at least one chunk of a head is none of them.
 
     Raises:
         ValueError: the heads do not divide.
@@ -133,7 +139,7 @@ def chunk_scores(query: Tensor, means: Tensor, softmax_scale: float) -> Tensor:
         raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly")
     grouped = query.float().view(num_queries, num_kv_heads, -1, query.shape[-1])
     scores = torch.einsum("qhgd,chd->qghc", grouped, means.float()) * softmax_scale
-    return scores.softmax(dim=-1).amax(dim=(0, 1))
+    return scores.masked_fill(always, float("-inf")).softmax(dim=-1).amax(dim=(0, 1))
 
 
 def chosen(scores: Tensor, num_chunks: int, always: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Turns:
     are_neighbours: bool = False
 
 
-def chunk_scores(query: Tensor, means: Tensor, softmax_scale: float) -> Tensor:
+def chunk_scores(query: Tensor, means: Tensor, always: Tensor, softmax_scale: float) -> Tensor:
     """Return what the reference returns [H_kv, C]; see there for arguments."""
     num_queries, num_heads, dim = query.shape
     num_chunks, num_kv_heads, _ = means.shape
@@ -49,7 +49,9 @@ def chunk_scores(query: Tensor, means: Tensor, softmax_scale: float) -> Tensor:
     grid = (triton.cdiv(num_chunks, SCORED_CHUNKS), num_kv_heads, triton.cdiv(rows, tile))
     strides = (*query.stride()[:2], *means.stride()[:2])
     stages = num_stages(query.element_size())
-    _score[grid](query, means, raw, rows, num_chunks, softmax_scale, *strides, **constants, num_stages=stages)
+    _score[grid](
+        query, means, always, raw, rows, num_chunks, softmax_scale, *strides, **constants, num_stages=stages
+    )
     sums = raw.logsumexp(dim=2)
     scores = raw.new_empty(num_kv_heads, num_chunks)
     _best[(triton.cdiv(num_chunks, SCORED_CHUNKS), num_kv_heads)](
@@ -160,6 +162,7 @@ def restore_constants(
 def _score(
     query,
     means,
+    always,
     raw,
     num_rows,
     num_chunks,
@@ -187,7 +190,8 @@ def _score(
         q = tl.load(q_at + own[None, :], mask=row_there[:, None] & (own[None, :] < DIM), other=0.0)
         m = tl.load(m_at + own[:, None], mask=chunk_there[None, :] & (own[:, None] < DIM), other=0.0)
         scores += tl.dot(q, m.to(q.dtype), input_precision="ieee")
-    scores *= softmax_scale
+    is_seen = tl.load(always + head * num_chunks + chunk, mask=chunk_there, other=0) != 0
+    scores = tl.where(is_seen[None, :], float("-inf"), scores * softmax_scale)
     place = (head * num_rows + row)[:, None] * num_chunks + chunk[None, :]
     tl.store(raw + place, scores, mask=row_there[:, None] & chunk_there[None, :])
 
