@@ -1,7 +1,6 @@
 """`kvchat export`: a session as one file, with its KV or as text to read. Loads no model."""
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
@@ -169,7 +168,7 @@ def _chosen(
 
 
 def _refuse_stdout(options: ExportOptions, format: Format) -> None:
-    if format is Format.BUNDLE and sys.stdout.isatty():
+    if format is Format.BUNDLE and Output().is_terminal:
         raise UsageError("a bundle is no text for a terminal; give a file with -o, or a pipe")
     if options.json:
         raise UsageError("--json and -o - both write to standard output; choose one")
@@ -190,12 +189,7 @@ def file_name(session: Session, format: Format) -> str:
 
 def _opened(target: Path | None) -> AbstractContextManager[Callable[[bytes], object]]:
     """Give a function that writes to a file, whole or not at all; to standard output for None."""
-    return nullcontext(_write_out) if target is None else new_file(target)
-
-
-def _write_out(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    return nullcontext(Output().data) if target is None else new_file(target)
 
 
 def _model(settings: Settings, turns: Sequence[Turn], *, with_kv: bool) -> BundleModel | None:

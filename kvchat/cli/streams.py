@@ -4,7 +4,8 @@ import json
 import os
 import select
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 from kvchat.errors import StorageError
@@ -30,18 +31,15 @@ class Output:
 
     def write(self, text: str) -> None:
         """Write text; for a terminal without the characters that would steer it."""
-        if self._stream is None:
-            raise StorageError("standard output is closed, so nothing can be printed")
-        try:
-            self._stream.write(clean_text(text) if self.is_terminal else text)
-            self._stream.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            reason = error.strerror or error
-            raise StorageError(
-                f"standard output cannot be written ({reason}); make room, or print elsewhere"
-            ) from error
+        with self._told() as stream:
+            stream.write(clean_text(text) if self.is_terminal else text)
+            stream.flush()
+
+    def data(self, data: bytes) -> None:
+        """Write bytes as they are."""
+        with self._told() as stream:
+            stream.buffer.write(data)
+            stream.buffer.flush()
 
     def line(self, text: str = "") -> None:
         self.write(text + "\n")
@@ -59,6 +57,20 @@ class Output:
         """Find out that nobody reads any more, without writing."""
         if self._stream is not None and is_abandoned(self._stream):
             raise BrokenPipeError
+
+    @contextmanager
+    def _told(self) -> Iterator[TextIO]:
+        if self._stream is None:
+            raise StorageError("standard output is closed, so nothing can be printed")
+        try:
+            yield self._stream
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            reason = error.strerror or error
+            raise StorageError(
+                f"standard output cannot be written ({reason}); make room, or print elsewhere"
+            ) from error
 
 
 class RowsWanted(Protocol):

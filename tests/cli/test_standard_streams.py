@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.config import read_settings
+from kvchat.session.store import SessionStore
+
 pytestmark = pytest.mark.pure
 
 
@@ -53,3 +56,19 @@ def test_a_file_never_gets_the_number_of_a_closed_stream(home: Path) -> None:
     )
     script = f'exec {sys.executable} -c "{program}" <&- >&- 2>&-'
     assert subprocess.run(["sh", "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("form", ["bundle", "md"])
+@pytest.mark.parametrize(("place", "said"), [(">/dev/full", "cannot be written"), (">&-", "is closed")])
+def test_an_export_that_cannot_be_written_is_an_exit_code(
+    form: str, place: str, said: str, home: Path
+) -> None:
+    store = SessionStore(read_settings().paths.sessions_db)
+    store.create_session(title="demo")
+    store.close()
+    script = f"exec {sys.executable} -m kvchat export demo --format {form} -o - {place}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"standard output {said}" in done.stderr
+    assert "unexpected" not in done.stderr
+    assert "Traceback" not in done.stderr
