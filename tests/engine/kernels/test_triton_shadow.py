@@ -3,9 +3,12 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 import pytest
+import torch
+from torch import Tensor
 
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
@@ -68,11 +71,47 @@ def test_chunks_that_are_seen_anyway_and_weighed_are_noticed(errors: dict[str, f
 
 
 def test_more_slots_than_a_program_holds_are_refused() -> None:
-    import torch
-
     slots = torch.zeros(1, kernels.MOST_SLOTS + 1, dtype=torch.int64)
     with pytest.raises(ValueError, match="1025 slots are more than a program holds: at most 1024"):
         kernels.exchange(slots, slots)
+
+
+def with_gaps(tensor: Tensor) -> Tensor:
+    """Return the same tensor as every other number of another one."""
+    return torch.stack((tensor, tensor), dim=-1)[..., 0]
+
+
+def restore(sides: Sequence[Tensor]) -> None:
+    turns = kernels.Turns(cosines=sides[4], sines=sides[5])
+    kernels.restore_keys(sides[0], sides[1], (sides[2], sides[3]), turns, sides[6])
+
+
+SLOTS, MISSING, KEPT = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3).bool(), torch.zeros(2, 3, 8, 16)
+CALLS: dict[str, tuple[Callable[[Sequence[Tensor]], object], tuple[Tensor, ...]]] = {
+    "scores": (
+        lambda sides: kernels.chunk_scores(sides[0], sides[1], sides[2], 1.0),
+        (torch.zeros(1, 2, 16), torch.zeros(5, 1, 16), torch.zeros(1, 5).bool()),
+    ),
+    "exchange": (lambda sides: kernels.exchange(sides[0], sides[1]), (SLOTS - 1, SLOTS)),
+    "values": (
+        lambda sides: kernels.load_values(sides[0], sides[1], sides[2], sides[3]),
+        (torch.zeros(10, 8, 16), SLOTS, MISSING, KEPT),
+    ),
+    "keys": (
+        restore,
+        (torch.zeros(5, 8, 4), torch.zeros(32, 4), SLOTS, MISSING, *[torch.zeros(40, 8)] * 2, KEPT),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_with_gaps_are_not_read_as_if_they_had_none(name: str) -> None:
+    """Each of those that a kernel reads or writes in a row, on its own."""
+    call, plain = CALLS[name]
+    for number in range(len(plain)):
+        sides = [with_gaps(side) if number == place else side for place, side in enumerate(plain)]
+        with pytest.raises(AssertionError, match="lie in a row"):
+            call(sides)
 
 
 def assert_fits(made: Compiled, capability: int) -> None:

@@ -42,6 +42,8 @@ def chunk_scores(query: Tensor, means: Tensor, always: Tensor, softmax_scale: fl
     """Return what the reference returns [H_kv, C]; see there for arguments."""
     num_queries, num_heads, dim = query.shape
     num_chunks, num_kv_heads, _ = means.shape
+    assert query.stride(2) == means.stride(2) == 1, "numbers of a head lie in a row"
+    _assert_in_a_row(always)
     rows = num_queries * (num_heads // num_kv_heads)
     raw = torch.empty(num_kv_heads, rows, num_chunks, dtype=torch.float32, device=query.device)
     constants = score_constants(num_heads // num_kv_heads, dim, query.element_size())
@@ -93,6 +95,7 @@ def exchange(held: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     num_kv_heads, num_slots = wanted.shape
     if num_slots > MOST_SLOTS:
         raise ValueError(f"{num_slots} slots are more than a program holds: at most {MOST_SLOTS}")
+    _assert_in_a_row(held, wanted)
     slots, missing = torch.empty_like(held), torch.empty_like(held)
     is_missing = torch.empty(held.shape, dtype=torch.bool, device=held.device)
     block = triton.next_power_of_2(num_slots)
@@ -106,6 +109,7 @@ def load_values(store: Tensor, slots: Tensor, is_missing: Tensor, out: Tensor) -
     Args:
         slots, is_missing: [H_kv, k], of `exchange`.
     """
+    _assert_in_a_row(store, slots, is_missing, out)
     num_kv_heads, num_slots = slots.shape
     size = out.shape[2] * out.shape[3]
     grid = (num_slots, num_kv_heads)
@@ -123,6 +127,7 @@ def restore_keys(
         change: slots and what is missing, of `exchange`.
     """
     slots, is_missing = change
+    _assert_in_a_row(projections, directions, slots, is_missing, turns.cosines, turns.sines, out)
     num_kv_heads, num_slots = slots.shape
     size, rank = projections.shape[1:]
     grid = (triton.cdiv(num_slots * size, RESTORED_ROWS), num_kv_heads)
@@ -156,6 +161,11 @@ def restore_constants(
         "BLOCK_HALF": max(16, triton.next_power_of_2(num_turned // 2)),
         "BLOCK_REST": max(16, triton.next_power_of_2(dim - num_turned)),
     }
+
+
+def _assert_in_a_row(*tensors: Tensor) -> None:
+    """Hold what the kernels assume: the numbers of a tensor lie in order, without gaps."""
+    assert all(tensor.is_contiguous() for tensor in tensors), "tensors lie in a row"
 
 
 @triton.jit
