@@ -96,8 +96,8 @@ class TidyStore(SessionStore):
     def finish_answer(self, turn_id: TurnId, outcome: Outcome) -> Turn:
         """End an answer, as `SessionStore` does; in a pinned session its blocks are kept too."""
         turn = super().finish_answer(turn_id, outcome)
-        if self.session(turn.session_id).pinned:
-            self._pins.keep_grown(turn.session_id)
+        with suppress(SessionNotFound):  # deleted elsewhere since: the answer was stored, and went with it
+            self._keep_rest(turn.session_id)
         return turn
 
     def use_blocks_of(self, session_id: SessionId, namespace: str) -> None:

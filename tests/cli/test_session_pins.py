@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store
 from kvchat.config import read_settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
-from kvchat.errors import PinRefused
-from kvchat.session.store import new_turn_id
-from kvchat.session.tree import Role
+from kvchat.errors import PinRefused, SessionNotFound
+from kvchat.session.store import Outcome, SessionStore, new_turn_id
+from kvchat.session.tree import Finish, Role, Session, SessionId
 from tests.cli.secret_home import Run
 from tests.cli.test_sessions import add
 from tests.engine.memory import chains
@@ -178,3 +178,23 @@ def test_what_is_kept_for_a_session_that_is_gone_is_collected(kvchat: Kvchat, ru
     kvchat("cache", "gc")
     assert kvchat("cache", "status")["disk_bytes"] == 0
     assert not [*home.rglob("*.keep")]
+
+
+class DeletedElsewhere(TidyStore):
+    """A store whose sessions another process deletes right before they are looked at."""
+
+    def session(self, session_id: SessionId) -> Session:
+        with suppress(SessionNotFound), closing(SessionStore(self.path)) as other:
+            other.delete_session(session_id)
+        return super().session(session_id)
+
+
+def test_an_answer_that_is_stored_ends_well_though_its_session_is_deleted_right_then(home: Path) -> None:
+    paths = read_settings().paths
+    with closing(DeletedElsewhere(paths.sessions_db, paths.cache_dir)) as store:
+        session = store.create_session(title="Trip")
+        add(store, session, "q", "a", finish=Finish.PARTIAL)
+        answer = store.all_turns(session.id)[-1]
+        ended = store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
+        assert (ended.text, ended.finish) == ("a", Finish.COMPLETE)
+        assert store.list_sessions() == ()
