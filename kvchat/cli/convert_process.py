@@ -34,14 +34,17 @@ def convert_words(
     words += ["--data-dir", str(settings.paths.data_dir), "--cache-dir", str(settings.paths.cache_dir)]
     root = str(Path(__file__).parents[2])
     python_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    ended = subprocess.run(
-        [sys.executable, "-m", "kvchat", *words],
-        env=os.environ | engine_environ(settings) | {"PYTHONPATH": python_path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "kvchat", *words],
+            env=os.environ | engine_environ(settings) | {"PYTHONPATH": python_path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise EngineFailed(f"no process can be started for it: {error.strerror or error}") from error
     lines = ended.stderr.strip().splitlines()
     if ended.returncode:
         last = lines[-1] if lines else f"it ended with {ended.returncode}"

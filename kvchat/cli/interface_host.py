@@ -17,7 +17,7 @@ from kvchat.cli.session_files import SessionFiles
 from kvchat.config import KEYS, Settings, did_you_mean, own_file, read_layers
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.models.locate import lasting_name, locate_model
-from kvchat.errors import KvchatError, UsageError
+from kvchat.errors import UsageError
 from kvchat.session.template import ChatTemplate
 from kvchat.ui.host import Appearance, ModelEntry, SettingEntry
 
@@ -134,7 +134,7 @@ class InterfaceHost(SessionFiles):
         self._engine.close()  # what it has not saved yet is to be converted too
         try:
             words = convert_words(self._settings, session_id, wanted, self._engine.model, dry_run=False)
-        except KvchatError:
+        except BaseException:
             self._engine.swap()
             raise
         else:

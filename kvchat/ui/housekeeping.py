@@ -117,14 +117,31 @@ class Housekeeping:
             result = await asyncio.to_thread(change)
         except KvchatError as error:
             self._screen.warn(str(error))
-        if conversation is not None:
-            # Another object: the one before belongs to the engine that is gone.
-            fresh: ConversationView = await asyncio.to_thread(
-                self._chat.open, conversation.session.id, conversation.branch.name
-            )
-            self._turns.replace(fresh)
-            await self._turns.show(fresh)
+        await self._screen.let_go_of_engine()  # of what has been left meanwhile
+        shown = self._turns.conversation
+        if shown is not None:
+            await self._open_anew(shown)
+        if conversation not in (None, shown) and self._turns.is_answering(conversation.session.id):
+            await self._open_anew(conversation)
         return result
+
+    async def _open_anew(self, before: ConversationView) -> None:
+        """Open a conversation once more: the object before it belongs to the engine that is gone.
+
+        The person may have gone to another one meanwhile, and stays there.
+        """
+        try:
+            fresh: ConversationView = await asyncio.to_thread(
+                self._chat.open, before.session.id, before.branch.name
+            )
+        except KvchatError as error:
+            self._screen.warn(str(error))
+            if self._turns.conversation is before:
+                await self._turns.show(None)
+            return
+        self._turns.replace(fresh)
+        if self._turns.conversation is fresh:
+            await self._turns.show(fresh)
 
 
 def setting_line(entry: SettingEntry) -> str:

@@ -257,9 +257,10 @@ class Turns:
         self._listener.conversation_changed()
 
     def replace(self, conversation: ConversationView) -> None:
-        """Go on with the conversation on screen as it was opened anew; what waits there waits on."""
-        if self._lane.holds(conversation):
-            self._lane.conversation = conversation
+        """Go on with a conversation as it was opened anew; what waits there waits on, what runs goes on."""
+        for lane in self._lanes:
+            if lane.holds(conversation) and not lane.feed.is_running:
+                lane.conversation = conversation
 
     def _take_lane(self, conversation: ConversationView | None) -> Lane | None:
         lane = next((lane for lane in self._behind if lane.holds(conversation)), None)

@@ -68,6 +68,24 @@ def test_a_conversation_goes_on_in_another_format_and_back(home: Path, tiny_mode
         assert say(chat, "and now?").fingerprint != answer.fingerprint
 
 
+def test_an_engine_comes_back_where_no_process_can_be_started_to_convert(
+    home: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = read_settings({"sampling.max_tokens": 4})
+    engine = EngineSwap()
+    with opened(settings, engine) as kvchat:
+        chat = kvchat.load(None, str(tiny_model))
+        host = InterfaceHost(settings, kvchat, chat, engine)
+        engine.start()
+        session = chat.create("talk").session
+        assert say(chat, "hello").exact
+        with monkeypatch.context() as changed:
+            changed.setattr("sys.executable", str(home / "nothing"))
+            with pytest.raises(EngineFailed, match="no process can be started"):
+                host.use_format(session.id, "int4")
+        assert say(chat, "still here").exact
+
+
 @pytest.mark.slow
 def test_what_a_format_costs_and_a_refusal_change_nothing(home: Path, tiny_model: Path) -> None:
     settings = read_settings({"sampling.max_tokens": 4})

@@ -117,7 +117,9 @@ class ScriptedStore:
 
 
 class ScriptedFiles:
-    """A machine that writes nothing, and knows which files, settings and models there are."""
+    """A machine that writes nothing, and knows which files, settings and models there are; without `changing`
+    it is still at work on another format.
+    """
 
     def __init__(self) -> None:
         self.written: dict[str, tuple[SessionId, str]] = {}
@@ -125,6 +127,8 @@ class ScriptedFiles:
         self.values = {"display.theme": "kvchat", "sampling.temperature": "0.0"}
         self.loaded: list[str | None] = []
         self.formats: list[tuple[str, str]] = []
+        self.changing = Event()
+        self.changing.set()
 
     def appearance(self) -> Appearance:
         return self.shown_as
@@ -163,6 +167,7 @@ class ScriptedFiles:
         if cache_format == "int2":
             raise UsageError("no exact KV of this session is stored")
         self.formats.append((session_id, cache_format))
+        self.changing.wait(20)
         return f"converted to {cache_format}"
 
     def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:

@@ -79,3 +79,37 @@ async def test_it_is_refused_while_an_answer_is_written_and_where_it_cannot_be(t
         await shown.until(lambda: "no exact KV of this session is stored" in told(shown))
         assert shown.files.formats == []
         assert shown.questions == ["hello"]
+
+
+async def begin_format(shown: Window) -> None:
+    """Agree to another format, which the machine is still at work on."""
+    shown.files.changing.clear()
+    shown.screen.verbs.run("/cache format int4")
+    await until_asked(shown)
+    await shown.pilot.press("y")
+    await shown.until(lambda: shown.files.formats == [("s1", "int4")])
+
+
+async def test_one_who_has_gone_to_another_conversation_meanwhile_stays_there(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await begin_format(shown)
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: shown.screen.turns.conversation is None)
+        shown.files.changing.set()
+        await shown.until(lambda: "converted to int4; /cache format exact goes back" in told(shown))
+        assert shown.screen.turns.conversation is None
+        await shown.say_and_wait("something else")
+        assert shown.questions == ["something else"]
+
+
+async def test_a_conversation_that_is_deleted_meanwhile_leaves_the_screen(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await begin_format(shown)
+        shown.chat.store.sessions.clear()
+        shown.files.changing.set()
+        await shown.until(lambda: any("there is no session" in words for words in told(shown)))
+        await shown.until(lambda: shown.screen.turns.conversation is None)
+        await shown.say_and_wait("something else")
+        assert shown.questions == ["something else"]
