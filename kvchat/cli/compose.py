@@ -218,7 +218,8 @@ def opened(settings: Settings, engine_factory: EngineFactory, *, temp: bool = Fa
         if temp:
             directory = stack.enter_context(TemporaryDirectory(prefix="kvchat-"))
             settings = _forgetful(settings, Path(directory))
-        opened_store = TidyStore(None, settings.paths.cache_dir) if temp else open_store(settings)
+        # A directory that is never made: there are no blocks to be listed, kept or removed.
+        opened_store = TidyStore(None, settings.paths.cache_dir / "none") if temp else open_store(settings)
         store = stack.enter_context(closing(opened_store))
         yield stack.enter_context(closing(Kvchat(settings, store, engine_factory)))
 
