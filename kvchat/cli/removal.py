@@ -264,9 +264,12 @@ class TidyStore(SessionStore):
     def collect(self) -> Removed:
         """Remove every block that no session of this store refers to, and all damaged ones.
 
+        What was not sent to sessions that are gone goes too.
+
         Raises:
-            StorageError: the blocks cannot be removed.
+            StorageError: the blocks or the texts cannot be removed.
         """
+        self._forget_stray_texts()
         if not self._cache_dir.is_dir():
             return Removed()
         with closing(self._catalog()) as catalog:
@@ -278,6 +281,13 @@ class TidyStore(SessionStore):
     def _delete_text(self, doomed: Iterable[SessionId]) -> None:
         for session_id in doomed:
             super().delete_session(session_id)
+        self._forget_stray_texts()
+
+    def _forget_stray_texts(self) -> None:
+        """Remove what another process kept for a session that had been deleted while it was shown there."""
+        for owner in self.unsent.owners():
+            if self.is_gone(owner):
+                self.unsent.forget(owner)
 
 
 def _nothing() -> None:

@@ -65,6 +65,12 @@ class UnsentShelf:
         """Return whether anything is kept for a session."""
         return self._files is not None and bool(_kept(self._files, session_id))
 
+    def owners(self) -> frozenset[str]:
+        """Return the sessions that anything is kept for, also what is damaged."""
+        files = () if self._files is None else self._files.all()
+        names = {file.stem.removeprefix(_ASIDE).partition(".")[0] for file in files}
+        return frozenset(names - {_NOT_BEGUN})
+
     @contextmanager
     def lent(self, session_id: str | None, elsewhere: Collection[str] = ()) -> Iterator[LentText]:
         """Lend what is kept for a session, to nobody else meanwhile; after the block it is kept no longer.

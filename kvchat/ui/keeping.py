@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from typing import Protocol
 
 from kvchat.errors import KvchatError
+from kvchat.session.tree import SessionId
 from kvchat.ui.attaching import Attaching
 from kvchat.ui.attachments import before_message
 from kvchat.ui.bridge import ConversationView, SessionShelf
@@ -103,6 +104,13 @@ class Keeping:
         names = {branch.name for branch in self._store.branches(conversation.session.id)}
         return frozenset(names - {conversation.branch.name})
 
+    def _is_gone(self, session_id: str) -> bool:
+        """Whether another process has deleted a session; not where that cannot be told."""
+        try:
+            return not self._store.branches(SessionId(session_id))
+        except KvchatError:
+            return False
+
     def _put_back(self) -> None:
         """Put what could not be kept for the conversation on screen into the prompt."""
         shown = _owner(self._turns.conversation)
@@ -130,6 +138,8 @@ class Keeping:
             if (owner, one.text) in self._kept:
                 continue
             try:
+                if session_id is not None and self._is_gone(session_id):
+                    session_id = branch = None  # nobody would ever open it
                 self._store.unsent.keep(session_id, one.text, branch)
             except KvchatError as error:
                 log.error("%s", error)

@@ -1,12 +1,16 @@
 """What was written and not sent outlives the window."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
+from kvchat.chat import ChatEvent
 from kvchat.engine.api.status import EnginePhase
+from kvchat.errors import StorageError
 from kvchat.ui.attachments import Attachment, before_message
 from tests.terminal import terminal
 from tests.ui.harness import window
@@ -129,6 +133,37 @@ async def test_what_cannot_be_kept_for_another_conversation_never_enters_this_on
         gate.set()
         shown.screen.quit()
         assert shown.chat.store.unsent.kept == {"s1": ["second"], None: ["here"]}
+
+
+async def test_what_fails_as_the_window_closes_and_cannot_be_kept_comes_back_to_the_prompt(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path) as shown:
+        gate = Event()
+
+        def fail(conversation: Any, text: str) -> Iterator[ChatEvent]:
+            gate.wait(20)
+            raise StorageError("no space is left")
+            yield
+
+        shown.chat.send = fail  # type: ignore[method-assign]
+        await shown.say("go")
+        await shown.until(lambda: shown.screen.turns.is_running)
+        shown.chat.store.unsent.is_full = True
+        gate.set()
+        shown.screen.quit()
+        await shown.until(lambda: shown.screen.prompt.text == "go")
+        assert not shown.screen.turns.is_busy
+
+
+async def test_what_was_for_a_session_that_is_gone_is_kept_for_the_next_conversation(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.type("half")
+        shown.chat.store.sessions.clear()
+        shown.chat.store.paths.clear()
+        shown.screen.quit()
+        assert shown.chat.store.unsent.kept == {None: ["half"]}
 
 
 async def test_a_command_and_an_unchanged_edit_are_nothing_to_keep(tmp_path: Path) -> None:

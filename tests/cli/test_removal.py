@@ -1,0 +1,32 @@
+"""What goes with sessions that are removed."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kvchat.cli.removal import TidyStore
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        lambda store, one: store.collect(),
+        lambda store, one: store.remove_sessions([one]),
+    ],
+)
+def test_what_was_not_sent_to_a_session_that_is_gone_goes_with_the_next_sweep(
+    tmp_path: Path, sweep: Callable[..., object]
+) -> None:
+    with closing(TidyStore(tmp_path / "sessions.db", tmp_path / "cache")) as store:
+        here, one, gone = (store.create_session(title=title).id for title in ("here", "one", "gone"))
+        store.delete_session(gone)
+        for owner in (here, gone, None):
+            store.unsent.keep(owner, "half a thought")
+        sweep(store, one)
+        assert store.unsent.owners() == {here}
+        assert store.unsent.take(gone) == ""
+        assert store.unsent.take(None) == store.unsent.take(here) == "half a thought"
