@@ -282,6 +282,10 @@ class TurnFeed:
             self._thread = None
         return taken
 
+    def waiting(self) -> Sequence[FeedEvent]:
+        """Return what can be taken, and leave it there."""
+        return self._events.copy()
+
     def join(self, timeout_s: float) -> None:
         """Wait for the producer to end."""
         if self._thread is not None:

@@ -294,7 +294,7 @@ class Turns:
         if not lane.events or not isinstance(lane.events[-1], TurnEnded):
             return
         failure = next((event for event in lane.events if isinstance(event, TurnFailed)), None)
-        unsent = "" if failure is None else _unsent(lane)
+        unsent = "" if failure is None else _unsent(lane, lane.events)
         self._end(lane)
         if not lane.queue:
             self._behind.remove(lane)
@@ -396,21 +396,21 @@ def _turns_before(lane: Lane) -> Sequence[Turn]:
     return turns[: ids.index(parent_id) + 1] if parent_id in ids else ()
 
 
-def _unsent(lane: Lane) -> str:
+def _unsent(lane: Lane, events: Sequence[FeedEvent]) -> str:
     """Return the message of a turn that failed, where it is not stored."""
     turns = lane.conversation.turns if lane.conversation else ()
-    started = next((event for event in lane.events if isinstance(event, TurnStarted)), None)
+    started = next((event for event in events if isinstance(event, TurnStarted)), None)
     is_kept = started is not None and started.question in turns
     return lane.running.text if lane.running is not None and not is_kept else ""
 
 
 def _not_stored(lane: Lane) -> str:
     """Return the message of a turn that is given up, where it is not stored."""
-    lane.events += lane.feed.take()
-    is_started = any(isinstance(event, TurnStarted) for event in lane.events)
-    if is_started and not any(isinstance(event, TurnFailed) for event in lane.events):
+    events = [*lane.events, *lane.feed.waiting()]
+    is_started = any(isinstance(event, TurnStarted) for event in events)
+    if is_started and not any(isinstance(event, TurnFailed) for event in events):
         return ""
-    text = _unsent(lane)
+    text = _unsent(lane, events)
     turns = lane.conversation.turns if lane.conversation else ()
     return "" if turns and turns[-1].text == text else text
 
