@@ -52,17 +52,25 @@ class RawServer:
         with connection, suppress(OSError):
             data = b""
             while b"\r\n\r\n" not in data:
-                data += connection.recv(65536)
+                data += _received(connection)
             head, _, body = data.partition(b"\r\n\r\n")
             length = re.search(rb"Content-Length: (\d+)", head)
             while length is not None and len(body) < int(length[1]):
-                body += connection.recv(65536)
+                body += _received(connection)
             self.requests.append(body)
             self.asked.set()
             connection.sendall(self._data)
             if self._hangs:
                 connection.recv(1)
                 self.gone.set()
+
+
+def _received(connection: socket.socket) -> bytes:
+    """Return what has come; a client that has gone will send no more."""
+    data = connection.recv(65536)
+    if not data:
+        raise ConnectionError
+    return data
 
 
 @pytest.fixture
