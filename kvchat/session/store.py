@@ -14,12 +14,11 @@ from time import time
 from kvchat.engine.api.ids import u32le
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.sealing.sealer import Sealer
-from kvchat.session import damage, lookup, moments, rows, statements
-from kvchat.session.branch_removal import BranchRemoval, plan_removal
+from kvchat.session import moments, rows, statements
 from kvchat.session.database import Database, MemoryDatabase
-from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.reading import TurnReader
 from kvchat.session.sealed_tables import tables_of
+from kvchat.session.session_reader import SessionReader
 from kvchat.session.tree import (
     MAIN,
     Branch,
@@ -36,7 +35,7 @@ from kvchat.session.unsent import UnsentShelf
 from kvchat.writers import Writers
 
 
-class SessionStore:
+class SessionStore(SessionReader):
     """All sessions of one person.
 
     Args:
@@ -47,10 +46,10 @@ class SessionStore:
     """
 
     def __init__(self, path: Path | None, sealer: Sealer | None = None) -> None:
-        self._database = MemoryDatabase() if path is None else Database(path, tables_of(sealer))
-        self.path = self._database.path
+        database = MemoryDatabase() if path is None else Database(path, tables_of(sealer))
         self._writers = Writers(None if path is None else path.parent / "writers")
-        self._reader = TurnReader(self._writers)
+        super().__init__(database, TurnReader(self._writers))
+        self.path = database.path
         self.unsent = UnsentShelf(None if path is None else path.parent / "unsent", sealer)
 
     def close(self) -> None:
@@ -119,32 +118,6 @@ class SessionStore:
         with self._database.write() as connection:
             statements.change_session(connection, session_id, adapter=adapter)
 
-    def session(self, session_id: SessionId) -> Session:
-        with self._database.read() as connection:
-            return statements.session(connection, session_id)
-
-    def find(self, reference: str) -> Session:
-        """Return the session a person means: by id, exact title, unique id prefix or title prefix.
-
-        An id prefix needs 4 characters.
-
-        Raises:
-            SessionNotFound: none; the message suggests similar ones.
-            SessionAmbiguous: several; the message lists them.
-        """
-        with self._database.read() as connection:
-            return lookup.find(connection, reference)
-
-    def list_sessions(self) -> tuple[SessionSummary, ...]:
-        """Return all sessions, last used first."""
-        with self._database.read() as connection:
-            return lookup.summaries(connection)
-
-    def search(self, text: str, limit: int = 50) -> tuple[SearchHit, ...]:
-        """Return the turns that hold every word of `text` (each may be the start of a word), best first."""
-        with self._database.search() as connection:
-            return lookup.search(connection, text, limit)
-
     def rename(self, session_id: SessionId, title: str) -> Session:
         """Give a session another title.
 
@@ -174,46 +147,6 @@ class SessionStore:
         self.unsent.forget(session_id)
 
     # Branches
-
-    def branches(self, session_id: SessionId) -> tuple[Branch, ...]:
-        """Return the branches of a session, last used first."""
-        with self._database.read() as connection:
-            found = connection.execute(
-                "SELECT * FROM branches WHERE session_id = ? ORDER BY updated_at DESC, name", (session_id,)
-            )
-            branches = tuple(rows.branch_of(row) for row in found)
-            damage.refuse_hidden_branches(connection, session_id, len(branches))
-            return branches
-
-    def branch(self, session_id: SessionId, name: str) -> Branch:
-        """Return a branch by its name.
-
-        Raises:
-            SessionNotFound: the session has no such branch; the message names those it has.
-        """
-        branches = self.branches(session_id)
-        for branch in branches:
-            if branch.name == name:
-                return branch
-        known = ", ".join(branch.name for branch in branches) or "none"
-        raise SessionNotFound(f"this session has no branch {name!r}; its branches: {known}")
-
-    def branch_through(self, turn_id: TurnId) -> Branch | None:
-        """Return the branch used last of those that a turn lies on; None if none leads there any more."""
-        with self._database.read() as connection:
-            below = lookup.turns_below(connection, turn_id)
-            session_id = self._reader.turn(connection, turn_id).session_id
-        return next((branch for branch in self.branches(session_id) if branch.leaf_id in below), None)
-
-    def path_holds(self, leaf_id: TurnId | None, turn_id: TurnId) -> bool:
-        """Return whether a turn lies on the path to a leaf."""
-        with self._database.read() as connection:
-            return leaf_id is not None and leaf_id in lookup.turns_below(connection, turn_id)
-
-    def recent_questions(self, limit: int = 500) -> tuple[str, ...]:
-        """Return what was asked last, over all sessions, oldest first."""
-        with self._database.read() as connection:
-            return lookup.recent_questions(connection, limit)
 
     def create_branch(
         self, session_id: SessionId, *, leaf_id: TurnId | None, name: str = "", beside: str = MAIN
@@ -262,11 +195,6 @@ class SessionStore:
             statements.change_session(connection, branch.session_id, active_branch=successor.name)
         if turn_ids:
             self._database.forget_backups()
-
-    def removal_of(self, session_id: SessionId, name: str) -> BranchRemoval:
-        """Return what removing a branch would mean; raises as `branch` and `plan_removal`."""
-        branches, active = self.branches(session_id), self.session(session_id).active_branch
-        return plan_removal(self.branch(session_id, name), branches, self.all_turns(session_id), active)
 
     def remove_branch(self, session_id: SessionId, name: str) -> object:
         """Delete a branch with the messages that no other branch has."""
@@ -405,37 +333,6 @@ class SessionStore:
             for turn in left:
                 statements.fold(connection, turn)
         return len(left)
-
-    def turn(self, turn_id: TurnId) -> Turn:
-        """Return a turn by its id.
-
-        Raises:
-            SessionNotFound: there is none.
-        """
-        with self._database.read() as connection:
-            return self._reader.turn(connection, turn_id)
-
-    def turns_to(self, leaf_id: TurnId | None) -> tuple[Turn, ...]:
-        """Return the path from the root to a turn, that turn last; empty for None."""
-        if leaf_id is None:
-            return ()
-        with self._database.read() as connection:
-            turns = self._reader.turns(connection, statements.path_to(connection, leaf_id))
-            damage.refuse_gaps(connection, turns, (leaf_id,))
-            return turns
-
-    def children(self, turn_id: TurnId) -> tuple[Turn, ...]:
-        with self._database.read() as connection:
-            found = connection.execute("SELECT * FROM turns WHERE parent_id = ? ORDER BY num", (turn_id,))
-            return self._reader.turns(connection, found)
-
-    def all_turns(self, session_id: SessionId) -> tuple[Turn, ...]:
-        """Return every turn of a session, a parent before its children."""
-        with self._database.read() as connection:
-            found = connection.execute("SELECT * FROM turns WHERE session_id = ? ORDER BY num", (session_id,))
-            turns = self._reader.turns(connection, found)
-            damage.refuse_hidden_turns(connection, session_id, turns)
-            return turns
 
     def _writer(self) -> str:
         with self._database.read():
