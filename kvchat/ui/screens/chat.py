@@ -1,57 +1,43 @@
-"""The one screen: sessions, conversation, cache panel, prompt, status."""
+"""The one screen: sessions, conversation, cache panel, prompt, status, and what a person does there."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import ClassVar
 
-from textual import events, work
+from textual import work
 from textual.binding import Binding, BindingType
-from textual.content import Content
-from textual.widgets import Static
 
-from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
-from kvchat.session.tree import SessionId, Turn
 from kvchat.ui.attaching import Attaching
-from kvchat.ui.attachments import split_message, take_out_files
+from kvchat.ui.attachments import split_message
 from kvchat.ui.branching import Branching
-from kvchat.ui.bridge import ChatService, ConversationView, EngineView
+from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.courses import Courses
 from kvchat.ui.drain import INTERVAL_S, Drain
-from kvchat.ui.engine_watch import EngineWatch, Shown
+from kvchat.ui.engine_watch import EngineWatch
 from kvchat.ui.formats import Formats
 from kvchat.ui.gauging import Gauging
-from kvchat.ui.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.host import Host
 from kvchat.ui.housekeeping import Housekeeping
 from kvchat.ui.inspecting import Inspecting
 from kvchat.ui.keeping import Keeping
-from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.outlet import Outlet
-from kvchat.ui.plain_text import one_line
-from kvchat.ui.price_words import reach_words
+from kvchat.ui.screens.conversation import ConversationScreen
 from kvchat.ui.screens.history import HistoryScreen
-from kvchat.ui.screens.window import WindowScreen
 from kvchat.ui.shelf import Shelf
-from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
-from kvchat.ui.verbs import Helpers, Opener, Verbs
+from kvchat.ui.turns import PendingTurn, TurnKind, Turns
+from kvchat.ui.verbs import Helpers, Verbs
 from kvchat.ui.widgets.cache_panel import CachePanel
-from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.session_rows import Held, ListOptions, SessionWithBranches
 from kvchat.ui.widgets.sessions_pane import SessionsPane
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
 
-_ASIDE_NOTE = "  ·  thrown away when you leave · esc goes back"
 
-
-class ChatScreen(WindowScreen):
-    """Puts the widgets together; turns and commands are run by `Turns` and `Verbs`."""
+class ChatScreen(ConversationScreen):
+    """Puts the widgets together, and hands on what is typed and pressed to `Turns`, `Verbs` and the rest."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f5", "continue", "Continue", id="go_on", show=False),
@@ -64,13 +50,8 @@ class ChatScreen(WindowScreen):
     ]
 
     def __init__(self, chat: ChatService, engine: EngineView, host: Host, initial: str | None) -> None:
-        super().__init__(host.appearance().keys)
-        self._chat = chat
-        self._host = host
-        self.engine = engine
+        super().__init__(chat, engine, host)
         self._initial = initial
-        self._last_rate: float | None = None
-        self._kept = KeptOpen()
 
     def on_mount(self) -> None:
         self.prompt = self.query_one("#prompt", Prompt)
@@ -113,120 +94,9 @@ class ChatScreen(WindowScreen):
 
     # What others ask of the screen
 
-    def queue(self, pending: PendingTurn) -> None:
-        """Run a turn as soon as the engine is loaded and no other runs."""
-        self.turns.add(pending)
-        self._start_next()
-
-    def restore_command(self, line: str) -> None:
-        """Put a command line that could not be run back into the prompt."""
-        self.prompt.keep_draft(line)
-        self.prompt.set_text(line)
-        self.prompt.mark_typed_slash()
-
-    @property
-    def is_engine_ready(self) -> bool:
-        return self._watch.is_ready
-
-    @property
-    def snapshot(self) -> CacheSnapshot | None:
-        return self._watch.snapshot
-
-    def write_prompt(self, text: str) -> None:
-        """Put a text into the prompt, for the person to go on with; what stood there is a key up away."""
-        self.prompt.keep_draft(text)
-        self.prompt.set_text(text)
-        self.prompt.focus()
-
-    def give_back(self, text: str) -> None:
-        """Return unsent text to the prompt, before what has been typed since, and its files to its lines."""
-        files, text = take_out_files(text)
-        self.attaching.give_back(files)
-        if text:
-            self.prompt.set_text(f"{text}\n{self.prompt.text}" if self.prompt.text else text)
-
-    def run_on(self, turn: Turn, name: str) -> None:
-        self.verbs.run_on(turn, name)
-
-    def keep_behind(self, conversation: ConversationView) -> None:
-        """Keep a conversation open that something has come on screen for."""
-        self.run_worker(self._close(self._kept.keep(conversation)))
-
-    def come_back_to(self, conversation: ConversationView) -> ConversationView:
-        """Take a conversation from behind, as it was left unless somebody has moved it since."""
-        shown, stale = self._kept.take(conversation)
-        self.run_worker(self._close(stale))
-        return shown
-
-    def show_edit(self, text: str | None) -> None:
-        if text is not None:
-            self.write_prompt(text)
-        self.draw_heading()
-
-    @work(exclusive=True, group="open")
-    async def open_with(self, opener: Opener, draft: Draft | None = None) -> None:
-        """Put another conversation on the screen; the one that was there stays open behind it, and what is
-        being answered there goes on.
-        """
-        try:
-            conversation = await opener()
-        except KvchatError as error:
-            self.warn(str(error))
-            return
-        closing: list[ConversationView] = []
-        is_gone = await self.branching.leave_aside(conversation)
-        if self.turns.conversation is not None and not self.turns.is_busy and not is_gone:
-            closing += self._kept.keep(self.turns.conversation)
-        if conversation is not None:
-            conversation, stale = self._kept.take(conversation)
-            closing += stale
-        self.courses.end_edit()
-        await self.turns.show(conversation, draft)
-        self.attaching.read_again()
-        self.begin(partial(self.keeping.give_back, conversation))
-        await self._close(closing)
-        if conversation is not None:
-            self.begin(partial(self._tell_reach, conversation), group="reach")
-            for notice in await asyncio.to_thread(self._chat.notices, conversation):
-                self.warn(notice)
-
-    async def _tell_reach(self, conversation: ConversationView) -> None:
-        """Say how much of a conversation that has come on screen need not be computed."""
-        if not self.is_engine_ready or self.turns.is_running:
-            return
-        with suppress(KvchatError):
-            cost = await asyncio.to_thread(self._chat.variants.reach, conversation)
-            if words := reach_words(cost, self.snapshot):
-                self.tell(words)
-
-    async def _close(self, conversations: Sequence[ConversationView]) -> None:
-        for conversation in conversations:
-            await asyncio.to_thread(self._chat.close, conversation)
-
     def show_sessions_pane(self) -> None:
         super().show_sessions_pane()
         self.shelf.refresh()  # another window may have changed them
-
-    def held_sessions(self) -> dict[str, Held]:
-        return self._watch.held_sessions()
-
-    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None:
-        if self.is_attached and self.query(SessionList):  # the window may have been closed meanwhile
-            self.query_one(SessionList).show_sessions(sessions, options)
-            self.draw_heading()
-
-    async def leave_session(self, session_id: SessionId, branch: str | None = None) -> None:
-        """Take a session, or that branch alone, off the screen and let go of what it holds."""
-        closing = self._kept.drop_session(session_id)
-        self.branching.forget_asides(session_id, branch)
-        shown = self.turns.conversation
-        if shown is not None and shown.session.id == session_id and branch in (None, shown.branch.name):
-            closing.append(shown)
-            await self.turns.show(None)
-        await self._close(closing)
-
-    async def let_go_of_engine(self) -> None:
-        await self._close(self._kept.drop_all())
 
     def show_theme(self, name: str) -> None:
         self.app.show_theme(name)  # type: ignore[attr-defined]
@@ -237,39 +107,6 @@ class ChatScreen(WindowScreen):
             self.branching.throw_all_away()
             self.turns.release()
             self.app.exit(return_code=return_code)
-
-    # TurnListener
-
-    def queue_changed(self) -> None:
-        # Later: what starts at once was never seen to wait, and would have everything laid out for nothing.
-        self.call_later(self._draw_queue)
-
-    def turn_produced(self) -> None:
-        self._drain.wake()
-
-    def conversation_changed(self) -> None:
-        self.draw_heading()
-        self.shelf.refresh()
-
-    def turn_failed(self, error: Exception, unsent: str) -> None:
-        self.notify(str(error) or type(error).__name__, severity="error", timeout=15, markup=False)
-        self.give_back(unsent)
-
-    def ended_behind(self, conversation: ConversationView) -> None:
-        if self.branching.end_behind(conversation):
-            return
-        self.tell("the answer has ended", title=self.shelf.title(conversation.session.id))
-        self.run_worker(self._close(self._kept.keep(conversation)))
-
-    def turn_ended(self) -> None:
-        if not self.turns.is_any_running:
-            self._drain.stop()
-        self._watch.forget_rate()
-        answer = self.transcript.last_answer
-        if answer is not None:
-            self._last_rate = answer.turn.timings.decode_tokens_per_s
-        self.conversation_changed()
-        self._start_next()
 
     # What the person does
 
@@ -294,12 +131,6 @@ class ChatScreen(WindowScreen):
 
     def on_prompt_erased_nothing(self) -> None:
         self.attaching.detach()
-
-    def draw_attachments(self, lines: Sequence[str]) -> None:
-        self.draw_lines("#attachments", lines)
-
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self.draw_heading)
 
     async def _read_history(self) -> None:
         with suppress(KvchatError):
@@ -391,60 +222,3 @@ class ChatScreen(WindowScreen):
             self.action_stop()
         else:
             self.tell("ctrl+q or /quit leaves; everything is kept")
-
-    # Drawing
-
-    def _draw_queue(self) -> None:
-        waiting = [one_line(pending.text) or pending.kind.value for pending in self.turns.queue]
-        self.draw_lines("#queue", [f"queued  {line}" for line in waiting])
-
-    def _start_next(self) -> None:
-        if self._watch.is_ready and self.turns.start_next():
-            self._drain.start()
-
-    def _look(self) -> None:
-        """Draw the engine's state, and come back: often while an answer is written."""
-        conversation = self.turns.conversation
-        shown = Shown(
-            session=conversation.session if conversation else None,
-            names=self._branch_names(),
-            context_len=self.turns.context_len,
-            is_running=self.turns.is_running,
-            num_queued=len(self.turns.queue),
-            last_rate=self._last_rate,
-        )
-        self.set_timer(self._watch.look(shown), self._look)
-        if self._watch.snapshot is not None and (closing := self._kept.drop_for_room(self._watch.snapshot)):
-            self.run_worker(self._close(closing))
-
-    def _branch_names(self) -> BranchNames:
-        return self.shelf.sessions.branch_names(self.turns.conversation, self._kept)
-
-    def _phase_changed(self, status: EngineStatus) -> None:
-        self._draw_welcome()
-        if status.phase is EnginePhase.READY:
-            self.turns.settle_garbage()
-            self.attaching.read_again()
-            self._start_next()
-        elif status.phase is EnginePhase.FAILED:
-            reason = status.error or status.detail or "the engine stopped"
-            self.fail(f"{reason}\n/reload loads it again; what was said is kept", title="engine")
-            self.give_back(self.turns.stop_all())
-
-    def draw_heading(self) -> None:
-        if not self.query("#heading"):  # the window is being closed
-            return
-        conversation = self.turns.conversation
-        heading = self.query_one("#heading", Static)
-        width = heading.content_size.width
-        if self.courses.editing is not None:
-            text = editing_text(self.courses.cost, width)
-        else:
-            stored = self.shelf.sessions.title(conversation.session.id) if conversation else None
-            note = _ASIDE_NOTE if self.branching.aside is not None else ""
-            text = heading_text(conversation, stored or self.turns.draft.title, width, note)
-        heading.update(Content(text), layout=False)
-        self._draw_welcome()
-
-    def _draw_welcome(self) -> None:
-        self.transcript.show_welcome(welcome_text(self._watch.status.phase, len(self.shelf.sessions.entries)))
