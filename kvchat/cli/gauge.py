@@ -1,23 +1,24 @@
 """`kvchat cache gauge`: what cache formats lose, on a conversation or on the built-in questions."""
 
+import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from kvchat.cli.gauge_figures import figures_of, write_text
 from kvchat.cli.gauge_options import GaugeOptions
 from kvchat.cli.session_settings import with_adapter
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
 from kvchat.config import Settings
-from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.exams import FormatMarks, Item
 from kvchat.engine.api.losses import FormatLoss, GaugeReport
 from kvchat.engine.models.locate import locate_model
-from kvchat.errors import ConfigError, StorageError, UsageError
-from kvchat.gauge.advice import CANDIDATES, recommended
+from kvchat.errors import ConfigError, UsageError
+from kvchat.gauge.advice import CANDIDATES
 from kvchat.gauge.frontier_plot import frontier_svg
 from kvchat.session.answered import answer_positions
 from kvchat.session.own_blocks import answer_starts
@@ -66,12 +67,13 @@ def _replay_session(options: GaugeOptions, reference: str) -> None:
 
 
 def _tell(options: GaugeOptions, report: GaugeReport, session: Session) -> None:
+    figures = figures_of(report, session.id, options.keep)
     if options.svg is not None:
         _draw(options.svg, report.formats, session.title, report.exact_token_bytes)
+    if options.figures is not None:
+        write_text(options.figures, json.dumps(figures), "--figures")
     if options.json:
-        best = recommended(report.formats, options.keep, report.exact_bytes)
-        advice = {"keep": options.keep, "recommended": best.cache_format if best else EXACT}
-        Output().json(finite({"session": session.id} | asdict(report) | advice))
+        Output().json(figures)
         return
     for line in report_lines(report, options.keep):
         Output().line(line)
@@ -89,10 +91,13 @@ def _ask_suite(options: GaugeOptions) -> None:
     items = list(suite.items(size))
     start_s = monotonic()
     marks = _examined(loaded, items, _formats(options, loaded), status)
+    figures = finite(suite_values(items, marks))
     if options.svg is not None:
         _draw(options.svg, _as_losses(marks), f"kvchat's questions, {model}", marks[0].token_bytes)
+    if options.figures is not None:
+        write_text(options.figures, json.dumps(figures), "--figures")
     if options.json:
-        Output().json(finite(suite_values(items, marks)))
+        Output().json(figures)
         return
     for line in suite_lines(items, marks):
         Output().line(line)
@@ -150,9 +155,4 @@ def _load(settings: Settings, model: str, status: Status) -> "tuple[Gauge, str]"
 
 
 def _draw(path: Path, formats: Sequence[FormatLoss], title: str, exact_token_bytes: float) -> None:
-    try:
-        path.write_text(frontier_svg(formats, title, exact_token_bytes))
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror}; give another file with --svg"
-        ) from error
+    write_text(path, frontier_svg(formats, title, exact_token_bytes), "--svg")

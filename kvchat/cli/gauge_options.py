@@ -48,6 +48,9 @@ class GaugeOptions(ListOptions):
     svg: Annotated[
         Path | None, typer.Option(help="Draw bytes against loss into this file.", metavar="FILE")
     ] = None
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write all figures into this file, as JSON.", metavar="FILE")
+    ] = None
     quick: Annotated[bool, typer.Option("--quick", help="Of the built-in questions ask a tenth.")] = False
     model: Annotated[
         str | None,

@@ -11,7 +11,7 @@ from kvchat.cli.config import value_of
 from kvchat.cli.config_file import change_file
 from kvchat.cli.convert_process import convert_words
 from kvchat.cli.engine_swap import EngineSwap
-from kvchat.cli.gauge_process import gauge_text
+from kvchat.cli.gauge_process import gauged
 from kvchat.cli.model_shelf import models_here
 from kvchat.cli.session_files import SessionFiles
 from kvchat.config import KEYS, Settings, did_you_mean, own_file, read_layers
@@ -19,7 +19,7 @@ from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.models.locate import lasting_name, locate_model
 from kvchat.errors import UsageError
 from kvchat.session.template import ChatTemplate
-from kvchat.ui.host import Appearance, ModelEntry, SettingEntry
+from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
 
 
 class InterfaceHost(SessionFiles):
@@ -106,13 +106,13 @@ class InterfaceHost(SessionFiles):
         self._chat.adapter = ""
         self._kvchat.lend_again(location.path, template)
 
-    def gauge(self, session_id: str, branch: str, cache_format: str) -> str:
+    def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
         """Return what formats lose on a conversation.
 
         Raises:
             EngineFailed: it cannot be measured.
         """
-        return gauge_text(self._settings, session_id, branch, cache_format)
+        return gauged(self._settings, session_id, branch, cache_format)
 
     def format_cost(self, session_id: str, cache_format: str) -> str:
         """Return what a session would save and lose in another format.

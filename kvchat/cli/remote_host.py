@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvchat.cli.interface_host import InterfaceHost
 from kvchat.errors import UsageError
 from kvchat.remote.chat import RemoteChat
-from kvchat.ui.host import ModelEntry
+from kvchat.ui.host import Gauged, ModelEntry
 
 
 class RemoteHost(InterfaceHost):
@@ -23,7 +23,7 @@ class RemoteHost(InterfaceHost):
             for name in chat.endpoint.models()
         ]
 
-    def gauge(self, session_id: str, branch: str, cache_format: str) -> str:
+    def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
         """Refuse: the cache is the server's.
 
         Raises:

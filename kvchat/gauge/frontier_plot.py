@@ -2,17 +2,13 @@
 
 from collections.abc import Sequence
 from html import escape
-from math import ceil, floor, log10
 
 from kvchat.engine.api.losses import FormatLoss
 from kvchat.gauge.advice import frontier
+from kvchat.gauge.axes import Axes, axes_of
 
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 80, 150, 44, 56
-LEAST_DIVERGENCE = 1e-8
-MOST_DIVERGENCE = 1e3
-"""Less, or more, is drawn as if it were this: the axis of the losses is logarithmic."""
-
 _STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#444}.t{font-size:15px;fill:#222}"
     ".g{stroke:#ddd}.f{fill:none;stroke:#3b6ea5;stroke-width:2}.d{fill:#3b6ea5}.o{fill:#b0b0b0}"
@@ -26,7 +22,7 @@ def frontier_svg(formats: Sequence[FormatLoss], title: str, exact_token_bytes: f
     Args:
         exact_token_bytes: where the exact format, which loses nothing, stands.
     """
-    axes = _Axes(formats, exact_token_bytes)
+    axes = _DrawnAxes(axes_of(formats, exact_token_bytes), exact_token_bytes)
     best = frontier(formats)
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(axes.place, best))
     dots = [_dot(axes.place(one), one.cache_format, is_best=one in best) for one in formats]
@@ -43,30 +39,26 @@ def frontier_svg(formats: Sequence[FormatLoss], title: str, exact_token_bytes: f
     return "\n".join(parts) + "\n"
 
 
-class _Axes:
-    def __init__(self, formats: Sequence[FormatLoss], exact_token_bytes: float) -> None:
-        losses = [_shown(one) for one in formats] or [1.0]
-        self._low, self._high = floor(log10(min(losses))), ceil(log10(max(losses)))
-        self._high = max(self._high, self._low + 1)
+class _DrawnAxes:
+    def __init__(self, axes: Axes, exact_token_bytes: float) -> None:
+        self._axes = axes
         self._exact = exact_token_bytes
-        self._most = max([exact_token_bytes, *(one.token_bytes for one in formats)]) * 1.05
 
     def place(self, one: FormatLoss) -> tuple[float, float]:
-        return self._x(one.token_bytes), self._y(log10(_shown(one)))
+        x, y = self._axes.place(one)
+        return _across(x), _down(y)
 
     def lines(self) -> list[str]:
         bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
         drawn = []
-        for power in range(self._low, self._high + 1):
-            y = self._y(power)
+        for power in range(self._axes.low, self._axes.high + 1):
+            y = _down(self._axes.y(power))
             drawn.append(f'<line class="g" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
             drawn.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">1e{power}</text>')
         for step in range(5):
-            value = self._most * step / 4
-            drawn.append(
-                f'<text x="{self._x(value):.1f}" y="{bottom + 20}" text-anchor="middle">{value:,.0f}</text>'
-            )
-        x = self._x(self._exact)
+            x, value = _across(step / 4), self._axes.most_bytes * step / 4
+            drawn.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{value:,.0f}</text>')
+        x = _across(self._axes.x(self._exact))
         drawn += [
             f'<line class="a" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>',
             f'<line class="a" x1="{LEFT}" x2="{LEFT}" y1="{TOP}" y2="{bottom}"/>',
@@ -78,16 +70,13 @@ class _Axes:
         ]
         return drawn
 
-    def _x(self, token_bytes: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * token_bytes / self._most
 
-    def _y(self, power: float) -> float:
-        share = (power - self._low) / (self._high - self._low)
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+def _across(share: float) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * share
 
 
-def _shown(one: FormatLoss) -> float:
-    return min(max(one.loss.divergence, LEAST_DIVERGENCE), MOST_DIVERGENCE)
+def _down(share: float) -> float:
+    return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
 
 
 def _dot(place: tuple[float, float], name: str, *, is_best: bool) -> str:

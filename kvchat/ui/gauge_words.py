@@ -10,7 +10,7 @@ from kvchat.gauge.advice import recommended, share_bounds
 from kvchat.gauge.paired import PairedScore, paired_score
 from kvchat.ui.figures import bytes_text, plural
 
-_HEAD = ("format", "bytes", "of exact", "same token first", "recall", "divergence", "perplexity")
+_HEAD = ("format", "bytes", "of exact", "same first", "recall", "KL, nats", "perplexity")
 
 
 def report_lines(report: GaugeReport, kept_agreement: float) -> Iterator[str]:

@@ -7,6 +7,7 @@ from kvchat.errors import KvchatError
 from kvchat.ui.bridge import ConversationView
 from kvchat.ui.desk import Desk
 from kvchat.ui.host import Host
+from kvchat.ui.screens.gauge import GaugeScreen
 from kvchat.ui.turns import Turns
 
 _GROUP = "gauge"
@@ -36,4 +37,4 @@ class Gauging:
         except KvchatError as error:
             self._screen.warn(str(error))
         else:
-            self._screen.note("What smaller cache formats lose here", found)
+            await self._screen.ask(GaugeScreen(found))

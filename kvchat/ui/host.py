@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvchat.engine.api.losses import GaugeReport
 from kvchat.ui.bridge import SessionFiles
 
 
@@ -39,6 +40,20 @@ class ModelEntry:
     is_current: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauged:
+    """What cache formats lose on a conversation.
+
+    Args:
+        words: the same as a table, with what is recommended.
+        kept_agreement: how often the recommended format is to put the same token first.
+    """
+
+    words: str
+    report: GaugeReport
+    kept_agreement: float
+
+
 class Host(SessionFiles, Protocol):
     """The machine. Every method but `appearance` may wait and belongs into a thread."""
 
@@ -64,8 +79,8 @@ class Host(SessionFiles, Protocol):
         """
         ...
 
-    def gauge(self, session_id: str, branch: str, cache_format: str) -> str:
-        """Return in words what cache formats lose on a conversation.
+    def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
+        """Measure what cache formats lose on a conversation.
 
         Args:
             cache_format: to be measured; empty: the usual ones.

@@ -4,16 +4,20 @@ import json
 import os
 import shutil
 from contextlib import closing
+from math import inf
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from kvchat.cli.gauge_process import engine_environ, gauge_text
+from kvchat.cli.gauge_figures import figures_of, read_figures
+from kvchat.cli.gauge_process import engine_environ, gauge_text, gauged
 from kvchat.cli.main import run as run_command
 from kvchat.config import read_settings
+from kvchat.engine.api.losses import FormatLoss, GaugeReport, Loss
 from kvchat.errors import EngineFailed
 from kvchat.session.store import SessionStore
+from kvchat.ui.gauge_words import report_lines
 from tests.cli.secret_home import Run
 
 pytestmark = pytest.mark.cpu
@@ -88,6 +92,47 @@ def test_the_window_measures_in_a_process_of_its_own(asked: Run) -> None:
     assert any(line.split()[0] == "int2" for line in told.splitlines())
     with pytest.raises(EngineFailed, match="int3"):
         gauge_text(settings, "demo", "main", "int3")
+
+
+def test_the_window_gets_the_figures_of_the_words_it_shows(asked: Run, tmp_path: Path) -> None:
+    found = gauged(read_settings({}), "demo", "main", "int2")
+    (one,) = found.report.formats
+    assert found.words.splitlines()[1:-1] == list(report_lines(found.report, 0.99))[1:-1]
+    assert (one.cache_format, found.kept_agreement) == ("int2", 0.99)
+    path = tmp_path / "figures.json"
+    words = "cache", "gauge", "demo", "--last", "10", "--layers", "int2", "--figures", str(path), "--json"
+    code, out, _ = asked(*words, "--cache-format", "int2")
+    assert (code, json.loads(path.read_text())) == (0, json.loads(out))
+    again, kept = read_figures(path)
+    assert figures_of(again, json.loads(out)["session"], kept) == json.loads(out)
+    code, _, told = asked(*words[:5], "--figures", "/nowhere/at/all.json", "--cache-format", "int8")
+    assert (code, "--figures" in told) == (1, True)
+
+
+def test_an_endless_loss_comes_back_from_the_file_as_one(tmp_path: Path) -> None:
+    loss = Loss(
+        num_tokens=3,
+        agreement=0.5,
+        divergence=inf,
+        worst_divergence=inf,
+        perplexity_ratio=inf,
+        recall=None,
+    )
+    one = FormatLoss(
+        cache_format="int2",
+        num_bytes=5,
+        token_bytes=1.0,
+        loss=loss,
+        is_converted=False,
+        seconds=0.1,
+    )
+    report = GaugeReport(
+        model="m", num_tokens=9, num_replayed=3, exact_bytes=9, exact_token_bytes=2.0, formats=(one,)
+    )
+    path = tmp_path / "figures.json"
+    path.write_text(json.dumps(figures_of(report, "s1", 0.9)))
+    assert "Infinity" not in path.read_text()
+    assert read_figures(path) == (report, 0.9)
 
 
 def test_the_process_of_the_window_has_its_settings_wherever_they_came_from(asked: Run) -> None:

@@ -19,12 +19,13 @@ from kvchat.chat import (
 )
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.losses import GaugeReport
 from kvchat.errors import FileTaken, SessionNotFound, UsageError
 from kvchat.revision import plan_undo
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.miss import Explanation, explain
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
-from kvchat.ui.host import Appearance, ModelEntry, SettingEntry
+from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
 from tests.ui.scripted_unsent import ScriptedUnsent as ScriptedUnsent
 from tests.ui.scripted_variants import ScriptedVariants
@@ -127,6 +128,10 @@ class ScriptedFiles:
         self.values = {"display.theme": "kvchat", "sampling.temperature": "0.0"}
         self.loaded: list[str | None] = []
         self.formats: list[tuple[str, str]] = []
+        self.gauged = GaugeReport(
+            model="m", num_tokens=9, num_replayed=1, exact_bytes=9, exact_token_bytes=1.0, formats=()
+        )
+        self.more_words = ""
         self.changing = Event()
         self.changing.set()
 
@@ -153,10 +158,11 @@ class ScriptedFiles:
             raise UsageError("there is no model 'nowhere'")
         self.loaded.append(model)
 
-    def gauge(self, session_id: str, branch: str, cache_format: str) -> str:
+    def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
         if cache_format == "int3":
             raise UsageError("cache format 'int3' is unknown")
-        return f"{session_id} on {branch}: {cache_format or 'all'} lose little"
+        words = f"{session_id} on {branch}: {cache_format or 'all'} lose little"
+        return Gauged(words=words + self.more_words, report=self.gauged, kept_agreement=0.99)
 
     def format_cost(self, session_id: str, cache_format: str) -> str:
         if cache_format == "int3":

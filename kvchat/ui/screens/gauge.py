@@ -1,0 +1,75 @@
+"""What cache formats lose on a conversation: bytes against loss as a plot, and every figure below it."""
+
+from textwrap import dedent
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.style import Style
+from textual.widgets import Static
+
+from kvchat.gauge.advice import recommended
+from kvchat.ui.host import Gauged
+from kvchat.ui.widgets.frontier_rows import LEGEND, frontier_rows
+from kvchat.ui.widgets.marks import Look, Row
+
+_AROUND = 4
+"""Rows of the screen that are neither plot nor table."""
+_MOST_PLOT = 24
+_LEAST_PLOT = 12
+_STYLES = {
+    Look.FAINT: Style(dim=True),
+    Look.HEADING: Style(bold=True),
+}
+
+
+class GaugeScreen(ModalScreen[None]):
+    """Shows what was measured; the plot grows with the terminal, and goes where there is no room for it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "scroll(-1)", "Up"),
+        Binding("down", "scroll(1)", "Down"),
+        Binding("escape,enter,q,ctrl+c", "dismiss(None)", "Close"),
+    ]
+
+    def __init__(self, found: Gauged) -> None:
+        super().__init__()
+        self._found = found
+        report = found.report
+        self._taken = recommended(report.formats, found.kept_agreement, report.exact_bytes)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="gauge"):
+            yield Static("What smaller cache formats lose here", id="gauge-title", markup=False)
+            with VerticalScroll(id="gauge-body"):
+                yield Static("", id="gauge-plot", markup=False)
+                yield Static(_undented(self._found.words), id="gauge-words", markup=False)
+            yield Static("↑↓ scroll · esc closes", id="gauge-keys", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one("#gauge-body").focus()
+
+    def on_resize(self, event: events.Resize) -> None:
+        lines = self._found.words.count("\n") + 1
+        height = min(_MOST_PLOT, max(_LEAST_PLOT, event.size.height - lines - _AROUND))
+        rows = frontier_rows(self._found.report, self._taken, event.size.width - 4, height)
+        place = self.query_one("#gauge-plot", Static)
+        place.display = bool(rows)
+        legend = Content.styled(LEGEND, Style(dim=True))
+        place.update(Content("\n").join([*map(_content, rows), legend, Content("")]))
+
+    def action_scroll(self, step: int) -> None:
+        self.query_one("#gauge-body", VerticalScroll).scroll_relative(y=step, animate=False)
+
+
+def _undented(words: str) -> str:
+    """Return the words with their tables at the edge: in 80 columns every column counts."""
+    return "\n".join(dedent(line) for line in words.splitlines())
+
+
+def _content(row: Row) -> Content:
+    return Content("").join(Content.styled(text, _STYLES.get(look, Style())) for text, look in row)
