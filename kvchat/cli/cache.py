@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import disk_usage
 
-from kvchat.cli.cache_options import EvictOptions
+from kvchat.cli.cache_options import EvictOptions, StatusOptions
 from kvchat.cli.holders import evicted, holders
 from kvchat.cli.options import ListOptions, PlaceOptions, RowsOptions
+from kvchat.cli.served import server_state
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, written_as_json
 from kvchat.config import Settings
@@ -37,13 +38,15 @@ class DiskState:
         return None if self.usages is None else sum(usage.num_bytes for usage in self.usages.values())
 
 
-def cache_status(options: ListOptions) -> None:
-    """Say what is kept on disk, by model."""
+def cache_status(options: StatusOptions) -> None:
+    """Say what is kept on disk, by model, and what a server reports of its cache where one answers."""
     settings = options.settings()
     output = Output()
     state = disk_state(settings.paths.cache_dir, settings.engine.sealer)
+    server = server_state(settings.remote)
     if options.json:
-        output.json(_status_values(settings, state))
+        values = _status_values(settings, state)
+        output.json(values | {"server": None if server is None else server.values()})
         return
     total = "unknown" if state.num_bytes is None else bytes_text(state.num_bytes)
     output.line(f"disk  {total}{_of(settings.engine.disk_bytes)} in {settings.paths.cache_dir}")
@@ -57,6 +60,8 @@ def cache_status(options: ListOptions) -> None:
     if state.problem is not None:
         output.line(f"problem  {state.problem}")
     output.line("device and host memory are used only while a model is loaded")
+    for line in () if server is None else server.lines():
+        output.line(line)
 
 
 def cache_gc(options: ListOptions) -> None:

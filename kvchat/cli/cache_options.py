@@ -1,14 +1,28 @@
 """The options of `kvchat cache`."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from kvchat.cli.completion import complete_session
-from kvchat.cli.options import ListOptions
+from kvchat.cli.option_types import RemoteKeyFile, RemoteUrl
+from kvchat.cli.options import ListOptions, given
 from kvchat.errors import UsageError
 from kvchat.quantities import parse_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusOptions(ListOptions):
+    """Options of saying what a cache amounts to; a server has one too."""
+
+    is_talk: ClassVar[bool] = True
+    remote: RemoteUrl = None
+    remote_key_file: RemoteKeyFile = None
+
+    def flags(self) -> dict[str, object]:
+        flags = {"remote.url": self.remote, "remote.key_file": self.remote_key_file}
+        return ListOptions.flags(self) | given(flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

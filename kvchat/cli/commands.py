@@ -279,7 +279,12 @@ KEEPING = (
         "kvchat models show starter",
     ),
     _command(
-        "cache status", "cache.cache_status", options.ListOptions, "Say what is kept on disk, by model."
+        "cache status",
+        "cache.cache_status",
+        cache_options.StatusOptions,
+        "Say what is kept on disk, by model.",
+        "kvchat cache",
+        "kvchat cache status --remote http://gpu-box:8000/v1    # and what that server reports",
     ),
     _command(
         "cache verify", "verify.verify_cache", session_options.VerifyCacheOptions, "Hold all KV to the model."

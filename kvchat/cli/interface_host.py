@@ -48,6 +48,10 @@ class InterfaceHost(SessionFiles):
         self._engine = engine
         self._config_file = config_file
 
+    def begin(self) -> None:
+        """Begin to load, now that the window is drawn."""
+        self._engine.start()
+
     def appearance(self) -> Appearance:
         keys = {name: key for name, key in asdict(self._settings.keys).items() if key}
         return Appearance(theme=self._settings.display.theme, system=self._settings.system, keys=keys)

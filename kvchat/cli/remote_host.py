@@ -16,6 +16,10 @@ class RemoteHost(InterfaceHost):
         assert isinstance(self._chat, RemoteChat), "made for a server"
         return self._chat
 
+    def begin(self) -> None:
+        """Begin to ask the server what its cache holds."""
+        self._remote.engine.watch_cache()
+
     def models(self) -> Sequence[ModelEntry]:
         chat = self._remote
         return [

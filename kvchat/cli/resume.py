@@ -53,10 +53,8 @@ def resume(options: ResumeOptions) -> int:
             host = InterfaceHost(settings, kvchat, chat, engine, options.config)
 
         def begin() -> None:
-            if is_remote:
-                return
-            engine.start()
-            if not options.temp:
+            host.begin()
+            if not (options.temp or is_remote):
                 kvchat.lend_if_possible()
 
         app = KvchatApp(

@@ -38,7 +38,7 @@ class RemoteChat(Chat):
         self, *, store: SessionStore, endpoint: Endpoint, model: str, sampling: SamplingParams | None = None
     ) -> None:
         self.store = store
-        self.engine: RemoteEngine = RemoteEngine(f"{model} at {endpoint.name}")
+        self.engine: RemoteEngine = RemoteEngine(endpoint, model)
         self.adapter = ""
         self.beginnings = {}
         self.sampling = sampling or SamplingParams()
@@ -48,7 +48,7 @@ class RemoteChat(Chat):
     def use_model(self, model: str) -> None:
         """Go on with another model of the server."""
         self.model = model
-        self.engine.detail = f"{model} at {self.endpoint.name}"
+        self.engine.use_model(model)
         answering = RemoteAnswering(self.store, self.endpoint, model)
         self._answering = answering
         self.variants = RemoteVariants(answering)

@@ -4,8 +4,10 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from threading import Event, Timer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +22,8 @@ _REFUSED = frozenset({400, 413, 422})
 _MOST_LINE_BYTES = 1 << 20
 _MOST_ERROR_BYTES = 1 << 16
 _MOST_LIST_BYTES = 1 << 24
+_MOST_METRICS_BYTES = 1 << 22
+_METRICS_S = 5.0
 _MOST_TOKENS = 1 << 53
 
 _NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -98,6 +102,33 @@ class Endpoint:
         finally:
             connection.close()
 
+    def metrics(self, limit_s: float = _METRICS_S) -> str:
+        """Return what the server tells of itself, in Prometheus' text format. Waits `limit_s` at most, once
+        it is connected.
+
+        Raises: RemoteError: it tells nothing, too much, or too slowly.
+        """
+        connection = self._connected()
+        try:
+            with _cut_off(connection, limit_s) as is_late:
+                connection.request("GET", self._path.removesuffix(_API) + "/metrics", headers=self._headers())
+                response = connection.getresponse()
+                data = response.read(_MOST_METRICS_BYTES + 1)
+        except (OSError, HTTPException, ValueError) as error:
+            raise RemoteError(f"{self.name}/metrics broke off ({error or type(error).__name__})") from error
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise RemoteError(
+                f"{self.name}/metrics answered {response.status}; some servers tell them only when they are"
+                " started so"
+            )
+        if is_late.is_set() or len(data) > _MOST_METRICS_BYTES:
+            raise RemoteError(f"{self.name}/metrics {'took' if is_late.is_set() else 'is'} too long")
+        if response.length:  # `read` with a limit does not raise where less came than was promised
+            raise RemoteError(f"{self.name}/metrics broke off")
+        return data.decode(errors="replace")
+
     def ask(
         self,
         model: str,
@@ -157,9 +188,7 @@ class Endpoint:
             ModelNotFound: it has no such model.
             ConfigError: it wants another key.
         """
-        headers = {"Accept": "application/json, text/event-stream"}
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key}"
+        headers = {"Accept": "application/json, text/event-stream"} | self._headers()
         data = None
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -174,6 +203,9 @@ class Endpoint:
         except (OSError, HTTPException) as error:
             raise RemoteError(f"{self.url} broke off ({error or type(error).__name__})") from error
         return response
+
+    def _headers(self) -> dict[str, str]:
+        return {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
 
     def _refusal(self, response: HTTPResponse) -> Exception:
         said = f"{self.url} answered {response.status}: {_error_words(response.read(_MOST_ERROR_BYTES))}"
@@ -202,12 +234,7 @@ class RemoteStream:
     def cancel(self) -> None:
         """End it: the server sees a closed connection."""
         self.is_cancelled = True
-        try:
-            if self._socket is not None:
-                # Not `ssl`'s own, after which a request that is being sent would go on in the clear.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-        except OSError:  # it has ended already
-            pass
+        _shut(self._socket)
 
     def prioritise(self, priority: int) -> None:
         """Nothing: a server knows no priorities of ours."""
@@ -259,6 +286,31 @@ class RemoteStream:
                 yield Delta(text=content)
             if reason := choice.get("finish_reason"):
                 self.report = replace(self.report, finish_reason=str(reason))
+
+
+def _shut(connected: socket.socket | None) -> None:
+    with suppress(OSError):  # it has ended already
+        if connected is not None:
+            # Not `ssl`'s own, after which a request that is being sent would go on in the clear.
+            socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+
+@contextmanager
+def _cut_off(connection: HTTPConnection, limit_s: float) -> Iterator[Event]:
+    """Shut a connection after so long, also where a server sends a byte now and then; tell whether it was."""
+    is_late, connected = Event(), connection.sock
+
+    def cut() -> None:
+        is_late.set()
+        _shut(connected)
+
+    timer = Timer(limit_s, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield is_late
+    finally:
+        timer.cancel()
 
 
 def _wishes(sampling: SamplingParams) -> dict[str, object]:

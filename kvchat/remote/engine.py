@@ -1,4 +1,4 @@
-"""What stands where the engine is, when a server computes: it is ready, and nothing of it is known."""
+"""What stands where the engine is, when a server computes: ready, and known as far as the server says."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -9,20 +9,38 @@ from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import UsageError
+from kvchat.remote.endpoint import Endpoint
+from kvchat.remote.reports import CacheReports
 
 
 class RemoteEngine:
     """Implements `EngineClient`.
 
-    Args:
+    Attributes:
         detail: which model answers, and where.
     """
 
-    def __init__(self, detail: str) -> None:
-        self.detail = detail
+    def __init__(self, endpoint: Endpoint, model: str) -> None:
+        self._endpoint = endpoint
+        self._reports: CacheReports | None = None
+        self.use_model(model)
+
+    def use_model(self, model: str) -> None:
+        """Speak of another of the server's models from now on."""
+        self._model = model
+        self.detail = f"{model} at {self._endpoint.name}"
+        if self._reports is not None:
+            self._reports.model = model
+
+    def watch_cache(self) -> None:
+        """Begin to ask the server what its cache holds, until this is closed."""
+        assert self._reports is None, "once"
+        self._reports = CacheReports(self._endpoint, self._model)
+        self._reports.start()
 
     def status(self) -> EngineStatus:
-        return EngineStatus(phase=EnginePhase.READY, detail=self.detail)
+        served = None if self._reports is None else self._reports.latest
+        return EngineStatus(phase=EnginePhase.READY, detail=self.detail, served=served)
 
     def info(self) -> EngineInfo:
         return EngineInfo(
@@ -68,4 +86,5 @@ class RemoteEngine:
         return None
 
     def close(self) -> None:
-        pass
+        if self._reports is not None:
+            self._reports.close()

@@ -91,7 +91,7 @@ class EngineWatch:
         if snapshot is not None:
             self._panel.show_snapshot(snapshot, shown.names, self._live(snapshot, shown))
         elif self.is_ready:
-            self._panel.show_elsewhere(self.status.detail)
+            self._panel.show_elsewhere(self.status.detail, self.status.served)
         self._status_bar.show_figures(figures)
 
     def held_sessions(self) -> dict[str, Held]:

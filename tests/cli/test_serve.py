@@ -58,6 +58,31 @@ def test_other_programs_talk_to_the_engine_and_share_its_cache(home: Path) -> No
     assert asked["loaded"]["device"] == asked["usage"]["cached_tokens"] == first.usage.prompt_tokens - 1
 
 
+def test_what_its_metrics_tell_of_its_cache_is_shown_where_it_is_the_server(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-m", "kvchat", "serve", "-q", "-m", "starter"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        key_file = home / "run" / "api-key"
+        url = process.stdout.readline().strip()
+        at = ["--remote", url, "--remote-key-file", str(key_file), "--json"]
+        answers = []
+        for words in (["--new", "talk", "Hello! My name is Ana."], ["-s", "talk", "What is my name?"]):
+            assert run(["ask", *at, *words]) == 0
+            answers.append(json.loads(capsys.readouterr().out)["usage"])
+        assert run(["cache", "status", *at]) == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 143
+    server = json.loads(capsys.readouterr().out)["server"]
+    assert server["hit_tokens"] == answers[1]["cached_tokens"] > 0
+    assert server["asked_tokens"] == sum(usage["prompt_tokens"] for usage in answers)
+    assert server["hit_rate"] == server["hit_tokens"] / server["asked_tokens"]
+    assert 0 <= server["usage"] < 1
+    assert (server["num_running"], server["num_waiting"], server["host_usage"]) == (0, 0, None)
+    assert server["problem"] is None
+
+
 def test_missing_packages_are_told_before_a_model_is_loaded() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_UVICORN], capture_output=True, text=True, env=os.environ, check=False

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvchat.engine.api.served import ServedCache
 from kvchat.errors import KvchatError
 
 
@@ -15,8 +16,14 @@ class EnginePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """Where the engine stands; `detail` is a line for people; `error` is set when the phase is FAILED."""
+    """Where the engine stands; `detail` is a line for people; `error` is set when the phase is FAILED.
+
+    Args:
+        served: what a server in its place reports of its cache; None where an engine is here, or it reports
+            nothing.
+    """
 
     phase: EnginePhase
     detail: str = ""
     error: KvchatError | None = None
+    served: ServedCache | None = None

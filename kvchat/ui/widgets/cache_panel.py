@@ -10,10 +10,12 @@ from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from kvchat.engine.api.served import ServedCache
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.widgets.cache_rows import BranchNames, Live, PanelOptions, panel_rows
 from kvchat.ui.widgets.marks import Look, Row
+from kvchat.ui.widgets.served_rows import served_rows
 
 _WAITING: tuple[Row, ...] = ((("the model is not loaded yet", Look.FAINT),),)
 
@@ -47,9 +49,12 @@ class CachePanel(ScrollView, can_focus=False):
         self._snapshot, self._names, self._live = snapshot, names, live
         self._compose_rows()
 
-    def show_elsewhere(self, where: str) -> None:
-        """Say that a server answers, of whose cache nothing is known."""
-        known = tuple(((line, Look.FAINT),) for line in (one_line(where), "its cache is unknown"))
+    def show_elsewhere(self, where: str, served: ServedCache | None = None) -> None:
+        """Say that a server answers, and what it reports of its cache; None: nothing of it is known."""
+        if self.frozen_at:
+            return
+        width = self.scrollable_content_region.width
+        known = served_rows(one_line(where), served, width)
         if known != self.rows:
             before, self.rows = self.rows, known
             self._refresh_changed(before)

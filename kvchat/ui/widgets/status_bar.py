@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from textual.content import Content
 from textual.widgets import Static
 
+from kvchat.engine.api.served import ServedCache
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.figures import percent_text, rate_text, short_count_text
 from kvchat.ui.plain_text import one_line
+from kvchat.ui.served_words import share_words
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _GAUGE_WIDTH = 8
@@ -81,12 +83,18 @@ def _engine_parts(figures: StatusFigures) -> list[str]:
     elif figures.snapshot is not None and figures.snapshot.problem is not None:
         parts.append(f"! KV is not saved: {figures.snapshot.problem}".splitlines()[0])
     elif figures.snapshot is None and status.detail:
-        parts.append(f"{one_line(status.detail)} · its cache is unknown")
+        parts.append(f"{one_line(status.detail)} · {_served_words(status.served)}")
     if figures.num_queued:
         parts.append(f"{figures.num_queued} queued")
     if figures.trust:
         parts.append(figures.trust)
     return parts
+
+
+def _served_words(served: ServedCache | None) -> str:
+    if served is None:
+        return "its cache is unknown"
+    return f"its cache {share_words(served.usage)} · reuse {share_words(served.hit_rate)}"
 
 
 def _cache_parts(figures: StatusFigures) -> list[str]:

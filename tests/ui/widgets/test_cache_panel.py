@@ -6,6 +6,8 @@ from threading import Event
 
 import pytest
 
+from kvchat.engine.api.served import ServedCache
+from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.cache_rows import row_text
 from tests.ui.harness import Window, window
@@ -13,6 +15,18 @@ from tests.ui.scripted import Answer
 from tests.ui.scripted_engine import FULL, SLIDING, HeldTokens, ScriptedEngine
 
 pytestmark = pytest.mark.tui
+
+
+class ServedElsewhere(ScriptedEngine):
+    """A server answers in the engine's place."""
+
+    served = ServedCache(usage=0.42, hit_rate=0.354, hit_tokens=1204, asked_tokens=3400)
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(phase=EnginePhase.READY, detail="qwen at gpu-box", served=self.served)
+
+    def snapshot(self) -> None:
+        return None
 
 
 def layer_lines(shown: Window) -> list[str]:
@@ -105,3 +119,18 @@ async def test_a_tiny_terminal_keeps_conversation_and_prompt(tmp_path: Path) -> 
         await shown.pilot.resize_terminal(80, 24)
         await shown.until_shown("reused 0 of 13")
         assert shown.screen.prompt.text == "still typing"
+
+
+async def test_it_shows_what_a_server_reports_of_its_cache_and_stands_still_when_told(tmp_path: Path) -> None:
+    engine = ServedElsewhere()
+    async with window(tmp_path, engine=engine) as shown:
+        await shown.until_shown("1.2k of 3.4k · 35 %")
+        assert "qwen at gpu-box · its cache 42 % · reuse 35 %" in shown.text
+        panel = shown.screen.query_one(CachePanel)
+        assert [row_text(row).split()[-1] for row in panel.rows if row][2:4] == ["unknown", "%"]
+        await shown.pilot.press("f8")
+        engine.served = replace(engine.served, usage=0.43)
+        await shown.until_shown("its cache 43 %")
+        assert not any("43 %" in row_text(row) for row in panel.rows)
+        await shown.pilot.press("f8")
+        await shown.until(lambda: any("43 %" in row_text(row) for row in panel.rows))

@@ -1,0 +1,53 @@
+"""What the server that answers says of its cache, for `kvchat cache status`. Loads no model."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from kvchat.config import Remote
+from kvchat.engine.api.served import ServedCache
+from kvchat.errors import RemoteError
+from kvchat.ui.served_words import request_words, reuse_words, share_words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """A server. `cache`: None where it reports nothing; `problem`: why not."""
+
+    url: str
+    cache: ServedCache | None
+    problem: str | None
+
+    def values(self) -> dict[str, object]:
+        reported = asdict(self.cache or ServedCache())
+        return {"url": self.url, "problem": self.problem} | reported
+
+    def lines(self) -> Iterator[str]:
+        yield f"server  {self.url}"
+        if self.cache is None:
+            yield f"  its cache is unknown: {self.problem}"
+            return
+        yield f"  device    {share_words(self.cache.usage)}"
+        yield f"  host      {share_words(self.cache.host_usage)}"
+        yield f"  reused    {reuse_words(self.cache)}"
+        yield f"  requests  {request_words(self.cache)}"
+
+
+def server_state(remote: Remote) -> ServerState | None:
+    """Ask the server, if one answers; it is given up after 15 seconds.
+
+    Raises:
+        UsageError, ConfigError: the address or the key's file is none.
+    """
+    if remote.url is None:
+        return None
+    from kvchat.remote.endpoint import Endpoint
+    from kvchat.remote.key import client_key
+    from kvchat.remote.metrics import served_cache
+
+    endpoint = Endpoint(remote.url, None if remote.key_file is None else client_key(remote.key_file))
+    try:
+        cache = served_cache(endpoint.metrics())
+    except RemoteError as error:
+        return ServerState(url=endpoint.url, cache=None, problem=str(error))
+    problem = None if cache is not None else "its /metrics tell nothing of one"
+    return ServerState(url=endpoint.url, cache=cache, problem=problem)
