@@ -1,0 +1,113 @@
+"""An answer is stored while it grows, by its writer alone, and what was stored of it stays."""
+
+from pathlib import Path
+
+import pytest
+
+from kvchat.errors import SessionNotFound, UsageError
+from kvchat.session.store import Outcome, SessionStore
+from kvchat.session.tree import MAIN, Finish
+from tests.session.turns import open_answer, question
+
+pytestmark = pytest.mark.pure
+
+
+def test_an_answer_in_progress_reads_as_partial_with_everything_stored(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.append_to_answer(answer.id, [4, 5], "Half")
+    assert store.settle(session.id) == 0
+    read = store.turn(answer.id)
+    assert (read.finish, read.text, read.token_ids) == (Finish.PARTIAL, "Half", (4, 5))
+
+
+def test_another_store_leaves_an_answer_alone_while_its_writer_lives(store: SessionStore, path: Path) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.append_to_answer(answer.id, [4], "Half")
+    other = SessionStore(path)
+    assert other.settle(session.id) == 0
+    assert other.turn(answer.id).finish is Finish.PARTIAL
+    with pytest.raises(UsageError):
+        other.reopen_answer(other.branch(session.id, MAIN), answer.id)
+    store.close()
+    assert other.turn(answer.id).finish is Finish.INTERRUPTED
+    assert other.settle(session.id) == 1
+    assert other.settle(session.id) == 0
+    settled = other.turn(answer.id)
+    assert (settled.finish, settled.text, settled.damaged) == (Finish.INTERRUPTED, "Half", False)
+    other.close()
+
+
+def test_growing_an_answer_costs_the_piece_and_not_the_answer(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    size = []
+    for at in range(3000):
+        store.append_to_answer(answer.id, [at], "word ")
+        if at in (100, 200, 2900, 2999):
+            with store._database.read() as connection:
+                size.append(connection.total_changes)
+    # One row per piece, however long the answer is by now.
+    assert size[1] - size[0] == 100
+    assert size[3] - size[2] == 99
+    assert len(store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE)).token_ids or ()) == 3000
+
+
+def test_an_interrupted_answer_can_grow_again(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    branch = store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.append_to_answer(answer.id, [4], "Half")
+    store.finish_answer(answer.id, Outcome(finish=Finish.INTERRUPTED))
+    same, turn = store.reopen_answer(branch, answer.id)
+    assert (same, turn.id) == (branch, answer.id)
+    store.append_to_answer(answer.id, [5], " more")
+    done = store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
+    assert (done.text, done.token_ids, done.damaged) == ("Half more", (4, 5), False)
+    with pytest.raises(UsageError, match="cut short"):
+        store.reopen_answer(branch, answer.id)
+
+
+def test_an_answer_that_another_branch_rests_on_grows_as_a_copy(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    branch = store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.append_to_answer(answer.id, [4], "Half")
+    store.finish_answer(answer.id, Outcome(finish=Finish.INTERRUPTED))
+    fork = store.create_branch(session.id, leaf_id=answer.id)
+    moved, copy = store.reopen_answer(branch, answer.id)
+    assert copy.id != answer.id
+    store.append_to_answer(copy.id, [5], " more")
+    store.finish_answer(copy.id, Outcome(finish=Finish.COMPLETE))
+    assert store.turns_to(moved.leaf_id)[-1].text == "Half more"
+    assert store.turns_to(fork.leaf_id)[-1].text == "Half"
+    assert len(store.children(asked.id)) == 2
+
+
+def test_an_answer_whose_session_is_deleted_meanwhile_says_so(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.delete_session(session.id)
+    with pytest.raises(SessionNotFound, match="deleted"):
+        store.append_to_answer(answer.id, [1], "a")
+
+
+def test_a_piece_that_no_database_takes_is_stored_all_the_same(store: SessionStore) -> None:
+    session = store.create_session()
+    asked = question(session.id)
+    answer = open_answer(asked)
+    store.add_turns(store.branch(session.id, MAIN), (asked, answer))
+    store.append_to_answer(answer.id, [5], "a\ud83d", "\ude00b")
+    ended = store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
+    assert (ended.text, ended.reasoning, ended.damaged) == ("a?", "?b", False)
