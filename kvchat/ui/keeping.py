@@ -13,7 +13,8 @@ from kvchat.ui.attachments import before_message
 from kvchat.ui.bridge import ConversationView, SessionShelf
 from kvchat.ui.courses import Courses
 from kvchat.ui.desk import Desk
-from kvchat.ui.turns import Turns, Unsent
+from kvchat.ui.lane import Unsent
+from kvchat.ui.turns import Turns
 from kvchat.ui.widgets.prompt import Prompt
 
 log = logging.getLogger(__name__)

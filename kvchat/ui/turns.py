@@ -1,8 +1,6 @@
 """The turns of all open conversations: in each one runs and others wait; on screen, what comes is drawn."""
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from time import monotonic
@@ -18,29 +16,13 @@ from kvchat.ui.bridge import (
     Produced,
     TurnEnded,
     TurnFailed,
-    TurnFeed,
 )
 from kvchat.ui.garbage import GarbageSchedule
+from kvchat.ui.lane import Draft, Lane, Unsent, message_not_stored, turns_before, unsent_message
 from kvchat.ui.pending import PendingTurn as PendingTurn
 from kvchat.ui.pending import TurnKind as TurnKind
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import Transcript
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A conversation that is not stored yet: it is made with its first message."""
-
-    title: str = ""
-    system: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unsent:
-    """A message that was not sent, and to whom it was to go."""
-
-    conversation: ConversationView | None
-    text: str
 
 
 class TurnListener(Protocol):
@@ -63,39 +45,6 @@ class TurnListener(Protocol):
     def ended_behind(self, conversation: ConversationView) -> None:
         """A conversation that is not on screen has nothing left to do."""
         ...
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    """One conversation, on screen or behind it, with what runs and waits in it.
-
-    Args:
-        conversation: None for a draft.
-        draft: what a new conversation will be made with.
-        events: what the running turn has produced so far, to be drawn again when it comes back on screen.
-        answered: the conversation of the running turn, once its thread has it.
-        is_stopping: the running turn was asked to stop, maybe before its thread had a conversation.
-    """
-
-    conversation: ConversationView | None = None
-    draft: Draft = field(default_factory=Draft)
-    queue: deque[PendingTurn] = field(default_factory=deque)
-    feed: TurnFeed = field(default_factory=TurnFeed)
-    running: PendingTurn | None = None
-    events: list[FeedEvent] = field(default_factory=list)
-    answered: ConversationView | None = None
-    is_stopping: bool = False
-
-    @property
-    def is_busy(self) -> bool:
-        return self.feed.is_running or bool(self.queue)
-
-    def holds(self, conversation: ConversationView | None) -> bool:
-        """Whether this is the lane of a conversation's branch."""
-        mine = self.conversation
-        if mine is None or conversation is None:
-            return False
-        return (mine.session.id, mine.branch.name) == (conversation.session.id, conversation.branch.name)
 
 
 class Turns:
@@ -234,7 +183,7 @@ class Turns:
         deadline_s = monotonic() + timeout_s
         for lane in self._lanes:
             lane.feed.join(max(0.0, deadline_s - monotonic()))
-        texts = [(lane.conversation, _not_stored(lane)) for lane in self._lanes]
+        texts = [(lane.conversation, message_not_stored(lane)) for lane in self._lanes]
         return [Unsent(conversation=conversation, text=text) for conversation, text in texts if text]
 
     async def show(self, conversation: ConversationView | None, draft: Draft | None = None) -> None:
@@ -250,7 +199,7 @@ class Turns:
         if self._lane.conversation is not None:
             self._chat.bring_forward(self._lane.conversation)
         session = self._lane.conversation.session if self._lane.conversation else None
-        await self._transcript.show_turns(_turns_before(self._lane), session)
+        await self._transcript.show_turns(turns_before(self._lane), session)
         for event in list(self._lane.events):
             await self._draw(event)
         self._listener.queue_changed()
@@ -294,7 +243,7 @@ class Turns:
         if not lane.events or not isinstance(lane.events[-1], TurnEnded):
             return
         failure = next((event for event in lane.events if isinstance(event, TurnFailed)), None)
-        unsent = "" if failure is None else _unsent(lane, lane.events)
+        unsent = "" if failure is None else unsent_message(lane, lane.events)
         self._end(lane)
         if not lane.queue:
             self._behind.remove(lane)
@@ -383,36 +332,6 @@ class Turns:
         await self._transcript.cut_after(kept[-1].id if kept else None)
         pending = self._lane.running
         self._listener.turn_failed(error, pending.text if pending and not is_kept else "")
-
-
-def _turns_before(lane: Lane) -> Sequence[Turn]:
-    """Return the turns that stand above what the running turn has produced."""
-    turns = lane.conversation.turns if lane.conversation else ()
-    started = next((event for event in lane.events if isinstance(event, TurnStarted)), None)
-    if started is None:
-        return turns
-    parent_id = (started.question or started.answer).parent_id
-    ids = [turn.id for turn in turns]
-    return turns[: ids.index(parent_id) + 1] if parent_id in ids else ()
-
-
-def _unsent(lane: Lane, events: Sequence[FeedEvent]) -> str:
-    """Return the message of a turn that failed, where it is not stored."""
-    turns = lane.conversation.turns if lane.conversation else ()
-    started = next((event for event in events if isinstance(event, TurnStarted)), None)
-    is_kept = started is not None and started.question in turns
-    return lane.running.text if lane.running is not None and not is_kept else ""
-
-
-def _not_stored(lane: Lane) -> str:
-    """Return the message of a turn that is given up, where it is not stored."""
-    events = [*lane.events, *lane.feed.waiting()]
-    is_started = any(isinstance(event, TurnStarted) for event in events)
-    if is_started and not any(isinstance(event, TurnFailed) for event in events):
-        return ""
-    text = _unsent(lane, events)
-    turns = lane.conversation.turns if lane.conversation else ()
-    return "" if turns and turns[-1].text == text else text
 
 
 def _batch_key(event: FeedEvent) -> type | None:

@@ -19,10 +19,11 @@ from kvchat.ui.figures import plural
 from kvchat.ui.formats import Formats
 from kvchat.ui.gauging import Gauging
 from kvchat.ui.housekeeping import Housekeeping
+from kvchat.ui.lane import Draft
 from kvchat.ui.outlet import Outlet
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.shelf import Shelf
-from kvchat.ui.turns import Draft, PendingTurn, TurnKind, Turns
+from kvchat.ui.turns import PendingTurn, TurnKind, Turns
 from kvchat.ui.why_words import why_words
 
 _COMPARED = 3

@@ -1,10 +1,8 @@
 """The files and the index of one cache directory, over all fingerprints: what store and catalog share."""
 
-import errno
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -28,6 +26,7 @@ from kvchat.engine.memory.block_file import (
 )
 from kvchat.engine.memory.block_index import BlockIndex, BlockName, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
+from kvchat.engine.memory.block_shelves import block_files, directories_in, storage_errors
 from kvchat.engine.memory.files import Buffer, Files, make_private, unlink_if_there
 from kvchat.engine.memory.kept_blocks import KeptBlocks
 from kvchat.engine.memory.quarantine import Quarantine
@@ -40,7 +39,6 @@ _LONGEST_UNSEEN_S = 3600.0
 _ADOPTED_AT_ONCE = 1000
 _BLOCK_FILE = re.compile(rf"([0-9a-f]{{64}})\.(\d{{1,9}}){re.escape(SUFFIX)}")
 _TEMPORARY_FILE = re.compile(rf"\..+\.([0-9a-z]+){re.escape(TEMPORARY_SUFFIX)}")
-_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
 class BlockDirectory:
@@ -227,7 +225,7 @@ class BlockDirectory:
         seen: set[BlockName] = set()
         found: list[FoundBlock] = []
         with storage_errors(self.blocks_dir):
-            for fingerprint, path in self._files():
+            for fingerprint, path in block_files(self.blocks_dir):
                 if match := _BLOCK_FILE.fullmatch(path.name):
                     name = (fingerprint, DiskKey(bytes.fromhex(match[1])), GroupId(int(match[2])))
                     seen.add(name)
@@ -255,8 +253,8 @@ class BlockDirectory:
 
     def remove_empty(self) -> None:
         """Remove directories that hold nothing."""
-        for directory in _directories(self.blocks_dir):
-            for empty in (*_directories(directory), directory):
+        for directory in directories_in(self.blocks_dir):
+            for empty in (*directories_in(directory), directory):
                 with suppress(OSError):  # not empty, or gone
                     self.files.remove_dir(empty)
 
@@ -405,41 +403,3 @@ class BlockDirectory:
     def _now_s(self) -> float:
         """Return the time, never before the last use of any block: a clock may be set back."""
         return max(self._clock(), self.index.newest_s())
-
-    def _files(self) -> Iterator[tuple[bytes, Path]]:
-        for directory in _directories(self.blocks_dir):
-            if _FINGERPRINT.fullmatch(directory.name):
-                for shelf in _directories(directory):
-                    yield from ((bytes.fromhex(directory.name), file) for file in _listing(shelf))
-
-
-@contextmanager
-def storage_errors(where: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into errors that say what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(_advice(where, error)) from error
-
-
-def _advice(where: Path, error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"There is no room left for the cache in {where}: free some space, or give it a smaller limit."
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return f"The cache in {where} cannot be written: {error.strerror}. Choose another cache directory."
-    return f"The cache in {where} cannot be used: {error.strerror or error}. Choose another cache directory."
-
-
-def _directories(path: Path) -> list[Path]:
-    try:
-        with os.scandir(path) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return []
-
-
-def _listing(path: Path) -> list[Path]:
-    try:
-        return [path / name for name in os.listdir(path)]
-    except FileNotFoundError:
-        return []

@@ -24,11 +24,12 @@ from kvchat.ui.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.host import Host
 from kvchat.ui.keeping import Keeping
 from kvchat.ui.kept_open import KeptOpen
+from kvchat.ui.lane import Draft
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.price_words import reach_words
 from kvchat.ui.screens.window import WindowScreen
 from kvchat.ui.shelf import Shelf
-from kvchat.ui.turns import Draft, PendingTurn, Turns
+from kvchat.ui.turns import PendingTurn, Turns
 from kvchat.ui.verbs import Opener, Verbs
 from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.session_list import SessionList

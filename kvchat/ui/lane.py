@@ -1,0 +1,89 @@
+"""One conversation that is open in the interface: what runs and waits in it, and what of it is not stored."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvchat.chat import TurnStarted
+from kvchat.session.tree import Turn
+from kvchat.ui.bridge import ConversationView, FeedEvent, TurnFailed, TurnFeed
+from kvchat.ui.pending import PendingTurn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A conversation that is not stored yet: it is made with its first message."""
+
+    title: str = ""
+    system: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsent:
+    """A message that was not sent, and to whom it was to go."""
+
+    conversation: ConversationView | None
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One conversation, on screen or behind it, with what runs and waits in it.
+
+    Args:
+        conversation: None for a draft.
+        draft: what a new conversation will be made with.
+        events: what the running turn has produced so far, to be drawn again when it comes back on screen.
+        answered: the conversation of the running turn, once its thread has it.
+        is_stopping: the running turn was asked to stop, maybe before its thread had a conversation.
+    """
+
+    conversation: ConversationView | None = None
+    draft: Draft = field(default_factory=Draft)
+    queue: deque[PendingTurn] = field(default_factory=deque)
+    feed: TurnFeed = field(default_factory=TurnFeed)
+    running: PendingTurn | None = None
+    events: list[FeedEvent] = field(default_factory=list)
+    answered: ConversationView | None = None
+    is_stopping: bool = False
+
+    @property
+    def is_busy(self) -> bool:
+        return self.feed.is_running or bool(self.queue)
+
+    def holds(self, conversation: ConversationView | None) -> bool:
+        """Whether this is the lane of a conversation's branch."""
+        mine = self.conversation
+        if mine is None or conversation is None:
+            return False
+        return (mine.session.id, mine.branch.name) == (conversation.session.id, conversation.branch.name)
+
+
+def turns_before(lane: Lane) -> Sequence[Turn]:
+    """Return the turns that stand above what the running turn has produced."""
+    turns = lane.conversation.turns if lane.conversation else ()
+    started = next((event for event in lane.events if isinstance(event, TurnStarted)), None)
+    if started is None:
+        return turns
+    parent_id = (started.question or started.answer).parent_id
+    ids = [turn.id for turn in turns]
+    return turns[: ids.index(parent_id) + 1] if parent_id in ids else ()
+
+
+def unsent_message(lane: Lane, events: Sequence[FeedEvent]) -> str:
+    """Return the message of a turn that failed, where it is not stored."""
+    turns = lane.conversation.turns if lane.conversation else ()
+    started = next((event for event in events if isinstance(event, TurnStarted)), None)
+    is_kept = started is not None and started.question in turns
+    return lane.running.text if lane.running is not None and not is_kept else ""
+
+
+def message_not_stored(lane: Lane) -> str:
+    """Return the message of a turn that is given up, where it is not stored."""
+    events = [*lane.events, *lane.feed.waiting()]
+    is_started = any(isinstance(event, TurnStarted) for event in events)
+    if is_started and not any(isinstance(event, TurnFailed) for event in events):
+        return ""
+    text = unsent_message(lane, events)
+    turns = lane.conversation.turns if lane.conversation else ()
+    return "" if turns and turns[-1].text == text else text
