@@ -13,11 +13,20 @@ from kvchat.engine.api.status import EnginePhase
 from kvchat.errors import StorageError
 from kvchat.ui.attachments import Attachment, before_message
 from tests.terminal import terminal
-from tests.ui.harness import window
+from tests.ui.harness import Window, window
 from tests.ui.scripted import Answer, ScriptedChat, ScriptedUnsent
 from tests.ui.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.tui
+
+
+async def leave_one_waiting(shown: Window) -> None:
+    """Ask twice, and begin another conversation while the first answer is written."""
+    await shown.say("first")
+    await shown.until(lambda: shown.chat.sent == ["first"])
+    await shown.say("second")
+    await shown.pilot.press("ctrl+n")
+    await shown.until(lambda: shown.screen.turns.conversation is None)
 
 
 async def test_what_waits_for_the_model_is_kept_for_a_conversation_that_has_not_begun(tmp_path: Path) -> None:
@@ -32,11 +41,7 @@ async def test_what_waits_for_the_model_is_kept_for_a_conversation_that_has_not_
 async def test_what_waits_behind_an_answer_is_kept_for_its_session(tmp_path: Path) -> None:
     gate = Event()
     async with window(tmp_path, Answer(hold=gate)) as shown:
-        await shown.say("first")
-        await shown.until(lambda: shown.chat.sent == ["first"])
-        await shown.say("second")
-        await shown.pilot.press("ctrl+n")
-        await shown.until(lambda: shown.screen.turns.conversation is None)
+        await leave_one_waiting(shown)
         gate.set()
         shown.screen.quit()
         assert shown.chat.store.unsent.kept == {"s1": ["second"]}
@@ -119,11 +124,7 @@ async def test_what_is_found_when_its_conversation_has_been_left_stays_kept(tmp_
 async def test_what_cannot_be_kept_for_another_conversation_never_enters_this_one(tmp_path: Path) -> None:
     gate = Event()
     async with window(tmp_path, Answer(hold=gate)) as shown:
-        await shown.say("first")
-        await shown.until(lambda: shown.chat.sent == ["first"])
-        await shown.say("second")
-        await shown.pilot.press("ctrl+n")
-        await shown.until(lambda: shown.screen.turns.conversation is None)
+        await leave_one_waiting(shown)
         await shown.type("here")
         shown.chat.store.unsent.is_full = True
         await shown.pilot.press("ctrl+q")

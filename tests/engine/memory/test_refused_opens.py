@@ -11,6 +11,7 @@ import pytest
 
 from kvchat.engine.memory.block_directory import LOOK_AGAIN_S
 from kvchat.engine.memory.block_file import parse_header
+from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.files import SystemFiles
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from tests.engine.memory.chains import (
@@ -28,6 +29,7 @@ from tests.engine.memory.chains import (
 pytestmark = pytest.mark.pure
 
 BLOCKS = chain(list(range(40 * BLOCK_SIZE)))
+KEYS = [block.key for block in BLOCKS]
 
 
 @contextmanager
@@ -46,6 +48,19 @@ def no_descriptors() -> Iterator[None]:
         for descriptor in taken:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@contextmanager
+def lost_index(directory: Path, clock: Clock) -> Iterator[DiskStore]:
+    """Yield a store that has lost its index, while there is no descriptor to look at the files with."""
+    store = open_store(directory, clock=clock)
+    write_all(store, BLOCKS)
+    for block in BLOCKS:
+        lose_row(store, directory, block)
+    with no_descriptors():
+        with pytest.raises(StorageError):
+            store.rebuild()
+        yield store
 
 
 class Refusing(SystemFiles):
@@ -69,7 +84,7 @@ def test_no_block_is_lost_to_a_process_without_free_descriptors(tmp_path: Path) 
         for block in BLOCKS:
             with pytest.raises(StorageError, match="Too many open files"):
                 read(store, block)
-    assert store.has_all([block.key for block in BLOCKS], FULL) == [True] * len(BLOCKS)
+    assert store.has_all(KEYS, FULL) == [True] * len(BLOCKS)
     assert [read(store, block) for block in BLOCKS] == [block.payload for block in BLOCKS]
     assert not [*tmp_path.glob("quarantine/*")]
     store.close()
@@ -101,19 +116,12 @@ def test_what_the_medium_does_not_give_or_is_no_file_is_set_aside(tmp_path: Path
 def test_files_that_cannot_be_looked_at_are_found_later(tmp_path: Path) -> None:
     """The index is lost while there is no descriptor for the files: they stay, and are looked at again."""
     clock = Clock()
-    store = open_store(tmp_path, clock=clock)
-    write_all(store, BLOCKS)
-    keys = [block.key for block in BLOCKS]
-    for block in BLOCKS:
-        lose_row(store, tmp_path, block)
-    with no_descriptors():
-        with pytest.raises(StorageError):
-            store.rebuild()
-        assert not any(store.has_all(keys, FULL))
+    with lost_index(tmp_path, clock) as store:
+        assert not any(store.has_all(KEYS, FULL))
     assert len([*tmp_path.rglob("*.safetensors")]) == len(BLOCKS)
-    assert not any(store.has_all(keys, FULL))
+    assert not any(store.has_all(KEYS, FULL))
     clock.now_s += LOOK_AGAIN_S
-    assert all(store.has_all(keys, FULL))
+    assert all(store.has_all(KEYS, FULL))
     assert [read(store, block) for block in BLOCKS] == [block.payload for block in BLOCKS]
     store.close()
 
@@ -121,21 +129,14 @@ def test_files_that_cannot_be_looked_at_are_found_later(tmp_path: Path) -> None:
 def test_files_that_are_never_opened_are_looked_at_ever_more_rarely(tmp_path: Path) -> None:
     """Whoever asks waits for it, and it takes as long as there are files."""
     clock = Clock()
-    store = open_store(tmp_path, clock=clock)
-    write_all(store, BLOCKS)
-    keys = [block.key for block in BLOCKS]
-    for block in BLOCKS:
-        lose_row(store, tmp_path, block)
-    with no_descriptors():
-        with pytest.raises(StorageError):
-            store.rebuild()
+    with lost_index(tmp_path, clock) as store:
         for num_waits in (1, 2):
             clock.now_s += num_waits * LOOK_AGAIN_S
-            assert not any(store.has_all(keys, FULL))
+            assert not any(store.has_all(KEYS, FULL))
     clock.now_s += 3 * LOOK_AGAIN_S
-    assert not any(store.has_all(keys, FULL))
+    assert not any(store.has_all(KEYS, FULL))
     clock.now_s += LOOK_AGAIN_S
-    assert all(store.has_all(keys, FULL))
+    assert all(store.has_all(KEYS, FULL))
     store.close()
 
 
