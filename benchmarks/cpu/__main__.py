@@ -24,6 +24,8 @@ from benchmarks.cpu.shapes import BITS_PER_WEIGHT, SHAPES, Shape
 
 RESULTS = Path(__file__).parents[1] / "results"
 KVCHAT_WEIGHTS = {"16": "bf16", "8": "int8", "4": "int4"}
+LONG_ROUND_S = 10
+LEAST_DECODE_TOKENS = 4
 Cell = tuple[str, str, str, int, int]
 """Shape, bits, what is done, context, batch."""
 
@@ -58,15 +60,38 @@ class Plan:
 def main() -> int:
     arguments = _arguments()
     plan = _plan(arguments)
-    figures = Figures()
+    figures = _read() if arguments.add else Figures()
     bounds = Bounds(plan.threads)
     for shape in plan.shapes:
         for bits in plan.bits:
+            _forget(figures, shape.name, bits)
             _measure(plan, shape, bits, figures, bounds)
             if arguments.save:  # a long run that is broken off keeps what it has measured
                 _save(plan, figures, quick=arguments.quick)
     print(_table(figures))
     return 0
+
+
+def _read() -> Figures:
+    """Return what is in results/."""
+    report = json.loads((RESULTS / "cpu.json").read_text())
+    figures = Figures(engines=report["engines"], missing=report["left_out"])
+    for row in report["rows"]:
+        cell = (row["shape"], row["bits"], row["what"], row["context"], row["batch"])
+        figures.rates[cell] = defaultdict(list, row["tokens_per_s"])
+        figures.limits[cell] = row["bounds"]
+    for name, peak in report["peak_bytes"].items():
+        shape, bits, engine = name.split(" ")
+        figures.peaks[shape, bits, engine] = peak
+    return figures
+
+
+def _forget(figures: Figures, shape: str, bits: str) -> None:
+    """Let go of what was known of one model: it is measured anew, in turn with its peers."""
+    by_key: tuple[dict[Any, Any], ...] = (figures.rates, figures.limits, figures.peaks)
+    for values in by_key:
+        for key in [key for key in values if key[:2] == (shape, bits)]:
+            del values[key]
 
 
 def _save(plan: Plan, figures: Figures, *, quick: bool) -> None:
@@ -83,6 +108,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one shape and a short context")
     parser.add_argument("--save", action="store_true", help="write table, JSON and plot to results/")
+    parser.add_argument("--add", action="store_true", help="keep what results/ has of other models")
     parser.add_argument(
         "--peers", default=sys.executable, metavar="PYTHON", help="interpreter with the peers"
     )
@@ -184,10 +210,26 @@ def _decode(
 ) -> None:
     _, _, _, context, batch = cell
     limit = _limit(cell, bounds) if name == "kvchat" else 0.0
-    answer = _ask(process, name, figures, do="decode", length=context, tokens=plan.decode_tokens, batch=batch)
+    num_tokens = _num_tokens(plan, name, cell, figures)
+    answer = _ask(process, name, figures, do="decode", length=context, tokens=num_tokens, batch=batch)
     if "seconds" in answer:
-        _note(figures, cell, name, batch * plan.decode_tokens / answer["seconds"], limit)
+        _note(figures, cell, name, batch * num_tokens / answer["seconds"], limit)
         figures.peaks[cell[0], cell[1], name] = answer["peak_bytes"]
+
+
+def _num_tokens(plan: Plan, name: str, cell: Cell, figures: Figures) -> int:
+    """Return how many tokens a round decodes: fewer where they would take longer than `LONG_ROUND_S`.
+
+    What is not measured yet counts as if a batch gained nothing over single answers.
+    """
+    shape, bits, what, context, batch = cell
+    cells = (cell, (shape, bits, what, context, 1))
+    known = next((rates for at in cells if (rates := figures.rates.get(at, {}).get(name))), None)
+    if not known:
+        return plan.decode_tokens
+    return min(
+        plan.decode_tokens, max(LEAST_DECODE_TOKENS, int(LONG_ROUND_S * statistics.median(known) / batch))
+    )
 
 
 def _ask(process: EngineProcess, name: str, figures: Figures, **request: Any) -> dict[str, Any]:
