@@ -12,13 +12,14 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
 
 from benchmarks.circumstances import circumstances
+from benchmarks.row_plot import row_plot
 from benchmarks.table import Row, render
 
 RESULTS = Path(__file__).parent / "results"
@@ -32,6 +33,7 @@ SCENARIOS = (
     "decode",
     "encryption",
     "eviction",
+    "fork",
     "fused",
     "interface",
     "interleave",
@@ -61,7 +63,7 @@ def main() -> int:
         help="interpreter with llama-cpp-python and gguf, as a peer",
     )
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
-    parser.add_argument("--svg", type=Path, metavar="DIR", help="draw plots there, where a scenario has any")
+    parser.add_argument("--svg", type=Path, metavar="DIR", help="draw a plot of each scenario there")
     arguments = parser.parse_args()
     unknown = set(arguments.scenarios) - set(SCENARIOS)
     if unknown:
@@ -69,7 +71,7 @@ def main() -> int:
     rows: list[Row] = []
     for name in arguments.scenarios or SCENARIOS:
         scenario = import_module(f"benchmarks.{name}")
-        title = f"{name}: {scenario.__doc__.splitlines()[0]}"
+        title = f"{name}: {(scenario.__doc__ or '').splitlines()[0]}"
         print(f"\n{title}", flush=True)
         options = {
             "quick": arguments.quick,
@@ -79,6 +81,8 @@ def main() -> int:
         measured = _measure(scenario, options)
         print(render(measured), flush=True)
         rows += measured
+        if arguments.svg is not None:
+            draw(name, scenario, measured, arguments.svg)
         if arguments.save:
             text = f"{title}\n\n{circumstances(name, quick=arguments.quick)}\n\n{render(measured)}\n"
             (RESULTS / f"{name}.txt").write_text(text)
@@ -86,6 +90,13 @@ def main() -> int:
         report = {"python": sys.version.split()[0], "machine": platform.processor() or platform.machine()}
         arguments.json.write_text(json.dumps(report | {"rows": [row.as_dict() for row in rows]}, indent=1))
     return 0
+
+
+def draw(name: str, scenario: ModuleType, rows: Sequence[Row], directory: Path) -> None:
+    """Draw all figures of a scenario that has no plot of its own."""
+    if "svg_dir" not in signature(scenario.measure).parameters:
+        words = (scenario.__doc__ or "").splitlines()[0].rstrip(".")
+        (directory / f"{name}.svg").write_text(row_plot(f"{name}: {words}", rows))
 
 
 def _measure(scenario: ModuleType, options: Mapping[str, object]) -> list[Row]:

@@ -3,7 +3,8 @@
 Each round starts new processes: the interpreter alone, with kvchat's modules, and whole questions. Times are
 the processor's, all threads together: neighbours count little. What the page cache keeps stays there, as for
 anybody who asks twice a day. Imports are those of a question's own process as `-X importtime` counts
-them, in a run of its own: counting slows them down, so their share is of that run.
+them, in a run of its own: counting slows them down, so their share is of that run. On a GPU the first word is
+measured with nothing compiled and once it is, by the clock; where there is none, nothing is compiled.
 """
 
 import json
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
+from benchmarks.compile_cost import compile_rows, has_gpu, nothing_compiled
 from benchmarks.table import Row
 from kvchat.engine.models.locate import locate_model
 
@@ -71,6 +73,11 @@ def measure(*, quick: bool = False) -> list[Row]:
         plain = [_elapsed([sys.executable, "-c", MINIMAL, str(model_dir)]) for _ in range(num_rounds)]
         tiny = [_ask(Path(locate_model("starter").path), home) for _ in range(num_rounds)]
         imports, counted_s = _imports(model_dir, home)
+        compiling = (
+            compile_rows(lambda variables: _first_word_s(model_dir, variables), home, num_rounds)
+            if has_gpu()
+            else nothing_compiled()
+        )
         weight_bytes = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
     first_s = [one.event_s["text"] for one in asked]
     bound = (weight_bytes + KV_BYTES) * 1.15 + min(one.peak_bytes for one in tiny)
@@ -97,6 +104,7 @@ def measure(*, quick: bool = False) -> list[Row]:
             [one.peak_bytes / bound for one in asked],
             f"weights {weight_bytes / MIB:,.0f}, KV {KV_BYTES / MIB:,.0f} MiB",
         ),
+        *compiling,
     ]
 
 
@@ -139,6 +147,26 @@ def _ask(model_dir: Path, home: Path) -> Asked:
     event_s.setdefault("text", event_s["done"])  # random weights may say nothing that is text
     total_s = usage.ru_utime + usage.ru_stime
     return Asked(event_s=event_s, total_s=total_s, peak_bytes=usage.ru_maxrss * 1024)
+
+
+def _first_word_s(model_dir: Path, variables: Mapping[str, str]) -> float:
+    """Return the seconds by the clock until a new process has said a word, or ended where it says none."""
+    start_s = perf_counter()
+    with subprocess.Popen(
+        _command(model_dir),
+        env=_environment(Path(variables["KVCHAT_HOME"])) | dict(variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as child:
+        assert child.stdout is not None
+        first_s = next(perf_counter() - start_s for line in child.stdout if _is_word(line))
+        child.communicate()
+    assert child.returncode == 0, f"exit code {child.returncode}"
+    return first_s
+
+
+def _is_word(line: bytes) -> bool:
+    return json.loads(line)["event"] in ("text", "done")
 
 
 def _spent(pid: int) -> float:

@@ -1,10 +1,14 @@
-"""What quantised weights cost: perplexity, agreement on the next token, error of the logits, and bytes.
+"""What quantised weights cost: perplexity, agreement on the next token, error of the logits, bytes, loading.
 
 A prompt is computed from parts of the weights that are expanded, an answer from their codes and whole numbers
 made of the activations. Both are measured: the whole text at once, and "decoded" a few rows at a time.
+Loading is that of a whole engine: where nothing is kept, which quantises and keeps the result, and again,
+which maps it.
 """
 
 import tempfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,8 @@ from torch.nn import functional
 from transformers import DynamicCache
 
 from benchmarks.random_llama import write_random_llama
-from benchmarks.table import Row
+from benchmarks.table import Row, seconds
+from kvchat.engine import Engine, EngineConfig
 from kvchat.engine.kernels.quantised_linear.native import MOST_ROWS
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
@@ -44,7 +49,27 @@ def measure(*, quick: bool = False) -> list[Row]:
         ids = torch.randint(3, 32000, (1, 129), generator=torch.Generator().manual_seed(0))
         random = write_random_llama(Path(directory))
         rows += _compare("100 M random", random, [(ids, torch.ones(1, 128, dtype=torch.bool))])
+        rows += _loads("100 M random", random, num_rounds)
     return rows
+
+
+def _loads(name: str, model_dir: Path, num_rounds: int) -> Iterator[Row]:
+    for form in QUANTISED:
+        first: list[float] = []
+        again: list[float] = []
+        for _ in range(num_rounds):
+            with tempfile.TemporaryDirectory() as cache_dir:
+                for times in (first, again):
+                    times.append(seconds(partial(_load, model_dir, form, Path(cache_dir))))
+        yield Row.of(f"{name}, {form}: loaded for the first time", "s", first, "quantised and kept")
+        yield Row.of(f"{name}, {form}: loaded again", "s", again, "mapped")
+        yield Row.of("  again, of the first time", "x", [b / a for a, b in zip(first, again, strict=True)])
+
+
+def _load(model_dir: Path, form: str, cache_dir: Path) -> None:
+    Engine.load(
+        str(model_dir), EngineConfig(weights=form, cache_dir=cache_dir, device="cpu", device_bytes=1 << 26)
+    ).close()
 
 
 def _compare(name: str, model_dir: Path, texts: list[tuple[Tensor, Tensor]]) -> list[Row]:

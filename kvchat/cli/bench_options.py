@@ -19,7 +19,7 @@ class BenchOptions(ListOptions):
             show_default=False,
         ),
     ] = None
-    svg: Annotated[
-        Path | None, typer.Option(help="Draw plots there, where a scenario has any.", metavar="DIR")
-    ] = None
+    svg: Annotated[Path | None, typer.Option(help="Draw a plot of each scenario there.", metavar="DIR")] = (
+        None
+    )
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, where a scenario knows how.")] = False
