@@ -2,8 +2,8 @@
 
 A segment is a run of chunks on one basis. Keys that the newest basis does not hold any more begin a segment
 of their own: it is exact until it is long enough for a basis. What an older basis holds stays as it is.
-Dimensions: n tokens, c tokens of a chunk, C chunks, m chunks that are asked for, H_kv heads, D head size, r
-rank.
+Dimensions: n tokens, c tokens of a chunk, C chunks, m chunks that are asked for, Q queries, H query heads,
+H_kv key-value heads, G = H / H_kv, D head size, r rank.
 """
 
 from collections.abc import Iterator
@@ -131,6 +131,22 @@ class SealedKeys:
             out[here] = after.view_as(before).to(self._dtype)
         return out
 
+    def products(self, query: Tensor, landmarks: Tensor) -> Tensor:
+        """Return what rotated queries [Q, H, D] make of each chunk [Q, H_kv, G, C], float32: their products
+        with its landmark, or the highest with its keys where these are exact.
+
+        Args:
+            landmarks: [C, H_kv, D] of all chunks.
+        """
+        parts: list[Tensor] = []
+        for segment in self._segments:
+            if segment.directions is None:
+                parts += _highest_products(query, segment.rows)
+            else:
+                end = segment.first_chunk + len(segment.rows)
+                parts.append(reference.products(query, landmarks[segment.first_chunk : end]))
+        return torch.cat(parts, dim=-1)
+
     def fork(self) -> "SealedKeys":
         """Return the same keys for another branch; no byte is copied."""
         other = SealedKeys(self._settings, self._rotary, self._heads, self._dtype, self._budget)
@@ -234,3 +250,11 @@ class SealedKeys:
 
     def _exact_segment(self, rows: Rows, first_chunk: int, next_try: int) -> Segment:
         return Segment(first_chunk=first_chunk, rows=rows, directions=None, lost=0.0, next_try=next_try)
+
+
+def _highest_products(query: Tensor, chunks: Rows) -> Iterator[Tensor]:
+    """Yield the highest products with keys [c, H_kv, D] of each chunk, some thousand tokens at a time."""
+    for page in chunks.pages:
+        size = page.data.shape[1]
+        for piece in page.data[: page.num_rows].split(PIECE_LEN // size):
+            yield reference.highest_products(query, piece.flatten(0, 1), size)

@@ -8,7 +8,7 @@ Dimensions: n tokens, Q queries, H query heads, H_kv key-value heads, D and D_v 
 chunk, C sealed chunks, a chunks that are always seen, m chunks that are chosen.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -114,14 +114,17 @@ class ShadowLayer:
         Raises:
             OutOfMemory: a budget does not hold it; tokens of earlier blocks stay, those of this one do not.
         """
-        steps, start = [], 0
-        while start < len(query):
-            self.seal_full()
-            end = min(len(query), start + self._next_cut())
-            self._append(keys[start:end], values[start:end])
-            steps.append(self._attend_block(query[start:end], softmax_scale))
-            start = end
+        steps = [self._attend_block(query[part], softmax_scale) for part in self._added(keys, values)]
         return torch.cat([step.out for step in steps]), steps
+
+    def extend(self, keys: Tensor, values: Tensor) -> None:
+        """Add tokens whose queries have been answered: all is afterwards as if they had been answered here.
+
+        Raises:
+            OutOfMemory: as in `attend`.
+        """
+        for _ in self._added(keys, values):
+            pass
 
     def seal_full(self) -> None:
         """Seal generated tokens, if there are as many as may stay exact; the local chunks stay.
@@ -164,6 +167,16 @@ class ShadowLayer:
         self.num_tokens = len(keys)
         self._keep_always(keys[:end], values[:end])
         self._seal(keys[:end], values[:end])
+
+    def _added(self, keys: Tensor, values: Tensor) -> Iterator[slice]:
+        """Add tokens up to one cut after the other, and yield which ones."""
+        start = 0
+        while start < len(keys):
+            self.seal_full()
+            end = min(len(keys), start + self._next_cut())
+            self._append(keys[start:end], values[start:end])
+            yield slice(start, end)
+            start = end
 
     def _num_full(self) -> int:
         """Return how many chunks of the tail are full and not local."""
@@ -231,7 +244,8 @@ class ShadowLayer:
         means = self.stock.landmarks.all()
         always = torch.zeros(means.shape[1], len(means), dtype=torch.bool, device=means.device)
         always.scatter_(1, self.stock.always, value=True)
-        scores = reference.chunk_scores(query, means, always, softmax_scale)
+        products = self.stock.sealed_keys.products(query, means)
+        scores = reference.wanted_scores(products, always, softmax_scale)
         num_chosen = min(self.settings.num_chosen, self.num_sealed - self.settings.num_always)
         seen = reference.chosen(scores, num_chosen, always) & ~always
         return seen.nonzero()[:, 1].view(len(scores), num_chosen)

@@ -116,6 +116,31 @@ def test_a_planted_chunk_is_chosen_by_the_head_that_asks_for_it() -> None:
     assert scores[0].argmax() != 13
 
 
+def test_the_highest_product_of_a_chunk_is_that_of_its_best_key() -> None:
+    """Number by number; it is never less than what its landmark says."""
+    keys = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM, seed=13)
+    query = randn(2, NUM_KV_HEADS * GROUP, HEAD_DIM, seed=14)
+    found = shadow.highest_products(query, keys, CHUNK)
+    for number, head, member, chunk in ((0, 0, 0, 0), (1, 1, 2, 13), (0, 1, 1, NUM_CHUNKS - 1)):
+        own = keys[chunk * CHUNK : (chunk + 1) * CHUNK, head]
+        wanted = max(math.fsum((query[number, GROUP * head + member] * key).tolist()) for key in own)
+        assert found[number, head, member, chunk].item() == pytest.approx(wanted, rel=1e-5)
+    assert (found >= shadow.products(query, shadow.landmarks(keys, CHUNK))).all()
+
+
+def test_a_key_that_its_chunks_mean_hides_is_found_by_the_keys_themselves() -> None:
+    """By hand: of two chunks one has the key that is asked for, among seven that cancel it."""
+    keys = torch.zeros(2 * CHUNK, 1, 2)
+    keys[3, 0, 0], keys[4, 0, 0] = 20, -30
+    keys[CHUNK:, 0, 0] = 1
+    query, none = torch.eye(2)[:1, None], torch.zeros(1, 2, dtype=torch.bool)
+    by_mean = shadow.chunk_scores(query, shadow.landmarks(keys, CHUNK), none, 1.0)
+    by_keys = shadow.wanted_scores(shadow.highest_products(query, keys, CHUNK), none, 1.0)
+    assert shadow.chosen(by_mean, 1, none).tolist() == [[False, True]]
+    assert shadow.chosen(by_keys, 1, none).tolist() == [[True, False]]
+    assert by_keys[0].tolist() == pytest.approx([1, 1 / (1 + math.exp(19))], abs=1e-6)
+
+
 def weights_of(query: Tensor, means: Tensor, left: list[int]) -> list[float]:
     """Return what a query of a head gives to each landmark [C, D] in `left`, of nothing but these."""
     exponents = {chunk: math.exp(SCALE * math.fsum((query * means[chunk]).tolist())) for chunk in left}

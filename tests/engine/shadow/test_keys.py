@@ -151,3 +151,24 @@ def test_keys_that_the_device_does_not_hold_are_refused_and_nothing_is_lost(is_h
     assert error(keys, wanted) < 1e-4
     keys.release()
     assert budget.used_bytes == 0
+
+
+def test_chunks_are_weighed_by_their_keys_where_these_are_exact_and_by_landmarks_on_a_basis() -> None:
+    """A segment on a basis, and behind it one that waits for its own, longer than a page and a piece."""
+    held = randn(PIECE_LEN, RANK, seed=1) @ randn(RANK, WIDTH, seed=2)
+    keys = sealed(replace(SMALL, rank=12))
+    rotated = turned(torch.cat((held, randn(PIECE_LEN + 40, WIDTH, seed=3))))
+    keys.seal(rotated[:PIECE_LEN])
+    keys.seal(rotated[PIECE_LEN : PIECE_LEN + 24])
+    keys.seal(rotated[PIECE_LEN + 24 :])
+    first, second = keys.segments
+    assert first.directions is not None
+    assert second.directions is None
+    query = randn(3, 2 * NUM_KV_HEADS, HEAD_DIM, seed=4)
+    means = reference.landmarks(rotated, CHUNK)
+    found = keys.products(query, means)
+    middle = PIECE_LEN // CHUNK
+    torch.testing.assert_close(found[..., :middle], reference.products(query, means[:middle]))
+    exact = reference.highest_products(query, rotated[PIECE_LEN:], CHUNK)
+    torch.testing.assert_close(found[..., middle:], exact)
+    assert not torch.allclose(exact, reference.products(query, means[middle:]), atol=0.1)

@@ -103,6 +103,23 @@ def test_a_token_that_was_generated_long_ago_is_found_again() -> None:
     assert distance(out[0, ::GROUP], context.values[at]) < 0.05
 
 
+@pytest.mark.parametrize(("energy", "is_chosen"), [(1.0, True), (0.0, False)])
+def test_a_key_that_its_chunks_landmark_hides_is_found_where_keys_are_exact(
+    energy: float, is_chosen: bool
+) -> None:
+    """The control: with keys on a basis, whose landmarks are all there is, it is not."""
+    context = make_context(PROMPT + 1, rank=WIDTH)
+    where, query = 21, context.query[-1, GROUP]
+    asked = 4 * query / query.norm()
+    context.keys[where * CHUNK : (where + 1) * CHUNK, 1] = -asked / (CHUNK - 1)
+    context.keys[where * CHUNK + 2, 1] = 4 * asked
+    context.keys[where * CHUNK + 3, 1] = -4 * asked
+    layer = shadow_of(context, PROMPT, replace(SMALL, energy=energy, rank=RANK, num_outliers=0))
+    assert (layer.segments[0].directions is None) is is_chosen
+    run(layer, context, PROMPT, PROMPT + 1)
+    assert (where in layer.stock.working.slots[1].tolist()) is is_chosen
+
+
 @pytest.mark.parametrize("where", [0, 7, 21, 40])
 def test_a_planted_chunk_is_chosen(where: int) -> None:
     context = make_context(PROMPT + 1)

@@ -119,27 +119,54 @@ def least_alike(likeness: Tensor, num_chunks: int) -> Tensor:
 
 
 def chunk_scores(query: Tensor, means: Tensor, always: Tensor, softmax_scale: float) -> Tensor:
-    """Return how much each chunk is wanted [H_kv, C] by rotated queries [Q, H, D] together.
-
-    The highest weight that one of the queries, in one of the heads that share the keys, gives to the chunk's
-    landmark among those of all chunks that have to be chosen to be seen. The highest, not the sum: what one
-    query needs is not outvoted by the others.
+    """Return how much each chunk is wanted [H_kv, C] by rotated queries [Q, H, D] together, by landmarks.
 
     Args:
         means: [C, H_kv, D].
-        always: [H_kv, C] of bool: chunks that are seen anyway. Their landmarks take no weight from others,
-            and their scores are 0; at least one chunk of a head is none of them.
+        always: as for `wanted_scores`.
+
+    Raises:
+        ValueError: the heads do not divide.
+    """
+    return wanted_scores(products(query, means), always, softmax_scale)
+
+
+def products(query: Tensor, keys: Tensor) -> Tensor:
+    """Return the products [Q, H_kv, G, n], float32, of queries [Q, H, D] with keys or landmarks [n, H_kv, D].
 
     Raises:
         ValueError: the heads do not divide.
     """
     num_queries, num_heads, _ = query.shape
-    num_kv_heads = means.shape[1]
+    num_kv_heads = keys.shape[1]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly")
     grouped = query.float().view(num_queries, num_kv_heads, -1, query.shape[-1])
-    scores = torch.einsum("qhgd,chd->qghc", grouped, means.float()) * softmax_scale
-    return scores.masked_fill(always, float("-inf")).softmax(dim=-1).amax(dim=(0, 1))
+    return torch.einsum("qhgd,nhd->qhgn", grouped, keys.float())
+
+
+def highest_products(query: Tensor, keys: Tensor, chunk_size: int) -> Tensor:
+    """Return the highest of the products [Q, H_kv, G, C] with the keys [C * c, H_kv, D] of each chunk.
+
+    What a landmark stands for, from the keys themselves: never less than its product.
+    """
+    return products(query, keys).unflatten(-1, (-1, chunk_size)).amax(dim=-1)
+
+
+def wanted_scores(products: Tensor, always: Tensor, softmax_scale: float) -> Tensor:
+    """Return how much each chunk is wanted [H_kv, C] by all queries together.
+
+    The highest weight that one of the queries, in one of the heads that share the keys, gives to what stands
+    for the chunk, among all chunks that have to be chosen to be seen. The highest, not the sum: what one
+    query needs is not outvoted by the others.
+
+    Args:
+        products: of the queries with what stands for each chunk [Q, H_kv, G, C].
+        always: [H_kv, C] of bool: chunks that are seen anyway. They take no weight from others, and their
+            scores are 0; at least one chunk of a head is none of them.
+    """
+    scores = (products * softmax_scale).masked_fill(always[:, None], float("-inf"))
+    return scores.softmax(dim=-1).amax(dim=(0, 2))
 
 
 def chosen(scores: Tensor, num_chunks: int, always: Tensor) -> Tensor:
