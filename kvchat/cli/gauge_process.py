@@ -1,14 +1,11 @@
 """The gauge in a process of its own: it loads the model once more, and nothing of it stays behind."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvchat.cli.gauge_figures import read_figures
-from kvchat.config import KEYS, Settings
-from kvchat.errors import EngineFailed
+from kvchat.cli.own_process import ended
+from kvchat.config import Settings
 from kvchat.ui.host import Gauged
 
 
@@ -41,30 +38,6 @@ def gauge_text(
         EngineFailed: with what the command said instead.
     """
     words = ["cache", "gauge", session_id, "--branch", branch, "--quiet"]
-    words += ["--data-dir", str(settings.paths.data_dir), "--cache-dir", str(settings.paths.cache_dir)]
     words += ["--cache-format", cache_format] if cache_format else []
     words += ["--figures", str(figures)] if figures is not None else []
-    root = str(Path(__file__).parents[2])
-    python_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    environ = os.environ | engine_environ(settings) | {"PYTHONPATH": python_path}
-    ended = subprocess.run(
-        [sys.executable, "-m", "kvchat", *words],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ended.returncode:
-        lines = ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"]
-        raise EngineFailed(lines[-1].removeprefix("kvchat: "))
-    return ended.stdout.rstrip("\n")
-
-
-def engine_environ(settings: Settings) -> dict[str, str]:
-    """Return the variables that say the same of an engine as these settings, wherever those came from."""
-    values = {
-        name: getattr(settings.engine, name.removeprefix("engine.")) for name in KEYS if "engine." in name
-    }
-    values["model"] = settings.model
-    return {KEYS[name].variable: "none" if value is None else str(value) for name, value in values.items()}
+    return ended(settings, words).stdout.rstrip("\n")

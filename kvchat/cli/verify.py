@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.cli.block_shelf import drop_blocks, open_shelf
 from kvchat.cli.session_options import VerifyCacheOptions, VerifyOptions, VerifySessionOptions
+from kvchat.cli.session_settings import with_adapter
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status
 from kvchat.cli.view_blocks import add_view_turns
@@ -65,7 +66,7 @@ def verify_session(options: VerifySessionOptions) -> int | None:
         session = store.find(options.session)
         _refuse_converted(session)
         model = options.model or session.model or settings.model
-        with _verifier(settings, model, status) as (verifier, shelf, fingerprint):
+        with _verifier(with_adapter(settings, session), model, status) as (verifier, shelf, fingerprint):
             turns = store.all_turns(session.id)
             paths = _session_paths(shelf, turns, session.namespace, fingerprint)
             scope = _scope(settings, shelf, [(session, turns)], paths)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from kvchat.engine.api.exams import Item, Question
 from kvchat.errors import UsageError
+from kvchat.session.tokenizer import read_tokenizer
 from kvchat.starter.conversation import Message
 from kvchat.starter.probes import Interview, Prober
 from kvchat.starter.split import stable_hash
@@ -53,6 +54,7 @@ class Suite:
 
     Raises:
         UsageError: its tokenizer is none in which the questions can be written.
+        ModelUnreadable: its tokenizer is damaged.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -108,7 +110,7 @@ def _tokenizer(model_dir: Path) -> Tokenizer:
     """Open the tokenizer of a model that was trained on conversations as they are written here."""
     file = model_dir / "tokenizer.json"
     wanted = {f"<|{role}|>": number for role, number in ROLE_IDS.items()} | {"<|end|>": END_ID}
-    found = Tokenizer.from_file(str(file)) if file.is_file() else None
+    found = read_tokenizer(file)[0] if file.is_file() else None
     if found is None or any(found.token_to_id(piece) != number for piece, number in wanted.items()):
         raise UsageError(
             f"the built-in questions are written for the starter model, and the tokenizer of {model_dir} is "

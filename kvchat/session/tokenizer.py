@@ -63,14 +63,10 @@ class ChatTokenizer:
                 f"{model_dir} has no tokenizer.json; save the model with a fast tokenizer "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...)) and try again"
             )
-        try:
-            data = file.read_bytes()
-            tokenizer = Tokenizer.from_buffer(data)
-        except Exception as error:  # the tokenizers library raises bare Exception
-            raise ModelUnreadable(f"{file} cannot be read ({error}); download the model again") from error
+        tokenizer, digest = read_tokenizer(file)
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        return cls(tokenizer, blake2b(data, digest_size=16).hexdigest(), markup)
+        return cls(tokenizer, digest, markup)
 
     @cached_property
     def think_ids(self) -> tuple[int, int] | None:
@@ -155,6 +151,20 @@ class ChatTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         plain = (token.content for token in added.values() if token.special and not token.rstrip)
         return next(plain, "")
+
+
+def read_tokenizer(file: Path) -> tuple[Tokenizer, str]:
+    """Return the tokenizer in a tokenizer.json, and the digest that names it.
+
+    Raises:
+        ModelUnreadable: it is damaged.
+    """
+    try:
+        data = file.read_bytes()
+        tokenizer = Tokenizer.from_buffer(data)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ModelUnreadable(f"{file} cannot be read ({error}); download the model again") from error
+    return tokenizer, blake2b(data, digest_size=16).hexdigest()
 
 
 def _is_markup(token: str, markup: str) -> bool:

@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from kvchat.cli.gauge_figures import figures_of, read_figures
-from kvchat.cli.gauge_process import engine_environ, gauge_text, gauged
+from kvchat.cli.gauge_process import gauge_text, gauged
 from kvchat.cli.main import run as run_command
+from kvchat.cli.own_process import engine_environ
 from kvchat.config import read_settings
 from kvchat.engine.api.losses import FormatLoss, GaugeReport, Loss
 from kvchat.errors import EngineFailed
@@ -92,6 +93,15 @@ def test_the_window_measures_in_a_process_of_its_own(asked: Run) -> None:
     assert any(line.split()[0] == "int2" for line in told.splitlines())
     with pytest.raises(EngineFailed, match="int3"):
         gauge_text(settings, "demo", "main", "int3")
+
+
+def test_where_no_process_can_be_started_the_window_says_so(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = read_settings({})
+    monkeypatch.setattr("sys.executable", str(home / "nothing"))
+    with pytest.raises(EngineFailed, match="no process can be started"):
+        gauge_text(settings, "demo", "main", "int2")
 
 
 def test_the_window_gets_the_figures_of_the_words_it_shows(asked: Run, tmp_path: Path) -> None:

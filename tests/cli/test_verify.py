@@ -89,3 +89,17 @@ def test_converted_kv_is_not_held_to_what_is_computed_in_its_format(
     found = call("cache", "verify", "--all", "--cache-format", "int8")
     assert (found["different"], found["wrong_logits"], found["converted_sessions"]) == (0, 0, 1)
     assert files_of(home) == before
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_session_is_verified_with_the_adapter_that_it_was_computed_with(
+    call: Call, tiny_model: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft", reason="LoRA adapters are an extra: pip install 'kvchat[lora]'")
+    from tests.engine.test_adapters import save_adapter
+
+    adapter = save_adapter(tiny_model, tmp_path / "adapter")
+    call("ask", "--max-tokens", "8", "--adapter", str(adapter), "--new", "demo", WORDS)
+    found = call("sessions", "verify", "demo", "--all")
+    assert found["verified"] == found["blocks"] > 4
+    assert (found["different"], found["wrong_logits"]) == (0, 0)

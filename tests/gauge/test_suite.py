@@ -7,7 +7,7 @@ import pytest
 import kvchat.starter
 from kvchat.engine.api.exams import FormatMarks, Item
 from kvchat.engine.api.losses import Loss
-from kvchat.errors import UsageError
+from kvchat.errors import ModelUnreadable, UsageError
 from kvchat.gauge.paired import paired_score
 from kvchat.gauge.suite import DEPTHS, NEEDLE, RECALL, Suite, SuiteSize, num_questions
 from kvchat.starter.split import is_held_out_value
@@ -52,6 +52,13 @@ def test_a_tokenizer_that_is_missing_or_another_is_refused(tmp_path: Path) -> No
     file = write_model(tmp_path) / "tokenizer.json"
     file.write_text(file.read_text().replace("<|user|>", "<|human|>"))
     with pytest.raises(UsageError, match="kvchat cache gauge SESSION"):
+        Suite(tmp_path)
+
+
+def test_a_damaged_tokenizer_is_named_with_what_to_do(tmp_path: Path) -> None:
+    file = write_model(tmp_path) / "tokenizer.json"
+    file.write_text(file.read_text()[:100])
+    with pytest.raises(ModelUnreadable, match=r"tokenizer\.json cannot be read .*download the model again"):
         Suite(tmp_path)
 
 
