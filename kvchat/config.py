@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.engine.api.cache_format import canonical_cache_format
-from kvchat.engine.api.config import SPECULATE, EngineConfig
+from kvchat.engine.api.config import CACHE_FORMATS, SPECULATE, EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, UsageError
 from kvchat.quantities import integer, number, one_of, or_none, parse_size, path, positive, text, yes_or_no
@@ -24,6 +24,7 @@ from kvchat.quantities import integer, number, one_of, or_none, parse_size, path
 PROJECT_FILE = ".kvchat.toml"
 STARTER = "starter"
 FLAG = "flag"
+EVICT, COMPRESS = "evict", "compress"
 DEFAULT_MAX_TOKENS = 1024
 DEFAULT_DISK_BYTES = 20 * 2**30
 """A cache that grows without a bound fills a disk in days; what goes first is what was used longest ago."""
@@ -114,6 +115,8 @@ class Settings:
     engine: EngineConfig = field(default_factory=EngineConfig)
     remote: Remote = field(default_factory=Remote)
 
+    when_full: str = EVICT
+    """What happens to a conversation that has outgrown the cache: see `compressed_format`."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
@@ -200,9 +203,20 @@ def _cache_format(value: object) -> str:
 
 
 KEYS: Mapping[str, Key] = {
+def _when_full(value: object) -> str:
+    """Return `evict`, or `compress` with or without a format."""
+    verb, colon, cache_format = text(value).partition(":")
+    if verb not in (EVICT, COMPRESS) or (verb == EVICT and colon):
+        raise ValueError(f"must be evict, compress or compress:FORMAT, not {value!r}")
+    if colon and cache_format not in CACHE_FORMATS[1:]:
+        raise ValueError(f"compresses to {', '.join(CACHE_FORMATS[1:])}, not to {cache_format!r}")
+    return text(value)
+
+
     "model": Key(read=text, variable="KVCHAT_MODEL", in_project=True),
     "system": Key(read=text, variable="KVCHAT_SYSTEM", in_project=True),
     "sampling.max_tokens": Key(read=or_none(integer), variable="KVCHAT_MAX_TOKENS", in_project=True),
+    "when_full": Key(read=_when_full, variable="KVCHAT_WHEN_FULL"),
     "sampling.temperature": Key(read=number, variable="KVCHAT_TEMPERATURE", in_project=True),
     "sampling.top_p": Key(read=number, variable="KVCHAT_TOP_P", in_project=True),
     "sampling.top_k": Key(read=or_none(integer), variable="KVCHAT_TOP_K", in_project=True),
@@ -379,6 +393,7 @@ def _assemble(values: Mapping[str, object], paths: Paths, chosen: Path | None) -
         model=str(values.get("model", STARTER)),
         system=str(values.get("system", "")),
         sampling=SamplingParams(**({"max_tokens": DEFAULT_MAX_TOKENS} | _section("sampling", values))),
+        when_full=str(values.get("when_full", EVICT)),
         display=Display(**_section("display", values)),
         keys=Keys(**_section("keys", values)),
         remote=Remote(**_section("remote", values)),

@@ -91,6 +91,8 @@ class TurnFinished:
 
     answer: Turn
     error: str | None = None
+    fits_in: tuple[str, ...] = ()
+    """Where it broke off for want of room: cache formats in which it could go on, the most exact first."""
 
 
 ChatEvent = TurnStarted | Loading | Prefill | TextDelta | TurnFinished
@@ -233,7 +235,9 @@ class Answering:
                 self._break_off(conversation, answer, error)
             raise
         conversation.show_last(ended)
-        yield TurnFinished(answer=ended, error=problem)
+        finished = None if conversation.recorder is None else conversation.recorder.finished
+        fits_in = () if finished is None else finished.fits_in
+        yield TurnFinished(answer=ended, error=problem, fits_in=fits_in)
 
     def release(self, conversation: Conversation) -> None:
         """Let go of a conversation's live branch."""

@@ -116,7 +116,13 @@ class ContextOverflow(CapacityError):
 
 
 class PoolExhausted(CapacityError):
-    pass
+    """Args:
+    fits_in: cache formats in which there would be room for it, the one that loses least first.
+    """
+
+    def __init__(self, message: str = "", fits_in: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.fits_in = fits_in
 
 
 class PinRefused(CapacityError):

@@ -179,6 +179,7 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
     written = {
         "model": "m",
         "system": "s",
+        "when_full": "compress:int4",
         "sampling.max_tokens": 5,
         "sampling.temperature": 0.5,
         "sampling.top_p": 0.5,
@@ -227,3 +228,12 @@ def test_the_disk_tier_has_a_limit_unless_told_otherwise(home: Path, cwd: Path) 
     assert read(home, cwd).engine.disk_bytes == 20 * 2**30
     assert read(home, cwd, {"KVCHAT_KV_DISK_BYTES": "none"}).engine.disk_bytes is None
     assert read(home, cwd, {"KVCHAT_KV_HOST_BYTES": "1GiB"}).engine.host_bytes == 2**30
+
+
+def test_what_happens_when_the_cache_is_full_is_one_of_two_things(home: Path, cwd: Path) -> None:
+    assert read(home, cwd).when_full == "evict"
+    for good in ("evict", "compress", "compress:int8", "compress:int2"):
+        assert read(home, cwd, {"KVCHAT_WHEN_FULL": good}).when_full == good
+    for bad in ("", "drop", "evict:int8", "compress:", "compress:exact", "compress:window", "compress:int3"):
+        with pytest.raises(ConfigError, match="compress"):
+            read(home, cwd, {"KVCHAT_WHEN_FULL": bad})

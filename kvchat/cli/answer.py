@@ -1,5 +1,6 @@
 """One answer on its way to standard output: as text, as one JSON object, or as an event per line."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from time import monotonic
 from typing import Protocol
@@ -69,10 +70,11 @@ class TextWriter:
 class JsonWriter:
     """One object when the answer has ended: the `done` event and the text."""
 
-    def __init__(self, output: Output, status: Status, session: Session) -> None:
+    def __init__(self, output: Output, status: Status, session: Session, notices: Sequence[str] = ()) -> None:
         self._output = output
         self._status = status
         self._session = session
+        self._notices = notices
         self._meter = PrefillMeter()
 
     def take(self, event: ChatEvent) -> None:
@@ -84,9 +86,11 @@ class JsonWriter:
                 self._status.clear()
             case TurnFinished(error=None):
                 done = done_event(event.answer, self._session)
-                texts = {"text": event.answer.text}
+                texts: dict[str, object] = {"text": event.answer.text}
                 if event.answer.reasoning:
                     texts["reasoning"] = event.answer.reasoning
+                if self._notices:
+                    texts["notices"] = list(self._notices)
                 self._output.end(done | texts)
 
 
@@ -166,6 +170,11 @@ def _figures(answer: Turn) -> dict[str, object]:
     elif not answer.backend.counts_cached:
         usage |= {"cached_tokens": None, "computed_tokens": None}
     return {"usage": usage, "loaded": None, "backend": answer.backend.url}
+
+
+def notice_event(message: str, cache_format: str) -> dict[str, object]:
+    """Return what says that a conversation goes on in another format than it was asked for in."""
+    return {"v": EVENT_VERSION, "event": "notice", "message": message, "cache_format": cache_format}
 
 
 def error_event(error: KvchatError | str, exit_code: int) -> dict[str, object]:

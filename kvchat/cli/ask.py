@@ -3,12 +3,21 @@
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from kvchat.chat import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted
-from kvchat.cli.answer import AnswerWriter, JsonWriter, NdjsonWriter, TextWriter, error_event
+from kvchat.cli.answer import (
+    AnswerWriter,
+    JsonWriter,
+    NdjsonWriter,
+    TextWriter,
+    error_event,
+    notice_event,
+)
 from kvchat.cli.choice import last_used, refuse_several
 from kvchat.cli.compose import EngineFactory, Kvchat, borrowed_or_started, opened, start_worker
+from kvchat.cli.compressing import compressed_format, go_on_in
 from kvchat.cli.expectation import Expectation
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import AskOptions
@@ -26,12 +35,14 @@ from kvchat.cli.signals import StopAsked, StopSignals
 from kvchat.cli.standard_streams import CLOSED_PIPE
 from kvchat.cli.streams import Output, Status
 from kvchat.cli.waiting import own_turn, wait_until_loaded
-from kvchat.config import Settings
+from kvchat.config import EVICT, Settings
 from kvchat.conversation import Conversation
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import (
     CacheMissed,
     EngineFailed,
     KvchatError,
+    PoolExhausted,
     StorageError,
     UsageError,
 )
@@ -131,6 +142,8 @@ class _Question:
         self._output, self._status = streams
         self._pack = pack
         self._expected: Expectation | None = None
+        self._notices: list[str] = []
+        self._is_cut_off = False
 
     def run(self, prompt: str, signals: StopSignals) -> int:
         store = self._kvchat.store
@@ -147,12 +160,7 @@ class _Question:
     def _answer(self, reference: SessionId | None, prompt: str, signals: StopSignals) -> int:
         """Answer in a session, None: in a new one."""
         store = self._kvchat.store
-        model = self._options.model
-        if model is None and reference is None and self._pack is not None:
-            model = self._pack.model
-        chat = self._kvchat.load(reference, model, self._options.adapter)
-        if self._pack is not None:
-            chat.beginnings[self._pack.text] = self._pack.created_at
+        chat = self._load(reference)
         if reference is None:
             conversation = chat.create(title=self._options.new or "", system=self._settings.system)
         else:
@@ -166,7 +174,11 @@ class _Question:
                 self._expected = Expectation(conversation, self._pack, self._options.edit)
                 self._expected.check(chat)
             ask = self._pump if self._options.num == 1 else self._ask_several
-            code = ask(chat, conversation, prompt, signals)
+            try:
+                code = ask(chat, conversation, prompt, signals)
+            except PoolExhausted as full:
+                chat, conversation = self._in_fewer_bits(full, chat, conversation)
+                code = ask(chat, conversation, prompt, signals)
         except BaseException:
             # One that was there before keeps its title and its system prompt.
             if reference is None and not store.all_turns(conversation.session.id):
@@ -176,6 +188,39 @@ class _Question:
         chat.close(conversation)
         self._say_how_to_resume(conversation.session.id)
         return code
+
+    def _load(self, reference: SessionId | None) -> Chat:
+        model = self._options.model
+        if model is None and reference is None and self._pack is not None:
+            model = self._pack.model
+        chat = self._kvchat.load(reference, model, self._options.adapter)
+        if self._pack is not None:
+            chat.beginnings[self._pack.text] = self._pack.created_at
+        return chat
+
+    def _in_fewer_bits(
+        self, full: PoolExhausted, chat: Chat, conversation: Conversation
+    ) -> tuple[Chat, Conversation]:
+        """Go on with an engine in a smaller format where a conversation does not fit and that was chosen.
+
+        Raises:
+            PoolExhausted: it was not, or would not help.
+        """
+        cache_format = compressed_format(full, self._settings.when_full)
+        if cache_format is None or self._options.strict_cache:
+            raise full
+        self._status.show(f"no room: keeping this conversation in {cache_format} …")
+        chat.close(conversation)
+        words = go_on_in(cache_format, self._kvchat, self._settings, conversation, chat.model)
+        self._status.note(words)
+        self._notices.append(words)
+        if self._options.ndjson:
+            self._output.json(notice_event(words, cache_format))
+        session_id = conversation.session.id
+        chat = self._load(session_id)
+        conversation = chat.open(session_id)
+        wait_until_loaded(self._kvchat.engine, self._status)
+        return chat, conversation
 
     def _pump(self, chat: Chat, conversation: Conversation, prompt: str, signals: StopSignals) -> int:
         """Write events until the turn has ended, also where nobody reads: what was computed is kept."""
@@ -188,6 +233,8 @@ class _Question:
             if isinstance(event, TurnStarted):
                 signals.stop_with(partial(chat.stop, conversation))
             last = event
+            if self._is_to_go_on(event):
+                continue
             if missed is None and (missed := self._missed(event)) is not None:
                 chat.stop(conversation)
             try:
@@ -229,6 +276,8 @@ class _Question:
         return self._settings.display.stats and not self._options.quiet
 
     def _events(self, chat: Chat, conversation: Conversation, prompt: str) -> Iterator[ChatEvent]:
+        if self._is_cut_off:
+            return chat.continue_answer(conversation, _rest_of(chat.sampling, conversation))
         if not prompt:
             return chat.continue_answer(conversation)
         if self._options.edit is None:
@@ -240,9 +289,17 @@ class _Question:
         return chat.edit(conversation, question.id, prompt)
 
     def _exit_code(self, last: TurnFinished) -> int:
+        if self._is_to_go_on(last):
+            self._is_cut_off = True
+            raise PoolExhausted(last.error or "", last.fits_in)
         if last.error is not None:
             raise EngineFailed(last.error)
         return CUT_OFF if self._options.fail_on_length and last.answer.finish is Finish.LENGTH else 0
+
+    def _is_to_go_on(self, event: ChatEvent) -> bool:
+        """Whether an answer broke off for want of room, and that is not the end of it."""
+        is_full = isinstance(event, TurnFinished) and bool(event.fits_in)
+        return is_full and self._settings.when_full != EVICT
 
     def _tell_problem(self) -> None:
         snapshot = self._kvchat.engine.snapshot()
@@ -253,13 +310,20 @@ class _Question:
         if self._options.ndjson:
             return NdjsonWriter(self._output, conversation)
         if self._options.json:
-            return JsonWriter(self._output, self._status, conversation.session)
+            return JsonWriter(self._output, self._status, conversation.session, self._notices)
         return TextWriter(self._output, self._status, conversation.session, stats=self._wants_stats)
 
     def _say_how_to_resume(self, session_id: SessionId) -> None:
         if not self._options.temp:
             ids = [summary.session.id for summary in self._kvchat.store.list_sessions()]
             self._status.note(f"resume with: kvchat {short_id(session_id, ids)}")
+
+
+def _rest_of(sampling: SamplingParams, conversation: Conversation) -> SamplingParams:
+    """Return sampling that ends the answer that broke off where it would have ended at once."""
+    num_there = len(conversation.turns[-1].token_ids or ())
+    most = None if sampling.max_tokens is None else max(1, sampling.max_tokens - num_there)
+    return replace(sampling, max_tokens=most)
 
 
 def _choices(options: AskOptions) -> dict[str, bool]:

@@ -90,13 +90,13 @@ def _convert(options: ConvertOptions, work: _Work, wanted: str, status: Status) 
 def _measured(
     options: ConvertOptions, work: _Work, candidate: "Candidate", wanted: str, status: Status
 ) -> GaugeReport | None:
-    """Return what the session's last answer tokens lose, None where there are none."""
+    """Return what the session's last answer tokens lose, None where there are none or nobody asks."""
     from kvchat.engine.gauge import Gauge, Text
 
     branch = work.store.branch(work.session.id, work.session.active_branch)
     turns = work.store.turns_to(branch.leaf_id)
     ids, positions = path_token_ids(turns), answer_positions(turns)
-    if not ids or not positions:
+    if not ids or not positions or options.no_gauge:
         return None
     config = work.settings.engine
     gauge = Gauge(

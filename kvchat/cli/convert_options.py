@@ -21,6 +21,7 @@ class ConvertOptions(SessionOptions):
     last: Annotated[
         int, typer.Option(help="Show the loss on the last N tokens of answers.", metavar="N", min=1)
     ] = 64
+    no_gauge: Annotated[bool, typer.Option("--no-gauge", help="Do not measure the loss.")] = False
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would save and lose.")] = False
     model: Annotated[

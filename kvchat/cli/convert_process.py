@@ -11,7 +11,7 @@ def convert_words(
 
     Args:
         model: what the session's KV was computed with.
-        dry_run: change nothing; the words say what it would save and lose.
+        dry_run: change nothing; the words say what it would save and lose. Only then is that measured.
 
     Raises:
         EngineFailed: with what the command said instead; the session is as it was.
@@ -23,7 +23,7 @@ def convert_words(
         cache_format,
         "-m",
         model,
-        "--dry-run" if dry_run else "--yes",
+        *(["--dry-run"] if dry_run else ["--yes", "--no-gauge"]),
     ]
     lines = ended(settings, words).stderr.strip().splitlines()
     return "\n".join(filter(None, map(_for_the_window, lines)))

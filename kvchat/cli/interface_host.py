@@ -17,7 +17,7 @@ from kvchat.cli.session_files import SessionFiles
 from kvchat.config import KEYS, Settings, did_you_mean, own_file, read_layers
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.models.locate import lasting_name, locate_model
-from kvchat.errors import UsageError
+from kvchat.errors import EngineFailed, UsageError
 from kvchat.session.template import ChatTemplate
 from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
 
@@ -147,6 +147,19 @@ class InterfaceHost(SessionFiles):
         finally:
             self._kvchat.lend_again()
         return words
+
+
+    def go_on_in(self, session_id: str, cache_format: str) -> str:
+        """Convert a session and load the engine in that format; where it cannot be converted, only load."""
+        try:
+            return self.use_format(session_id, cache_format)
+        except EngineFailed as error:
+            wanted = canonical_cache_format(cache_format)
+            self._kvchat.stop_lending()
+            self._kvchat.use_format(wanted)
+            self._engine.swap(cache_format=wanted)
+            self._kvchat.lend_again()
+            return f"all of it is computed in {wanted}; nothing stored was converted: {error}"
 
 
 def _short(origin: str) -> str:

@@ -34,6 +34,14 @@ CacheFormat = Annotated[
 DeviceBytes = Annotated[
     str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
 ]
+WhenFull = Annotated[
+    str | None,
+    typer.Option(
+        help="What becomes of a conversation for which the cache has no room: evict refuses it; compress "
+        "keeps its KV in int8, compress:int4 in int4 (approximate).",
+        metavar="CHOICE",
+    ),
+]
 Files = Annotated[
     list[Path] | None,
     typer.Option(

@@ -30,6 +30,7 @@ from kvchat.cli.option_types import (
     Weights,
 )
 from kvchat.config import KEYS, Remote, Settings, did_you_mean, read_settings
+    WhenFull,
 from kvchat.errors import UsageError
 
 Options = TypeVar("Options")
@@ -238,6 +239,7 @@ class AskOptions(TalkOptions):
     ] = None
     pack: PackName = None
     file: Files = None
+    when_full: WhenFull = None
     edit: Annotated[
         int | None,
         typer.Option(help="Ask in place of your N-th last message, on a new branch.", metavar="N", min=1),
@@ -260,7 +262,8 @@ class AskOptions(TalkOptions):
     ] = False
 
     def flags(self) -> dict[str, object]:
-        return TalkOptions.flags(self) | ({"display.stats": False} if self.no_stats else {})
+        flags = TalkOptions.flags(self) | given({"when_full": self.when_full})
+        return flags | ({"display.stats": False} if self.no_stats else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

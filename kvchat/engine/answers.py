@@ -137,12 +137,22 @@ class Answers:
         self._sample(sampled)
         self._search(searched)
 
-    def finish(self, entry: Entry, reason: FinishReason, error: str | None = None) -> None:
+    def finish(
+        self,
+        entry: Entry,
+        reason: FinishReason,
+        error: str | None = None,
+        fits_in: tuple[str, ...] = (),
+    ) -> None:
         """End one answer, or all beams of a search; the request is over with its last one.
 
         A search that is given up tells its best beam.
+
+        Args:
+            fits_in: cache formats in which there would be room for it, where there is none here.
         """
         family = self._family(entry)
+        family.fits_in = fits_in
         if family.search is not None:
             entry = family.running[0]
             self.events += report.beam_tokens(entry)

@@ -37,7 +37,8 @@ from kvchat.engine.results import Result, collect
 from kvchat.engine.resumptions import Resumptions
 from kvchat.engine.room import Room
 from kvchat.engine.scheduler import Scheduler
-from kvchat.errors import InvalidRequest
+from kvchat.engine.smaller import Smaller
+from kvchat.errors import InvalidRequest, PoolExhausted
 
 LOAD_WAIT_S = 0.02
 """How long a step without anything to compute waits for a block to land."""
@@ -79,6 +80,7 @@ class Engine:
         self._loading = Loading(
             self._scheduler, resumptions, self._flights, parts.rates, self._answers.tell, self._carry_out
         )
+        self._smaller = Smaller(parts.manager, parts.info, parts.max_batch_tokens)
         self._room = Room(parts.manager, parts.max_batch_tokens, parts.info.max_context)
         self._intake = Intake(parts.manager, self._answers, self._room, parts.info)
         self._idle = IdleWatch(self._scheduler, clock, parts.idle_demote_s)
@@ -112,7 +114,10 @@ class Engine:
             ContextOverflow: the prompt leaves no room for an answer in the model's context.
             PoolExhausted: the prompt can never fit into the device pool.
         """
-        self._intake.check(request)
+        try:
+            self._intake.check(request)
+        except PoolExhausted as error:
+            raise self._smaller.hinted(error, len(request.token_ids)) from None
         branch = self._intake.branch_for(request)
         entry = self._answers.open(request, branch)
         handle = Handle(entry.id, branch.id, self.step, self.cancel)
@@ -409,11 +414,9 @@ class Engine:
         """End the request that cannot get a block though nobody else holds one."""
         stuck = self._scheduler.running or [entry for entry in self._scheduler.waiting if not entry.is_held]
         if stuck:
-            self._answers.finish(
-                stuck[0],
-                FinishReason.ERROR,
-                "the cache is full; give it more with --kv-device-bytes, or unpin something",
-            )
+            words = "the cache is full; give it more with --kv-device-bytes, or unpin something"
+            full = self._smaller.hinted(PoolExhausted(words), len(stuck[0].branch.token_ids))
+            self._answers.finish(stuck[0], FinishReason.ERROR, str(full), full.fits_in)
 
     def _deliver(self) -> tuple[Event, ...]:
         events, self._answers.events = tuple(self._answers.events), []

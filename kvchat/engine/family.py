@@ -38,6 +38,8 @@ class Family:
     num_drafted: int = 0
     num_accepted: int = 0
     hypotheses: list[Hypothesis] = field(default_factory=list)
+    fits_in: tuple[str, ...] = ()
+    """Cache formats in which there would be room, where the last answer to end found none here."""
 
     @property
     def missing_samples(self) -> range:

@@ -72,6 +72,7 @@ def finished(family: Family, now_s: float) -> RequestFinished:
         loaded=entry.loaded or Loaded(),
         timings=_timings(family, now_s),
         error=samples[0].error,
+        fits_in=family.fits_in,
         samples=samples,
     )
 

@@ -22,7 +22,7 @@ from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_
 from kvchat import errors
 from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished, TokenEmitted
 
-VERSION = 2
+VERSION = 3
 MAX_LINE_BYTES = 64 * 2**20
 """A prompt of a million tokens takes a tenth of it."""
 
@@ -114,8 +114,9 @@ def restored(kind: type[T], data: object) -> T:
     return value
 
 
-def plain_error(error: errors.KvchatError) -> dict[str, str]:
-    return {"kind": type(error).__name__, "message": str(error)}
+def plain_error(error: errors.KvchatError) -> dict[str, object]:
+    told: dict[str, object] = {"kind": type(error).__name__, "message": str(error)}
+    return told | {"fits_in": error.fits_in} if isinstance(error, errors.PoolExhausted) else told
 
 
 def restored_error(data: object) -> errors.KvchatError:
@@ -123,6 +124,8 @@ def restored_error(data: object) -> errors.KvchatError:
     if not isinstance(data, dict):
         return errors.EngineFailed("the process that lends its engine failed")
     kind = getattr(errors, str(data.get("kind")), None)
+    if kind is errors.PoolExhausted:
+        return errors.PoolExhausted(str(data.get("message")), tuple(map(str, data.get("fits_in", ()))))
     is_known = isinstance(kind, type) and issubclass(kind, errors.KvchatError)
     return (kind if is_known and kind is not None else errors.EngineFailed)(str(data.get("message")))
 

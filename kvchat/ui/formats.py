@@ -1,6 +1,7 @@
 """The format that the KV of the conversation on screen is kept in: what another costs, and taking it."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -21,6 +22,9 @@ _LOSSY = (
     "The engine is loaded again, and keeps all conversations of this window in this format from then on."
 )
 _EXACTLY = "What is computed again: {}, when it goes on. The engine is loaded again, with an exact cache."
+
+_BACK = "; /cache format exact goes back"
+_GO_ON = f"{_BACK}; enter sends the message again, f5 goes on with an answer"
 
 
 class FormatsDesk(Desk, Protocol):
@@ -54,6 +58,25 @@ class Formats:
             self._screen.tell(f"looking at what {wanted} saves and loses; go on meanwhile")
             self._screen.begin(partial(self._choose, conversation, wanted), group="format")
 
+    def offer(self, wanted: str) -> None:
+        """Offer the conversation on screen, which has outgrown the cache, a format in which it has room."""
+        conversation = self._turns.conversation
+        if conversation is not None:
+            self._screen.begin(partial(self._offer, conversation, wanted), group="format")
+
+    async def _offer(self, conversation: ConversationView, wanted: str) -> None:
+        session_id = conversation.session.id
+        cost = f"Nothing of it is stored: all of it is computed in {wanted}."
+        if conversation.turns:
+            try:
+                cost = await asyncio.to_thread(self._host.format_cost, session_id, wanted)
+            except KvchatError as error:
+                cost = f"What it loses here is not known: {error}"
+        question = f"The cache has no room for this conversation exactly. Keep its KV in {wanted}?"
+        if await self._screen.confirm(question, f"{cost}\n\n{_LOSSY}"):
+            change = partial(self._host.go_on_in, session_id, wanted)
+            await self._begin_in(conversation, wanted, change, then=_GO_ON)
+
     async def _choose(self, conversation: ConversationView, wanted: str) -> None:
         session_id = conversation.session.id
         try:
@@ -66,13 +89,20 @@ class Formats:
             f"Keep the KV of this conversation in {wanted}?", f"{cost}\n\n{consequence}"
         ):
             return
+        back = "" if wanted == EXACT else _BACK
+        change = partial(self._host.use_format, session_id, wanted)
+        await self._begin_in(conversation, wanted, change, then=back)
+
+    async def _begin_in(
+        self, conversation: ConversationView, wanted: str, change: Callable[[], str], *, then: str
+    ) -> None:
+        """Change the format if all is as it was when that was asked for, and say what was done."""
         if conversation is not self._turns.conversation:
             self._screen.warn("another conversation is on the screen now; nothing was changed")
         elif not self._is_answering():
-            words = await self._housekeeping.begin_anew(partial(self._host.use_format, session_id, wanted))
+            words = await self._housekeeping.begin_anew(change)
             if words is not None:
-                back = "" if wanted == EXACT else "; /cache format exact goes back"
-                self._screen.tell(words + back, title=wanted)
+                self._screen.tell(words + then, title=wanted)
 
     def _is_exact(self, conversation: ConversationView) -> bool:
         snapshot = self._screen.snapshot

@@ -98,6 +98,13 @@ class Host(SessionFiles, Protocol):
         """
         ...
 
+    def go_on_in(self, session_id: str, cache_format: str) -> str:
+        """Begin to load the engine in another format for a session that has no room; say what was done.
+
+        What is stored of it is converted; where that cannot be, it is computed again in the format.
+        """
+        ...
+
     def use_format(self, session_id: str, cache_format: str) -> str:
         """Convert a session's KV, begin to load the engine in that format, and say what was done.
 

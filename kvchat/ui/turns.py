@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Protocol
 
 from kvchat.chat import Loading, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.errors import PoolExhausted
 from kvchat.session.tree import SessionId, Turn, TurnId, path_token_ids
 from kvchat.ui.bridge import (
     ChatService,
@@ -38,6 +39,10 @@ class TurnListener(Protocol):
 
     def turn_failed(self, error: Exception, unsent: str) -> None:
         """A turn ended with an error; `unsent` is a message that was not stored."""
+        ...
+
+    def outgrown(self, fits_in: tuple[str, ...]) -> None:
+        """The conversation on screen has no room in the cache; it would have some in these formats."""
         ...
 
     def turn_ended(self) -> None: ...
@@ -320,6 +325,8 @@ class Turns:
             await answer.finish(event.answer)
         if event.error:
             self._listener.turn_failed(RuntimeError(event.error), "")
+        if event.fits_in:
+            self._listener.outgrown(event.fits_in)
 
     async def _draw_failure(self, error: Exception) -> None:
         """Show what is stored now: a question that the engine refused was taken back."""
@@ -332,6 +339,8 @@ class Turns:
         await self._transcript.cut_after(kept[-1].id if kept else None)
         pending = self._lane.running
         self._listener.turn_failed(error, pending.text if pending and not is_kept else "")
+        if isinstance(error, PoolExhausted) and error.fits_in:
+            self._listener.outgrown(error.fits_in)
 
 
 def _batch_key(event: FeedEvent) -> type | None:

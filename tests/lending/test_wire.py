@@ -23,7 +23,7 @@ from kvchat.engine.api.ids import BranchId, GroupId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, Tier, TierUsage
-from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest
+from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest, PoolExhausted
 from kvchat.lending.wire import ProtocolError, plain, plain_error, restored, restored_error
 
 pytestmark = pytest.mark.pure
@@ -139,5 +139,8 @@ def test_what_is_no_such_value_is_refused(change: dict[str, object], refusal: ty
 def test_errors_keep_their_kind_and_words() -> None:
     error = restored_error(plain_error(ContextOverflow("too long; shorten it")))
     assert (type(error), str(error)) == (ContextOverflow, "too long; shorten it")
+    full = restored_error(plain_error(PoolExhausted("no room", ("int8", "int4"))))
+    assert isinstance(full, PoolExhausted)
+    assert (str(full), full.fits_in) == ("no room", ("int8", "int4"))
     for strange in ({"kind": "os", "message": "x"}, {"kind": "KeyError"}, None, 5):
         assert type(restored_error(strange)) is EngineFailed

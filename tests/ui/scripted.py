@@ -180,6 +180,10 @@ class ScriptedFiles:
         if not wish.endswith(".md"):
             raise UsageError(f"{wish} does not say what to write")
         if wish in self.written and not force:
+    def go_on_in(self, session_id: str, cache_format: str) -> str:
+        self.formats.append((session_id, cache_format))
+        return f"goes on in {cache_format}"
+
             raise FileTaken(f"{wish} exists already")
         self.written[wish] = session_id, branch
         return f"wrote {wish}"
@@ -190,7 +194,9 @@ class ScriptedFiles:
 
 @dataclass
 class Answer:
-    """One scripted answer. `hold`: wait for this event after each piece; `fail`: raise before the start."""
+    """One scripted answer. `hold`: wait for this event after each piece; `fail`: raise before the start;
+    `fits_in`: it breaks off at its end for want of room.
+    """
 
     text: str = "Very well."
     reasoning: str = ""
@@ -201,6 +207,7 @@ class Answer:
 
 
 class ScriptedChat:
+    fits_in: tuple[str, ...] = ()
     """A chat service that gives the answers of its script, then repeats the last one."""
 
     def __init__(self, engine: ScriptedEngine, answers: Sequence[Answer] = (Answer(),)) -> None:
@@ -373,9 +380,10 @@ class ScriptedChat:
         done = self._with_figures(done, cached, parent)
         self._keep(conversation, (*conversation.turns, done))
         self._hold(conversation, prompt + len(done.token_ids or ()), running=False)
+        finish = Finish.ERROR if answer.fits_in else finish
         self._engine.reused += cached
         self._engine.computed += prompt - cached
-        yield TurnFinished(answer=done)
+        yield TurnFinished(answer=done, error="full" if answer.fits_in else None, fits_in=answer.fits_in)
 
     def _next_answer(self) -> Answer:
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]

@@ -153,6 +153,8 @@ class RequestFinished:
     timings: Timings = field(default_factory=Timings)
     error: str | None = None
     samples: tuple[SampleEnd, ...] = ()
+    fits_in: tuple[str, ...] = ()
+    """Where it ended for want of room: cache formats in which there would be some, the most exact first."""
 
 
 Event = LoadPlanned | PrefillProgress | TokenEmitted | RequestFinished

@@ -64,6 +64,7 @@ class ChatScreen(ConversationScreen):
         self.attaching = Attaching(self, self._chat, self.turns)
         self.keeping = Keeping(self, self._chat.store, self.turns, self.courses, self.attaching)
         housekeeping = Housekeeping(self, self._chat, self._host, self.turns)
+        self.formats = Formats(self, self._host, self.turns, housekeeping)
         helpers = Helpers(
             courses=self.courses,
             shelf=self.shelf,
@@ -72,7 +73,7 @@ class ChatScreen(ConversationScreen):
             attaching=self.attaching,
             housekeeping=housekeeping,
             gauging=Gauging(self, self._host, self.turns),
-            formats=Formats(self, self._host, self.turns, housekeeping),
+            formats=self.formats,
         )
         self.verbs = Verbs(self, self._chat, self.turns, helpers)
         self._inspecting = Inspecting(self, self._chat, self.engine, self.turns, self._branch_names)

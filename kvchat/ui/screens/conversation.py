@@ -20,6 +20,7 @@ from kvchat.ui.bridge import ChatService, ConversationView, EngineView
 from kvchat.ui.courses import Courses
 from kvchat.ui.drain import Drain
 from kvchat.ui.engine_watch import EngineWatch, Shown
+from kvchat.ui.formats import Formats
 from kvchat.ui.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.host import Host
 from kvchat.ui.keeping import Keeping
@@ -42,7 +43,7 @@ class ConversationScreen(WindowScreen):
     """Shows how a conversation goes on, and does what turns, commands and the engine ask of the screen.
 
     Attributes:
-        turns, courses, shelf, branching, attaching, keeping, verbs: once the window is mounted.
+        turns, courses, shelf, branching, attaching, keeping, verbs, formats: once the window is mounted.
     """
 
     turns: Turns
@@ -52,6 +53,7 @@ class ConversationScreen(WindowScreen):
     attaching: Attaching
     keeping: Keeping
     verbs: Verbs
+    formats: Formats
     _watch: EngineWatch
     _drain: Drain
 
@@ -197,6 +199,9 @@ class ConversationScreen(WindowScreen):
     def turn_failed(self, error: Exception, unsent: str) -> None:
         self.notify(str(error) or type(error).__name__, severity="error", timeout=15, markup=False)
         self.give_back(unsent)
+
+    def outgrown(self, fits_in: tuple[str, ...]) -> None:
+        self.formats.offer(fits_in[0])
 
     def ended_behind(self, conversation: ConversationView) -> None:
         if self.branching.end_behind(conversation):

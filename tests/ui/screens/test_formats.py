@@ -6,6 +6,7 @@ from threading import Event
 
 import pytest
 
+from kvchat.errors import PoolExhausted
 from kvchat.session.origin import new_origin
 from kvchat.ui.screens.confirm import ConfirmScreen
 from tests.ui.harness import Window, window
@@ -58,6 +59,7 @@ async def test_the_way_back_says_what_is_computed_again(tmp_path: Path) -> None:
         await shown.until_shown("What is computed again: 16 tokens")
         await shown.pilot.press("y")
         await shown.until(lambda: shown.files.formats == [("s1", "exact")])
+        assert shown.questions == ["hello"]
 
 
 async def test_it_is_refused_while_an_answer_is_written_and_where_it_cannot_be(tmp_path: Path) -> None:
@@ -113,3 +115,53 @@ async def test_a_conversation_that_is_deleted_meanwhile_leaves_the_screen(tmp_pa
         await shown.until(lambda: shown.screen.turns.conversation is None)
         await shown.say_and_wait("something else")
         assert shown.questions == ["something else"]
+
+
+FULL = PoolExhausted("no room for 9,000 tokens", ("int8", "int4"))
+
+
+async def test_a_conversation_that_has_outgrown_the_cache_is_offered_a_format_at_its_cost(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path, Answer(), Answer(fail=FULL), Answer()) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("and a very long one")
+        await until_asked(shown)
+        await shown.until_shown("The cache has no room for this conversation exactly. Keep")
+        assert "its KV in int8?" in shown.text
+        assert "2 MiB would be 1 MiB" in shown.text
+        assert "approximate" in shown.text
+        await shown.pilot.press("y")
+        await shown.until(lambda: shown.files.formats == [("s1", "int8")])
+        await shown.until(lambda: any("enter sends the message again" in words for words in told(shown)))
+        assert shown.screen.prompt.text == "and a very long one"
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.questions == ["hello", "and a very long one"])
+
+
+async def test_who_declines_keeps_the_exact_cache_and_the_message(tmp_path: Path) -> None:
+    async with window(tmp_path, Answer(fail=FULL)) as shown:
+        await shown.say("a very long one")
+        await until_asked(shown)
+        await shown.until_shown("Nothing of it is stored")
+        await shown.pilot.press("escape")
+        await shown.until(lambda: not isinstance(shown.app.screen, ConfirmScreen))
+        assert shown.files.formats == []
+        assert shown.screen.prompt.text == "a very long one"
+
+
+async def test_nothing_is_offered_where_no_format_would_help(tmp_path: Path) -> None:
+    async with window(tmp_path, Answer(fail=PoolExhausted("no room at all"))) as shown:
+        await shown.say("a very long one")
+        await shown.until(lambda: "no room at all" in told(shown))
+        await shown.pilot.pause(0.2)
+        assert not isinstance(shown.app.screen, ConfirmScreen)
+
+
+async def test_an_answer_that_broke_off_for_want_of_room_is_offered_the_same(tmp_path: Path) -> None:
+    async with window(tmp_path, Answer(fits_in=("int8",))) as shown:
+        await shown.say("hello")
+        await until_asked(shown)
+        await shown.pilot.press("y")
+        await shown.until(lambda: shown.files.formats == [("s1", "int8")])
+        await shown.until(lambda: any("f5 goes on with an answer" in words for words in told(shown)))
