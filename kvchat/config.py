@@ -114,9 +114,9 @@ class Settings:
     keys: Keys = field(default_factory=Keys)
     engine: EngineConfig = field(default_factory=EngineConfig)
     remote: Remote = field(default_factory=Remote)
-
     when_full: str = EVICT
     """What happens to a conversation that has outgrown the cache: see `compressed_format`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
@@ -202,7 +202,6 @@ def _cache_format(value: object) -> str:
         raise ValueError(str(error)) from error
 
 
-KEYS: Mapping[str, Key] = {
 def _when_full(value: object) -> str:
     """Return `evict`, or `compress` with or without a format."""
     verb, colon, cache_format = text(value).partition(":")
@@ -213,10 +212,11 @@ def _when_full(value: object) -> str:
     return text(value)
 
 
+KEYS: Mapping[str, Key] = {
     "model": Key(read=text, variable="KVCHAT_MODEL", in_project=True),
     "system": Key(read=text, variable="KVCHAT_SYSTEM", in_project=True),
-    "sampling.max_tokens": Key(read=or_none(integer), variable="KVCHAT_MAX_TOKENS", in_project=True),
     "when_full": Key(read=_when_full, variable="KVCHAT_WHEN_FULL"),
+    "sampling.max_tokens": Key(read=or_none(integer), variable="KVCHAT_MAX_TOKENS", in_project=True),
     "sampling.temperature": Key(read=number, variable="KVCHAT_TEMPERATURE", in_project=True),
     "sampling.top_p": Key(read=number, variable="KVCHAT_TOP_P", in_project=True),
     "sampling.top_k": Key(read=or_none(integer), variable="KVCHAT_TOP_K", in_project=True),
@@ -392,8 +392,8 @@ def _assemble(values: Mapping[str, object], paths: Paths, chosen: Path | None) -
         paths=paths,
         model=str(values.get("model", STARTER)),
         system=str(values.get("system", "")),
-        sampling=SamplingParams(**({"max_tokens": DEFAULT_MAX_TOKENS} | _section("sampling", values))),
         when_full=str(values.get("when_full", EVICT)),
+        sampling=SamplingParams(**({"max_tokens": DEFAULT_MAX_TOKENS} | _section("sampling", values))),
         display=Display(**_section("display", values)),
         keys=Keys(**_section("keys", values)),
         remote=Remote(**_section("remote", values)),

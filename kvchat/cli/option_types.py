@@ -31,9 +31,6 @@ CacheFormat = Annotated[
         metavar="FORMAT",
     ),
 ]
-DeviceBytes = Annotated[
-    str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
-]
 WhenFull = Annotated[
     str | None,
     typer.Option(
@@ -41,6 +38,9 @@ WhenFull = Annotated[
         "keeps its KV in int8, compress:int4 in int4 (approximate).",
         metavar="CHOICE",
     ),
+]
+DeviceBytes = Annotated[
+    str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
 ]
 Files = Annotated[
     list[Path] | None,

@@ -28,9 +28,9 @@ from kvchat.cli.option_types import (
     RemoteUrl,
     SessionWords,
     Weights,
+    WhenFull,
 )
 from kvchat.config import KEYS, Remote, Settings, did_you_mean, read_settings
-    WhenFull,
 from kvchat.errors import UsageError
 
 Options = TypeVar("Options")
@@ -239,7 +239,6 @@ class AskOptions(TalkOptions):
     ] = None
     pack: PackName = None
     file: Files = None
-    when_full: WhenFull = None
     edit: Annotated[
         int | None,
         typer.Option(help="Ask in place of your N-th last message, on a new branch.", metavar="N", min=1),
@@ -256,6 +255,7 @@ class AskOptions(TalkOptions):
         bool,
         typer.Option("--strict-cache", help="Exit with 7 rather than compute what was computed before."),
     ] = False
+    when_full: WhenFull = None
     no_stats: Annotated[bool, typer.Option("--no-stats", help="Do not say what the answer cost.")] = False
     fail_on_length: Annotated[
         bool, typer.Option("--fail-on-length", help="Exit with 8 if the answer was cut off by its length.")

@@ -80,8 +80,8 @@ class Engine:
         self._loading = Loading(
             self._scheduler, resumptions, self._flights, parts.rates, self._answers.tell, self._carry_out
         )
-        self._smaller = Smaller(parts.manager, parts.info, parts.max_batch_tokens)
         self._room = Room(parts.manager, parts.max_batch_tokens, parts.info.max_context)
+        self._smaller = Smaller(parts.manager, parts.info, parts.max_batch_tokens)
         self._intake = Intake(parts.manager, self._answers, self._room, parts.info)
         self._idle = IdleWatch(self._scheduler, clock, parts.idle_demote_s)
 

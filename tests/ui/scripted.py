@@ -176,14 +176,14 @@ class ScriptedFiles:
         self.changing.wait(20)
         return f"converted to {cache_format}"
 
-    def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
-        if not wish.endswith(".md"):
-            raise UsageError(f"{wish} does not say what to write")
-        if wish in self.written and not force:
     def go_on_in(self, session_id: str, cache_format: str) -> str:
         self.formats.append((session_id, cache_format))
         return f"goes on in {cache_format}"
 
+    def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
+        if not wish.endswith(".md"):
+            raise UsageError(f"{wish} does not say what to write")
+        if wish in self.written and not force:
             raise FileTaken(f"{wish} exists already")
         self.written[wish] = session_id, branch
         return f"wrote {wish}"
@@ -203,11 +203,11 @@ class Answer:
     hold: Event | None = None
     fail: Exception | None = None
     piece_len: int = 6
+    fits_in: tuple[str, ...] = ()
     pace_s: float = 0.0
 
 
 class ScriptedChat:
-    fits_in: tuple[str, ...] = ()
     """A chat service that gives the answers of its script, then repeats the last one."""
 
     def __init__(self, engine: ScriptedEngine, answers: Sequence[Answer] = (Answer(),)) -> None:
@@ -376,11 +376,11 @@ class ScriptedChat:
                 answer.hold.wait(20)
             sleep(answer.pace_s)
         finish = Finish.INTERRUPTED if conversation.is_stopped else Finish.COMPLETE
+        finish = Finish.ERROR if answer.fits_in else finish
         done = replace(turn, text=shown, reasoning=answer.reasoning, finish=finish)
         done = self._with_figures(done, cached, parent)
         self._keep(conversation, (*conversation.turns, done))
         self._hold(conversation, prompt + len(done.token_ids or ()), running=False)
-        finish = Finish.ERROR if answer.fits_in else finish
         self._engine.reused += cached
         self._engine.computed += prompt - cached
         yield TurnFinished(answer=done, error="full" if answer.fits_in else None, fits_in=answer.fits_in)
