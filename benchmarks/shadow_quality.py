@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from benchmarks.table import Row
 from kvchat.engine.api.exams import FormatMarks, Item, Question
+from kvchat.engine.api.view import parse_view
 from kvchat.engine.attention.call import AttentionCall
 from kvchat.engine.loss import TokenLosses, joined, token_losses
 from kvchat.engine.models.hook import IMPLEMENTATION, attach, set_implementation
@@ -21,15 +22,15 @@ from kvchat.engine.models.load import load_model
 from kvchat.engine.shadow.layer import ShadowLayer
 from kvchat.engine.shadow.pages import Budget
 from kvchat.engine.shadow.rotary import Rotary
-from kvchat.engine.shadow.settings import ShadowSettings
+from kvchat.engine.shadow.settings import ShadowSettings, settings_for
 from kvchat.engine.shadow.stock import Budgets
 from kvchat.gauge.paired import paired_score
 from kvchat.gauge.suite import Suite, SuiteSize
 
 STARTER = Path(__file__).parent.parent / "kvchat" / "starter" / "model"
 AT_MOST_LOST = 1.0
-SHARE = 0.25
-NUM_OUTLIERS = 8
+FORMAT = "shadow:25%:forced"
+"""As in `--cache-format`."""
 
 
 @dataclass(slots=True)
@@ -124,7 +125,7 @@ def measure_quality(
 ) -> list[Row]:
     """Ask all questions on both caches, and return what is lost with its interval."""
     size = SuiteSize(num_conversations=num_conversations, num_documents=num_documents, length=length)
-    return ask_all(Suite(STARTER).items(size), Reader(settings_for(length)))
+    return ask_all(Suite(STARTER).items(size), Reader(settings_for(parse_view(FORMAT), length)))
 
 
 @torch.inference_mode()
@@ -150,14 +151,6 @@ def ask_all(items: Iterable[Item], reader: Reader) -> list[Row]:
         for sees_shadows in (False, True)
     )
     return _rows(asked_items, exact, shadow, reader)
-
-
-def settings_for(length: int) -> ShadowSettings:
-    """Return a shadow that attends to a quarter of a context, all it always sees included."""
-    plain = ShadowSettings(num_outliers=NUM_OUTLIERS, is_forced=True)
-    fixed = (plain.num_always + plain.num_local + 1) * plain.chunk_size
-    budget = (int(SHARE * length) - fixed) // plain.chunk_size * plain.chunk_size
-    return ShadowSettings(budget=budget, num_outliers=NUM_OUTLIERS, is_forced=True)
 
 
 def _ask(reader: Reader, item: Item, question: Question) -> tuple[TokenLosses, TokenLosses]:

@@ -1,5 +1,5 @@
-"""What a shadow of a long context takes of the device, and loses: `python -m benchmarks.shadowkv --memory
-[--save]`, `python -m benchmarks.shadowkv --quality [--save]`.
+"""What a shadow of a long context takes of the device, loses, and gains: `python -m benchmarks.shadowkv` with
+`--memory`, `--quality` or `--decode`, and `--save` to keep the table.
 
 One layer of Llama 3 8B's shape is filled in bfloat16 with keys of a low rank before rotation, takes 128
 more tokens, and all tensors that it keeps on the device are counted; a model has 32 such layers. Beside it
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.circumstances import circumstances
+from benchmarks.shadow_decode import LEAST_RATIO as LEAST_DECODE_RATIO
+from benchmarks.shadow_decode import measure_decode
 from benchmarks.shadow_quality import AT_MOST_LOST, measure_quality
 from benchmarks.table import render
 from kvchat.engine.shadow.layer import ShadowLayer
@@ -73,10 +75,11 @@ def main() -> int:
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--memory", action="store_true", help="count bytes on the device")
     kind.add_argument("--quality", action="store_true", help="ask the starter model the built-in questions")
+    kind.add_argument("--decode", action="store_true", help="time attention of decoded tokens beside exact")
     parser.add_argument("--save", action="store_true", help=f"write the table to {RESULTS.name}/ too")
     arguments = parser.parse_args()
-    name = "memory" if arguments.memory else "quality"
-    lines, is_met = _memory() if arguments.memory else _quality()
+    name = "memory" if arguments.memory else "quality" if arguments.quality else "decode"
+    lines, is_met = {"memory": _memory, "quality": _quality, "decode": _decode}[name]()
     if arguments.save:
         about = circumstances("shadowkv", quick=False).replace(
             "benchmarks shadowkv", f"benchmarks.shadowkv --{name}"
@@ -107,6 +110,12 @@ def _quality() -> tuple[list[str], bool]:
     print(render(rows))
     (lost,) = [row for row in rows[6:9] if row.unit == "points"]
     return render(rows).split("\n"), lost.median <= AT_MOST_LOST
+
+
+def _decode() -> tuple[list[str], bool]:
+    rows = measure_decode()
+    print(render(rows))
+    return render(rows).split("\n"), all(row.median > LEAST_DECODE_RATIO for row in rows[2::3])
 
 
 def measure_memory(setting: Setting) -> Memory:

@@ -43,6 +43,7 @@ FLOORS = {
     "kvchat.engine.memory": 2,
     "kvchat.engine.attention": 2,
     "kvchat.engine.shadow": 2,
+    "kvchat.engine.shadow.settings": 0,
     "kvchat.engine.stop_guard": 1,
     "kvchat.engine.entry": 2,
     "kvchat.engine.refusals": 3,

@@ -27,7 +27,7 @@ CacheFormat = Annotated[
     str | None,
     typer.Option(
         help="How KV is stored: exact; or, approximate, fp8, int8, int4, int2; or what of it is seen: "
-        "window, knorm, keydiff, snapkv.",
+        "window, knorm, keydiff, snapkv, shadow.",
         metavar="FORMAT",
     ),
 ]

@@ -18,6 +18,8 @@ class Chunk:
             kept if the logits before it choose it.
         holes: blocks [start, end) of each group that are out of sight, where any are.
         prunes: what happens behind the last token.
+        shadow_start: tokens that had been computed when the shadow was made through which these look at
+            what is before them; None: they are computed exactly.
     """
 
     request: RequestId
@@ -28,6 +30,7 @@ class Chunk:
     num_drafted: int = 0
     holes: tuple[tuple[GroupId, tuple[tuple[int, int], ...]], ...] = ()
     prunes: tuple[Prune, ...] = ()
+    shadow_start: int | None = None
 
     @property
     def end(self) -> int:

@@ -1,7 +1,7 @@
 """Config → engine: load the model, see what its layers keep, size the pools, put the parts together."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
 from kvchat.engine.cache.sizing import host_places, pool_blocks
 from kvchat.engine.cache.spec import Group
-from kvchat.engine.cache.view_spec import PrunedSpec
+from kvchat.engine.cache.view_spec import PrunedSpec, ShadowSpec
 from kvchat.engine.cache.worth import Worth
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import open_saver, open_store
@@ -37,12 +37,14 @@ from kvchat.engine.memory.reader import Reader
 from kvchat.engine.memory.staged import StagedTransport
 from kvchat.engine.memory.transport import DirectTransport, Transport
 from kvchat.engine.models.latent import projections
-from kvchat.engine.models.load import choose_device
+from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.packed_linear import pack_linears
+from kvchat.engine.models.rotaries import layer_rotaries
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import NoDrafter
+from kvchat.engine.shadow.branches import Shadows
 from kvchat.engine.weight_format import Source, check_weights
 from kvchat.engine.weights import Candidate, Weights, fingerprint_of, load_candidate
 from kvchat.errors import ConfigError, OutOfMemory
@@ -107,6 +109,7 @@ def assemble(
     mover = Mover(pool, host, store, rates, _transport(pool, host, rates, device))
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
+    shadows = shadows_of(candidate.loaded, groups, _shadow_bytes(config, pool))
     passed = walking_pass if device.type == "cuda" else fused_pass
     forward, unfused = passed(candidate.loaded, candidate.served, pool)
     short = short_steps(forward, groups, pool, info.max_context, report, config.cache_dir)
@@ -121,10 +124,11 @@ def assemble(
         ),
         manager=manager,
         max_batch_tokens=config.max_batch_tokens,
-        runner=Runner(forward, groups, config.block_size, short, _pruner(groups, pool)),
+        runner=Runner(forward, groups, config.block_size, short, _pruner(groups, pool), shadows),
         runs_ahead=short is not None,
         sampler=Sampler(config.seed),
-        drafter=Drafts() if config.speculate == "auto" else NoDrafter(),
+        # A draft that is not kept would have to be taken back from a shadow, which is to make it anew.
+        drafter=Drafts() if config.speculate == "auto" and shadows is None else NoDrafter(),
         pool=pool,
         mover=mover,
         rates=rates,
@@ -134,6 +138,7 @@ def assemble(
         store=store,
         disk_problem=disk_problem,
         is_gone=config.is_gone,
+        shadows=shadows,
         weights=Weights(candidate, config, pool),
     )
 
@@ -142,6 +147,36 @@ def _pruner(groups: tuple[Group, ...], pool: DevicePool) -> Pruner | None:
     """Return what prunes; None where nothing is pruned."""
     is_pruned = any(isinstance(group.spec, PrunedSpec) for group in groups)
     return Pruner(groups, pool.layers) if is_pruned else None
+
+
+def shadows_of(loaded: LoadedModel, groups: Sequence[Group], limit_bytes: int) -> Shadows | None:
+    """Return through what long contexts are looked at; None where no group has shadows.
+
+    Raises:
+        ConfigError: the model runs on a device on which there are none.
+        UnsupportedModel: its keys can have none.
+
+    Effect:
+        Runs a few tokens through the model; whoever serves it makes a forward pass again.
+    """
+    shadowed = {layer: group.spec for group in groups for layer in group.layers if group.spec.is_shadowed}
+    if not shadowed:
+        return None
+    if (device := next(loaded.module.parameters()).device).type != "cpu":
+        raise ConfigError(
+            f"shadows are looked through by a processor alone as yet, not by {device}; use --device cpu, or "
+            "--cache-format exact"
+        )
+    spec = next(iter(shadowed.values()))
+    assert isinstance(spec, ShadowSpec)
+    return Shadows(spec.view, layer_rotaries(loaded.module, shadowed), limit_bytes)
+
+
+def _shadow_bytes(config: EngineConfig, pool: DevicePool) -> int:
+    """Return what shadows may take beside the blocks that they are made from."""
+    if config.host_bytes is not None:
+        return config.host_bytes
+    return max(0, available_bytes() - pool.num_bytes) // MEMORY_SHARE
 
 
 def _check(config: EngineConfig) -> None:

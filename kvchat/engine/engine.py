@@ -80,7 +80,13 @@ class Engine:
         self._loading = Loading(
             self._scheduler, resumptions, self._flights, parts.rates, self._answers.tell, self._carry_out
         )
-        self._room = Room(parts.manager, parts.max_batch_tokens, parts.info.max_context)
+        self._shadows = parts.shadows
+        self._room = Room(
+            parts.manager,
+            parts.max_batch_tokens,
+            parts.info.max_context,
+            None if parts.shadows is None else parts.shadows.limit_bytes,
+        )
         self._smaller = Smaller(parts.manager, parts.info, parts.max_batch_tokens)
         self._intake = Intake(parts.manager, self._answers, self._room, parts.info)
         self._idle = IdleWatch(self._scheduler, clock, parts.idle_demote_s)
@@ -316,7 +322,7 @@ class Engine:
                 occupancy.disk_usage(self._store),
             ),
             groups=occupancy.group_usages(self._manager),
-            layers=occupancy.layer_usages(self._manager),
+            layers=occupancy.layer_usages(self._manager, self._shadows),
             branches=occupancy.branch_usages(self._manager, running),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),

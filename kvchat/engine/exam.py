@@ -82,6 +82,9 @@ def _ask(replay: Replay, item: Item) -> list[Tensor]:
         return found + [_answer_pruned(replay, item, question) for question in item.questions]
     end = text.wanted[-1]
     start = len(item.token_ids)
+    if replay.is_shadowed:  # the context is read exactly, and its questions are asked through its shadow
+        replay.plan((start,))
+        end = 0
     replay.compute(item.token_ids[end:], end)
     return found + [
         replay.compute(_fed(question), start, len(question.answer_ids)) for question in item.questions

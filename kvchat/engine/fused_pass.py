@@ -4,6 +4,7 @@ Which way a token goes follows from how many of its own sequence the step comput
 are short, and prompts are long but for their last few tokens (how a prompt is cut may depend on what else a
 step has to do). Over quantised caches a sequence with more tokens than a block has is long too: what becomes
 old with a step of a short one was stored in earlier steps, and is quantised before the fused layers run.
+A sequence that looks at what is before it through a shadow is long however short: fused layers know none.
 Dimensions: T rows, R sampling rows, V vocabulary, P block size.
 """
 
@@ -133,7 +134,12 @@ class FusedPass:
 
     def logits(self, row: Row) -> Tensor:
         spans = _spans(row)
-        short = [number for number, span in enumerate(spans) if span.q_end - span.q_start <= self._most_rows]
+        shadowed = _shadowed(row)
+        short = [
+            number
+            for number, span in enumerate(spans)
+            if span.q_end - span.q_start <= self._most_rows and number not in shadowed
+        ]
         if len(short) == len(spans):
             return self._fused.logits(row)
         if not short:
@@ -161,6 +167,16 @@ def most_short(block_size: int, is_quantised: bool) -> int:
 def _spans(row: Row) -> Sequence[SequenceSpan]:
     """Return the sequences of a step; groups of quantised blocks list none."""
     return next(step.spans for step in row.groups.values() if step.sealed is None)
+
+
+def _shadowed(row: Row) -> set[int]:
+    """Return the sequences that answer from shadows in some layers: fused ones know only blocks."""
+    return {
+        number
+        for step in row.groups.values()
+        for number, span in enumerate(step.spans)
+        if span.shadow is not None
+    }
 
 
 def part_of(row: Row, numbers: Sequence[int]) -> tuple[Row, Tensor]:

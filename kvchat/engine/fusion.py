@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from kvchat.engine.attention.call import AttentionCall
 from kvchat.engine.attention.paged import GroupStep, PagedAttention
 from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec, exact_twins
-from kvchat.engine.cache.view_spec import PrunedSpec, WindowSpec
+from kvchat.engine.cache.view_spec import PrunedSpec, ShadowSpec, WindowSpec
 from kvchat.engine.forward import PackedPass
 from kvchat.engine.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
@@ -234,7 +234,7 @@ def _require_all(fusion: Fusion, groups: Sequence[Group], seen: Seen, row: Row, 
 
 
 def _is_plain(group: Group) -> bool:
-    is_known = type(group.spec) in (FullSpec, SlidingSpec, ChunkedSpec, WindowSpec, PrunedSpec)
+    is_known = type(group.spec) in (FullSpec, SlidingSpec, ChunkedSpec, WindowSpec, PrunedSpec, ShadowSpec)
     return is_known and not group.borrowers
 
 

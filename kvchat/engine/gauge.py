@@ -16,8 +16,10 @@ from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.losses import FormatLoss, GaugeReport, LayerLoss
 from kvchat.engine.api.view import require_steps
+from kvchat.engine.build import shadows_of
 from kvchat.engine.cache.spec import Fp8LatentSpec, Group, SealedSpec
 from kvchat.engine.loss import TokenLosses, token_losses
+from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.packed_linear import pack_linears
@@ -122,7 +124,8 @@ class Gauge:
         )
         groups = self._groups(cache_format)
         device = next(self._loaded.module.parameters()).device
-        replay = Replay(self._served, groups, size, device)
+        shadows = shadows_of(self._loaded, groups, available_bytes())
+        replay = Replay(self._served, groups, size, device, shadows)
         replay.begin()
         return replay
 
@@ -237,8 +240,8 @@ def predict(replay: Replay, text: Text, start: int) -> Tensor:
     """Compute a text from `start` on and return the logits [N, V] before its wanted tokens."""
     found = []
     runs = list(_runs(text.wanted))
-    if replay.is_pruned:
-        return _predict_pruned(replay, text, runs)
+    if replay.follows_prompts:
+        return _predict_planned(replay, text, runs)
     for first, end in runs:
         replay.compute(text.token_ids[start : first - 1], start)
         found.append(replay.compute(text.token_ids[first - 1 : end - 1], first - 1, end - first).cpu())
@@ -246,8 +249,8 @@ def predict(replay: Replay, text: Text, start: int) -> Tensor:
     return torch.cat(found)
 
 
-def _predict_pruned(replay: Replay, text: Text, runs: Sequence[tuple[int, int]]) -> Tensor:
-    """Return the same where prompts are pruned before they are answered."""
+def _predict_planned(replay: Replay, text: Text, runs: Sequence[tuple[int, int]]) -> Tensor:
+    """Return the same where prompts are pruned, or get a shadow, before they are answered."""
     last = text.wanted[-1]
     ends = text.prompt_ends or [first for first, _ in runs]
     replay.plan([end for end in ends if end <= last])

@@ -19,15 +19,19 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.shadow.branches import Shadows
 
 
 def group_usages(manager: CacheManager) -> tuple[GroupUsage, ...]:
     return tuple(_group_usage(manager, group) for group in manager.groups)
 
 
-def layer_usages(manager: CacheManager) -> tuple[LayerUsage, ...]:
+def layer_usages(manager: CacheManager, shadows: Shadows | None = None) -> tuple[LayerUsage, ...]:
     """Return each layer's part of its group's pool, in the order of layers; a quantised layer has parts of
     two, and stands under the group of its quantised blocks.
+
+    Args:
+        shadows: through which layers are looked at; None: through none.
     """
     usages: dict[int, LayerUsage] = {}
     for group in group_usages(manager):
@@ -37,6 +41,8 @@ def layer_usages(manager: CacheManager) -> tuple[LayerUsage, ...]:
     for borrowing in manager.groups:
         for layer, lender in borrowing.borrowers:
             usages[layer] = _borrower_usage(borrowing, layer, lender)
+    if shadows is not None:
+        usages = {layer: replace(usage, shadow=shadows.usage(layer)) for layer, usage in usages.items()}
     return tuple(usages[layer] for layer in sorted(usages))
 
 

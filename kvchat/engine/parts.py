@@ -14,6 +14,7 @@ from kvchat.engine.memory.saver import Saver
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import Drafter
+from kvchat.engine.shadow.branches import Shadows
 from kvchat.engine.weights import Weights
 
 
@@ -25,6 +26,7 @@ class EngineParts:
     `disk_problem` says why there is no disk tier although one was wanted.
     `is_gone`: whether an owner of branches is gone; nothing is saved for him.
     `runs_ahead`: whether steps are handed in before the tokens of the last are read.
+    `shadows`: through which long contexts are looked at; None: they are not.
     `idle_demote_s`: seconds after which an idle branch leaves the device; None: never.
     """
 
@@ -44,4 +46,5 @@ class EngineParts:
     store: DiskStore | None
     disk_problem: str | None = None
     is_gone: Callable[[str], bool] | None = None
+    shadows: Shadows | None = None
     weights: Weights

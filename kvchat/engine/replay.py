@@ -28,6 +28,7 @@ from kvchat.engine.kernels.sealed_attention import seal
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.runner import ForwardPass, Runner
+from kvchat.engine.shadow.branches import Shadows
 
 MakePass = Callable[[DevicePool], ForwardPass]
 _BRANCH = BranchId(0)
@@ -64,11 +65,18 @@ class Replay:
         served: the model.
         groups: what is stored of its layers.
         device: of the model.
+        shadows: through which long contexts are looked at, where groups have any.
     """
 
     def __init__(
-        self, served: Served, groups: Sequence[Group], size: ReplaySize, device: torch.device
+        self,
+        served: Served,
+        groups: Sequence[Group],
+        size: ReplaySize,
+        device: torch.device,
+        shadows: Shadows | None = None,
     ) -> None:
+        self._shadows = shadows
         self.groups = tuple(groups)
         self.size = size
         self._served = served
@@ -84,9 +92,19 @@ class Replay:
         return any(group.spec.is_pruned for group in self.groups)
 
     @property
+    def is_shadowed(self) -> bool:
+        """Whether long contexts are looked at through shadows, which are made where prompts end."""
+        return any(group.spec.is_shadowed for group in self.groups)
+
+    @property
+    def follows_prompts(self) -> bool:
+        """Whether what is computed depends on where prompts end; see `plan`."""
+        return self.is_pruned or self.is_shadowed
+
+    @property
     def is_view(self) -> bool:
         """Whether blocks are those of the exact format, and only some of them are seen."""
-        return any(group.spec.is_view for group in self.groups)
+        return any(group.spec.is_view or group.spec.is_shadowed for group in self.groups)
 
     def plan(self, prompt_ends: Sequence[int]) -> None:
         """Say where prompts end in the text to come: long ones are pruned there."""
@@ -97,7 +115,11 @@ class Replay:
         """Let this replay compute from now on, and no other on the same model."""
         pruner = Pruner(self.groups, self.pool.layers) if self.is_pruned else None
         self._runner = Runner(
-            self._served.make_pass(self.pool), self.groups, self.size.block_size, pruner=pruner
+            self._served.make_pass(self.pool),
+            self.groups,
+            self.size.block_size,
+            pruner=pruner,
+            shadows=self._shadows,
         )
         self._changes = tuple(self._tables())
 
@@ -120,7 +142,7 @@ class Replay:
         assert start + len(token_ids) <= self.size.max_len
         num_silent = len(token_ids) - num_rows
         pieces = _pieces(num_silent, len(token_ids), self.size.chunk_len)
-        if self.is_pruned:
+        if self.follows_prompts:
             pieces = self._cut(start, len(token_ids))
         for first, end in pieces:
             samples = end > num_silent
@@ -133,6 +155,7 @@ class Replay:
                 num_drafted=end - max(first, num_silent) - 1 if samples else 0,
                 holes=self._holes(start + first),
                 prunes=self._prunes(start + end),
+                shadow_start=self._course.shadow_start(start + first),
             )
             logits = self._runner.run(Batch((chunk,), (), self._changes, ()))
             self._changes = ()
@@ -164,7 +187,8 @@ class Replay:
         size = self.size.block_size
         held = (self._course.numbers(group, num_tokens, size) for group in self.groups)
         return sum(
-            len(numbers) * group.block_bytes(size) for group, numbers in zip(self.groups, held, strict=True)
+            len(numbers) * group.block_bytes(size) + len(group.layers) * group.spec.shadow_bytes(num_tokens)
+            for group, numbers in zip(self.groups, held, strict=True)
         )
 
     def token_bytes(self, num_tokens: int) -> float:
@@ -182,7 +206,7 @@ class Replay:
         return min(whole, sum(held) / num_tokens)
 
     def _cut(self, start: int, num_tokens: int) -> list[tuple[int, int]]:
-        """Cut tokens into the pieces in which they are computed where prompts are pruned."""
+        """Cut tokens into the pieces in which they are computed where it matters where prompts end."""
         pieces: list[tuple[int, int]] = []
         first = 0
         while first < num_tokens:

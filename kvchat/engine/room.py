@@ -9,15 +9,21 @@ from kvchat.engine.cache.sizing import least_blocks
 from kvchat.engine.entry import Entry
 from kvchat.errors import PoolExhausted
 
+MIB = 2**20
+
 
 class Room:
     """What conversations need of the pools."""
 
-    def __init__(self, manager: CacheManager, chunk_len: int, max_context: int) -> None:
+    def __init__(
+        self, manager: CacheManager, chunk_len: int, max_context: int, shadow_bytes: int | None = None
+    ) -> None:
         """Args:
         chunk_len: most tokens computed in one step.
         max_context: longest conversation.
+        shadow_bytes: that shadows may take; None: there are none.
         """
+        self._shadow_bytes = shadow_bytes
         self._manager = manager
         self._chunk_len = chunk_len
         self._max_context = max_context
@@ -31,6 +37,7 @@ class Room:
         Args:
             least_new: tokens that the answer has in any case; the last of them takes no place.
         """
+        self._check_shadow(len(token_ids))
         for group, needed in self._needs(len(token_ids) + max(1, least_new - 1)).items():
             pool = self._manager.pools[group]
             if needed > pool.num_blocks:
@@ -47,6 +54,17 @@ class Room:
                         f"{pool.num_blocks} blocks, and {num_pinned} are pinned for others; unpin something, "
                         "or give the cache more with --kv-device-bytes"
                     )
+
+    def _check_shadow(self, num_tokens: int) -> None:
+        needed = sum(
+            len(group.layers) * group.spec.shadow_bytes(num_tokens) for group in self._manager.groups
+        )
+        if self._shadow_bytes is not None and needed > self._shadow_bytes:
+            raise PoolExhausted(
+                f"the shadow of a conversation of {num_tokens} tokens may take {needed / MIB:,.1f} MiB of "
+                f"host memory beside its blocks, and {self._shadow_bytes / MIB:,.1f} are allowed; give it "
+                "more with --kv-host-bytes, or use --cache-format exact"
+            )
 
     def needs_of(self, entries: Iterable[Entry]) -> list[tuple[Branch, dict[GroupId, int]]]:
         """Return what each request needs when it has generated all that it may, its branch first. Pure."""

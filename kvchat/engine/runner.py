@@ -25,6 +25,7 @@ from kvchat.engine.cache.spec import Group
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
+from kvchat.engine.shadow.branches import Shadows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +86,15 @@ class Runner:
         block_size: int,
         short: ShortSteps | None = None,
         pruner: Pruner | None = None,
+        shadows: Shadows | None = None,
     ) -> None:
         """Args:
         short: computes the batches that it takes faster than they are computed here.
         pruner: carries out what batches prune; None: none does.
+        shadows: through which some tokens look at what is before them; None: all see their blocks.
         """
         self._pruner = pruner
+        self._shadows = shadows
         self._forward = forward
         self._short = short
         self._groups = groups
@@ -128,6 +132,8 @@ class Runner:
                 self._pruner.prune(
                     chunk.prunes, {group: row.groups[group].spans[number] for group in row.groups}
                 )
+        if self._shadows is not None:
+            self._shadows.trim({chunk.branch for chunk in chunks})
         return logits
 
     @torch.inference_mode()
@@ -147,7 +153,11 @@ class Runner:
             self._short.note(batch)
         for change in batch.changes:
             self._apply(change)
+            if self._shadows is not None and change.start == 0:
+                self._shadows.forget(change.branch)  # it may have become another text
         for branch in batch.dropped:
+            if self._shadows is not None:
+                self._shadows.forget(branch)
             for group in self._groups:
                 self._tables.pop((branch, group.id), None)
 
@@ -201,11 +211,20 @@ class Runner:
         blocks = listed.index_select(0, torch.from_numpy(places).to(self._device))
         offsets = torch.from_numpy(positions % size).to(self._device)
         spans = _spans(chunks, lens, firsts, listed.split(counts))
+        if group.spec.is_shadowed:
+            spans = [self._shadowed(chunk, span) for chunk, span in zip(chunks, spans, strict=True)]
         return GroupStep(
             slots=blocks * size + offsets,
             spans=spans,
             prepared=prepare(spans, group.spec.first_visible, size),
         )
+
+    def _shadowed(self, chunk: Chunk, span: SequenceSpan) -> SequenceSpan:
+        if chunk.shadow_start is None:
+            return span
+        assert self._shadows is not None
+        shadow = self._shadows.step(chunk.branch, chunk.shadow_start, chunk.start, span.blocks)
+        return replace(span, shadow=shadow)
 
     def _viewed_step(
         self, chunks: Sequence[Chunk], lens: Sequence[int], positions: np.ndarray, group: Group

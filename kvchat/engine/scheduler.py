@@ -300,6 +300,7 @@ class Scheduler:
             samples=end == len(branch.token_ids),
             holes=self.manager.holes(branch),
             prunes=self.manager.prunes(branch),
+            shadow_start=branch.course.shadow_start(start),
         )
 
     def _requeue_less_important(self, entry: Entry) -> bool:

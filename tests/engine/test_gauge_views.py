@@ -97,6 +97,45 @@ def test_an_exam_over_a_view_counts_what_is_in_sight(gauge_of: OpenGauge) -> Non
     assert 0 < pruned.token_bytes < exact.token_bytes
 
 
+def test_the_gauge_replays_what_an_engine_computes_through_a_shadow(
+    gauge_of: OpenGauge, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    """The first tokens of answers to follow-ups, which differ from those of the exact cache."""
+    engine = open_engine(tiny("llama"), cache_format="shadow:16:forced", max_batch_tokens=64)
+    ids = token_ids(203)
+    ids += told(engine, ids, (203,), 1)
+    differing = 0
+    for seed in range(8):
+        later = [*ids, *token_ids(40, seed=seed)]
+        (answer,) = told(engine, later, (203, len(later)), 1)
+        text = Text((*later, answer), (len(later),), (203, len(later)))
+        found = predict(gauge_of().replay("shadow:16:forced", len(text.token_ids)), text, 0)
+        assert int(found.argmax()) == answer
+        exact = predict(gauge_of().replay("exact", len(text.token_ids)), text, 0)
+        differing += int(exact.argmax()) != answer
+    assert differing
+
+
+def test_the_gauge_counts_a_shadow_beside_the_blocks_that_it_is_made_from(gauge_of: OpenGauge) -> None:
+    ids = token_ids(303)
+    text = Text(tuple(ids), tuple(range(260, 300)), (203,))
+    report = gauge_of().measure(text, ["shadow:64:forced", "shadow:640:forced"])
+    some, whole = report.formats
+    assert whole.loss.divergence < 1e-6 < some.loss.divergence
+    assert whole.num_bytes > report.exact_bytes
+    assert some.token_bytes == report.exact_token_bytes
+
+
+def test_an_exam_asks_its_questions_through_a_shadow_of_the_context(gauge_of: OpenGauge) -> None:
+    questions = tuple(
+        Question(token_ids=tuple(token_ids(13, seed)), answer_ids=(5, 6, 7)) for seed in range(3)
+    )
+    item = Item(kind="recall", token_ids=tuple(token_ids(300)), predicted=(290,), questions=questions)
+    exact, whole, some = examine(gauge_of(), [item], ["shadow:640:forced", "shadow:16:forced"])
+    assert whole.right == exact.right
+    assert whole.answers.divergence < 1e-6 < some.answers.divergence
+
+
 def test_only_formats_that_the_model_has_a_form_for_are_usual_ones(gauge_of: OpenGauge) -> None:
     assert gauge_of("V3").supported(CANDIDATES) == ("fp8",)
     assert gauge_of().supported(CANDIDATES) == CANDIDATES

@@ -80,6 +80,8 @@ def live(engine: Engine, judge: Engine, random: Random, num_turns: int) -> None:
     [
         ("window:32", 1, 6),
         ("snapkv:48", 2, 6),
+        # It chooses all there is, so it makes no difference which queries choose together.
+        ("shadow:640:forced", 7, 6),
         *(
             pytest.param(text, seed, 40, marks=pytest.mark.slow)
             for text in ("window:32", "keydiff:48", "snapkv:48:pyramid")

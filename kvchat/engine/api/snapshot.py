@@ -51,6 +51,28 @@ class GroupUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowUsage:
+    """The shadows through which branches look at one layer, beside its blocks.
+
+    Device and host are what would lie in which memory; of a processor both are the same.
+    """
+
+    device_bytes: int
+    host_bytes: int
+    seen_tokens: int
+    """That the last step looked at; 0: there was none yet."""
+    wanted_chunks: int
+    """Chosen by steps since the engine started, over all heads."""
+    fetched_chunks: int
+    """Those of them that the step before had not chosen too."""
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the chosen chunks that were at hand; None: none was chosen yet."""
+        return 1 - self.fetched_chunks / self.wanted_chunks if self.wanted_chunks else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerUsage:
     """One layer's part of its group's pool, in bytes; free = total - cached - used."""
 
@@ -65,6 +87,8 @@ class LayerUsage:
     total_bytes: int
     lender: int | None = None
     """The layer whose keys and values this one reads; then it has no bytes."""
+    shadow: ShadowUsage | None = None
+    """None: all queries see its blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

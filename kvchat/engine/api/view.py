@@ -1,7 +1,8 @@
 """Views: formats that keep KV as it was computed and let queries see only a part of it.
 
-`window:1024` sees the first block and the last tokens. The others wait until a long prompt has been read, and
-keep of it what scores highest: `knorm:1024`, `keydiff:1024`, `snapkv:1024`, `snapkv:1024:pyramid`.
+`window:1024` sees the first block and the last tokens. Others wait until a long prompt has been read, and
+keep of it what scores highest: `knorm:1024`, `keydiff:1024`, `snapkv:1024`, `snapkv:1024:pyramid`. A shadow
+keeps all and lets each step choose what it looks at: `shadow:1024` tokens, or `shadow:25%` of the prompt.
 """
 
 from dataclasses import dataclass
@@ -11,10 +12,14 @@ from kvchat.errors import ConfigError
 WINDOW = "window"
 SNAPKV = "snapkv"
 PRUNING = ("knorm", "keydiff", SNAPKV)
-VIEWS = (WINDOW, *PRUNING)
+SHADOW = "shadow"
+VIEWS = (WINDOW, *PRUNING, SHADOW)
 DEFAULT_BUDGET = 1024
 MAX_DIGITS = 9
 PYRAMID = "pyramid"
+FORCED = "forced"
+MOST_SHARE = 25
+"""A step that looks at a larger share of a context, in percent, gains nothing from a shadow of it."""
 NUM_OBSERVED = 32
 """The last tokens of a prompt stay whole, and for `snapkv` it is what they attend to that is kept."""
 
@@ -26,16 +31,22 @@ class View:
     Args:
         rule: one of `VIEWS`.
         budget: tokens; of a window the recent ones that each query sees at least, else those that are kept of
-            a long prompt.
+            a long prompt; over a shadow those that each step chooses.
         is_pyramid: whether deeper layers keep fewer, and earlier ones more.
+        is_share: whether the budget is a share in percent of the prompt, of all that a step looks at.
+        is_forced: whether a shadow is made where nothing is gained by it, too.
     """
 
     rule: str
     budget: int = DEFAULT_BUDGET
     is_pyramid: bool = False
+    is_share: bool = False
+    is_forced: bool = False
 
     def __str__(self) -> str:
-        return f"{self.rule}:{self.budget}" + (f":{PYRAMID}" if self.is_pyramid else "")
+        options = (PYRAMID if self.is_pyramid else "", FORCED if self.is_forced else "")
+        budget = f"{self.budget}%" if self.is_share else str(self.budget)
+        return ":".join((self.rule, budget, *filter(None, options)))
 
 
 def is_view(text: str) -> bool:
@@ -50,24 +61,46 @@ def parse_view(text: str) -> View:
         ConfigError: it names none; the message says how it is written.
     """
     rule, *options = (part.strip() for part in text.split(":"))
-    is_pyramid = options[-1:] == [PYRAMID]
-    if is_pyramid:
+    is_pyramid, is_forced = (options[-1:] == [name] for name in (PYRAMID, FORCED))
+    if is_pyramid or is_forced:
         options.pop()
     if len(options) > 1 or rule not in VIEWS:
         raise ConfigError(
             f"'{text}' is no cache format; write for instance window:1024 or snapkv:1024:pyramid"
         )
-    if is_pyramid and rule != SNAPKV:
+    _require_rule(text, rule, PYRAMID if is_pyramid else FORCED if is_forced else "")
+    is_share = rule == SHADOW and options[:1] != [] and options[0].endswith("%")
+    view = View(
+        rule=rule,
+        budget=_budget(text, [options[0][:-1]] if is_share else options),
+        is_pyramid=is_pyramid,
+        is_share=is_share,
+        is_forced=is_forced,
+    )
+    _require_budget(text, view)
+    return view
+
+
+def _require_rule(text: str, rule: str, option: str) -> None:
+    if option == PYRAMID and rule != SNAPKV:
         raise ConfigError(
             f"'{text}' is no cache format: only snapkv keeps a pyramid; write snapkv:1024:pyramid"
         )
-    view = View(rule=rule, budget=_budget(text, options), is_pyramid=is_pyramid)
-    if rule in PRUNING and view.budget <= NUM_OBSERVED:
+    if option == FORCED and rule != SHADOW:
+        raise ConfigError(f"'{text}' is no cache format: only a shadow is forced; write shadow:1024:forced")
+
+
+def _require_budget(text: str, view: View) -> None:
+    if view.rule in PRUNING and view.budget <= NUM_OBSERVED:
         raise ConfigError(
             f"cache format '{text}' would keep {view.budget} tokens, and the last {NUM_OBSERVED} of a prompt "
-            f"stay in any case; write a larger number, for instance {rule}:{DEFAULT_BUDGET}"
+            f"stay in any case; write a larger number, for instance {view.rule}:{DEFAULT_BUDGET}"
         )
-    return view
+    if view.is_share and view.budget > (100 if view.is_forced else MOST_SHARE):
+        raise ConfigError(
+            f"cache format '{text}': a step that looks at {view.budget} % of a context gains nothing from a "
+            f"shadow of it; write {SHADOW}:{MOST_SHARE}% or less, or a number of tokens"
+        )
 
 
 def require_steps(view: View, num_tokens: int) -> None:

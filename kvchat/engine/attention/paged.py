@@ -6,7 +6,7 @@ Stands behind the attention modules of one model. The runner sets `step` before 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -99,6 +99,8 @@ class PagedAttention:
         for span in step.spans:
             if span.watch is not None:
                 span.watch.take(layer, query[span.q_start : span.q_end], args)
+        if any(span.shadow is not None for span in step.spans):
+            return _shadowed(layer, (query, key, value), pool, args)
         if pool.sealed is None:
             return paged_attention(query, pool.keys, pool.values, args)
         old = self.step[pool.sealed.group].sealed
@@ -106,3 +108,23 @@ class PagedAttention:
         if layer not in self._borrowed:
             seal(pool.keys, pool.values, pool.sealed.pool, old)
         return sealed_attention(query, (pool.keys, pool.values), pool.sealed.pool, args, old)
+
+
+def _shadowed(layer: int, new: tuple[Tensor, Tensor, Tensor], pool: LayerPool, args: AttentionArgs) -> Tensor:
+    """Return [T, H, D_v] where some sequences answer from shadows of their blocks.
+
+    Args:
+        new: queries, keys and values of the step's tokens.
+    """
+    query, pools = new[0], (pool.keys, pool.values)
+    exact = [span for span in args.spans if span.shadow is None]
+    if exact:
+        out = paged_attention(query, *pools, replace(args, spans=exact, prepared=None))
+    else:
+        out = query.new_empty(*query.shape[:2], pool.values.shape[3])
+    for span in args.spans:
+        if span.shadow is not None:
+            rows = slice(span.q_start, span.q_end)
+            own = new[0][rows], new[1][rows], new[2][rows]
+            out[rows] = span.shadow.attend(layer, own, pools, args.softmax_scale)
+    return out

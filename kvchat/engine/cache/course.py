@@ -27,12 +27,12 @@ def taint_key(parent: BlockKey, salt: bytes) -> BlockKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A long prompt has been read, and a stretch of it is pruned, once.
+    """A long prompt has been read, and a stretch of it is pruned, once; or it gets a shadow.
 
     Args:
         at: tokens of the branch when that happens: the end of the prompt.
         start: first block of the stretch.
-        end: the block behind its last one.
+        end: the block behind its last one; nothing is pruned where it is the first one, too.
     """
 
     at: int
@@ -53,6 +53,8 @@ class Course:
     first_tainted: of a window: the first block whose queries miss something; None: there is none.
     stages: where something is pruned, or will be, in the order of the tokens.
     num_observed: the last tokens of a prompt that are computed in one step, since pruning looks at them.
+    query_block: of a shadow: positions are divided by so many where what is looked at is chosen together;
+        the stages say where it begins, and prune nothing. 0: there is no shadow.
     """
 
     salt: bytes = b""
@@ -60,6 +62,7 @@ class Course:
     first_tainted: int | None = None
     stages: tuple[Stage, ...] = ()
     num_observed: int = 0
+    query_block: int = 0
 
     # Stages
 
@@ -73,21 +76,34 @@ class Course:
 
     def step_len(self, num_computed: int, num_tokens: int) -> int:
         """Return how many of the next `num_tokens` tokens one step may compute: no further than where
-        something is pruned, and what pruning looks at in one piece. Pure.
+        something is pruned, and what pruning looks at in one piece; behind a shadow's beginning up to where
+        queries choose anew, if that is within reach. Pure.
         """
         stage = self.next_stage(num_computed)
-        if stage is None:
-            return num_tokens
-        num_left = stage.at - num_computed
+        num_left = num_tokens if stage is None else stage.at - num_computed
         if num_tokens >= num_left:
-            return num_left
-        return max(0, min(num_tokens, num_left - self.num_observed))
+            return self._whole_blocks(num_computed, num_left)
+        return self._whole_blocks(num_computed, max(0, min(num_tokens, num_left - self.num_observed)))
 
     def most_found(self, stage: Stage) -> int:
         """Return how many tokens before a stage may be found instead of computed: what decides about it must
         be computed. Pure.
         """
         return stage.at - max(1, self.num_observed)
+
+    def shadow_start(self, num_tokens: int) -> int | None:
+        """Return how many tokens had been computed when the shadow was made through which the one behind
+        `num_tokens` is computed; None: it is computed exactly. Pure.
+        """
+        if not self.query_block:
+            return None
+        return max((stage.at for stage in self.stages if stage.at <= num_tokens), default=None)
+
+    def _whole_blocks(self, num_computed: int, num_tokens: int) -> int:
+        if not self.query_block or self.shadow_start(num_computed) is None:
+            return num_tokens
+        end = (num_computed + num_tokens) // self.query_block * self.query_block
+        return end - num_computed if end > num_computed else num_tokens
 
     # Names
 
@@ -113,6 +129,8 @@ class Course:
         Args:
             spine: names of all full blocks before the stage, as they were computed.
         """
+        if stage.start == stage.end:
+            return {}
         size = self.block_size
         tail = stage.at // size
         read = self.salt + b"kept" + u32le(token_ids[tail * size : stage.at])

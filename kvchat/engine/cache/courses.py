@@ -9,8 +9,9 @@ from kvchat.engine.api.namespace import Namespace, parse_namespace
 from kvchat.engine.api.view import NUM_OBSERVED, SNAPKV, View
 from kvchat.engine.cache.course import EXACT, Course, Stage
 from kvchat.engine.cache.spec import FullSpec, Group
-from kvchat.engine.cache.view_spec import NUM_SINK_BLOCKS, PrunedSpec, WindowSpec
+from kvchat.engine.cache.view_spec import NUM_SINK_BLOCKS, PrunedSpec, ShadowSpec, WindowSpec
 from kvchat.engine.cache.views import viewed_groups
+from kvchat.engine.shadow.settings import LEAST_WIDTH, QUERY_BLOCK, least_prompt
 
 
 class Courses:
@@ -19,12 +20,13 @@ class Courses:
     def __init__(self, groups: Sequence[Group], block_size: int) -> None:
         self._windows = [group.spec for group in groups if isinstance(group.spec, WindowSpec)]
         self._pruned = [group.spec for group in groups if isinstance(group.spec, PrunedSpec)]
+        self._shadowed = [group.spec for group in groups if isinstance(group.spec, ShadowSpec)]
         self._block_size = block_size
 
     @property
     def are_exact(self) -> bool:
-        """Whether all of every branch stays in sight."""
-        return not self._windows and not self._pruned
+        """Whether every query sees all before it."""
+        return not self._windows and not self._pruned and not self._shadowed
 
     def parse(self, namespace: str) -> Namespace:
         """Return what a namespace says. Pure."""
@@ -46,6 +48,13 @@ class Courses:
             window = self._windows[0]
             salt = f"window {window.num_recent} of {window.block_size}".encode() + nonce
             return Course(salt=salt, block_size=self._block_size, first_tainted=window.first_tainted)
+        if self._shadowed:
+            course = Course(
+                salt=str(self._shadowed[0].view).encode() + nonce,
+                block_size=self._block_size,
+                query_block=QUERY_BLOCK,
+            )
+            return self.going_on(course, namespace, num_tokens)
         course = Course(
             salt=self._pruned[0].text.encode() + nonce,
             block_size=self._block_size,
@@ -59,10 +68,12 @@ class Courses:
         Args:
             num_tokens: as for `of`.
         """
-        if not self._pruned:
+        if not self._pruned and not self._shadowed:
             return course
         said = self.parse(namespace)
         ends = said.answer_starts if said.owner else (*(stage.at for stage in course.stages), num_tokens)
+        if self._shadowed:
+            return replace(course, stages=shadow_stages(ends, self._shadowed[0].view))
         return replace(course, stages=stages_at(ends, self._pruned[0].num_kept, self._block_size))
 
 
@@ -70,7 +81,8 @@ def course_over(view: View, block_size: int, namespace: str) -> Course:
     """Return the course that branches of a namespace have over a view, whatever the model. Pure where the
     namespace says whose it is.
     """
-    layer = FullSpec(num_kv_heads=1, head_dim_k=1, head_dim_v=1, dtype="F32")
+    # Wide enough for every view: no course depends on it.
+    layer = FullSpec(num_kv_heads=1, head_dim_k=LEAST_WIDTH + 1, head_dim_v=1, dtype="F32")
     groups = viewed_groups((Group(id=GroupId(0), spec=layer, layers=(0,)),), view, block_size)
     return Courses(groups, block_size).of("", namespace)
 
@@ -88,4 +100,17 @@ def stages_at(prompt_ends: Iterable[int], num_kept: int, block_size: int) -> tup
         if end - start > num_kept:
             stages.append(Stage(at=at, start=start, end=end))
             start = end
+    return tuple(stages)
+
+
+def shadow_stages(prompt_ends: Iterable[int], view: View) -> tuple[Stage, ...]:
+    """Return where a branch gets a shadow: behind the first prompt that is long enough, and anew behind each
+    by whose end it has grown to twice what it was. Pure.
+    """
+    stages: list[Stage] = []
+    least = least_prompt(view)
+    for at in prompt_ends:
+        if at >= least:
+            stages.append(Stage(at=at, start=0, end=0))
+            least = 2 * at
     return tuple(stages)

@@ -236,7 +236,9 @@ class CacheManager:
         window.
         """
         first, last = len(branch.keys), (branch.computed_len + num_tokens) // self.block_size
-        if last > first or branch.kept:
+        stage = branch.course.next_stage(branch.computed_len)
+        is_renamed = stage is not None and stage.at <= branch.computed_len + num_tokens
+        if last > first or is_renamed:
             self._unwatch_tail(branch)
         branch.computed_len += num_tokens
         branch.num_ahead = max(0, branch.num_ahead - num_tokens)
@@ -246,7 +248,7 @@ class CacheManager:
             branch.keys.append(key)
             for group in self.groups:
                 self._publish(branch, group, number)
-        if last > first:
+        if last > first or is_renamed:
             branch.saved_tail = None
         if branch.kept:
             self._pruning.carry_out(branch)

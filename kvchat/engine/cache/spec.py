@@ -77,6 +77,15 @@ class FullSpec:
         return False
 
     @property
+    def is_shadowed(self) -> bool:
+        """Whether steps behind a long prompt choose which tokens they look at."""
+        return False
+
+    def shadow_bytes(self, num_tokens: int) -> int:
+        """Return the most that the shadow of a conversation takes in one layer, beside its blocks. Pure."""
+        return 0
+
+    @property
     def num_spare_blocks(self) -> int:
         """Blocks that a branch needs for a moment beside those of its tokens."""
         return 0

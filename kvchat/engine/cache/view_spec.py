@@ -1,12 +1,15 @@
 """What a layer keeps of which queries see a part: exact blocks as any full layer's, and holes between them.
 
 A hole is an entry of a block table without a block. Its tokens count: positions behind it are what they were.
+Behind a shadow there are none: all blocks stay, and each step chooses what it looks at.
 """
 
 from dataclasses import dataclass
 
+from kvchat.engine.api.view import View
 from kvchat.engine.cache.pyramid import pyramid_budgets
-from kvchat.engine.cache.spec import FullSpec
+from kvchat.engine.cache.spec import ITEM_BYTES, FullSpec
+from kvchat.engine.shadow.settings import LayerShape, least_prompt, most_bytes, settings_for
 
 NUM_SINK_BLOCKS = 1
 """The first block stays in sight: models put the attention there that has no better place."""
@@ -101,3 +104,37 @@ class PrunedSpec(FullSpec):
     @property
     def kind(self) -> str:
         return self.rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowSpec(FullSpec):
+    """A layer that a branch looks at through a shadow, once a long prompt has been read.
+
+    Args:
+        view: how much a step looks at.
+    """
+
+    view: View
+
+    @property
+    def kind(self) -> str:
+        return "shadow"
+
+    @property
+    def is_shadowed(self) -> bool:
+        return True
+
+    @property
+    def shape(self) -> LayerShape:
+        return LayerShape(
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim_k,
+            value_dim=self.head_dim_v,
+            element_size=ITEM_BYTES[self.dtype],
+        )
+
+    def shadow_bytes(self, num_tokens: int) -> int:
+        """Return the most that the shadow of a conversation takes in one layer, beside its blocks. Pure."""
+        if num_tokens < least_prompt(self.view):
+            return 0
+        return most_bytes(settings_for(self.view, num_tokens), self.shape, num_tokens)

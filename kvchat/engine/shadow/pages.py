@@ -6,9 +6,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from kvchat.engine.shadow.settings import PAGE_ROWS as PAGE_ROWS
 from kvchat.errors import OutOfMemory
 
-PAGE_ROWS = 64
 MIB = 2**20
 
 

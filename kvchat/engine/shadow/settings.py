@@ -2,16 +2,26 @@
 
 from dataclasses import dataclass
 
+from kvchat.engine.api.view import View
 from kvchat.errors import UnsupportedModel, UsageError
 
 PIECE_LEN = 4096
 """Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""
+PAGE_ROWS = 64
+"""Of tokens, or of chunks, that are kept page by page."""
 LEAST_WIDTH = 256
 """Keys of so few numbers are hardly larger than their projections."""
 GAIN_FACTOR = 4
 """A context is worth a shadow from so many times what a step attends to."""
 MOST_RANK = 160
 RANK_SHARE = 0.156
+CHUNK_SIZE = 8
+NUM_LOCAL = 4
+QUERY_BLOCK = 64
+OUTLIERS_PER_CHUNKS = (3, 16)
+"""So many outliers for so many chosen chunks: 24 for 1,024 tokens, as published."""
+LEAST_IN_SIGHT = 512
+"""Where a step looks at a share of a context: it gains nothing from fewer tokens than these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +41,11 @@ class ShadowSettings:
     """
 
     budget: int = 2048
-    chunk_size: int = 8
+    chunk_size: int = CHUNK_SIZE
     num_outliers: int = 48
-    num_local: int = 4
+    num_local: int = NUM_LOCAL
     exact_len: int = 512
-    query_block: int = 64
+    query_block: int = QUERY_BLOCK
     rank: int | None = None
     energy: float = 0.99
     is_forced: bool = False
@@ -147,3 +157,42 @@ def expected_device_bytes(settings: ShadowSettings, shape: LayerShape, num_token
     landmarks = num_sealed * shape.width * shape.element_size
     exact_len = settings.num_always * size + settings.budget + tail_len
     return low_rank + landmarks + exact_len * shape.token_bytes
+
+
+def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> int:
+    """Return the most that a layer keeps beside its blocks of a context of `num_tokens`. Pure.
+
+    Where no basis holds its keys: these and all values, a landmark for each chunk, what every step sees, and
+    the working set.
+    """
+    size = settings.chunk_size
+    num_chunks = max(num_tokens // size, PAGE_ROWS)
+    in_sight = settings.num_always * size + settings.budget
+    exact = (num_chunks + 1) * size + in_sight + PAGE_ROWS  # of the tail, whose last page is not full
+    return exact * shape.token_bytes + num_chunks * shape.width * shape.element_size
+
+
+def settings_for(view: View, num_tokens: int) -> ShadowSettings:
+    """Return how a prompt of `num_tokens`, at least `least_prompt`, is shadowed as a view says. Pure."""
+    outliers, per_chunks = OUTLIERS_PER_CHUNKS
+    if view.is_share:
+        # Beside what is chosen and the outliers a step sees the first chunk, the local ones and one in part.
+        others = 1 + NUM_LOCAL + 1
+        seen = view.budget * num_tokens // 100 // CHUNK_SIZE - others
+        num_chosen = seen * per_chunks // (per_chunks + outliers)
+    else:
+        num_chosen = -(-view.budget // CHUNK_SIZE)
+    return ShadowSettings(
+        budget=num_chosen * CHUNK_SIZE,
+        num_outliers=num_chosen * outliers // per_chunks,
+        is_forced=view.is_forced,
+    )
+
+
+def least_prompt(view: View) -> int:
+    """Return how many tokens a prompt has at least that gets a shadow: nothing is gained by others. Pure."""
+    if view.is_share:
+        least = 8 * CHUNK_SIZE if view.is_forced else LEAST_IN_SIGHT
+        return -(-100 * least // view.budget)
+    settings = settings_for(view, 0)
+    return settings.least_len if view.is_forced else GAIN_FACTOR * settings.step_len

@@ -19,6 +19,7 @@ from kvchat.ui.plain_text import padded
 from kvchat.ui.widgets.live_rows import history_rows, room_rows
 from kvchat.ui.widgets.marks import MARKS, Look, Row, Run
 from kvchat.ui.widgets.marks import row_text as row_text
+from kvchat.ui.widgets.shadow_rows import shadow_rows
 
 _VALUE_WIDTH = 9
 _MIN_BAR_WIDTH = 6
@@ -104,6 +105,8 @@ def _rows(snapshot: CacheSnapshot, options: PanelOptions, layers: Sequence[Layer
     live = options.live
     rows = [*_tier_section(snapshot, options.width, live.recent.moving if live else {}), blank]
     rows += [*_layer_section(layers, snapshot.block_size, options.width), blank, _legend(options.width)]
+    if shadows := shadow_rows(snapshot.layers, options.width, expanded=options.expanded):
+        rows += [blank, *shadows]
     if snapshot.branches:
         rows += [blank, *_branch_section(snapshot, options)]
     if live is None:

@@ -15,6 +15,21 @@ class Watch(Protocol):
     def take(self, layer: int, query: Tensor, args: "AttentionArgs") -> None: ...
 
 
+class Shadow(Protocol):
+    """Answers queries of one sequence in place of its blocks, which it is made from."""
+
+    def attend(
+        self, layer: int, new: tuple[Tensor, Tensor, Tensor], pools: tuple[Tensor, Tensor], scale: float
+    ) -> Tensor:
+        """Return the output [T, H, D_v] of a layer's rotated queries, and take their tokens.
+
+        Args:
+            new: queries [T, H, D], rotated keys [T, H_kv, D] and values [T, H_kv, D_v].
+            pools: keys [N, H_kv, P, D] and values [N, H_kv, P, D_v] of the layer's blocks.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceSpan:
     """One sequence's part of a ragged batch in one group.
@@ -27,6 +42,7 @@ class SequenceSpan:
         blocks: block ids up to the last query's own block, [n], int64.
         parts: where not all queries see the same blocks: these attend in its place, ascending.
         watch: who is told of each layer's queries.
+        shadow: who answers these instead of the blocks; None: nobody.
     """
 
     q_start: int
@@ -36,6 +52,7 @@ class SequenceSpan:
     blocks: Tensor
     parts: "tuple[SequenceSpan, ...]" = ()
     watch: "Watch | None" = None
+    shadow: "Shadow | None" = None
 
     def moved(self, q_start: int) -> "SequenceSpan":
         """Return the same sequence with its first query at another row."""

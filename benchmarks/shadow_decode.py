@@ -1,0 +1,140 @@
+"""How long attention of one decoded token takes behind a long context: over blocks, and through a shadow.
+
+Layers of Llama 3.2 1B's shape with random keys and values in bfloat16, all that an engine does between a
+layer's projections: new keys and values are stored, and what is before them is attended to by the engine's
+own backend and kernels. Each step goes through all layers, so that no cache holds what the next step reads.
+Queries are random, so of what a step chooses the step before had chosen little: the worst case.
+"""
+
+import torch
+from torch import Tensor
+
+from benchmarks.clock import cost_of
+from benchmarks.table import Row
+from kvchat.engine.api.ids import BranchId, GroupId
+from kvchat.engine.api.view import View
+from kvchat.engine.attention.call import AttentionCall
+from kvchat.engine.attention.paged import GroupStep, PagedAttention
+from kvchat.engine.cache.spec import FullSpec, Group
+from kvchat.engine.kernels.native.library import library, why_not
+from kvchat.engine.kernels.paged_attention import prepare
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.shadow.branches import Shadows
+from kvchat.engine.shadow.rotary import Rotary
+
+NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 32, 8, 64
+WIDTH = NUM_KV_HEADS * HEAD_DIM
+KEY_RANK = 60
+LENGTH = 32_768
+BLOCK_SIZE = 64
+BUDGETS = (1024, 2048)
+ROUNDS, STEPS = 5, 8
+LEAST_RATIO = 1.0
+CALL = AttentionCall(scaling=None, window=None, softcap=None, sinks=None)
+GROUP = GroupId(0)
+
+
+def turn(positions: Tensor) -> tuple[Tensor, Tensor]:
+    angles = positions[..., None] * 5e5 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    both = torch.cat((angles, angles), dim=-1)
+    return both.cos(), both.sin()
+
+
+class Decoding:
+    """All layers, behind `LENGTH` tokens.
+
+    Args:
+        rank: of the keys before rotation; None: they have none.
+    """
+
+    def __init__(self, rank: int | None) -> None:
+        spec = FullSpec(num_kv_heads=NUM_KV_HEADS, head_dim_k=HEAD_DIM, head_dim_v=HEAD_DIM, dtype="BF16")
+        group = Group(id=GROUP, spec=spec, layers=tuple(range(NUM_LAYERS)))
+        num_blocks = (LENGTH + STEPS * (ROUNDS + 1) * 8) // BLOCK_SIZE + 1
+        self._pool = DevicePool([group], {GROUP: num_blocks}, BLOCK_SIZE, torch.device("cpu"))
+        self._table = torch.randperm(num_blocks)
+        self._first_visible = spec.first_visible
+        rotary = Rotary(turn)
+        for number, layer in self._pool.layers.items():
+            keys = _keys(rank, rotary, number)
+            whole = torch.zeros(num_blocks * BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
+            for part, rows in ((layer.keys, keys), (layer.values, torch.randn(keys.shape).bfloat16())):
+                whole[:LENGTH] = rows
+                part[self._table] = whole.unflatten(0, (-1, BLOCK_SIZE)).transpose(1, 2)
+        self._rotaries = dict.fromkeys(self._pool.layers, rotary)
+        self._attention = PagedAttention(self._pool.layers)
+        self.shadows: Shadows | None = None
+        self._num_tokens = LENGTH
+
+    def look_through(self, budget: int | None) -> None:
+        """Decode through a shadow from now on, as it is behind the prompt; None: over blocks."""
+        self.shadows = None
+        if budget is not None:
+            self.shadows = Shadows(View(rule="shadow", budget=budget), self._rotaries, 2**40)
+        self._num_tokens = LENGTH
+
+    def step(self) -> None:
+        """Compute the attention of one token in all layers."""
+        at = self._num_tokens
+        blocks = self._table[: at // BLOCK_SIZE + 1]
+        shadow = None
+        if self.shadows is not None:
+            shadow = self.shadows.step(BranchId(0), LENGTH, at, blocks)
+        span = SequenceSpan(0, 1, at, 0, blocks, shadow=shadow)
+        slots = blocks[-1:] * BLOCK_SIZE + at % BLOCK_SIZE
+        prepared = prepare([span], self._first_visible, BLOCK_SIZE)
+        self._attention.step = {GROUP: GroupStep(slots, [span], prepared)}
+        for layer in range(NUM_LAYERS):
+            query = torch.randn(1, NUM_HEADS, HEAD_DIM).bfloat16()
+            key, value = torch.randn(2, 1, NUM_KV_HEADS, HEAD_DIM).bfloat16()
+            self._attention.attend(layer, query, key, value, CALL)
+        self._num_tokens += 1
+
+    def seconds(self) -> float:
+        """Return how long a layer takes, in the mean of some steps."""
+        cost = cost_of(lambda: [self.step() for _ in range(STEPS)])
+        whole = cost.cpu_s if torch.get_num_threads() == 1 else cost.wall_s
+        return whole / STEPS / NUM_LAYERS
+
+
+@torch.inference_mode()
+def measure_decode() -> list[Row]:
+    """Return the time of a token in one layer by turns over blocks and through shadows, and the ratios."""
+    if library() is None:
+        raise SystemExit(f"there are no native kernels here: {why_not()}")
+    torch.manual_seed(0)
+    rows: list[Row] = []
+    for rank, kind in ((KEY_RANK, "keys on a basis"), (None, "keys that no basis holds")):
+        decoding = Decoding(rank)
+        for budget in BUDGETS:
+            rows += _compared(decoding, budget, f"{kind}, {budget:,} chosen")
+    return rows
+
+
+def _compared(decoding: Decoding, budget: int, name: str) -> list[Row]:
+    exact, shadow = [], []
+    for _ in range(ROUNDS):
+        for chosen, found in ((None, exact), (budget, shadow)):
+            decoding.look_through(chosen)
+            decoding.step()  # makes the shadow
+            found.append(1e3 * decoding.seconds())
+    ratios = [long / short for long, short in zip(exact, shadow, strict=True)]
+    return [
+        Row.of(f"{name}: over blocks", "ms", exact),
+        Row.of("  through a shadow", "ms", shadow),
+        Row.of("  times as fast", "x", ratios, f"more than {LEAST_RATIO:g}"),
+    ]
+
+
+def _keys(rank: int | None, rotary: Rotary, seed: int) -> Tensor:
+    """Return keys [n, H_kv, D] as they are stored."""
+    keys = torch.empty(LENGTH, NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(seed)
+    width = rank or WIDTH
+    directions = torch.randn(width, WIDTH, generator=generator) / width**0.5
+    for start in range(0, LENGTH, 4096):
+        piece = keys[start : start + 4096]
+        before = torch.randn(len(piece), width, generator=generator) @ directions
+        piece.copy_(rotary.turned(before.view(piece.shape), torch.arange(start, start + len(piece))))
+    return keys

@@ -1,0 +1,304 @@
+"""A long context is looked at through a shadow once it has been read: each step chooses what it sees."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from kvchat.engine.api.namespace import Namespace
+from kvchat.engine.api.request import Request
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.api.snapshot import ShadowUsage
+from kvchat.engine.api.view import parse_view
+from kvchat.engine.cache.view_spec import ShadowSpec
+from kvchat.engine.engine import Engine
+from kvchat.engine.results import Result, collect
+from kvchat.engine.shadow.settings import settings_for
+from kvchat.errors import ConfigError, PoolExhausted, UnsupportedModel
+from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
+from tests.engine.shadowed import Shadowed
+from tests.engine.tiny_models import finish, reference, save_model, submit, token_ids
+
+pytestmark = pytest.mark.cpu
+
+BLOCK = 16
+ALL = "shadow:640:forced"
+"""Chooses every chunk of every context here."""
+SOME = "shadow:64:forced"
+"""Chooses 8 chunks of 8 tokens, and sees 2 besides, and 4 local ones."""
+PROMPT = 203
+WHOLE = PROMPT - PROMPT % BLOCK
+QUERY_BLOCK = 64
+
+
+def name(owner: str, *answer_starts: int) -> str:
+    return str(Namespace(owner=owner, answer_starts=answer_starts))
+
+
+def ask(engine: Engine, ids: Sequence[int], namespace: str, num_tokens: int = 4) -> Result:
+    sampling = SamplingParams(max_tokens=num_tokens)
+    result = collect(engine.submit(Request(token_ids=tuple(ids), sampling=sampling, namespace=namespace)))
+    engine.check_integrity()
+    for branch in result.branches:
+        engine.release(branch)
+    engine.check_integrity()
+    return result
+
+
+def shadows(engine: Engine) -> list[ShadowUsage]:
+    return [layer.shadow for layer in engine.snapshot().layers if layer.shadow is not None]
+
+
+Opened = Callable[..., Engine]
+
+
+@pytest.fixture
+def opened(tiny: TinyModels, open_engine: OpenEngine) -> Opened:
+    return lambda **settings: open_engine(tiny("llama"), **{"cache_format": SOME} | settings)
+
+
+# What is computed
+
+
+@pytest.mark.parametrize(("kind", "num_layers"), [("llama", 4), ("qwen3", 2), ("gemma3", 1)])
+def test_a_budget_that_sees_all_is_the_exact_format(
+    kind: str, num_layers: int, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    """A long prompt, its answer, and a long follow-up with its own: greedy tokens are the model's."""
+    prompt = token_ids(303)
+    engine = open_engine(tiny(kind), cache_format=ALL)
+    handle = submit(engine, prompt, 12)
+    text = prompt + finish(engine, handle).token_ids
+    assert text[303:] == reference(tiny(kind)).answer(prompt, 12)
+    text += token_ids(150, seed=1)
+    found = finish(engine, submit(engine, text, 12, handle.branch)).token_ids
+    assert found == reference(tiny(kind)).answer(text, 12)
+    assert [usage.wanted_chunks > 0 for usage in shadows(engine)] == [True] * num_layers
+
+
+def query_blocks(start: int, end: int) -> list[int]:
+    """Return where positions [start, end) are cut when they are computed as a prompt."""
+    return [start, *range((start // QUERY_BLOCK + 1) * QUERY_BLOCK, end, QUERY_BLOCK)]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_an_answer_is_dense_attention_over_what_each_step_chooses(
+    kind: str, tiny: TinyModels, open_recorded: OpenRecorded
+) -> None:
+    """Token by token, and a follow-up block by block; the prompt itself is computed exactly."""
+    prompt = token_ids(PROMPT)
+    engine, recorder = open_recorded(tiny(kind), cache_format=SOME, max_batch_tokens=100)
+    handle = submit(engine, prompt, 12)
+    text = prompt + finish(engine, handle).token_ids + token_ids(150, seed=1)
+    found = finish(engine, submit(engine, text, 8, handle.branch)).token_ids
+    text += found
+    first, follow = PROMPT + 11, len(text) - 8
+    cuts = [*range(PROMPT, first), *query_blocks(first, follow), *range(follow, len(text) + 1)]
+    judge = Shadowed(tiny(kind), settings_for(parse_view(SOME), PROMPT))
+    wanted = judge.logits(text, cuts)
+    for position in [*range(PROMPT - 1, first), *range(follow - 1, len(text) - 1)]:
+        row = recorder.row(handle.branch, position)
+        assert torch.allclose(row, wanted[position], atol=1e-3), position
+    exact = reference(tiny(kind)).logits(text)
+    assert torch.allclose(wanted[PROMPT - 1], exact[PROMPT - 1], atol=1e-4)
+    assert not torch.allclose(wanted[-2], exact[-2], atol=0.05)
+
+
+def test_each_of_300_generated_tokens_is_attended_to_from_its_own_step_on(opened: Opened) -> None:
+    """What a step looks at: all that it always sees, what it chooses, and every token since the prompt."""
+    engine = opened()
+    handle = submit(engine, token_ids(PROMPT), 300)
+    settings = settings_for(parse_view(SOME), PROMPT)
+    size = settings.chunk_size
+    sealed = (PROMPT // size - settings.num_local) * size
+    fixed = settings.num_always * size + settings.budget + PROMPT - sealed
+    seen = [{usage.seen_tokens for usage in shadows(engine)} for _ in handle]
+    lengths = [length for (length,) in seen if length]
+    assert sorted(set(lengths)) == list(range(fixed + 1, fixed + 300))
+    assert lengths == sorted(lengths)
+
+
+# Whose it is
+
+
+def test_nobody_else_is_answered_from_what_was_computed_through_a_shadow(opened: Opened) -> None:
+    """Trap 28: the exact blocks are everybody's; what was computed behind them is private."""
+    engine, prompt = opened(), token_ids(PROMPT)
+    first = ask(engine, prompt, name("a", PROMPT), 8)
+    turn = [*prompt, *first.token_ids, *token_ids(20, seed=3)]
+    later = len(turn)
+    assert engine.reusable_len(turn, name("a", PROMPT, later)) == PROMPT + 7
+    assert engine.reusable_len(turn, name("b", PROMPT, later)) == WHOLE
+    assert engine.reusable_len(turn, "") == WHOLE
+    again = ask(engine, turn, name("b", PROMPT, later), 6)
+    assert again.usage.cached_tokens == WHOLE
+
+
+def test_the_exact_format_takes_up_the_exact_blocks_and_nothing_else(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """Going back is a match: no prompt is computed again, and no approximate block is taken for exact."""
+    prompt = token_ids(PROMPT)
+    engine = open_engine(tiny("llama"), cache_format=SOME, cache_dir=tmp_path)
+    shadowed = ask(engine, prompt, name("a", PROMPT), 30)
+    engine.close()
+    engine = open_engine(tiny("llama"), cache_format="exact", cache_dir=tmp_path)
+    text = [*prompt, *shadowed.token_ids, *token_ids(20, seed=5)]
+    exact = ask(engine, text, name("a", PROMPT, len(text)), 12)
+    assert exact.usage.cached_tokens == WHOLE
+    assert exact.token_ids == reference(tiny("llama")).answer(text, 12)
+    engine.close()
+    engine = open_engine(tiny("llama"), cache_format=SOME, cache_dir=tmp_path)
+    again = ask(engine, text, name("a", PROMPT, len(text)), 1)
+    assert again.usage.cached_tokens == PROMPT + 29
+
+
+def test_a_session_is_taken_up_in_another_process(opened: Opened, tmp_path: Path) -> None:
+    """The shadow is made anew from the stored blocks, and answers as if it had never been away."""
+    prompt = token_ids(PROMPT)
+    engine = opened(cache_dir=tmp_path)
+    first = submit(engine, prompt, 20)
+    text = prompt + finish(engine, first).token_ids + token_ids(20, seed=5)
+    wanted = finish(engine, submit(engine, text, 12, first.branch)).token_ids
+    engine.close()
+    engine = opened(cache_dir=tmp_path / "other")
+    turn = ask(engine, prompt, name("a", PROMPT), 20)
+    assert [*prompt, *turn.token_ids] == text[: PROMPT + 20]
+    engine.close()
+    engine = opened(cache_dir=tmp_path / "other")
+    result = ask(engine, text, name("a", PROMPT, len(text)), 12)
+    assert result.usage.cached_tokens == PROMPT + 19
+    assert result.loaded.disk > 0
+    assert result.token_ids == wanted
+
+
+def test_forks_go_on_beside_each_other(opened: Opened) -> None:
+    """Trap 11: both have a shadow of the same blocks, and neither sees what the other says."""
+    engine, prompt = opened(), token_ids(PROMPT)
+    handle = submit(engine, prompt, 8)
+    text = prompt + finish(engine, handle).token_ids
+    child = engine.fork(handle.branch)
+    ends = [text + token_ids(20, seed=seed) for seed in (1, 2)]
+    handles = [
+        submit(engine, end, 10, branch) for end, branch in zip(ends, (handle.branch, child), strict=True)
+    ]
+    found = [finish(engine, handle).token_ids for handle in handles]
+    engine.check_integrity()
+    for end, wanted in zip(ends, found, strict=True):
+        alone = opened()
+        first = submit(alone, prompt, 8)
+        finish(alone, first)
+        assert finish(alone, submit(alone, end, 10, first.branch)).token_ids == wanted
+
+
+def test_another_text_on_the_same_branch_is_looked_at_through_its_own_shadow(opened: Opened) -> None:
+    """Of the same length, so that nothing but the text tells the shadows apart."""
+    engine = opened()
+    texts = [token_ids(PROMPT), token_ids(PROMPT, seed=1)]
+    handle = submit(engine, texts[0], 8)
+    finish(engine, handle)
+    engine.demote(handle.branch)  # nothing of it is held any more, so the branch takes any text
+    found = finish(engine, submit(engine, texts[1], 8, handle.branch)).token_ids
+    assert found == ask(opened(), texts[1], "", 8).token_ids
+
+
+def test_answers_side_by_side_are_those_of_each_alone(opened: Opened) -> None:
+    """Some through shadows, some exact, in one batch."""
+    prompts = [token_ids(length, seed) for seed, length in enumerate((PROMPT, 40, 250, 33))]
+    wanted = [ask(opened(), prompt, "", 12).token_ids for prompt in prompts]
+    engine = opened()
+    handles = [submit(engine, prompt, 12) for prompt in prompts]
+    assert [finish(engine, handle).token_ids for handle in handles] == wanted
+
+
+def test_a_prompt_that_is_cancelled_anywhere_leaves_nothing_behind(opened: Opened) -> None:
+    """Trap 7."""
+    prompt = token_ids(PROMPT)
+    wanted = ask(opened(), prompt, "", 6).token_ids
+    engine = opened(max_batch_tokens=48)
+    for num_steps in range(8):
+        handle = submit(engine, prompt, 6)
+        for _ in range(num_steps):
+            engine.step()
+        handle.cancel()
+        finish(engine, handle)
+        engine.release(handle.branch)
+    engine.step()
+    assert ask(engine, prompt, "", 6).token_ids == wanted
+
+
+# What it takes
+
+
+def test_shadows_that_nobody_uses_make_room_and_are_made_again(opened: Opened) -> None:
+    """With room for one of two conversations, both go on by turns as each alone."""
+    spec = ShadowSpec(num_kv_heads=2, head_dim_k=16, head_dim_v=16, dtype="F32", view=parse_view(SOME))
+    needed = 4 * spec.shadow_bytes(PROMPT + 60)
+    engine = opened(host_bytes=needed)
+    texts = [token_ids(PROMPT, seed) for seed in (1, 2)]
+    alone = [opened() for _ in texts]
+    branches, others = [], []
+    for place, (text, other) in enumerate(zip(texts, alone, strict=True)):
+        handle, beside = submit(engine, text, 6), submit(other, text, 6)
+        texts[place] = text + finish(engine, handle).token_ids
+        finish(other, beside)
+        branches.append(handle.branch)
+        others.append(beside.branch)
+    for place in (0, 1, 0, 1):
+        texts[place] = texts[place] + token_ids(7, seed=place)
+        found = finish(engine, submit(engine, texts[place], 4, branches[place])).token_ids
+        wanted = finish(alone[place], submit(alone[place], texts[place], 4, others[place])).token_ids
+        assert found == wanted
+        held = sum(usage.device_bytes + usage.host_bytes for usage in shadows(engine))
+        assert 0 < held <= needed
+        texts[place] = texts[place] + found
+
+
+def test_a_conversation_whose_shadow_does_not_fit_is_refused_with_the_numbers(opened: Opened) -> None:
+    engine = opened(host_bytes=2**17)
+    with pytest.raises(PoolExhausted, match=r"of 203 tokens may take 0\.\d MiB.* and 0\.1 are allowed"):
+        ask(engine, token_ids(PROMPT), "")
+    assert ask(engine, token_ids(40), "").token_ids
+
+
+def test_what_a_shadow_holds_and_finds_at_hand_is_told_by_layer(opened: Opened) -> None:
+    engine = opened()
+    assert [usage.hit_rate for usage in shadows(engine)] == [None] * 4
+    handle = submit(engine, token_ids(PROMPT), 12)
+    finish(engine, handle)
+    for usage in shadows(engine):
+        assert usage.host_bytes > 0
+        assert usage.device_bytes > 0
+        assert usage.wanted_chunks == 11 * 2 * 8
+        assert usage.hit_rate is not None
+        assert 0 < usage.hit_rate < 1
+    engine.release(handle.branch)
+    ask(engine, token_ids(20), "")
+    assert all(usage.host_bytes == usage.device_bytes == 0 for usage in shadows(engine))
+
+
+# What is refused
+
+
+def test_a_model_that_gains_nothing_is_refused_with_the_numbers(
+    tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    with pytest.raises(ConfigError, match=r"keys of 2 x 16 = 32 numbers in layer 0 .* more than 256"):
+        open_engine(tiny("llama"), cache_format="shadow:64")
+
+
+def test_a_model_that_turns_its_keys_in_no_known_way_is_refused(
+    tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    with pytest.raises(UnsupportedModel, match="turns its keys in a way that is unknown"):
+        open_engine(tiny("gpt2"), cache_format=SOME)
+
+
+def test_layers_that_bound_their_scores_are_refused(open_engine: OpenEngine, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024}
+    config = transformers.Gemma2Config(vocab_size=512, **sizes, **heads)
+    with pytest.raises(UnsupportedModel, match="layer 1 of Gemma2ForCausalLM bounds its scores"):
+        open_engine(save_model(config, tmp_path), cache_format=SOME)
