@@ -80,6 +80,7 @@ class Keys:
     inspect: str | None = None
     freeze: str | None = None
     find: str | None = None
+    answer: str | None = None
     go_on: str | None = None
     messages: str | None = None
     editor: str | None = None

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +20,7 @@ from kvchat.ui.commands import COMMANDS, Command
 from kvchat.ui.driver import KeyReader, TerminalDriver
 from kvchat.ui.host import Host
 from kvchat.ui.screens.chat import ChatScreen
+from kvchat.ui.screens.late import LateScreen, Typed
 from kvchat.ui.terminal import guarded_terminal, hang_up_told, key_by_key, term_with_a_size
 from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.prompt import Prompt
@@ -113,6 +114,12 @@ class KvchatApp(App[None]):
             if not self._is_ready:
                 self._early_input.append(event)
                 return
+            self.chat_screen.typed_s = event.time
+            if isinstance(self.screen, LateScreen):
+                typed = self.screen.text_of(event)
+                if typed is not None:
+                    self._type_ahead(typed)
+                    return
             self._focus_prompt_for(event)
         await super().on_event(event)
 
@@ -153,6 +160,12 @@ class KvchatApp(App[None]):
             self.chat_screen.restore_command(f"/{command.name} ")
         else:
             self.chat_screen.verbs.run(f"/{command.name}")
+
+    def _type_ahead(self, typed: Sequence[Typed]) -> None:
+        """Give the prompt what was not meant for the dialog above it."""
+        for event in typed:
+            event._set_forwarded()
+            self.chat_screen.prompt.post_message(event)
 
     def _focus_prompt_for(self, event: events.Key | events.Paste) -> None:
         if self.screen is not self.chat_screen or isinstance(self.focused, Prompt | Input):

@@ -88,9 +88,8 @@ class Branching:
             return
         actions = await self._actions(conversation, turn)
         who = "you" if turn.role is Role.USER else "kvchat"
-        chosen = await self._screen.ask(
-            ActionsScreen(f"{who}: {fitted(one_line(turn.text), _TITLE_LEN)}", actions)
-        )
+        title = f"{who}: {fitted(one_line(turn.text), _TITLE_LEN)}"
+        chosen = await self._screen.ask_late(title, partial(ActionsScreen, title, actions))
         match chosen:
             case "f":
                 self.fork_at(turn)
@@ -193,7 +192,9 @@ class Branching:
             price = f"{price_words(cost, self._screen.snapshot)}, once for all {num} answers"
             produce = partial(variants.compare, conversation, num)
             stop = partial(self._chat.stop, conversation)
-            chosen = await self._screen.ask(CompareScreen(num, produce, stop, price))
+            offer = f"{num} answers to compare can be written: {price}"
+            compare = partial(CompareScreen, num, produce, stop, price)
+            chosen = await self._screen.ask_late(offer, compare)
             if chosen is None:
                 self._screen.tell("the answer stays as it was; /search finds the others")
                 return

@@ -42,6 +42,7 @@ COMMANDS = (
     Command(name="system", argument="[text]", summary="show the system prompt, or start anew with another"),
     Command(name="attach", argument="FILE", summary="let a text file go with your message, as @file does"),
     Command(name="detach", summary="leave out what was attached last"),
+    Command(name="answer", summary="let a question come that waited because you were typing"),
     Command(name="history", summary="find an earlier message"),
     Command(name="copy", argument="[n|code]", summary="copy the n-th last answer, or the last one's code"),
     Command(name="open", argument="[n]", summary="open the n-th last answer in $EDITOR"),

@@ -1,7 +1,7 @@
 """Takes the conversation on screen along another course, once the person has seen what that costs."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -147,6 +147,7 @@ class Courses:
 
     async def _revise(self, ask: str, plan: Plan, words: Words) -> None:
         conversation = self._turns.conversation
+        seen = conversation.turns if conversation is not None else ()
         if not self._screen.is_engine_ready:
             self._screen.tell("what it costs is known when the model is loaded")
         try:
@@ -154,8 +155,9 @@ class Courses:
             cost = await asyncio.to_thread(self._chat.revision_cost, conversation, revision)
             if not await self._screen.confirm(ask, f"{excerpt(revision)}\n\n{words(revision, cost)}"):
                 return
-            if conversation is self._turns.conversation:
-                await asyncio.to_thread(self._chat.revise, conversation, revision)
+            if not self._is_as_seen(conversation, seen):
+                return
+            await asyncio.to_thread(self._chat.revise, conversation, revision)
         except KvchatError as error:
             self._screen.warn(str(error))
             return
@@ -164,3 +166,13 @@ class Courses:
         await self._turns.show(conversation)
         here, there = one_line(conversation.branch.name), one_line(revision.stays_on)
         self._screen.tell(f"on branch {here}; all stays as it was on {there}: /switch {there}")
+
+    def _is_as_seen(self, conversation: ConversationView | None, seen: Sequence[Turn]) -> bool:
+        """Return whether nothing was said since the question, and nowhere else was gone; say so otherwise."""
+        is_here = conversation is not None and conversation is self._turns.conversation
+        if not is_here:
+            self._screen.warn("another conversation is on the screen now; nothing was changed")
+        elif conversation is not None and (conversation.turns != seen or self._turns.is_running):
+            self._screen.warn("the conversation has gone on since; nothing was changed: ask again")
+            return False
+        return is_here

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 from textual.screen import ModalScreen
 from textual.timer import Timer
 
+from kvchat.ui.screens.late import LateScreen, Result
+
 Work = Callable[[], Coroutine[Any, Any, None]]
 """Something that may wait for a file, for the engine or for the person."""
 
@@ -28,6 +30,10 @@ class Desk(Protocol):
 
     def ask(self, screen: ModalScreen[Any]) -> Awaitable[Any]:
         """Show a screen and wait for what it is dismissed with; inside work."""
+        ...
+
+    def ask_late(self, offer: str, make: Callable[[], LateScreen[Result]]) -> Awaitable[Result]:
+        """Show a screen that may come while something is typed; it is offered in a line then."""
         ...
 
     def begin(self, work: Work, *, group: str = "") -> object:

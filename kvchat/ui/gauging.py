@@ -37,4 +37,5 @@ class Gauging:
         except KvchatError as error:
             self._screen.warn(str(error))
         else:
-            await self._screen.ask(GaugeScreen(found))
+            offer = "what smaller cache formats lose here is measured"
+            await self._screen.ask_late(offer, partial(GaugeScreen, found))

@@ -49,6 +49,8 @@ class CommandDesk(Desk, Protocol):
 
     def action_help(self) -> None: ...
 
+    def action_answer(self) -> None: ...
+
     def action_history(self) -> None: ...
 
     def action_stop(self) -> None: ...
@@ -101,6 +103,7 @@ class Verbs:
             "aside": self.aside,
             "attach": helpers.attaching.attach,
             "detach": self.detach,
+            "answer": lambda _: screen.action_answer(),
             "history": lambda _: screen.action_history(),
             "model": self.model,
             "reload": lambda _: helpers.housekeeping.reload(),

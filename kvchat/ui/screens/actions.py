@@ -1,19 +1,19 @@
 """What can be done with one thing: a line and a key for each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.cells import cell_len
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.style import Style
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
+
+from kvchat.ui.screens.late import LateScreen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Action:
     note: str = ""
 
 
-class ActionsScreen(ModalScreen[str | None]):
+class ActionsScreen(LateScreen[str | None]):
     """A short menu; the dismissal value is the chosen key."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "Close")]
@@ -54,10 +54,9 @@ class ActionsScreen(ModalScreen[str | None]):
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option.id)
 
-    def on_key(self, event: events.Key) -> None:
-        if any(action.key == event.character for action in self._actions):
-            event.stop()
-            self.dismiss(event.character)
+    @property
+    def answer_keys(self) -> Mapping[str, Any]:
+        return {action.key: action.key for action in self._actions}
 
 
 def _line(action: Action, width: int) -> Content:

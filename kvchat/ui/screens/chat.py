@@ -80,6 +80,7 @@ class ChatScreen(ConversationScreen):
         self._watch = EngineWatch(
             self.engine, self.query_one(CachePanel), self.query_one(StatusBar), self._phase_changed
         )
+        self.draw_lines("#offers", ())
         self.draw_lines("#queue", ())
         self.draw_lines("#attachments", ())
         self.begin(self._read_history)
@@ -113,7 +114,7 @@ class ChatScreen(ConversationScreen):
 
     def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
         if event.is_command:
-            self.verbs.run(event.text)
+            self.at_key(event.pressed_s, partial(self.verbs.run, event.text))
             return
         if self.courses.editing is not None:
             self.courses.send_edit(event.text)

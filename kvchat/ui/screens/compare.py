@@ -1,19 +1,20 @@
 """Several answers to one question, side by side while they are written."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from kvchat.session.tree import Turn
 from kvchat.ui.bridge import Prefill, SampleDelta, SampleEvent, SamplesFinished, TurnFailed, TurnFeed
 from kvchat.ui.figures import count_text, plural
 from kvchat.ui.plain_text import clean_text
+from kvchat.ui.screens.late import LateScreen, Typed
 from kvchat.ui.widgets.footer_line import progress_parts
 from kvchat.ui.widgets.markdown_view import StillMarkdown
 
@@ -54,7 +55,7 @@ class CandidateView(VerticalScroll, can_focus=False):
         self.set_class(is_chosen, "-chosen")
 
 
-class CompareScreen(ModalScreen[Turn | None]):
+class CompareScreen(LateScreen[Turn | None]):
     """Shows candidates while they are written; the dismissal value is the one to go on with.
 
     Args:
@@ -110,6 +111,14 @@ class CompareScreen(ModalScreen[Turn | None]):
         columns = max(1, min(self._num, self.size.width // _LEAST_WIDTH))
         grid.styles.grid_size_columns = columns
         grid.styles.grid_size_rows = -(-self._num // columns)
+
+    def text_of(self, event: Typed) -> Sequence[Typed] | None:
+        """Return what is no key of this screen, which stays: what is written here takes its time."""
+        is_late = isinstance(event, events.Key) and event.time > self._opened_s
+        if is_late and isinstance(event, events.Key) and event.key in self._bindings.key_to_bindings:
+            return None
+        is_text = isinstance(event, events.Paste) or self._is_text(event)
+        return (event,) if is_text else None
 
     def action_move(self, step: int) -> None:
         self.action_choose((self._chosen + step) % self._num)

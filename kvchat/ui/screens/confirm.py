@@ -1,21 +1,21 @@
 """A question with two answers."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from kvchat.ui.screens.late import LateScreen
 
-class ConfirmScreen(ModalScreen[bool]):
+
+class ConfirmScreen(LateScreen[bool]):
     """Asks before something is lost; the dismissal value says whether to go on."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y,enter", "answer(True)", "Yes"),
-        Binding("n,escape,ctrl+c", "answer(False)", "No"),
-    ]
+    ANSWERS: ClassVar[Mapping[str, Any]] = {"y": True, "enter": True, "n": False}
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(False)", "No")]
 
     def __init__(self, question: str, consequence: str) -> None:
         super().__init__()
@@ -27,6 +27,3 @@ class ConfirmScreen(ModalScreen[bool]):
             yield Static(self._question, classes="dialog-title", markup=False)
             yield Static(self._consequence, markup=False)
             yield Static("enter yes · esc no", classes="dialog-keys", markup=False)
-
-    def action_answer(self, is_yes: bool) -> None:
-        self.dismiss(is_yes)

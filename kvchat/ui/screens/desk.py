@@ -1,16 +1,38 @@
 """What commands, courses and sessions ask of the screen they work on, whatever it shows."""
 
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from textual.screen import ModalScreen, Screen
 
 from kvchat.ui.desk import Work
+from kvchat.ui.offers import Offers
 from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.late import GaveWay, LateScreen, Result
 from kvchat.ui.screens.note import NoteScreen
+
+_ASKED_S: ContextVar[float] = ContextVar("asked_s")
+"""When the key was pressed that the running work answers."""
 
 
 class DeskScreen(Screen[None]):
-    """A screen that tells, asks, and runs what may wait."""
+    """A screen that tells, asks, and runs what may wait.
+
+    Attributes:
+        typed_s: when the last key was pressed, whatever took it.
+        offers: what came while something was typed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.typed_s = 0.0
+        self._command_s: float | None = None
+        self.offers = Offers(self.draw_offers)
+
+    def draw_offers(self, waiting: Sequence[str]) -> None:
+        """Show what waits until it is asked for."""
 
     def tell(self, message: str, *, title: str = "") -> None:
         self.notify(message, title=title, timeout=6, markup=False)
@@ -23,15 +45,49 @@ class DeskScreen(Screen[None]):
 
     async def confirm(self, question: str, consequence: str) -> bool:
         """Ask, and wait for the answer; inside a worker."""
-        return await self.app.push_screen_wait(ConfirmScreen(question, consequence))
+        return await self.ask_late(question, partial(ConfirmScreen, question, consequence))
 
     async def ask(self, screen: ModalScreen[Any]) -> Any:
         """Show a screen and wait for what it is dismissed with; inside a worker."""
-        return await self.app.push_screen_wait(screen)
+        answer = await self.app.push_screen_wait(screen)
+        _ASKED_S.set(self.typed_s)
+        return answer
+
+    async def ask_late(self, offer: str, make: Callable[[], LateScreen[Result]]) -> Result:
+        """Show a screen that may come while something is typed; then `offer` stands in a line instead, and
+        the screen comes when the person asks for it. Inside a worker.
+        """
+        is_wanted = _ASKED_S.get(self.typed_s) >= self.typed_s and self.app.screen is self
+        while True:
+            if not is_wanted:
+                await self.offers.wait(offer)
+            answer = await self.app.push_screen_wait(make())
+            if not isinstance(answer, GaveWay):
+                _ASKED_S.set(self.typed_s)
+                return answer
+            is_wanted = False
 
     def note(self, title: str, text: str) -> None:
-        self.app.push_screen(NoteScreen(title, text))
+        self.begin(partial(self._note, title, text))
+
+    async def _note(self, title: str, text: str) -> None:
+        await self.ask_late(title, partial(NoteScreen, title, text))
 
     def begin(self, work: Work, *, group: str = "") -> None:
         """Run something that may wait. Work of a group replaces what runs in it."""
-        self.run_worker(work, group=group or "course", exclusive=bool(group))  # type: ignore[arg-type]
+        asked_s = self.typed_s if self._command_s is None else self._command_s
+        asked = partial(_asked, _ASKED_S.get(asked_s), work)
+        self.run_worker(asked, group=group or "course", exclusive=bool(group))  # type: ignore[arg-type]
+
+    def at_key(self, pressed_s: float, run: Callable[[], object]) -> None:
+        """Run what was asked for by a key behind which others may have been pressed already."""
+        self._command_s = pressed_s
+        try:
+            run()
+        finally:
+            self._command_s = None
+
+
+async def _asked(asked_s: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    _ASKED_S.set(asked_s)
+    await work()

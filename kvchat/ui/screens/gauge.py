@@ -1,19 +1,20 @@
 """What cache formats lose on a conversation: bytes against loss as a plot, and every figure below it."""
 
+from collections.abc import Mapping
 from textwrap import dedent
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.style import Style
 from textual.widgets import Static
 
 from kvchat.gauge.advice import recommended
 from kvchat.ui.host import Gauged
+from kvchat.ui.screens.late import LateScreen
 from kvchat.ui.widgets.frontier_rows import LEGEND, frontier_rows
 from kvchat.ui.widgets.marks import Look, Row
 
@@ -27,13 +28,14 @@ _STYLES = {
 }
 
 
-class GaugeScreen(ModalScreen[None]):
+class GaugeScreen(LateScreen[None]):
     """Shows what was measured; the plot grows with the terminal, and goes where there is no room for it."""
 
+    ANSWERS: ClassVar[Mapping[str, Any]] = {"enter": None, "q": None}
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "scroll(-1)", "Up"),
         Binding("down", "scroll(1)", "Down"),
-        Binding("escape,enter,q,ctrl+c", "dismiss(None)", "Close"),
+        Binding("escape,ctrl+c", "dismiss(None)", "Close"),
     ]
 
     def __init__(self, found: Gauged) -> None:

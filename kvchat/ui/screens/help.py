@@ -30,6 +30,7 @@ KEYS = (
     ("f4", "every layer, or alike layers as one row", "layers"),
     ("f7", "every block: whose, its name, where it is, when it was used", "inspect"),
     ("f8", "let the cache panel stand still, or follow again", "freeze"),
+    ("f9", "answer a question that waited because you were typing", "answer"),
     ("f5", "go on with an interrupted answer", "go_on"),
     ("ctrl+n", "new conversation", "new"),
     ("ctrl+t", "show or fold reasoning", "reasoning"),

@@ -1,18 +1,21 @@
 """Something to read, and one key to close it."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from kvchat.ui.screens.late import LateScreen
 
-class NoteScreen(ModalScreen[None]):
+
+class NoteScreen(LateScreen[None]):
     """A title and a text, as they are."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q,ctrl+c", "dismiss", "Close")]
+    ANSWERS: ClassVar[Mapping[str, Any]] = {"enter": None, "q": None}
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss", "Close")]
 
     def __init__(self, title: str, text: str) -> None:
         super().__init__()

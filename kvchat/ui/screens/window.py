@@ -41,6 +41,7 @@ class WindowScreen(DeskScreen):
         Binding("f4", "layers", "Layers", id="layers", show=False),
         Binding("f7", "inspect", "Blocks", id="inspect", show=False, priority=True),
         Binding("f8", "freeze", "Stand still", id="freeze", show=False),
+        Binding("f9", "answer", "Answer", id="answer", show=False),
         Binding("ctrl+f", "find", "Find", id="find", priority=True),
     ]
 
@@ -62,6 +63,7 @@ class WindowScreen(DeskScreen):
                 yield Static("cache", classes="pane-title", markup=False)
                 yield CachePanel(id="cache")
         with Vertical(id="composer"):
+            yield Static("", id="offers", markup=False)
             yield Static("", id="queue", markup=False)
             yield Static("", id="attachments", markup=False)
             yield CommandList(id="commands")
@@ -103,6 +105,11 @@ class WindowScreen(DeskScreen):
             self.prompt.focus()
         else:
             self.show_sessions_pane()
+
+    def action_answer(self) -> None:
+        """Let a question come that waited because something was typed."""
+        if not self.offers.open():
+            self.tell("no question waits")
 
     def action_find(self) -> None:
         self.find()
@@ -147,6 +154,11 @@ class WindowScreen(DeskScreen):
         if lines or place.display:
             place.display = bool(lines)
             place.update(Content("\n".join(lines[:_MOST_LINES])))
+
+    def draw_offers(self, waiting: Sequence[str]) -> None:
+        if self.query("#offers"):  # the window may have been closed meanwhile
+            key = self.own_keys.get("answer", "f9")
+            self.draw_lines("#offers", [f"? {words} · {key} or /answer" for words in waiting])
 
     def _place_panes(self) -> None:
         widths = pane_widths(self.size.width, self._wish)

@@ -72,10 +72,11 @@ class Prompt(TextArea):
 
     @dataclass
     class Submitted(Message):
-        """Enter was pressed. `is_command`: the line is a command that was typed."""
+        """Enter was pressed, at `pressed_s`. `is_command`: the line is a command that was typed."""
 
         text: str
         is_command: bool
+        pressed_s: float
 
     class Interrupted(Message):
         """Ctrl+c was pressed with nothing selected."""
@@ -173,7 +174,7 @@ class Prompt(TextArea):
             self.insert("\n")
         elif event.key == "enter":
             self._take(event)
-            self._submit()
+            self._submit(event.time)
         elif event.key == "backspace" and not self.text:
             self.post_message(self.ErasedNothing())
         elif self._moves_choice(event.key) or self._walks_history(event.key):
@@ -229,7 +230,7 @@ class Prompt(TextArea):
         if character == "/" and not self.text:
             self._has_typed_slash = True
 
-    def _submit(self) -> None:
+    def _submit(self, pressed_s: float) -> None:
         if self.is_completing and self._is_unfinished():
             self._accept_choice()
             if self.is_completing or not self.text.startswith("/") or self.text.endswith(" "):
@@ -243,7 +244,7 @@ class Prompt(TextArea):
         self._put_aside = [draft for draft in self.drafts if draft not in taken]
         self.remember(text, is_command=is_command)
         self.set_text("")
-        self.post_message(self.Submitted(sent, is_command))
+        self.post_message(self.Submitted(sent, is_command, pressed_s))
 
     def _is_unfinished(self) -> bool:
         chosen = self._candidates[self._chosen]

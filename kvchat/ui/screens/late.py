@@ -1,0 +1,83 @@
+"""Dialogs that come later than the key that asked for them, and so may come while something is typed."""
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any, ClassVar, Generic, TypeVar
+
+from textual import events
+from textual.screen import ModalScreen
+from textual.timer import Timer
+
+Result = TypeVar("Result")
+
+Typed = events.Key | events.Paste
+
+REST_S = 0.3
+"""A letter is an answer when nothing follows it for this long; else it began what is being typed."""
+_SEEN_S = 1.0
+"""Nobody answers with care sooner than this; enter waits for what follows it until then."""
+
+_TEXT_KEYS = frozenset({"enter", "backspace", "ctrl+j", "shift+enter", "alt+enter"})
+
+
+class GaveWay:
+    """What a dialog is dismissed with that went because the person was typing something else."""
+
+
+class LateScreen(ModalScreen[Result | GaveWay], Generic[Result]):
+    """A dialog that takes no key that was meant for the prompt.
+
+    What was typed before it came belongs to the prompt, and so does every text that begins with a key that
+    would answer: the dialog goes then, and whoever opened it offers it again.
+    """
+
+    ANSWERS: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened_s = monotonic()
+        self._held: events.Key | None = None
+        self._rest: Timer | None = None
+
+    @property
+    def answer_keys(self) -> Mapping[str, Any]:
+        """What keys that are text too dismiss it with."""
+        return self.ANSWERS
+
+    def text_of(self, event: Typed) -> Sequence[Typed] | None:
+        """Return what of the keys pressed so far is text for the prompt; None: the key is the dialog's."""
+        if isinstance(event, events.Key) and not self._is_text(event):
+            self._let_go(event)
+            return None
+        held, is_seen = self._held, event.time > self._opened_s + _SEEN_S
+        if isinstance(event, events.Key) and event.key in self.answer_keys and event.time > self._opened_s:
+            if event.key == "enter" and is_seen and (held is None or held.time > self._opened_s + _SEEN_S):
+                self._answer(held or event)
+                return ()
+            if held is None:
+                self._held, self._rest = event, self.set_timer(REST_S, lambda: self._answer(event))
+                return ()
+        return self._give_way(event, held)
+
+    def _give_way(self, event: Typed, held: events.Key | None) -> Sequence[Typed]:
+        """Go, because the person is typing."""
+        self._stop_waiting()
+        self.dismiss(GaveWay())
+        return (event,) if held is None else (held, event)
+
+    def _is_text(self, event: events.Key) -> bool:
+        is_early = event.time <= self._opened_s or self._held is not None
+        return event.is_printable or event.key in self.answer_keys or (is_early and event.key in _TEXT_KEYS)
+
+    def _let_go(self, event: events.Key) -> None:
+        if event.key in ("escape", "ctrl+c"):
+            self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._rest is not None:
+            self._rest.stop()
+        self._held = self._rest = None
+
+    def _answer(self, event: events.Key) -> None:
+        self._stop_waiting()
+        self.dismiss(self.answer_keys[event.key])
