@@ -6,15 +6,17 @@ are named by them: the first pass is handed on without the tokens that need not 
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NoReturn
 from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
 
+from kvchat.engine.api.ids import GroupId
 from kvchat.engine.attention.gather import GatherCache
-from kvchat.engine.cache.branch import Branch
+from kvchat.engine.attention.paged import GroupStep
 from kvchat.engine.hf_blocks import HFBlocks
+from kvchat.engine.hf_texts import Texts
 from kvchat.errors import InvalidRequest
 
 _PER_TOKEN = ("position_ids", "token_type_ids")
@@ -22,29 +24,31 @@ _PER_TOKEN = ("position_ids", "token_type_ids")
 
 
 class HFCache(GatherCache):
-    """The keys and values of one text, in blocks that others share. One text at a time, and no padding.
+    """The keys and values of one text, or of several in one call, in blocks that others share.
 
     Args:
         blocks: where they are.
+        num_texts: of each call, which may be padded on the left; None: one text without padding.
 
     Attributes:
-        cached_tokens: how many of the first tokens were there already.
+        cached_tokens: how many of the first tokens were there already, of all texts together.
     """
 
-    def __init__(self, blocks: HFBlocks) -> None:
+    def __init__(self, blocks: HFBlocks, num_texts: int | None = None) -> None:
         super().__init__(blocks.pool.layers)
         self.cached_tokens = 0
         self._blocks = blocks
-        self._text = _Text(blocks)
+        self._texts = Texts(blocks, num_texts)
+        self._steps: list[dict[GroupId, GroupStep]] = []
         mine = ref(self)
         hooks = (
             blocks.model.register_forward_pre_hook(_before(mine), with_kwargs=True),
             blocks.model.register_forward_hook(_after(mine), with_kwargs=True, always_call=True),
         )
-        self._end = finalize(self, _end, self._text, hooks)
+        self._end = finalize(self, _end, self._texts, hooks)
 
     def close(self) -> None:
-        """Let go of the text; its blocks stay as long as there is room, and on disk. May be called twice."""
+        """Let go of the texts; blocks stay as long as there is room, and on disk. May be called twice."""
         self._end()
 
     @property
@@ -54,60 +58,82 @@ class HFCache(GatherCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        """Store what is new of [B, H_kv, T, D] and return all columns [B, H_kv, S, D], those of padding 0."""
         with torch.no_grad():
-            return super().update(key_states, value_states, layer_idx)
+            if len(self._steps) == 1 and not self._texts.pads[0]:
+                return super().update(key_states, value_states, layer_idx)
+            keys, values = self._empty(key_states), self._empty(value_states)
+            for number, (step, pad) in enumerate(zip(self._steps, self._texts.pads, strict=True)):
+                self.begin(step, 0)
+                num_new = next(iter(self._spans.values())).q_end
+                row = slice(number, number + 1)
+                new_keys, new_values = key_states[row, :, -num_new:], value_states[row, :, -num_new:]
+                keys[row, :, pad:], values[row, :, pad:] = super().update(new_keys, new_values, layer_idx)
+            return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._text.length
+        return self._texts.length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._texts.width, 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> NoReturn:
+        """Raise InvalidRequest: beams trade places, and texts with blocks do not."""
+        raise InvalidRequest("an HFCache takes no beam search: use a cache of transformers' own for it")
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take no token back.
+
+        Raises: InvalidRequest: one is to be taken back, as where an assistant's guess was wrong.
+        """
+        if tokens_to_remove:
+            raise InvalidRequest("an HFCache takes no assisted generation: it cannot take tokens back")
+
+    def batch_repeat_interleave(self, repeats: int) -> NoReturn:
+        """Raise InvalidRequest: the texts are those that the cache was given."""
+        raise InvalidRequest("the texts of an HFCache cannot be repeated; make one with more num_texts")
+
+    def batch_select_indices(self, indices: Tensor) -> NoReturn:
+        """Raise InvalidRequest: the texts are those that the cache was given."""
+        raise InvalidRequest("the texts of an HFCache cannot be chosen from; use a cache for each")
 
     def take(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a pass without what is known of the text's beginning.
+        """Return the arguments of a pass without what is known of the texts' beginnings.
 
         Raises:
-            InvalidRequest: there are no ids, several texts, or padding.
+            InvalidRequest: see `Texts.take`.
             PoolExhausted: there is no room.
         """
         if not self._end.alive:
             raise InvalidRequest("this cache is closed; make a new one with HFCache(blocks)")
-        token_ids = _ids_of(arguments)
-        is_new = self._text.branch is None
-        branch = self._text.take(token_ids.tolist())
-        self.begin(self._blocks.begin(branch), 0)
+        texts = self._texts
+        is_new = not texts.branches
+        texts.take(arguments)
         if is_new:
-            self.cached_tokens = branch.computed_len
-        num_new = len(branch.token_ids) - branch.computed_len
-        left = {"input_ids": token_ids[None, -num_new:]}
+            self.cached_tokens = sum(row.computed_len for row in texts.branches)
+        self._steps = [self._blocks.begin(row) for row in texts.branches]
+        self.begin(self._steps[0], 0)
+        token_ids = arguments["input_ids"]
+        num_given, num_new = token_ids.shape[1], texts.width - texts.length
+        left = {"input_ids": token_ids[:, -num_new:]}
         for name in _PER_TOKEN:
             given = arguments.get(name)
-            if isinstance(given, Tensor) and given.shape[-1] == len(token_ids):
+            if isinstance(given, Tensor) and given.shape[-1] == num_given:
                 left[name] = given[..., -num_new:]
         return arguments | left
 
     def settle(self, *, is_computed: bool) -> None:
         """Note whether a pass has computed what `take` handed on."""
-        branch = self._text.branch
-        if branch is not None:
-            (self._blocks.commit if is_computed else self._blocks.take_back)(branch)
+        for row in self._texts.branches:
+            (self._blocks.commit if is_computed else self._blocks.take_back)(row)
 
-
-class _Text:
-    """What a cache holds; outlives it by the moment in which it is let go."""
-
-    def __init__(self, blocks: HFBlocks) -> None:
-        self.blocks = blocks
-        self.branch: Branch | None = None
-
-    @property
-    def length(self) -> int:
-        return 0 if self.branch is None else self.branch.computed_len
-
-    def take(self, token_ids: list[int]) -> Branch:
-        if self.branch is None:
-            self.branch = self.blocks.open(token_ids)
-        else:
-            self.blocks.take_back(self.branch)
-            self.branch.token_ids += token_ids
-        return self.branch
+    def _empty(self, states: Tensor) -> Tensor:
+        num, num_heads, _, size = states.shape
+        return states.new_zeros(num, num_heads, self._texts.width, size)
 
 
 def _before(mine: "ref[HFCache]") -> Callable[..., Any]:
@@ -133,24 +159,7 @@ def _is_for(cache: HFCache, arguments: dict[str, Any]) -> bool:
     return arguments.get("past_key_values") is cache
 
 
-def _end(text: _Text, hooks: tuple[Any, ...]) -> None:
+def _end(texts: Texts, hooks: tuple[Any, ...]) -> None:
     for hook in hooks:
         hook.remove()
-    if text.branch is not None:
-        text.blocks.release(text.branch)
-        text.branch = None
-
-
-def _ids_of(arguments: dict[str, Any]) -> Tensor:
-    """Return the ids [T] of a pass."""
-    token_ids, mask = arguments.get("input_ids"), arguments.get("attention_mask")
-    if token_ids is None:
-        raise InvalidRequest("blocks are named by token ids: give the model input_ids, not embeddings")
-    if token_ids.shape[0] != 1:
-        raise InvalidRequest(
-            f"an HFCache holds one text, not {token_ids.shape[0]}: call generate for one at a time, each with"
-            " a cache of its own over the same HFBlocks"
-        )
-    if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()):
-        raise InvalidRequest("an HFCache takes no padding: give the text alone")
-    return cast(Tensor, token_ids[0])
+    texts.release()
