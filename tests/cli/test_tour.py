@@ -112,7 +112,7 @@ def test_the_readmes_tour_can_be_walked_to_its_end(tmp_path: Path) -> None:
             NAME,
         )
         _talk(one)
-        one.command("kvchat sessions drop demo 2 --yes", "computed again", "on branch")
+        one.command("kvchat sessions drop --yes demo 2", "computed again", "on branch")
         _kill(one)
         one.command(f"kvchat import {ROOT / 'sessions/first-steps.kvchat'}", "serves this session alone")
         one.command('kvchat ask -s first-steps "What is my name?"', NAME, "on imported KV, not verified")
@@ -121,7 +121,7 @@ def test_the_readmes_tour_can_be_walked_to_its_end(tmp_path: Path) -> None:
         one.command("kvchat cache", "device and host memory are used only while a model is loaded")
         one.command(f"kvchat export demo -o {tmp_path / 'demo.html'}")
         assert "small starter model" in (tmp_path / "demo.html").read_text()
-        one.command("kvchat sessions rm demo --yes", "freed")
+        one.command("kvchat sessions rm --yes demo", "freed")
 
 
 def _talk(one: Walk) -> None:
