@@ -137,6 +137,7 @@ WITHOUT_TORCH = (
     "kvchat.engine.step_costs",
     "kvchat.engine.flights",
     "kvchat.engine.inspection",
+    "kvchat.engine.kept_rates",
     "kvchat.engine.loading",
     "kvchat.engine.promotion",
     "kvchat.engine.refusals",

@@ -26,7 +26,9 @@ from kvchat.engine.disk import open_saver, open_store
 from kvchat.engine.drafts import Drafts
 from kvchat.engine.fusion import fused_pass
 from kvchat.engine.gpu import short_steps
+from kvchat.engine.kept_rates import Computing, KeptRates
 from kvchat.engine.layer_trial import walking_pass
+from kvchat.engine.machine import processor_name
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_memory import available_bytes
@@ -105,7 +107,8 @@ def assemble(
     host = _host_pool(places, groups, config.block_size, device)
     capacity = measured(groups, num_blocks, lengths, activation, host.num_bytes)
     log.info("capacity: %s", capacity)
-    rates = Rates()
+    kept_rates = KeptRates(config.cache_dir, _computing(digest, device))
+    rates = Rates(kept_rates.load())
     mover = Mover(pool, host, store, rates, _transport(pool, host, rates, device))
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
@@ -132,6 +135,7 @@ def assemble(
         pool=pool,
         mover=mover,
         rates=rates,
+        kept_rates=kept_rates,
         idle_demote_s=config.idle_demote_s,
         reader=Reader(mover.fetch, max_bytes=READ_QUEUE_BYTES, announce=mover.announce),
         saver=open_saver(pool, store, manager),
@@ -291,6 +295,14 @@ def _host_pool(
     """Return the host tier, where the device copies by itself if it does."""
     sizes = {group.id: group.block_bytes(block_size) for group in groups}
     return HostPool(places, sizes, PinnedSlabs if device.type == "cuda" else None)
+
+
+def _computing(digest: bytes, device: torch.device) -> Computing:
+    """Return what measured rates are of."""
+    if device.type == "cuda":
+        return Computing(fingerprint=digest.hex(), device=torch.cuda.get_device_name(device))
+    described = f"{device.type}: {processor_name()}, {torch.get_num_threads()} threads"
+    return Computing(fingerprint=digest.hex(), device=described)
 
 
 def _transport(pool: DevicePool, host: HostPool, rates: Rates, device: torch.device) -> Transport:

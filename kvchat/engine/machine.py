@@ -123,6 +123,11 @@ def _total_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def processor_name() -> str:
+    """Return what the processor is called, as far as the system tells."""
+    return _processor()[0]
+
+
 def _processor() -> tuple[str, tuple[str, ...]]:
     """Return the processor's name and features, as far as the system tells."""
     try:

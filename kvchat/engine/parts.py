@@ -7,6 +7,7 @@ from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
 from kvchat.engine.flights import BlockReader
+from kvchat.engine.kept_rates import KeptRates
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.mover import Mover
@@ -39,6 +40,7 @@ class EngineParts:
     pool: DevicePool
     mover: Mover
     rates: Rates
+    kept_rates: KeptRates
     idle_demote_s: float | None
     runs_ahead: bool = False
     reader: BlockReader

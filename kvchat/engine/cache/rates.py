@@ -3,10 +3,13 @@
 Whether a block is worth keeping on a slower tier, and whether a stored prefix is worth loading, are questions
 of two times. Each estimate is the median of the last few measurements of its kind, so that one slow step (a
 busy machine, a first call that compiles) changes nothing. Any thread may observe and ask.
+
+What an earlier process has measured counts until this one has measured `LEAST_OWN` times by itself.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 from threading import Lock
@@ -16,6 +19,8 @@ from kvchat.engine.api.snapshot import Tier
 
 WINDOW: Final = 15
 """Measurements of one kind that count."""
+LEAST_OWN: Final = 3
+"""So many measurements of a process replace what earlier ones have measured of the same kind."""
 LEAST_TOKENS: Final = 8
 """Smaller steps say nothing about prefill: their time is that of reading the weights once."""
 FIRST_EDGE: Final = 256
@@ -34,12 +39,34 @@ class Direction(StrEnum):
     STORE = "store"
 
 
-class Rates:
-    """Running estimates of prefill and of every tier's moves. Nothing here knows a clock."""
+Samples = tuple[float, ...]
+"""Measurements, the newest last."""
 
-    def __init__(self) -> None:
-        self._prefill: dict[int, _Estimate] = {}
-        self._moves: dict[tuple[Tier, Direction], _Estimate] = {}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The last measurements of each kind, at most `WINDOW` of them.
+
+    Args:
+        prefill: seconds for a token, by bucket of positions.
+        moves: seconds for a byte.
+    """
+
+    prefill: Mapping[int, Samples] = field(default_factory=dict)
+    moves: Mapping[tuple[Tier, Direction], Samples] = field(default_factory=dict)
+
+
+class Rates:
+    """Running estimates of prefill and of every tier's moves. Nothing here knows a clock.
+
+    Args:
+        before: what an earlier process has measured.
+    """
+
+    def __init__(self, before: Measured | None = None) -> None:
+        before = before or Measured()
+        self._prefill = {bucket: _Estimate(samples) for bucket, samples in before.prefill.items()}
+        self._moves = {kind: _Estimate(samples) for kind, samples in before.moves.items()}
         self._moved_bytes: Counter[tuple[Tier, Direction]] = Counter()
         self._lock = Lock()
 
@@ -63,6 +90,14 @@ class Rates:
             if not seconds > 0:
                 return
             self._moves.setdefault((tier, direction), _Estimate()).add(seconds / num_bytes)
+
+    def measured(self) -> Measured:
+        """Return the last measurements, those of earlier processes included. Pure."""
+        with self._lock:
+            return Measured(
+                prefill={bucket: estimate.recent for bucket, estimate in self._prefill.items()},
+                moves={kind: estimate.recent for kind, estimate in self._moves.items()},
+            )
 
     def moved_bytes(self, tier: Tier, direction: Direction) -> int:
         """Return how many bytes moves were observed to bring this way, since the engine started. Pure."""
@@ -100,13 +135,18 @@ class Rates:
 class _Estimate:
     """The median of the last measurements."""
 
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=WINDOW)
-        self.value = 0.0
+    def __init__(self, before: Samples = ()) -> None:
+        self._before = before
+        self._own: deque[float] = deque(maxlen=WINDOW)
+        self.value = median(before) if before else 0.0
 
     def add(self, value: float) -> None:
-        self._recent.append(value)
-        self.value = median(self._recent)
+        self._own.append(value)
+        self.value = median(self._own if len(self._own) >= LEAST_OWN else self.recent)
+
+    @property
+    def recent(self) -> Samples:
+        return (*self._before, *self._own)[-WINDOW:]
 
 
 def _bucket(position: int) -> int:

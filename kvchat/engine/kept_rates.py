@@ -1,0 +1,164 @@
+"""How long computing and moving took in earlier processes: a small file in the cache directory.
+
+So the first choice of a process, and the estimate it is told with, rest on what this machine did, and not on
+what machines are taken to do. A figure from elsewhere misleads a process until it has measured its own, so a
+record names weights and storage format (the fingerprint), the device, and the threads that computed.
+
+    line 1  blake2b of line 2, in hex
+    line 2  JSON: version, and the records, the newest last
+
+Nothing in it is a truth: whatever is not exactly what was written counts as no file.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+from kvchat.directories import make_private
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.rates import WINDOW, Direction, Measured, Rates, Samples
+
+FILE_NAME: Final = "rates"
+VERSION: Final = 1
+MAX_RECORDS: Final = 32
+MAX_BYTES: Final = 1 << 20
+"""A larger file was not written here, and is not read."""
+_DIGEST_BYTES = 16
+_MAX_KINDS = 64
+_KINDS = {f"{tier} {direction}": (tier, direction) for tier in Tier for direction in Direction}
+
+Records = dict[str, Measured]
+"""By what they are of, the newest last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """What a process computes, and with what; the figures of another may be others."""
+
+    fingerprint: str
+    device: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.fingerprint} {self.device}"
+
+
+class KeptRates:
+    """The record of one engine. Several processes may keep theirs at once; the last to write counts.
+
+    Args:
+        cache_dir: None: nothing is kept.
+    """
+
+    def __init__(self, cache_dir: Path | None, computing: Computing) -> None:
+        self._file = cache_dir / FILE_NAME if cache_dir is not None else None
+        self._computing = computing
+        self._kept: Measured | None = None
+
+    def load(self) -> Measured:
+        """Return what earlier processes have measured; of weights that are new here, what others took to
+        move on this device.
+        """
+        records = _read(self._file)
+        own = records.get(self._computing.name, Measured())
+        moves: dict[tuple[Tier, Direction], Samples] = {}
+        for name, record in records.items():
+            if name.partition(" ")[2] == self._computing.device:
+                moves |= record.moves
+        self._kept = Measured(prefill=own.prefill, moves=moves | dict(own.moves))
+        return self._kept
+
+    def save(self, rates: Rates) -> None:
+        """Keep what was measured, if anything was; not being able to costs the next process a better guess.
+        Waits for no medium.
+        """
+        measured = rates.measured()
+        if self._file is None or measured in (self._kept, Measured()):
+            return
+        records = _read(self._file)
+        records.pop(self._computing.name, None)
+        records[self._computing.name] = measured
+        for name in list(records)[:-MAX_RECORDS]:
+            del records[name]
+        _write(self._file, records)
+        self._kept = measured
+
+    def rename(self, fingerprint: str) -> None:
+        """Let what is saved from now on be of other weights of the same model, which take as long."""
+        self._kept = None
+        self._computing = Computing(fingerprint=fingerprint, device=self._computing.device)
+
+
+def _read(file: Path | None) -> Records:
+    if file is None:
+        return {}
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            return {}
+        digest, _, line = file.read_bytes().partition(b"\n")
+        fields = json.loads(line) if digest == _digest(line) else {}
+        return _records(fields)
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _write(file: Path, records: Records) -> None:
+    """Write the file, whole or not at all."""
+    listed = [[name, _listed(record)] for name, record in records.items()]
+    line = json.dumps({"version": VERSION, "records": listed}, separators=(",", ":")).encode()
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        make_private(file.parent)
+        with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as stream:
+            stream.write(_digest(line) + b"\n" + line)
+        temporary.replace(file)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _listed(record: Measured) -> dict[str, Any]:
+    return {
+        "prefill": [[bucket, _short(samples)] for bucket, samples in sorted(record.prefill.items())],
+        "moves": [
+            [f"{tier} {direction}", _short(samples)] for (tier, direction), samples in record.moves.items()
+        ],
+    }
+
+
+def _short(samples: Iterable[float]) -> list[float]:
+    """Nothing is known to more than four digits."""
+    return [float(f"{sample:.4g}") for sample in samples]
+
+
+def _records(fields: object) -> Records:
+    """Return the records of a file of this version; none of another. Raises ValueError for what is none."""
+    if not isinstance(fields, dict) or fields.get("version") != VERSION:
+        return {}
+    try:
+        return {name: _record(listed) for name, listed in fields["records"]}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError("not what was written") from error
+
+
+def _record(listed: Mapping[str, Any]) -> Measured:
+    prefill = {int(bucket): _samples(samples) for bucket, samples in listed["prefill"][:_MAX_KINDS]}
+    moves = {_KINDS[kind]: _samples(samples) for kind, samples in listed["moves"]}
+    return Measured(prefill=prefill, moves=moves)
+
+
+def _samples(listed: list[Any]) -> Samples:
+    samples = tuple(float(sample) for sample in listed[-WINDOW:])
+    if not samples or not all(math.isfinite(sample) and sample > 0 for sample in samples):
+        raise ValueError("no measurements")
+    return samples
+
+
+def _digest(line: bytes) -> bytes:
+    return blake2b(line, digest_size=_DIGEST_BYTES).hexdigest().encode()

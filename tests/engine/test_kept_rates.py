@@ -1,0 +1,177 @@
+"""What a process has measured reaches the next one, and nothing that is damaged or of another does."""
+
+import json
+import os
+import stat
+from hashlib import blake2b
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.rates import LEAST_OWN, WINDOW, Direction, Measured, Rates
+from kvchat.engine.kept_rates import FILE_NAME, MAX_BYTES, MAX_RECORDS, VERSION, Computing, KeptRates
+
+pytestmark = pytest.mark.pure
+
+HERE = Computing(fingerprint="ab" * 32, device="cpu: a processor, 2 threads")
+OTHER_WEIGHTS = Computing(fingerprint="cd" * 32, device=HERE.device)
+OTHER_DEVICE = Computing(fingerprint=HERE.fingerprint, device="a card")
+NOTHING = Measured()
+
+
+def measured_here() -> Rates:
+    rates = Rates()
+    rates.observe_prefill(64, 0, 0.64)
+    rates.observe_prefill(64, 4096, 1.28)
+    for tier, seconds in ((Tier.DISK, 2.0), (Tier.HOST, 0.5)):
+        rates.observe_move(tier, Direction.LOAD, 1000, seconds)
+    rates.observe_move(Tier.HOST, Direction.STORE, 1000, 0.25)
+    return rates
+
+
+def keep(cache_dir: Path, rates: Rates, computing: Computing = HERE) -> Path:
+    KeptRates(cache_dir, computing).save(rates)
+    return cache_dir / FILE_NAME
+
+
+def load(cache_dir: Path, computing: Computing = HERE) -> Measured:
+    return KeptRates(cache_dir, computing).load()
+
+
+def write(file: Path, fields: object) -> None:
+    """Write a file whose digest is right, whatever is in it."""
+    line = json.dumps(fields).encode()
+    file.write_bytes(blake2b(line, digest_size=16).hexdigest().encode() + b"\n" + line)
+
+
+def test_the_next_process_begins_with_what_was_measured(tmp_path: Path) -> None:
+    keep(tmp_path / "new", measured_here())
+    rates = Rates(load(tmp_path / "new"))
+    assert rates.seconds_to_compute(10) == pytest.approx(0.1)
+    assert rates.seconds_to_compute(10, 4096) == pytest.approx(0.2)
+    loads = [rates.seconds_to_load(tier, 1000) for tier in (Tier.DISK, Tier.HOST)]
+    assert [*loads, rates.seconds_to_store(Tier.HOST, 1000)] == pytest.approx([2.0, 0.5, 0.25])
+    assert rates.moved_bytes(Tier.DISK, Direction.LOAD) == 0
+
+
+def test_what_a_process_measures_itself_replaces_what_it_began_with() -> None:
+    rates = Rates(
+        Measured(prefill={0: (0.01,) * WINDOW}, moves={(Tier.DISK, Direction.LOAD): (1.0,) * WINDOW})
+    )
+    for _ in range(LEAST_OWN - 1):
+        rates.observe_prefill(100, 0, 500.0)
+        rates.observe_move(Tier.DISK, Direction.LOAD, 1, 500.0)
+    assert rates.seconds_to_compute(1) == pytest.approx(0.01)
+    assert rates.seconds_to_load(Tier.DISK, 1) == pytest.approx(1.0)
+    rates.observe_prefill(100, 0, 500.0)
+    rates.observe_move(Tier.DISK, Direction.LOAD, 1, 500.0)
+    assert rates.seconds_to_compute(1) == pytest.approx(5.0)
+    assert rates.seconds_to_load(Tier.DISK, 1) == pytest.approx(500.0)
+
+
+def test_processes_that_measure_once_each_learn_a_lasting_change_together(tmp_path: Path) -> None:
+    keep(tmp_path, measured_here())
+    for _ in range(WINDOW):
+        kept = KeptRates(tmp_path, HERE)
+        rates = Rates(kept.load())
+        rates.observe_prefill(64, 0, 6.4)
+        kept.save(rates)
+    assert Rates(load(tmp_path)).seconds_to_compute(10) == pytest.approx(1.0)
+
+
+def test_another_device_begins_anew_and_other_weights_know_only_how_fast_bytes_move(tmp_path: Path) -> None:
+    keep(tmp_path, measured_here())
+    assert load(tmp_path, OTHER_DEVICE) == NOTHING
+    others = load(tmp_path, OTHER_WEIGHTS)
+    assert others.prefill == {}
+    assert others.moves == load(tmp_path).moves != {}
+
+
+def test_where_nothing_was_measured_nothing_is_written(tmp_path: Path) -> None:
+    assert not keep(tmp_path, Rates()).exists()
+    file = keep(tmp_path, measured_here())
+    before = file.stat().st_ino
+    kept = KeptRates(tmp_path, HERE)
+    kept.save(Rates(kept.load()))
+    assert file.stat().st_ino == before
+    KeptRates(None, HERE).save(measured_here())
+    assert KeptRates(None, HERE).load() == NOTHING
+
+
+def test_the_file_is_its_owners_alone_and_nothing_else_is_left_behind(tmp_path: Path) -> None:
+    file = keep(tmp_path / "cache", measured_here())
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert os.listdir(file.parent) == [FILE_NAME]
+
+
+@pytest.mark.parametrize("bit", [0, 3, 7])
+def test_a_flipped_bit_anywhere_in_the_file_counts_as_no_file(tmp_path: Path, bit: int) -> None:
+    """A digit that became another would be a wrong figure that looks like a right one."""
+    file = keep(tmp_path, measured_here())
+    data = file.read_bytes()
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << bit
+        file.write_bytes(damaged)
+        assert load(tmp_path) == NOTHING, position
+
+
+def test_a_file_that_ends_early_counts_as_no_file_and_is_written_anew(tmp_path: Path) -> None:
+    file = keep(tmp_path, measured_here())
+    data, whole = file.read_bytes(), load(tmp_path)
+    for length in range(len(data)):
+        file.write_bytes(data[:length])
+        assert load(tmp_path) == NOTHING, length
+    keep(tmp_path, measured_here())
+    assert load(tmp_path) == whole
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        None,
+        [],
+        7,
+        {},
+        {"version": VERSION},
+        {"version": VERSION, "records": 1},
+        {"version": VERSION, "records": [["name"]]},
+        {"version": VERSION, "records": [[HERE.name, None]]},
+        {"version": VERSION, "records": [[HERE.name, {"prefill": [[0, []]], "moves": []}]]},
+        {"version": VERSION, "records": [[HERE.name, {"prefill": [[0, [-1.0]]], "moves": []}]]},
+        {"version": VERSION, "records": [[HERE.name, {"prefill": [[0, [1e999]]], "moves": []}]]},
+        {"version": VERSION, "records": [[HERE.name, {"prefill": [[0, ["x"]]], "moves": []}]]},
+        {"version": VERSION, "records": [[HERE.name, {"prefill": [], "moves": [["disk up", [1.0]]]}]]},
+        {"version": VERSION + 1, "records": [[HERE.name, {"prefill": [[0, [1.0]]], "moves": []}]]},
+    ],
+)
+def test_what_is_not_in_the_form_of_this_version_counts_as_no_file(tmp_path: Path, fields: object) -> None:
+    write(tmp_path / FILE_NAME, fields)
+    assert load(tmp_path) == NOTHING
+
+
+def test_a_file_of_any_size_and_a_place_that_is_none_are_no_error(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(bytes(MAX_BYTES + 1))
+    assert load(tmp_path) == NOTHING
+    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / FILE_NAME).mkdir()
+    keep(tmp_path, measured_here())
+    assert load(tmp_path) == NOTHING
+    assert os.listdir(tmp_path) == [FILE_NAME]
+
+
+def test_the_file_is_bounded_and_keeps_the_newest_records(tmp_path: Path) -> None:
+    rates = measured_here()
+    for _ in range(3 * WINDOW):
+        for position in range(0, 2**20, 2**16):
+            rates.observe_prefill(64, position, 0.123456789)
+    for number in range(MAX_RECORDS + 5):
+        keep(tmp_path, rates, Computing(fingerprint=f"{number:064x}", device=f"{number}"))
+    assert (tmp_path / FILE_NAME).stat().st_size < MAX_BYTES // 2
+    found = [
+        bool(load(tmp_path, Computing(fingerprint=f"{number:064x}", device=f"{number}")).prefill)
+        for number in range(MAX_RECORDS + 5)
+    ]
+    assert found == [False] * 5 + [True] * MAX_RECORDS
