@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kvchat.cli.option_types import Device, Dtype, Weights
+from kvchat.cli.option_types import Device, Dtype, HubModel, Weights
 from kvchat.cli.options import PlaceOptions, given
 from kvchat.cli.session_options import SessionOptions
 
@@ -24,10 +24,7 @@ class ConvertOptions(SessionOptions):
     no_gauge: Annotated[bool, typer.Option("--no-gauge", help="Do not measure the loss.")] = False
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would save and lose.")] = False
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL"),
-    ] = None
+    model: HubModel = None
     device: Device = None
     dtype: Dtype = None
     weights: Weights = None

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvchat.cli.completion import complete_session
-from kvchat.cli.option_types import SESSION_HELP, Device, Dtype, Weights
+from kvchat.cli.option_types import SESSION_HELP, Device, Dtype, HubModel, Weights
 from kvchat.cli.options import ListOptions, PlaceOptions, given
 
 
@@ -52,10 +52,7 @@ class GaugeOptions(ListOptions):
         Path | None, typer.Option(help="Also write all figures into this file, as JSON.", metavar="FILE")
     ] = None
     quick: Annotated[bool, typer.Option("--quick", help="Of the built-in questions ask a tenth.")] = False
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL"),
-    ] = None
+    model: HubModel = None
     device: Device = None
     dtype: Dtype = None
     weights: Weights = None

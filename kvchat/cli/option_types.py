@@ -17,6 +17,9 @@ ModelName = Annotated[
     str | None,
     typer.Option("--model", "-m", help="A directory, a GGUF file, a hub id, or `starter`.", metavar="MODEL"),
 ]
+HubModel = Annotated[
+    str | None, typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL")
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
 Weights = Annotated[
@@ -63,6 +66,18 @@ RemoteUrl = Annotated[
 ]
 RemoteKeyFile = Annotated[
     Path | None, typer.Option(help="The server's API key, in a file of your own.", metavar="FILE")
+]
+NamedSession = Annotated[
+    str | None,
+    typer.Option(
+        "--session", "-s", help="Go on in this session.", metavar="SESSION", autocompletion=complete_session
+    ),
+]
+LastSession = Annotated[
+    bool, typer.Option("--continue", "-c", help="Go on in the session that was used last.")
+]
+NewSession = Annotated[
+    str | None, typer.Option("--new", help="Begin a new session of this name.", metavar="NAME")
 ]
 SessionWord = Annotated[
     str, typer.Argument(help=SESSION_HELP, metavar="SESSION", autocompletion=complete_session)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 
-from kvchat.cli.completion import complete_session
 from kvchat.cli.option_types import SESSION_HELP as SESSION_HELP
 from kvchat.cli.option_types import (
     CacheFormat,
@@ -21,8 +20,11 @@ from kvchat.cli.option_types import (
     Dtype,
     Files,
     Json,
+    LastSession,
     ModelName,
+    NamedSession,
     Ndjson,
+    NewSession,
     PackName,
     RemoteKeyFile,
     RemoteUrl,
@@ -195,18 +197,9 @@ class ResumeOptions(TalkOptions):
     """Options of the terminal interface."""
 
     session: SessionWords = None
-    named: Annotated[
-        str | None,
-        typer.Option(
-            "--session", "-s", help="Open this session.", metavar="SESSION", autocompletion=complete_session
-        ),
-    ] = None
-    continue_last: Annotated[
-        bool, typer.Option("--continue", "-c", help="Open the session that was used last.")
-    ] = False
-    new: Annotated[
-        str | None, typer.Option("--new", help="Begin a new session of this name.", metavar="NAME")
-    ] = None
+    named: NamedSession = None
+    continue_last: LastSession = False
+    new: NewSession = None
     no_attach: Annotated[
         bool, typer.Option("--no-attach", help="Load the model here; the interface always does.")
     ] = False
@@ -225,18 +218,9 @@ class AskOptions(TalkOptions):
     question: Annotated[
         list[str] | None, typer.Argument(help="The question.", metavar="[QUESTION]...", show_default=False)
     ] = None
-    session: Annotated[
-        str | None,
-        typer.Option(
-            "--session", "-s", help="Ask in this session.", metavar="SESSION", autocompletion=complete_session
-        ),
-    ] = None
-    continue_last: Annotated[
-        bool, typer.Option("--continue", "-c", help="Ask in the session that was used last.")
-    ] = False
-    new: Annotated[
-        str | None, typer.Option("--new", help="Ask in a new session of this name.", metavar="NAME")
-    ] = None
+    session: NamedSession = None
+    continue_last: LastSession = False
+    new: NewSession = None
     pack: PackName = None
     file: Files = None
     edit: Annotated[

@@ -13,6 +13,7 @@ from kvchat.cli.option_types import (
     Device,
     DeviceBytes,
     Dtype,
+    HubModel,
     Json,
     NoKv,
     SessionWord,
@@ -122,10 +123,7 @@ class ImportOptions(ListOptions):
 class VerifyOptions(ListOptions):
     """How much KV is computed again, and with which model."""
 
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL"),
-    ] = None
+    model: HubModel = None
     all: Annotated[bool, typer.Option("--all", help="Compute everything again.")] = False
     sample: Annotated[
         int | None, typer.Option(help="Compute N blocks again (8 if nothing is said).", metavar="N", min=1)
