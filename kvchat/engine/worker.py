@@ -15,6 +15,7 @@ from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvchat.engine.api.config import EngineConfig, EngineInfo
+from kvchat.engine.api.event_queue import EventQueue
 from kvchat.engine.api.events import Event, RequestFinished
 from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
@@ -35,44 +36,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class WorkerHandle:
+class WorkerHandle(EventQueue):
     """A request on its way, for threads other than the engine's."""
 
     def __init__(self, request_id: RequestId, branch: BranchId, worker: "Worker") -> None:
+        super().__init__(lambda: worker.failure)
         self.request_id = request_id
         self.branch = branch
         self._worker = worker
-        self._events: deque[Event] = deque()
-        self._changed = Condition()
-
-    def take_events(self, timeout_s: float) -> tuple[Event, ...]:
-        """Return the events since the last call; wait up to `timeout_s` for the first.
-
-        Raises:
-            EngineFailed: the engine died and no event is left.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._events or self._worker.failure, timeout_s)
-            events = tuple(self._events)
-            self._events.clear()
-        if not events and self._worker.failure is not None:
-            raise self._worker.failure
-        return events
 
     def cancel(self) -> None:
         self._worker.cancel(self.request_id)
 
     def prioritise(self, priority: int) -> None:
         self._worker.prioritise(self.request_id, priority)
-
-    def push(self, event: Event) -> None:
-        with self._changed:
-            self._events.append(event)
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
 
 class Worker:

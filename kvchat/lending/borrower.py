@@ -2,15 +2,15 @@
 
 import logging
 import socket
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Thread
 from typing import Any, TypeVar
 
 from kvchat.engine.api.config import EngineInfo
+from kvchat.engine.api.event_queue import EventQueue
 from kvchat.engine.api.events import Event, RequestFinished
 from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
@@ -62,44 +62,20 @@ def borrow(path: Path, identity: str) -> "Borrowed | None":
     return Borrowed(channel)
 
 
-class BorrowedHandle:
+class BorrowedHandle(EventQueue):
     """A request on its way in another process."""
 
     def __init__(self, request_id: RequestId, branch: BranchId, engine: "Borrowed") -> None:
+        super().__init__(lambda: EngineFailed(_GONE) if engine.is_gone else None)
         self.request_id = request_id
         self.branch = branch
         self._engine = engine
-        self._events: deque[Event] = deque()
-        self._changed = Condition()
-
-    def take_events(self, timeout_s: float) -> tuple[Event, ...]:
-        """Return the events since the last call; wait up to `timeout_s` for the first.
-
-        Raises:
-            EngineFailed: the other process is gone and no event is left.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._events or self._engine.is_gone, timeout_s)
-            events = tuple(self._events)
-            self._events.clear()
-        if not events and self._engine.is_gone:
-            raise EngineFailed(_GONE)
-        return events
 
     def cancel(self) -> None:
         self._engine.tell("cancel", request=self.request_id)
 
     def prioritise(self, priority: int) -> None:
         self._engine.tell("prioritise", request=self.request_id, priority=priority)
-
-    def push(self, event: Event) -> None:
-        with self._changed:
-            self._events.append(event)
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
 
 class Borrowed:
