@@ -57,6 +57,7 @@ class Engine:
         self._pool = parts.pool
         self._weights = parts.weights
         self._rates = parts.rates
+        self._kept_rates = parts.kept_rates
         self._clock = clock
         self._flights = Flights(parts.manager.device, parts.reader, parts.rates, self._carry_out)
         self._promotion = Promotion(parts.manager, self._flights)
@@ -301,6 +302,8 @@ class Engine:
             self._store.close()
         self._weights.exchange(update.candidate)
         self._manager.rename(update.fingerprint)
+        self._kept_rates.save(self._rates)
+        self._kept_rates.rename(update.fingerprint.hex())
         self._store = update.store
         self._mover.use(update.store)
         self._keeper.use(open_saver(self._pool, update.store, self._manager), update.disk_problem)
@@ -372,6 +375,7 @@ class Engine:
         self._keeper.close(self._manager.branches.values())
         if self._store is not None:
             self._store.close()
+        self._kept_rates.save(self._rates)
 
     def _demote_idle(self) -> None:
         """Take branches off the device that nobody has used for long, unless the disk still reads them."""
