@@ -8,10 +8,11 @@ from benchmarks.gpu.problems import Heads, attention_of
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.kernels import trials
 from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.model_trials import SEALED_TRIALS
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as definition
 
-EVERY_TRIAL = trials.TRIALS | trials.LATENT_TRIALS | trials.FUSED_TRIALS
+EVERY_TRIAL = trials.TRIALS | trials.LATENT_TRIALS | trials.FUSED_TRIALS | SEALED_TRIALS
 LENGTHS = (1, 63, 64, 65, 130)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SCORES: dict[str, dict[str, object]] = {

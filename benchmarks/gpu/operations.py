@@ -1,12 +1,13 @@
 """What single operations achieve: bytes that must be read and written, or operations that must be done."""
 
 from collections.abc import Iterator
+from functools import partial
 from time import perf_counter
 
 import torch
 
 from benchmarks.gpu import ceilings
-from benchmarks.gpu.problems import BLOCK_SIZE, Heads, attention_of, spans_of
+from benchmarks.gpu.problems import BLOCK_SIZE, Heads, attention_of, sealed_of, spans_of
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention import latent_attention
@@ -14,6 +15,8 @@ from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.paged_attention import paged_attention
+from kvchat.engine.kernels.sealed_attention import sealed_attention
+from kvchat.engine.kernels.sealed_record import Code
 from kvchat.engine.kernels.store_kv import store_kv
 
 DTYPE = torch.bfloat16
@@ -78,6 +81,19 @@ def latent_decode(stage: Stage) -> Iterator[Figure]:
             num_operations = 2 * (2 * rank + rope_dim) * num_heads * batch * length
             yield stage.rate(words, seconds, num_operations, "TFLOP/s", ceiling=ceilings.product(dtype))
             del pool
+
+
+def quantised_decode(stage: Stage) -> Iterator[Figure]:
+    """Single queries over quantised blocks; bytes are those of records, beside copying as many."""
+    dtype, heads = (DRY_DTYPE, Heads(4, 2, 16)) if stage.is_dry else (DTYPE, Heads(32, 8, 128))
+    length, batches = (200, (1,)) if stage.is_dry else (32768, (1, 16))
+    for code in (Code.INT8, Code.FP8, Code.INT4, Code.INT2):
+        for batch in batches:
+            case = sealed_of(stage, heads, [length] * batch, (code, code), dtype)
+            call = partial(sealed_attention, case.query, case.pools, case.sealed, case.args, case.step)
+            name = f"quantised decode, {code}, {batch} x {length:,} keys"
+            yield stage.rate(name, stage.seconds(call), case.num_bytes, "GB/s", ceiling=ceilings.COPY)
+            del case, call
 
 
 def block_moves(stage: Stage) -> Iterator[Figure]:

@@ -9,6 +9,9 @@ from torch import Tensor
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
+from kvchat.engine.kernels.quantised_kv.reference import quantise
+from kvchat.engine.kernels.sealed_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.sealed_record import Code, SealedRecord, num_sealed
 
 BLOCK_SIZE = 64
 
@@ -59,6 +62,46 @@ def attention_of(
     args = replace(args, prepared=step_tables(spans, args.first_visible))
     query = stage.random(spans[-1].q_end, heads.query, heads.dim, dtype=dtype)
     return Attention(query, pools[0], pools[1], args)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedAttention:
+    """Arguments of one call over quantised blocks, and the bytes of keys and values that it must read."""
+
+    query: Tensor
+    pools: tuple[Tensor, Tensor]
+    sealed: SealedPool
+    args: AttentionArgs
+    step: SealedStep
+    num_bytes: int
+
+
+def sealed_of(
+    stage: Stage, heads: Heads, lengths: Sequence[int], codes: tuple[Code, Code], dtype: torch.dtype
+) -> SealedAttention:
+    """Return sequences with one query each whose blocks are quantised, but for the last ones."""
+    case = attention_of(stage, heads, lengths, 1, dtype)
+    spans = case.args.spans
+    records = [
+        SealedRecord(code, BLOCK_SIZE, heads.dim, by) for code, by in zip(codes, (True, False), strict=True)
+    ]
+    # Blocks share the records of one: what stands in them costs nothing.
+    one = stage.random(1, heads.kv, BLOCK_SIZE, heads.dim, dtype=dtype)
+    packed = [quantise(one, record)[:, :, None].repeat(len(case.k_pool), 1, 1, 1) for record in records]
+    counts = [num_sealed(span.position, BLOCK_SIZE) for span in spans]
+    old = [span.blocks[:count] for span, count in zip(spans, counts, strict=True)]
+    nothing = old[0][:0]
+    block_bytes = heads.kv * sum(record.num_bytes for record in records)
+    token_bytes = 2 * heads.kv * heads.dim * case.k_pool.element_size()
+    num_exact = sum(lengths) - BLOCK_SIZE * sum(counts)
+    return SealedAttention(
+        query=case.query,
+        pools=(case.k_pool, case.v_pool),
+        sealed=SealedPool(packed[0], packed[1], records[0], records[1]),
+        args=case.args,
+        step=SealedStep(old, nothing, nothing),
+        num_bytes=block_bytes * sum(counts) + token_bytes * num_exact,
+    )
 
 
 def spans_of(stage: Stage, lengths: Sequence[int], num_new: int | None) -> list[SequenceSpan]:

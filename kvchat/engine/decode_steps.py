@@ -76,11 +76,13 @@ class Limits:
     block_size: tokens of a block.
     context_len: longest sequence.
     num_slots: slots of each group's pool; the one behind the last stands for rows without a token.
+    reads_codes: whether quantised blocks are read where they are, not turned into numbers before.
     """
 
     block_size: int
     context_len: int
     num_slots: Mapping[GroupId, int]
+    reads_codes: bool = False
 
 
 class DecodeSteps:
@@ -100,7 +102,7 @@ class DecodeSteps:
         self._recorder = recorder
         lens = sorted({min(SHORT_LEN, limits.context_len), limits.context_len})
         sizes = [Size(num_rows, length) for num_rows in batch_sizes for length in lens]
-        is_gathered = any(group.sealed_from is not None for group in groups)
+        is_gathered = not limits.reads_codes and any(group.sealed_from is not None for group in groups)
         self._sizes = [
             size for size in sizes if not is_gathered or size.num_rows * size.context_len <= MOST_GATHERED
         ]

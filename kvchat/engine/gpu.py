@@ -20,8 +20,10 @@ from kvchat.engine.compiled import choose
 from kvchat.engine.cuda_graphs import CudaGraphs
 from kvchat.engine.decode_steps import DecodeSteps, Limits
 from kvchat.engine.forward import PackedPass
+from kvchat.engine.kernels import sealed_attention
 from kvchat.engine.kernels.checks import debugs
-from kvchat.engine.kernels.device import is_supported
+from kvchat.engine.kernels.device import is_supported, takes_triton
+from kvchat.engine.kernels.model_trials import Latents, Sizes, trials_of
 from kvchat.engine.kernels.trials import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
 from kvchat.engine.layer_pass import LayerPass
 from kvchat.engine.memory.device_pool import DevicePool
@@ -37,11 +39,27 @@ def try_gpu(device: torch.device, dtype: str, report: Report) -> None:
     Args:
         dtype: name of the one in which the model computes.
     """
-    if device.type == "cuda" and is_supported(
-        torch.cuda.current_device() if device.index is None else device.index
-    ):
+    if _has_kernels(device):
         report("trying the GPU's kernels (longer the first time)")
         try_kernels(device, DTYPES.get(dtype, torch.float32), TRIALS | LATENT_TRIALS | FUSED_TRIALS)
+
+
+def try_sizes(device: torch.device, dtype: str, sizes: Sequence[Sizes | Latents], report: Report) -> None:
+    """Do the same in a model's own sizes.
+
+    Args:
+        sizes: of its layers, each once.
+    """
+    if sizes and _has_kernels(device):
+        report("trying the GPU's kernels in the model's sizes (longer the first time)")
+        try_kernels(device, DTYPES.get(dtype, torch.float32), trials_of(sizes))
+
+
+def _has_kernels(device: torch.device) -> bool:
+    """Whether kernels are made for the device."""
+    return device.type == "cuda" and is_supported(
+        torch.cuda.current_device() if device.index is None else device.index
+    )
 
 
 def short_steps(
@@ -83,4 +101,11 @@ def limits_of(groups: Sequence[Group], pool: DevicePool, context_len: int) -> Li
     num_slots: dict[GroupId, int] = {}
     for layer in pool.layers.values():
         num_slots[layer.group] = layer.keys.shape[0] * pool.block_size
-    return Limits(block_size=pool.block_size, context_len=context_len, num_slots=num_slots)
+    reads_codes = all(
+        takes_triton(layer.keys, sealed_attention.OPERATION)
+        for layer in pool.layers.values()
+        if layer.sealed is not None
+    )
+    return Limits(
+        block_size=pool.block_size, context_len=context_len, num_slots=num_slots, reads_codes=reads_codes
+    )

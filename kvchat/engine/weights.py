@@ -8,16 +8,19 @@ the new ones, and are found again when the old ones come back.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from kvchat.engine import selfcheck
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.spec import Group, LatentSpec
 from kvchat.engine.disk import open_store
-from kvchat.engine.gpu import try_gpu
+from kvchat.engine.gpu import try_gpu, try_sizes
+from kvchat.engine.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.models.adapter_files import check_adapter
@@ -70,10 +73,15 @@ def load_candidate(
         if _read(form, digests) != checkpoint:
             raise ModelUnreadable(f"{source.model_dir} was changed while it was loaded. Try again.")
     digests.save()
-    try_gpu(device, loaded.dtype, report)  # before the route is chosen, which is by what kernels compute
+    # Before the route is chosen, which is by what kernels compute.
+    module: Any = loaded.module
+    sizes = module.config.get_text_config()
+    try_gpu(device, loaded.dtype, report)
+    try_sizes(device, loaded.dtype, sizes_in_config(sizes, selfcheck.BLOCK_SIZE), report)
     torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
     served = choose_route(loaded)
     groups = groups_in(served, config.cache_format, config.block_size)
+    try_sizes(device, loaded.dtype, sizes_in_groups(sizes, groups, config.block_size), report)
     served = replace(served, groups=groups)
     return Candidate(source=source, checkpoint=checkpoint, loaded=loaded, served=served)
 

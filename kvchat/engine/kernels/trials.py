@@ -7,7 +7,7 @@ definitions compute on the processor.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from math import inf
 
 import torch
@@ -34,7 +34,7 @@ LENGTHS = (1, 64, 65, 200, 1100)
 NUM_BLOCKS = 26
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 Trial = Callable[[torch.device, torch.dtype], float]
-"""Returns the largest error of a kernel, NaN where one is not a number."""
+"""Returns the largest error of a kernel, infinite where one is not a number."""
 
 
 def try_kernels(
@@ -71,10 +71,8 @@ def attention_error(
     """Single queries (or the last few of each sequence) over blocks in a random order."""
     query, k_pool, v_pool, spans = _problem(device, dtype, num_new, head_dim)
     args = AttentionArgs(spans, softmax_scale=head_dim**-0.5)
-    wanted = attention_definition(
-        query.cpu(), k_pool.cpu(), v_pool.cpu(), replace(args, spans=_on_cpu(spans))
-    )
-    return _error(paged_attention.paged_attention(query, k_pool, v_pool, args), wanted)
+    wanted = attention_definition(query.cpu(), k_pool.cpu(), v_pool.cpu(), replace(args, spans=on_cpu(spans)))
+    return largest_error(paged_attention.paged_attention(query, k_pool, v_pool, args), wanted)
 
 
 def both_attentions_error(device: torch.device, dtype: torch.dtype) -> float:
@@ -86,13 +84,13 @@ def both_attentions_error(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def store_error(device: torch.device, dtype: torch.dtype) -> float:
-    key, value = (_random(device, dtype, 9, 2, 64, seed=seed) for seed in (1, 2))
-    pools = [_random(device, dtype, 4, 2, 16, 64, seed=seed) for seed in (3, 4)]
+    key, value = (random_numbers(device, dtype, 9, 2, 64, seed=seed) for seed in (1, 2))
+    pools = [random_numbers(device, dtype, 4, 2, 16, 64, seed=seed) for seed in (3, 4)]
     wanted = [pool.cpu().clone() for pool in pools]
     slots = torch.randperm(64, generator=torch.Generator().manual_seed(5))[:9].to(device)
     store_kv.store_kv(key, value, pools[0], pools[1], slots)
     store_reference.store_kv(key.cpu(), value.cpu(), wanted[0], wanted[1], slots.cpu())
-    return max(_error(*pair) for pair in zip(pools, wanted, strict=True))
+    return max(largest_error(*pair) for pair in zip(pools, wanted, strict=True))
 
 
 def move_error(device: torch.device, dtype: torch.dtype) -> float:
@@ -107,60 +105,84 @@ def move_error(device: torch.device, dtype: torch.dtype) -> float:
     moves.copy([5, 0], [1, 2])
     move_reference.copy_blocks(theirs, torch.tensor([5, 0]), torch.tensor([1, 2]))
     runs = move_reference.gather_blocks(theirs, torch.tensor([2, 4, 1]))
-    errors = [_error(moves.gather([2, 4, 1]), runs)]
+    errors = [largest_error(moves.gather([2, 4, 1]), runs)]
     moves.scatter([0, 3, 5], runs.to(device))
     move_reference.scatter_blocks(theirs, torch.tensor([0, 3, 5]), runs)
-    return max(*errors, _error(mine.buffer, theirs.buffer))
+    return max(*errors, largest_error(mine.buffer, theirs.buffer))
 
 
-def latent_error(device: torch.device, dtype: torch.dtype, record: Fp8Record | None = None) -> float:
-    """Latents of rank 128 with 32 rope numbers, as they are or as records, 16 heads."""
-    rank, rope_dim, num_heads = 128, 32, 16
-    rows = _random(torch.device("cpu"), dtype, NUM_BLOCKS, 1, 64, rank + rope_dim, seed=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSizes:
+    """Sizes of a latent layer.
+
+    Args:
+        head_dim: numbers of a head's key without rope, and of its value.
+    """
+
+    num_heads: int = 16
+    rank: int = 128
+    rope_dim: int = 32
+    head_dim: int = 32
+    block_size: int = 64
+
+
+USUAL_LATENTS = LatentSizes()
+
+
+def latent_error(
+    device: torch.device,
+    dtype: torch.dtype,
+    record: Fp8Record | None = None,
+    sizes: LatentSizes = USUAL_LATENTS,
+) -> float:
+    """Latents as they are or as records."""
+    rank, rope_dim, num_heads = sizes.rank, sizes.rope_dim, sizes.num_heads
+    block_size, head_dim = sizes.block_size, sizes.head_dim
+    num_blocks = sum(-(-length // block_size) for length in LENGTHS)
+    rows = random_numbers(torch.device("cpu"), dtype, num_blocks, 1, block_size, rank + rope_dim, seed=1)
     if record is not None:
         parts = rows.flatten(0, 2).tensor_split([rank], dim=1)
         packed = record_reference.pack(parts[0], parts[1], record)
-        rows = packed.view(NUM_BLOCKS, 1, 64, record.num_bytes)
-    spans = _spans(device, 1, 64)
-    query = _random(device, dtype, len(LENGTHS), num_heads, 32 + rope_dim, seed=2)
-    ups = [_random(device, dtype, num_heads, 32, rank, seed=seed) * rank**-0.5 for seed in (3, 4)]
+        rows = packed.view(num_blocks, 1, block_size, record.num_bytes)
+    spans = spans_of(device, 1, block_size)
+    query = random_numbers(device, dtype, len(LENGTHS), num_heads, head_dim + rope_dim, seed=2)
+    ups = [
+        random_numbers(device, dtype, num_heads, head_dim, rank, seed=seed) * rank**-0.5 for seed in (3, 4)
+    ]
     args = LatentArgs(spans=spans, softmax_scale=0.1, k_up=ups[0], v_up=ups[1], record=record)
-    there = replace(args, spans=_on_cpu(spans), k_up=ups[0].cpu(), v_up=ups[1].cpu())
+    there = replace(args, spans=on_cpu(spans), k_up=ups[0].cpu(), v_up=ups[1].cpu())
     wanted = latent_definition(query.cpu(), rows, there)
-    return _error(latent.latent_attention(query, rows.to(device), args), wanted)
+    return largest_error(latent.latent_attention(query, rows.to(device), args), wanted)
 
 
 def latents_error(device: torch.device, dtype: torch.dtype) -> float:
     return max(latent_error(device, dtype), latent_error(device, dtype, Fp8Record(128, 32)))
 
 
-def records_error(device: torch.device, dtype: torch.dtype) -> float:
+def records_error(device: torch.device, dtype: torch.dtype, record: Fp8Record | None = None) -> float:
     """Records are those of the definition to the byte, or everything is wrong."""
-    record = Fp8Record(200, 8)
-    latents, rope_keys = _random(device, dtype, 9, 200, seed=1), _random(device, dtype, 9, 8, seed=2)
-    rope_keys = rope_keys.bfloat16().to(dtype)
+    record = record or Fp8Record(200, 8)
+    latents = random_numbers(device, dtype, 9, record.rank, seed=1)
+    rope_keys = random_numbers(device, dtype, 9, record.rope_dim, seed=2).bfloat16().to(dtype)
     pool = torch.zeros(2, 1, 16, record.num_bytes, dtype=torch.uint8, device=device)
     wanted, slots = pool.cpu().clone(), torch.arange(9) * 3
     latent_record.store_records(latents, rope_keys, pool, slots.to(device), record)
     record_reference.store_records(latents.cpu(), rope_keys.cpu(), wanted, slots, record)
-    return (
-        0.0
-        if torch.equal(pool.cpu()[..., : record.rope_at + 16], wanted[..., : record.rope_at + 16])
-        else inf
-    )
+    end = record.rope_at + 2 * record.rope_dim
+    return 0.0 if torch.equal(pool.cpu()[..., :end], wanted[..., :end]) else inf
 
 
 def rope_store_error(device: torch.device, dtype: torch.dtype) -> float:
     """Heads of which a part is turned; rounding alone may differ, by a step of the dtype."""
-    query, key, value = (_random(device, dtype, 9, heads, 64, seed=heads) for heads in (4, 2, 2))
-    cosines, sines = (_random(device, dtype, 9, 32, seed=seed).tanh() for seed in (5, 6))
-    pools = [_random(device, dtype, 4, 2, 16, 64, seed=seed) for seed in (7, 8)]
+    query, key, value = (random_numbers(device, dtype, 9, heads, 64, seed=heads) for heads in (4, 2, 2))
+    cosines, sines = (random_numbers(device, dtype, 9, 32, seed=seed).tanh() for seed in (5, 6))
+    pools = [random_numbers(device, dtype, 4, 2, 16, 64, seed=seed) for seed in (7, 8)]
     slots = torch.arange(9, device=device) * 5
     args = RopeStore(cosines=cosines, sines=sines, k_pool=pools[0], v_pool=pools[1], slots=slots)
     there = RopeStore(**{part.name: getattr(args, part.name).cpu().clone() for part in fields(args)})
     wanted = rope_store_reference.rope_store(query.cpu(), key.cpu(), value.cpu(), there)
-    errors = [_error(rope_store.rope_store(query, key, value, args), wanted)]
-    errors += [_error(*pair) for pair in zip(pools, (there.k_pool, there.v_pool), strict=True)]
+    errors = [largest_error(rope_store.rope_store(query, key, value, args), wanted)]
+    errors += [largest_error(*pair) for pair in zip(pools, (there.k_pool, there.v_pool), strict=True)]
     return max(errors)
 
 
@@ -181,14 +203,15 @@ def _problem(
     device: torch.device, dtype: torch.dtype, num_new: int, head_dim: int
 ) -> tuple[Tensor, Tensor, Tensor, list[SequenceSpan]]:
     """Return queries of 8 heads on 2, both pools, and spans."""
-    pools = [_random(device, dtype, NUM_BLOCKS, 2, 64, head_dim, seed=seed) for seed in (1, 2)]
-    spans = _spans(device, num_new, 64)
-    query = _random(device, dtype, spans[-1].q_end, 8, head_dim, seed=3)
+    pools = [random_numbers(device, dtype, NUM_BLOCKS, 2, 64, head_dim, seed=seed) for seed in (1, 2)]
+    spans = spans_of(device, num_new, 64)
+    query = random_numbers(device, dtype, spans[-1].q_end, 8, head_dim, seed=3)
     return query, pools[0], pools[1], spans
 
 
-def _spans(device: torch.device, num_new: int, block_size: int) -> list[SequenceSpan]:
-    blocks = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0)).to(device)
+def spans_of(device: torch.device, num_new: int, block_size: int) -> list[SequenceSpan]:
+    num_blocks = sum(-(-length // block_size) for length in LENGTHS)
+    blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).to(device)
     spans: list[SequenceSpan] = []
     row = first = 0
     for length in LENGTHS:
@@ -198,13 +221,14 @@ def _spans(device: torch.device, num_new: int, block_size: int) -> list[Sequence
     return spans
 
 
-def _on_cpu(spans: list[SequenceSpan]) -> list[SequenceSpan]:
+def on_cpu(spans: list[SequenceSpan]) -> list[SequenceSpan]:
     return [replace(span, blocks=span.blocks.cpu()) for span in spans]
 
 
-def _random(device: torch.device, dtype: torch.dtype, *size: int, seed: int) -> Tensor:
+def random_numbers(device: torch.device, dtype: torch.dtype, *size: int, seed: int) -> Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
-def _error(got: Tensor, wanted: Tensor) -> float:
-    return float((got.cpu().double() - wanted.double()).abs().max())
+def largest_error(got: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference; infinite where one is not a number, so that no `max` drops it."""
+    return float((got.cpu().double() - wanted.double()).abs().nan_to_num(nan=inf).max())

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,20 @@ class Compiled:
 
 
 def compile_kernel(
-    kernel: Any, types: Mapping[str, str], constants: Mapping[str, object], *, capability: int, **options: int
+    kernel: Any,
+    types: Mapping[str, str],
+    constants: Mapping[str, object],
+    *,
+    capability: int,
+    unaligned: Collection[str] = (),
+    **options: int,
 ) -> Compiled:
     """Compile a kernel for a compute capability.
 
     Args:
         types: type of each argument that is not an int; pointers begin with `*`. Ints are multiples of 16.
         constants: the compile-time arguments.
+        unaligned: pointers and ints of which nothing is known.
         options: num_warps, num_stages.
     """
     names = kernel.arg_names
@@ -41,7 +48,7 @@ def compile_kernel(
     aligned = {
         (number,): [["tt.divisibility", 16]]
         for number, name in enumerate(names)
-        if signature[name].startswith(("*", "i"))
+        if signature[name].startswith(("*", "i")) and name not in unaligned
     }
     source = ASTSource(kernel, signature, dict(constants), aligned)
     made = triton.compile(source, target=GPUTarget("cuda", capability, WARP_SIZE), options=options)

@@ -26,6 +26,40 @@ def keys_of_part(part, num_parts, first, last, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def begin(sinks, head, there, part, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the largest score and the sum of weights before any key: a sink is one more score, counted by
+    the first part.
+    """
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:  # noqa: SIM102 - what is known when compiling is decided then
+        if part == 0:
+            top = tl.load(sinks + head, mask=there, other=0.0).to(tl.float32) * LOG2E
+            total = tl.full([BLOCK_M], 1.0, tl.float32)
+    return top, total
+
+
+@triton.jit
+def blocks_of(table, n_start, n, there, first_block, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the block of each key; one look-up serves all where they share it."""
+    if BLOCK_SIZE % BLOCK_N == 0:
+        number = tl.maximum(n_start // BLOCK_SIZE - first_block, 0)
+        return tl.load(table + number).to(tl.int64) + tl.zeros([BLOCK_N], tl.int64)
+    else:  # only one of both is compiled
+        return tl.load(table + n // BLOCK_SIZE - first_block, mask=there, other=0).to(tl.int64)
+
+
+@triton.jit
+def scores_of(products, softmax_scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Return scores of the products of queries and keys, in powers of two."""
+    scores = products * softmax_scale
+    if HAS_SOFTCAP:
+        # tanh(x) = 2 sigmoid(2 x) - 1
+        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+    return scores * LOG2E
+
+
+@triton.jit
 def take_in(scores, top, total):
     """Take in the scores of a turn [M, N].
 
@@ -45,3 +79,38 @@ def store_lse(lse, counts, place, row, top, divisor, part, num_parts, there, BLO
     tl.store(lse + place, top / LOG2E + tl.log(divisor), mask=there)
     if part == 0:
         tl.store(counts + row, num_parts + tl.zeros([BLOCK_M], tl.int32), mask=there)
+
+
+@triton.jit
+def store_result(
+    out,
+    lse,
+    counts,
+    results,
+    rows,
+    parts,
+    DIM: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Store what a program has found, or its part of it.
+
+    Args:
+        results: sums of values [M, D], largest scores and sums of weights [M].
+        rows: where each row stands among all queries and heads [M], and whether it is there.
+        parts: number of this part, of all parts of the sequence, and of those that there is room for.
+    """
+    acc, top, total = results
+    row, there = rows
+    part, num_parts, most_parts = parts
+    divisor = tl.where(total == 0.0, 1.0, total)
+    acc = acc / divisor[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    mask = there[:, None] & (d < DIM)
+    if IS_SPLIT:
+        place = row * most_parts + part
+        tl.store(out + place[:, None] * DIM + d, acc, mask=mask)
+        store_lse(lse, counts, place, row, top, divisor, part, num_parts, there, BLOCK_M)
+    else:
+        tl.store(out + row[:, None] * DIM + d, acc.to(out.dtype.element_ty), mask=mask)

@@ -7,22 +7,21 @@ Prompts are not split. Dimensions: T tokens in the batch, H query heads, H_kv ke
 head size, N blocks, P block size, B sequences, S parts, M tiles.
 """
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvchat.engine.kernels.merge_lse.triton import merge_lse
 from kvchat.engine.kernels.online_softmax.triton import (
-    LOG2E,
+    begin,
+    blocks_of,
     count_parts,
     keys_of_part,
-    store_lse,
+    scores_of,
+    store_result,
     take_in,
 )
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
+from kvchat.engine.kernels.paged_attention.parts import Target, in_parts, whole
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.tiling import HALF, Tiling
 
@@ -80,27 +79,15 @@ def paged_attention(
 def _decode(
     query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs, tables: StepTables, out: Tensor
 ) -> None:
-    num_tokens, num_heads, _ = query.shape
-    group = num_heads // k_pool.shape[1]
+    group = query.shape[1] // k_pool.shape[1]
     most_parts = min(MOST_PARTS, -(-tables.most_visible // PART_LEN))
     tiling = decode_tiling(group, max(k_pool.shape[3], v_pool.shape[3]), query.element_size())
     tiles = tables.single_tiles()
-    if most_parts == 1:
-        _launch(query, k_pool, v_pool, args, tables, tiles, tiling, _Target(out, out, out, 1, False))
-        return
-    dim = v_pool.shape[3]
-    device = query.device
-    parts = torch.empty(num_tokens * num_heads, most_parts, dim, dtype=torch.float32, device=device)
-    lse = torch.empty(num_tokens * num_heads, most_parts, dtype=torch.float32, device=device)
-    counts = torch.zeros(num_tokens * num_heads, dtype=torch.int32, device=device)
-    target = _Target(parts, lse, counts, most_parts, True)
-    _launch(query, k_pool, v_pool, args, tables, tiles, tiling, target)
-    rows = tables.q_starts[tiles[:, 0].long()].long()
-    if len(tables.singles) == num_tokens:
-        merge_lse(parts, lse, counts, out.view(num_tokens * num_heads, dim))
-        return
-    chosen = (rows[:, None] * num_heads + torch.arange(num_heads, device=device)).flatten()
-    out[rows] = merge_lse(parts[chosen], lse[chosen], counts[chosen]).view(-1, num_heads, dim).to(out.dtype)
+
+    def launch(target: Target) -> None:
+        _launch(query, k_pool, v_pool, args, tables, tiles, tiling, target)
+
+    in_parts(out, tables, most_parts, launch)
 
 
 def _prefill(
@@ -109,18 +96,7 @@ def _prefill(
     group = query.shape[1] // k_pool.shape[1]
     tiling = prefill_tiling(group, max(k_pool.shape[3], v_pool.shape[3]), query.element_size())
     tiles = tables.other_tiles(tiling.block_m // group)
-    _launch(query, k_pool, v_pool, args, tables, tiles, tiling, _Target(out, out, out, 1, False))
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Where a launch writes: the result [T, H, D_v], or parts [T * H, S, D_v] with their lse and counts."""
-
-    out: Tensor
-    lse: Tensor
-    counts: Tensor
-    most_parts: int
-    is_split: bool
+    _launch(query, k_pool, v_pool, args, tables, tiles, tiling, whole(out))
 
 
 def _launch(
@@ -131,7 +107,7 @@ def _launch(
     tables: StepTables,
     tiles: Tensor,
     tiling: Tiling,
-    target: _Target,
+    target: Target,
 ) -> None:
     num_heads, dim_k = query.shape[1:]
     num_kv_heads, block_size, dim_v = v_pool.shape[1:]
@@ -193,39 +169,6 @@ def _first_visible(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     if CHUNK > 0:
         first = position - position % CHUNK
     return first
-
-
-@triton.jit
-def _begin(sinks, head, there, part, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the largest score and the sum of weights before any key: a sink is one more score, counted by
-    the first part.
-    """
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_SINKS:  # noqa: SIM102 - what is known when compiling is decided then
-        if part == 0:
-            top = tl.load(sinks + head, mask=there, other=0.0).to(tl.float32) * LOG2E
-            total = tl.full([BLOCK_M], 1.0, tl.float32)
-    return top, total
-
-
-@triton.jit
-def _blocks(table, n_start, n, there, first_block, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return the block of each key; one look-up serves all where they share it."""
-    if BLOCK_SIZE % BLOCK_N == 0:
-        number = tl.maximum(n_start // BLOCK_SIZE - first_block, 0)
-        return tl.load(table + number).to(tl.int64) + tl.zeros([BLOCK_N], tl.int64)
-    else:  # only one of both is compiled
-        return tl.load(table + n // BLOCK_SIZE - first_block, mask=there, other=0).to(tl.int64)
-
-
-@triton.jit
-def _scores(q, keys, softmax_scale, softcap, HAS_SOFTCAP: tl.constexpr):
-    scores = tl.dot(q, keys, input_precision="ieee") * softmax_scale
-    if HAS_SOFTCAP:
-        # tanh(x) = 2 sigmoid(2 x) - 1
-        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-    return scores * LOG2E
 
 
 @triton.jit
@@ -299,7 +242,7 @@ def _attend(
     q_mask = row_there[:, None] & (k[None, :] < DIM_K)
     q = tl.load(query + row[:, None] * q_t + head[:, None] * q_h + k[None, :], mask=q_mask, other=0.0)
     seen_from = _first_visible(at, WINDOW, CHUNK)
-    top, total = _begin(sinks, head, row_there, part, HAS_SINKS, BLOCK_M)
+    top, total = begin(sinks, head, row_there, part, HAS_SINKS, BLOCK_M)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
 
     table = tables + sequence.to(tl.int64) * table_b
@@ -307,24 +250,19 @@ def _attend(
     for n_start in range(low, high, BLOCK_N):
         n = n_start + tl.arange(0, BLOCK_N)
         there = (n >= first) & (n < high)
-        block = _blocks(table, n_start, n, there, first_block, BLOCK_SIZE, BLOCK_N)
+        block = blocks_of(table, n_start, n, there, first_block, BLOCK_SIZE, BLOCK_N)
         offset = n % BLOCK_SIZE
         k_at = k_pool + block * kp_n + kv_head * kp_h + offset * kp_p
         keys = tl.load(k_at[None, :] + k[:, None], mask=there[None, :] & (k[:, None] < DIM_K), other=0.0)
-        scores = _scores(q, keys, softmax_scale, softcap, HAS_SOFTCAP)
+        products = tl.dot(q, keys, input_precision="ieee")
+        scores = scores_of(products, softmax_scale, softcap, HAS_SOFTCAP)
         visible = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= seen_from[:, None])
         weights, decay, top, total = take_in(tl.where(visible, scores, float("-inf")), top, total)
         v_at = v_pool + block * vp_n + kv_head * vp_h + offset * vp_p
         values = tl.load(v_at[:, None] + v[None, :], mask=there[:, None] & (v[None, :] < DIM_V), other=0.0)
         acc = acc * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
 
-    divisor = tl.where(total == 0.0, 1.0, total)
-    acc = acc / divisor[:, None]
-    o_mask = row_there[:, None] & (v[None, :] < DIM_V)
-    heads_row = row * (tl.num_programs(1) * GROUP) + head
-    if IS_SPLIT:
-        place = heads_row * most_parts + part
-        tl.store(out + place[:, None] * DIM_V + v[None, :], acc, mask=o_mask)
-        store_lse(lse, counts, place, heads_row, top, divisor, part, num_parts, row_there, BLOCK_M)
-    else:
-        tl.store(out + heads_row[:, None] * DIM_V + v[None, :], acc.to(out.dtype.element_ty), mask=o_mask)
+    results = acc, top, total
+    rows = row * (tl.num_programs(1) * GROUP) + head, row_there
+    parts = part, num_parts, most_parts
+    store_result(out, lse, counts, results, rows, parts, DIM_V, IS_SPLIT, BLOCK_M, BLOCK_V)

@@ -1,13 +1,21 @@
-"""Dispatch by device: the native kernels on processors where they were built, torch operations elsewhere."""
+"""Dispatch by device: Triton on GPUs that it is made for, the native kernels on processors where they were
+built, torch operations everywhere else.
+"""
 
 from torch import Tensor
 
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.checks import debugs
+from kvchat.engine.kernels.device import takes_triton
+from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
+from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step_tables
 from kvchat.engine.kernels.quantised_kv import native as native_codes
 from kvchat.engine.kernels.sealed_attention import native, reference, table_ops, torch_ops
-from kvchat.engine.kernels.sealed_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.sealed_attention.args import SealedPool, SealedStep, check_old_blocks
 
-__all__ = ["seal", "sealed_attention"]
+__all__ = ["OPERATION", "seal", "sealed_attention"]
+
+OPERATION = "attention over quantised blocks"
 
 
 def seal(k_pool: Tensor, v_pool: Tensor, sealed: SealedPool, step: SealedStep) -> None:
@@ -32,6 +40,34 @@ def sealed_attention(
     step: SealedStep,
 ) -> Tensor:
     """Return what the reference returns; see there for arguments."""
+    if debugs():
+        _check(pools[0], sealed, args, step)
+    if takes_triton(pools[0], OPERATION):
+        from kvchat.engine.kernels.sealed_attention import triton
+
+        return HEALTH.attempt(
+            OPERATION,
+            lambda: triton.sealed_attention(query, pools, sealed, args, step),
+            lambda: _plain(query, pools, sealed, args, step),
+        )
+    return _plain(query, pools, sealed, args, step)
+
+
+def _check(pool: Tensor, sealed: SealedPool, args: AttentionArgs, step: SealedStep) -> None:
+    """Raise AssertionError unless all blocks that sequences may read lie in their pools."""
+    known = args.prepared
+    tables = known if isinstance(known, StepTables) else step_tables(args.spans, args.first_visible)
+    check_tables(tables, pool)
+    check_old_blocks(step.padded(), tables, sealed.keys.shape[0], pool.shape[2])
+
+
+def _plain(
+    query: Tensor,
+    pools: tuple[Tensor, Tensor],
+    sealed: SealedPool,
+    args: AttentionArgs,
+    step: SealedStep,
+) -> Tensor:
     if step.tables is not None:
         return table_ops.sealed_attention(query, pools, sealed, args, step.tables)
     compute = native if native.takes(query, pools) else torch_ops

@@ -1,11 +1,13 @@
 """What attention over quantised blocks needs beside what attention over exact ones needs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.sealed_record import SealedRecord
+from kvchat.engine.kernels.paged_attention.args import StepTables
+from kvchat.engine.kernels.sealed_record import SealedRecord, num_sealed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +46,38 @@ class SealedStep:
     targets: Tensor
     tables: Tensor | None = None
     counts: Sequence[int] = ()
+    _padded: list[Tensor] = field(default_factory=list)
+
+    def padded(self) -> Tensor:
+        """Return the blocks of each sequence as tables [B, n], int32, made once for all layers; what stands
+        behind a sequence's own blocks means nothing.
+        """
+        if self.tables is not None:
+            return self.tables
+        if not self._padded:
+            self._padded.append(_as_tables(self.blocks))
+        return self._padded[0]
+
+
+def check_old_blocks(old: Tensor, tables: StepTables, num_blocks: int, block_size: int) -> None:
+    """Raise AssertionError unless the quantised blocks [B, n] that sequences read lie in such a pool."""
+    rows = zip(tables.q_lens.tolist(), tables.positions.tolist(), old.tolist(), strict=True)
+    for number, (length, position, blocks) in enumerate(rows):
+        num_old = num_sealed(position + length - 1, block_size) if length else 0
+        if num_old > len(blocks):
+            raise AssertionError(
+                f"sequence {number} reads {num_old} quantised blocks, and its table has {len(blocks)}"
+            )
+        wrong = [block for block in blocks[:num_old] if not 0 <= block < num_blocks]
+        if wrong:
+            raise AssertionError(
+                f"sequence {number} has quantised block {wrong[0]}; the pool has {num_blocks}"
+            )
+
+
+def _as_tables(blocks: Sequence[Tensor]) -> Tensor:
+    """Return lists of block ids as tables [B, n], int32, with zeros behind them; n is at least 1."""
+    tables = blocks[0].new_zeros(len(blocks), max([1, *map(len, blocks)]), dtype=torch.int32)
+    for table, listed in zip(tables, blocks, strict=True):
+        table[: len(listed)] = listed
+    return tables
