@@ -81,10 +81,13 @@ def switch(paths: Paths, key: KeyFile, source: Tables, target: Tables) -> None:
     """
     with unlocking.alone(paths):
         write_key(key_path(paths.data_dir), key)
-        try:
+
+        def copy_files() -> None:
             PackShelf(paths.packs_dir, source.sealer).copy_to(target.sealer)
             UnsentShelf(paths.unsent_dir, source.sealer).copy_to(target.sealer)
-            rewrite(paths.sessions_db, source, target)
+
+        try:
+            rewrite(paths.sessions_db, source, target, copy_files)
         finally:
             unlocking.settle(paths, key)
 

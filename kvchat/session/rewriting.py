@@ -6,7 +6,7 @@ is there whole. The old one is held locked meanwhile, and must be nobody else's.
 
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -26,8 +26,14 @@ _NEVER_EMPTY = {
 }
 
 
-def rewrite(path: Path, source: Tables, target: Tables) -> None:
+def rewrite(
+    path: Path, source: Tables, target: Tables, copy_beside: Callable[[], object] = lambda: None
+) -> None:
     """Replace a database by one that holds the same rows in another way.
+
+    Args:
+        copy_beside: writes what belongs to the database in the other way too; called while nobody else has
+            the database open, so that nothing is kept beside it meanwhile.
 
     Effect: copies of the old file stay, which hold its rows in the old way.
 
@@ -40,6 +46,7 @@ def rewrite(path: Path, source: Tables, target: Tables) -> None:
             new.unlink(missing_ok=True)
             os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             _fill(new, target, old)
+            copy_beside()
             new.rename(path)
             sync(path.parent)
     except (sqlite3.Error, OSError) as error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,12 @@ import pytest
 from keyring.backend import KeyringBackend
 from keyring.errors import PasswordDeleteError
 
+from kvchat.cli.encrypt import switch
+from kvchat.sealing.key_file import Kind, new_data_key, wrap
+from kvchat.sealing.sealer import Sealer
+from kvchat.session.sealed_tables import SealedTables
 from kvchat.session.store import SessionStore
+from kvchat.session.tables import PlainTables
 from kvchat.session.unsent import UnsentShelf
 from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, Run, files_with, make_talk, paths_of
 from tests.terminal import terminal
@@ -86,6 +92,30 @@ def test_what_was_not_sent_is_encrypted_and_comes_back_in_the_clear(
     assert files_with(home, *WORDS) == []
     assert run("encrypt", "off")[0] == 0
     assert shelf.take("one") == SECRET
+
+
+class ClosingWindow(PlainTables):
+    """Rows in the clear, beside which a window keeps what was not sent as long as it has them open."""
+
+    def __init__(self, shelf: UnsentShelf) -> None:
+        self._shelf = shelf
+
+    def show(self, connection: sqlite3.Connection) -> None:
+        super().show(connection)
+        if not self._shelf.holds("one"):
+            self._shelf.keep("one", SECRET)
+
+
+@pure
+def test_what_a_window_keeps_as_it_closes_is_encrypted_too(home: Path) -> None:
+    """Encryption waits a moment for other windows to close: until they have, they may keep something."""
+    make_talk(home)
+    paths, data_key = paths_of(home), new_data_key()
+    key = wrap(data_key, b"open sesame", Kind.PASSPHRASE, 10)
+    window = ClosingWindow(UnsentShelf(paths.unsent_dir, None))
+    switch(paths, key, window, SealedTables(Sealer(data_key)))
+    assert files_with(home, *WORDS) == []
+    assert UnsentShelf(paths.unsent_dir, Sealer(data_key)).take("one") == SECRET
 
 
 @pure
