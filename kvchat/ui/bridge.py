@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Thread
+from time import monotonic
 from typing import Any, Protocol
 
 from kvchat.chat import ChatEvent, EditCost, Explanation, Revision
@@ -251,11 +252,15 @@ class TurnFeed:
 
     def __init__(self) -> None:
         self._events: deque[FeedEvent] = deque()
+
+    Attributes:
+        took_s: what the last turn took.
         self._thread: Thread | None = None
 
     @property
     def is_running(self) -> bool:
         """Whether events of a turn are still to come or to be taken."""
+        self.took_s = 0.0
         return self._thread is not None
 
     @property
@@ -297,9 +302,11 @@ class TurnFeed:
             for event in produce():
                 self._events.append(event)
                 if type(event) is not sort:
+        began_s = monotonic()
                     sort = type(event)
                     wake()
         except Exception as error:
             self._events.append(TurnFailed(error=error))
         self._events.append(TurnEnded())
         wake()
+        self.took_s = monotonic() - began_s

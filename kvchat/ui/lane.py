@@ -36,6 +36,7 @@ class Lane:
         events: what the running turn has produced so far, to be drawn again when it comes back on screen.
         answered: the conversation of the running turn, once its thread has it.
         is_stopping: the running turn was asked to stop, maybe before its thread had a conversation.
+        ended_s: when the end of the last turn was drawn.
     """
 
     conversation: ConversationView | None = None
@@ -46,6 +47,7 @@ class Lane:
     events: list[FeedEvent] = field(default_factory=list)
     answered: ConversationView | None = None
     is_stopping: bool = False
+    ended_s: float | None = None
 
     @property
     def is_busy(self) -> bool:

@@ -25,6 +25,11 @@ from kvchat.ui.pending import TurnKind as TurnKind
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import Transcript
 
+_LATE_S = 0.8
+"""A key this soon after the end of an answer was pressed before that was seen."""
+_LEAST_STOPPED_S = 0.5
+"""Nobody sees that a shorter answer is being written, and stops it."""
+
 
 class TurnListener(Protocol):
     """Who is told what happened."""
@@ -159,6 +164,13 @@ class Turns:
         self._listener.queue_changed()
         return unsent
 
+    def excuse_stop(self, pressed_s: float) -> bool:
+        """Return whether a key was meant to stop the answer that had just ended; once for each answer."""
+        ended_s, self._lane.ended_s = self._lane.ended_s, None
+        if ended_s is None or self._lane.feed.took_s < _LEAST_STOPPED_S:
+            return False
+        return pressed_s - ended_s < _LATE_S
+
     def stop_all(self) -> str:
         """Do the same in every conversation, also behind the screen."""
         unsent = "\n".join(filter(None, map(self._stop, self._lanes)))
@@ -260,6 +272,7 @@ class Turns:
 
     def _end(self, lane: Lane) -> None:
         lane.running = None
+        lane.ended_s = monotonic()
         lane.events.clear()
         if not self.is_any_running:
             self._garbage.end_turn()

@@ -53,7 +53,7 @@ class CommandDesk(Desk, Protocol):
 
     def action_history(self) -> None: ...
 
-    def action_stop(self) -> None: ...
+    def stop_answer(self) -> None: ...
 
     def action_cache(self) -> None: ...
 
@@ -115,7 +115,7 @@ class Verbs:
             "undo": self.undo,
             "drop": self.drop,
             "continue": self.go_on,
-            "stop": lambda _: screen.action_stop(),
+            "stop": lambda _: screen.stop_answer(),
             "switch": self.switch,
             "search": lambda words: screen.find(words),
             "pin": self.pin,

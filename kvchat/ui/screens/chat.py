@@ -205,22 +205,41 @@ class ChatScreen(ConversationScreen):
         self.transcript.fold_reasoning()
 
     def action_stop(self) -> None:
-        if self.prompt.is_completing:
+        """Go back to the prompt from where the person has gone; from there, stop what there is to stop."""
+        if self.query_one(SessionList).has_focus:
+            self._leave_sessions()
+        elif self.transcript.selected is not None:
+            self.prompt.focus()
+        elif self.prompt.is_completing:
             self.prompt.stop_completing()
-        elif self.turns.is_running or self.turns.queue:
+        else:
+            self._stop()
+
+    def stop_answer(self) -> None:
+        """Stop the answer and what waits behind it, and nothing else."""
+        if self.turns.is_busy:
+            self._stop()
+        else:
+            self.warn("no answer is being written")
+
+    def _stop(self) -> None:
+        if self.turns.is_busy:
             self.give_back(self.turns.stop())
         elif self.courses.editing is not None:
             self.prompt.keep_draft(self.courses.editing.text)
             self.courses.end_edit()
             self.prompt.set_text("")
         elif self.branching.aside is not None and self.prompt.has_focus:
-            self.branching.end_aside()
+            if self.turns.excuse_stop(self.typed_s):
+                self.tell("the answer had ended already; esc again goes back, and throws the aside away")
+            else:
+                self.branching.end_aside()
         else:
             self.prompt.focus()
 
     def interrupt(self) -> None:
         """Take ctrl+c: stop the answer, or say how to leave."""
-        if self.turns.is_running or self.turns.queue:
-            self.action_stop()
+        if self.turns.is_busy:
+            self._stop()
         else:
             self.tell("ctrl+q or /quit leaves; everything is kept")

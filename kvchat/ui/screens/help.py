@@ -16,7 +16,7 @@ from kvchat.ui.commands import COMMANDS
 KEYS = (
     ("enter", "send", ""),
     ("ctrl+j, shift+enter", "new line", ""),
-    ("esc", "stop the answer; queued text comes back", "stop"),
+    ("esc", "back to the prompt; from there: stop the answer, queued text comes back", "stop"),
     ("@file", "attach a text file: tab completes; backspace in an empty prompt leaves it out", ""),
     ("ctrl+r", "find an earlier message", "history"),
     ("up, down", "earlier messages, from the edge of the prompt", ""),

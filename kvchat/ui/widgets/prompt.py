@@ -179,6 +179,9 @@ class Prompt(TextArea):
             self.post_message(self.ErasedNothing())
         elif self._moves_choice(event.key) or self._walks_history(event.key):
             self._take(event)
+        elif event.key in ("tab", "shift+tab"):
+            self._take(event)  # the focus stays: what is typed next belongs here
+            self._complete()
         elif event.character is not None and event.is_printable:
             self._note_slash(event.character)
         elif (action := self._own_action(event.key)) is not None:

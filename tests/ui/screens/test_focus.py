@@ -1,0 +1,72 @@
+"""Where keys go: what is typed stays in the prompt, and esc leads back to it before it stops anything."""
+
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from tests.ui.harness import window
+from tests.ui.scripted import Answer, ScriptedChat
+
+pytestmark = pytest.mark.tui
+
+
+def talk(chat: ScriptedChat) -> None:
+    chat.add_session("Oslo", [("By boat?", "By train."), ("How long?", "Seven hours or so.")])
+
+
+async def test_tab_keeps_the_focus_in_the_prompt_where_nothing_completes(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk) as shown:
+        await shown.type("first ")
+        await shown.pilot.press("tab", "x", "shift+tab", "y")
+        assert shown.app.focused is shown.screen.prompt
+        assert shown.screen.prompt.text == "first xy"
+        await shown.pilot.press("ctrl+u")
+        await shown.type("/s")
+        await shown.pilot.press("escape", "tab", "tab")  # offered again, and taken
+        assert shown.screen.prompt.text == "/stop"
+
+
+async def test_esc_in_the_list_and_on_the_walk_goes_back_and_the_answer_goes_on(tmp_path: Path) -> None:
+    hold = Event()
+    async with window(tmp_path, Answer(text="first and later", hold=hold), prepare=talk) as shown:
+        await shown.say("go")
+        await shown.until_shown("first")
+        await shown.say("and then?")
+        for key in ("f2", "f6"):
+            await shown.pilot.press(key)
+            assert shown.app.focused is not shown.screen.prompt
+            await shown.pilot.press("escape")
+            assert shown.app.focused is shown.screen.prompt
+        assert shown.transcript.selected is None
+        assert (len(shown.screen.turns.queue), shown.screen.prompt.text) == (1, "")
+        await shown.pilot.press("escape")
+        assert shown.screen.prompt.text == "and then?"
+        hold.set()
+        await shown.until_shown("interrupted")
+
+
+async def test_esc_leaves_the_list_of_a_narrow_terminal_for_the_conversation(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo", size=(60, 20)) as shown:
+        await shown.until_shown("By train.")
+        await shown.pilot.press("f2")
+        await shown.until_gone("By train.")
+        await shown.pilot.press("escape")
+        await shown.until_shown("By train.")
+        assert shown.app.focused is shown.screen.prompt
+
+
+async def test_a_stop_that_comes_too_late_throws_no_aside_away(tmp_path: Path) -> None:
+    answer = Answer(text="A fjord is a bay.", pace_s=0.25)
+    async with window(tmp_path, answer, prepare=talk, initial="Oslo") as shown:
+        await shown.until(lambda: len(shown.questions) == 2)
+        await shown.say("/aside What is a fjord?")
+        await shown.until_shown("A fjord is a bay.")
+        await shown.until(lambda: not shown.screen.turns.is_running)
+        await shown.pilot.press("escape")
+        await shown.until_shown("the answer had ended already")
+        await shown.say("/stop")
+        await shown.until_shown("no answer is being written")
+        assert len(shown.chat.store.paths) == 2
+        await shown.pilot.press("escape")
+        await shown.until(lambda: len(shown.chat.store.paths) == 1)
