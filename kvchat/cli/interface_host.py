@@ -148,7 +148,6 @@ class InterfaceHost(SessionFiles):
             self._kvchat.lend_again()
         return words
 
-
     def go_on_in(self, session_id: str, cache_format: str) -> str:
         """Convert a session and load the engine in that format; where it cannot be converted, only load."""
         try:
