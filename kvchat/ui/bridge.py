@@ -248,19 +248,19 @@ class TurnFeed:
 
     The thread is a daemon: an engine that never answers must not keep the process alive. Chat stores every
     token before it yields it, so nothing is lost with the thread.
+
+    Attributes:
+        took_s: what the last turn took.
     """
 
     def __init__(self) -> None:
         self._events: deque[FeedEvent] = deque()
-
-    Attributes:
-        took_s: what the last turn took.
         self._thread: Thread | None = None
+        self.took_s = 0.0
 
     @property
     def is_running(self) -> bool:
         """Whether events of a turn are still to come or to be taken."""
-        self.took_s = 0.0
         return self._thread is not None
 
     @property
@@ -298,15 +298,15 @@ class TurnFeed:
 
     def _run(self, produce: Callable[[], Iterable[Produced]], wake: Callable[[], None]) -> None:
         sort: type | None = None
+        began_s = monotonic()
         try:
             for event in produce():
                 self._events.append(event)
                 if type(event) is not sort:
-        began_s = monotonic()
                     sort = type(event)
                     wake()
         except Exception as error:
             self._events.append(TurnFailed(error=error))
+        self.took_s = monotonic() - began_s
         self._events.append(TurnEnded())
         wake()
-        self.took_s = monotonic() - began_s
