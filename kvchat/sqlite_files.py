@@ -17,6 +17,8 @@ from typing import Any
 
 _Identity = tuple[int, int]
 
+_LOG_PATIENCE_MS = 2000
+
 _lock = Lock()
 _num_connections: Counter[_Identity] = Counter()
 _descriptors: defaultdict[_Identity, list[int]] = defaultdict(list)
@@ -56,6 +58,26 @@ def create(path: Path) -> None:
     """Begin an empty file for its owner alone, unless there is one; SQLite's side files get the same mode."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def compact(connection: sqlite3.Connection) -> None:
+    """Write a database anew without what was deleted from it, and empty its log.
+
+    SQLite overwrites a deleted row where it lies, but not where it lay before rows were moved to other pages.
+
+    Raises: sqlite3.Error: there is no room, or somebody else has read or written for longer than is waited.
+    """
+    (patience_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    try:
+        connection.execute("VACUUM")
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {min(patience_ms, _LOG_PATIENCE_MS)}")
+        (is_busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        connection.execute(f"PRAGMA busy_timeout = {patience_ms}")
+    if is_busy:
+        busy = sqlite3.OperationalError("its log is being read by another program")
+        busy.sqlite_errorcode, busy.sqlite_errorname = sqlite3.SQLITE_BUSY, "SQLITE_BUSY"
+        raise busy
 
 
 def first_bytes(path: Path, num_bytes: int) -> bytes:

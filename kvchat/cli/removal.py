@@ -64,6 +64,7 @@ class TidyStore(SessionStore):
         self._pins = SessionPins(self, cache_dir, sealer, limit_bytes=limit_bytes, block_size=block_size)
         self.drain: Callable[[], None] = _nothing
         """Waits until an engine of this process has nothing on its way to the disk."""
+        self._left_in_cache: Sequence[str] = ()
 
     def is_gone(self, owner: str) -> bool:
         """Return whether an owner of blocks is a session that was deleted, maybe by another process.
@@ -110,9 +111,9 @@ class TidyStore(SessionStore):
         super().mark_verified(session_id, verification, namespace)
         self._keep_rest(session_id)
 
-    def delete_session(self, session_id: SessionId) -> None:
-        """Delete a session, its text first, and then its blocks."""
-        self.remove_sessions([session_id])
+    def delete_sessions(self, doomed: Iterable[SessionId]) -> None:
+        """Delete sessions, their text first, and then their blocks."""
+        self.remove_sessions(doomed)
 
     def remove_sessions(self, doomed: Iterable[SessionId]) -> Removed:
         """Delete sessions and return what that freed.
@@ -143,6 +144,10 @@ class TidyStore(SessionStore):
             lambda: self._delete_branch(session_id, name),
             lambda _: self._keep_rest(session_id),
         )
+
+    def still_readable(self) -> Sequence[str]:
+        """Return in which files deleted words may still be read, each with what to do about it."""
+        return (*super().still_readable(), *self._left_in_cache)
 
     def would_remove(self, doomed: Iterable[SessionId]) -> Removed:
         """Return what deleting sessions would free, and what of them would stay; changes nothing."""
@@ -229,6 +234,7 @@ class TidyStore(SessionStore):
             freed = catalog.collect(
                 lambda block: not _is_referenced(block, own) or _is_referenced(block, others)
             )
+            self._left_in_cache = catalog.still_readable
         return Removed(
             freed_blocks=freed.num_blocks,
             freed_bytes=freed.num_bytes,
@@ -276,11 +282,11 @@ class TidyStore(SessionStore):
             known = _by_size(catalog.blocks(), self._of)
             self._pins.let_go_of_strays(catalog)
             freed = catalog.collect(lambda block: _is_referenced(block, known))
+            self._left_in_cache = catalog.still_readable
         return Removed(freed_blocks=freed.num_blocks, freed_bytes=freed.num_bytes)
 
     def _delete_text(self, doomed: Iterable[SessionId]) -> None:
-        for session_id in doomed:
-            super().delete_session(session_id)
+        super().delete_sessions(doomed)
         self._forget_stray_texts()
 
     def _forget_stray_texts(self) -> None:

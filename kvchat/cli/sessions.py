@@ -168,12 +168,15 @@ def remove_sessions(options: RemoveOptions) -> int | None:
             status.note("nothing was removed")
             return 1
         removed = store.remove_sessions([one.id for one in doomed])
+        left = store.still_readable()
     if options.json:
-        output.json({"removed": [one.id for one in doomed]} | asdict(removed))
+        output.json({"removed": [one.id for one in doomed]} | asdict(removed) | {"still_readable": [*left]})
         return None
     for session in doomed:
         status.note(f"removed {session.id}  {one_line(session.title)}")
     status.note(_freed_words(removed))
+    for words in left:
+        status.note(words)
     return None
 
 
@@ -192,14 +195,21 @@ def _remove_branch(options: RemoveOptions, name: str) -> int | None:
                 status.note("nothing was removed")
                 return 1
         removed = store.remove_branch(session.id, name)
+        left = store.still_readable() if plan.doomed else ()
     if options.json:
-        counts = {"num_turns": len(plan.doomed), "num_shared_turns": plan.num_shared}
+        counts = {
+            "num_turns": len(plan.doomed),
+            "num_shared_turns": plan.num_shared,
+            "still_readable": [*left],
+        }
         output.json({"session": session.id, "branch": name} | counts | asdict(removed))
         return None
     shared = f"; {plural(plan.num_shared, 'message')} stay" if plan.num_shared else ""
     gone = f"{plural(len(plan.doomed), 'message')} gone{shared}"
     status.note(f"removed branch {one_line(name)} of {session.id}  {one_line(session.title)}: {gone}")
     status.note(_freed_words(removed, OTHERS))
+    for words in left:
+        status.note(words)
     return None
 
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from kvchat import sqlite_files
 from kvchat.directories import make_private
 from kvchat.errors import StorageError
-from kvchat.session import recovery, schema
+from kvchat.session import erasure, recovery, schema
 from kvchat.session.damage import DamageFound, refuse_damage
 from kvchat.session.tables import PLAIN, Tables
 
@@ -65,6 +65,7 @@ class Database:
         self.path = path
         self._tables = tables
         self._lock = RLock()
+        self._is_unerased = False
         with self._errors_told():
             _create_private(path)
             doubts = (recovery.is_emptied, recovery.has_strange_format, recovery.has_damaged_log)
@@ -85,16 +86,39 @@ class Database:
     def close(self) -> None:
         """Close the file; once a day a copy of it is kept beside it."""
         with self._lock:
-            # Without a copy less can be recovered; nothing else depends on it.
-            with suppress(StorageError), self._errors_told():
-                if self._connection.total_changes > self._num_changes:
+            if self._connection.total_changes > self._num_changes:
+                if erasure.is_owed(self.path):
+                    self.erase()
+                # Without a copy less can be recovered; nothing else depends on it.
+                with suppress(StorageError), self._errors_told():
                     recovery.back_up(self._connection, self.path)
             self._connection.close()
 
-    def forget_backups(self) -> None:
-        """Remove the copies, because something was deleted that must not live on in them."""
+    @contextmanager
+    def delete(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection as `write` does, to delete words; `erase` takes them out of the files."""
+        with self._lock:
+            with suppress(OSError):  # on a full disk too something can be deleted
+                erasure.owe(self.path)
+            with self.write() as connection:
+                yield connection
+
+    def erase(self) -> None:
+        """Take what was deleted out of every file that this database has, as far as that can be done now; see
+        `remains`. O(all).
+        """
+        try:
+            with self._lock, self._errors_told():
+                erasure.erase(self._connection, self.path, indexes_words=self._tables.sealer is None)
+            self._is_unerased = False
+        except StorageError as error:
+            log.warning("deleted words are still in some files: %s", error)
+            self._is_unerased = True
+
+    def remains(self) -> Sequence[str]:
+        """Return in which files deleted words may still be read, each with what to do about it."""
         with self._errors_told():
-            recovery.forget_backups(self.path)
+            return erasure.remains(self.path, is_unerased=self._is_unerased)
 
     @contextmanager
     def read(self, patience_s: float = -1) -> Iterator[sqlite3.Connection]:
@@ -224,8 +248,17 @@ class MemoryDatabase(Database):
         with self._lock:
             self._connection.close()
 
-    def forget_backups(self) -> None:
-        """Nothing: there are none."""
+    @contextmanager
+    def delete(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection as `write` does."""
+        with self.write() as connection:
+            yield connection
+
+    def erase(self) -> None:
+        """Nothing: there are no files."""
+
+    def remains(self) -> Sequence[str]:
+        return ()
 
     def _follow(self) -> None:
         """Nothing: no other process can reach it."""

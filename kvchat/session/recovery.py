@@ -11,8 +11,9 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,6 +22,7 @@ from kvchat.directories import sync
 from kvchat.errors import StorageError
 from kvchat.session import wal
 from kvchat.session.damage import refuse_damage
+from kvchat.session.layout import Layout, layout_of, likeliest
 from kvchat.session.tables import Tables
 from kvchat.session.tied_sessions import tie_sessions
 from kvchat.session.tied_turns import tie_turns
@@ -32,6 +34,7 @@ _PAGE_BYTES = 4096
 # What every database of kvchat begins with: SQLite's name, page size, journal, and limits of the format.
 _FIXED_HEADER = b"SQLite format 3\0" + bytes([0x10, 0, 2, 2, 0, 64, 32, 32])
 _NEWEST_FORMAT = 2
+_PATIENCE_S = 5.0
 _MOST_SINGLE_ROWS = 10_000
 # Decoding fails where SQLite's own message quotes damaged bytes.
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError, MemoryError)
@@ -51,26 +54,42 @@ def back_up(connection: sqlite3.Connection, path: Path) -> None:
 
     Raises:
         DamageFound: the database is damaged, and would take the place of a good copy.
-        sqlite3.Error, OSError: it cannot be written; the copies are as before.
+        sqlite3.Error, OSError: it cannot be written, or another process is at its copies; they are as before.
     """
     newest, older = backup_paths(path)
     with suppress(FileNotFoundError):
         if abs(time.time() - newest.stat().st_mtime) < BACKUP_AGE_S:
             return
     refuse_damage(connection)
-    new = path.with_name(path.name + ".backup.new")
-    new.unlink(missing_ok=True)
-    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    connection.execute("VACUUM INTO ?", (str(new),))
-    with suppress(FileNotFoundError):
-        newest.replace(older)
-    new.replace(newest)
+    # What is deleted meanwhile is in the copy: whoever deletes it waits for this, and removes the copy.
+    with _alone(path, patience_s=0.0):
+        new = path.with_name(path.name + ".backup.new")
+        new.unlink(missing_ok=True)
+        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        connection.execute("VACUUM INTO ?", (str(new),))
+        with suppress(FileNotFoundError):
+            newest.replace(older)
+        new.replace(newest)
 
 
 def forget_backups(path: Path) -> None:
-    """Remove the copies, because something was deleted that must not live on in them."""
-    for copy in backup_paths(path):
-        copy.unlink(missing_ok=True)
+    """Remove the copies, because something was deleted that must not live on in them, and what a copy, a
+    conversion or a recovery that was killed has left.
+
+    Raises: OSError: one cannot be removed, or another process is at them.
+    """
+    with _alone(path, patience_s=_PATIENCE_S):
+        unfinished = (_beside(path, suffix) for suffix in (".backup.new", ".converting", ".new"))
+        for copy in (*backup_paths(path), *unfinished):
+            for suffix in ("", "-journal", "-wal", "-shm"):
+                _beside(copy, suffix).unlink(missing_ok=True)
+        for copy in path.parent.glob("tmp*/copy.db"):  # see `_opened`
+            shutil.rmtree(copy.parent)
+
+
+def damaged_copies(path: Path) -> list[Path]:
+    """Return the damaged databases and logs that were kept beside this one, which nothing else touches."""
+    return sorted(path.parent.glob(path.name + ".damaged-*"))
 
 
 def damage_mark(path: Path) -> Path:
@@ -110,11 +129,28 @@ def has_damaged_log(path: Path) -> bool:
 
 def recover_once(path: Path, tables: Tables) -> Path | None:
     """Do as `recover` if the database is still marked as damaged; None if another process was faster."""
-    lock = path.with_name(path.name + ".recovery")
-    descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with _alone(path):
         return recover(path, tables) if damage_mark(path).exists() else None
+
+
+@contextmanager
+def _alone(path: Path, patience_s: float = inf) -> Iterator[None]:
+    """Keep other processes from recovering a database, and from its copies.
+
+    Raises: OSError: one was at it for longer.
+    """
+    until_s = time.monotonic() + patience_s
+    descriptor = os.open(_beside(path, ".recovery"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until_s:
+                    raise
+            time.sleep(0.01)
+        yield
     finally:
         os.close(descriptor)
 
@@ -141,9 +177,11 @@ def recover(path: Path, tables: Tables) -> Path:
         target.row_factory = sqlite3.Row
         target.execute("PRAGMA synchronous = FULL")
         tables.migrate(target, new)
+        layouts = [layout_of(new)]
+        target.execute("VACUUM")
+        layouts.append(layout_of(new))
         tables.show(target)
-        sources = _sources(aside, backup_paths(path), new.read_bytes()[:_PAGE_BYTES])
-        _collect(target, tables, sources)
+        _collect(target, tables, _sources(aside, backup_paths(path), likeliest(layouts, aside)))
     # The log goes first, since it must never lie beside the new file; if this process ends here, the next
     # one finds it beside the kept one.
     for suffix in ("-wal", "-shm"):
@@ -167,12 +205,11 @@ class _Source:
     log: bytes | None = None
 
 
-def _sources(aside: Path, backups: tuple[Path, Path], first_page: bytes) -> list[_Source]:
+def _sources(aside: Path, backups: tuple[Path, Path], layout: Layout) -> list[_Source]:
     """Return where rows may be had, the best first.
 
     Args:
-        first_page: of a new database. The damaged one is read with it too: its tables begin on the same
-            pages, being created in the same order, and without a first page none of them is found.
+        layout: the damaged one is read with this first page too: without one no table is found.
     """
     log = wal.mended(_log_of(aside))
     mended = [] if log is None else [_Source(path=aside, log=log.data)]
@@ -180,7 +217,7 @@ def _sources(aside: Path, backups: tuple[Path, Path], first_page: bytes) -> list
     return [
         *mended,
         _Source(path=aside, is_older=bool(mended)),
-        _Source(path=aside, is_older=bool(mended), head=_own_size(first_page)),
+        _Source(path=aside, is_older=bool(mended), head=_own_size(layout.first_page)),
         *(_Source(path=backup, is_older=True) for backup in backups),
     ]
 

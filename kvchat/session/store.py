@@ -6,7 +6,7 @@ in small pieces, which are folded into its turn when it ends. An answer whose wr
 reads as interrupted, with every piece that was stored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import time
@@ -141,10 +141,25 @@ class SessionStore(SessionReader):
 
     def delete_session(self, session_id: SessionId) -> None:
         """Delete a session with all its turns. Its blocks stay until they are collected."""
-        with self._database.write() as connection:
-            statements.delete_session(connection, session_id)
-        self._database.forget_backups()
-        self.unsent.forget(session_id)
+        self.delete_sessions([session_id])
+
+    def delete_sessions(self, doomed: Iterable[SessionId]) -> None:
+        """Delete sessions one after another; see `delete_session` and `still_readable`."""
+        try:
+            for session_id in doomed:
+                with self._database.delete() as connection:
+                    statements.delete_session(connection, session_id)
+                self.unsent.forget(session_id)
+        finally:
+            self._database.erase()
+
+    def erase_deleted(self) -> None:
+        """Take what was deleted and withdrawn out of every file, as far as that can be done now. O(all)."""
+        self._database.erase()
+
+    def still_readable(self) -> Sequence[str]:
+        """Return in which files deleted words may still be read, each with what to do about it."""
+        return self._database.remains()
 
     # Branches
 
@@ -186,7 +201,7 @@ class SessionStore(SessionReader):
         Raises:
             StorageError: somebody rests on one of them by now; nothing was changed.
         """
-        with self._database.write() as connection:
+        with self._database.delete() as connection:
             connection.execute(
                 "DELETE FROM branches WHERE session_id = ? AND name = ?", (branch.session_id, branch.name)
             )
@@ -194,7 +209,7 @@ class SessionStore(SessionReader):
                 connection.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
             statements.change_session(connection, branch.session_id, active_branch=successor.name)
         if turn_ids:
-            self._database.forget_backups()
+            self._database.erase()
 
     def remove_branch(self, session_id: SessionId, name: str) -> object:
         """Delete a branch with the messages that no other branch has."""
@@ -237,8 +252,11 @@ class SessionStore(SessionReader):
                 statements.insert_turn(connection, turn, writer)
 
     def withdraw(self, branch: Branch, leaf_id: TurnId | None, turn_ids: Sequence[TurnId]) -> Branch:
-        """Take back turns that nothing hangs on, and put the branch back where it was."""
-        with self._database.write() as connection:
+        """Take back turns that nothing hangs on, and put the branch back where it was.
+
+        Effect: their words are erased when something else is deleted, or this store is closed.
+        """
+        with self._database.delete() as connection:
             moved = statements.move(connection, branch, leaf_id)
             for turn_id in reversed(turn_ids):
                 connection.execute("DELETE FROM turns WHERE id = ?", (turn_id,))

@@ -117,7 +117,8 @@ class UnsentShelf:
         if self._files is None:
             return
         name = session_id or _NOT_BEGUN
-        for file in (*_kept(self._files, name), *_kept(self._files, _ASIDE + name)):
+        unfinished = self._files.directory.glob(f".{name}.*")  # by a process that was killed
+        for file in (*_kept(self._files, name), *_kept(self._files, _ASIDE + name), *unfinished):
             self._remove(file)
 
     def copy_to(self, sealer: Sealer | None) -> None:

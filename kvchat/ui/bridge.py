@@ -88,6 +88,10 @@ class SessionShelf(Protocol):
         """Delete a branch with the messages that no other branch has."""
         ...
 
+    def still_readable(self) -> Sequence[str]:
+        """Return in which files deleted words may still be read, each with what to do about it."""
+        ...
+
 
 class Reading(Protocol):
     """The beginning of a message on its way into the cache."""

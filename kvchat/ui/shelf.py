@@ -147,3 +147,5 @@ class Shelf:
             await self._change(lambda: self._store.delete_session(session_id))
         else:
             await self._change(lambda: self._store.remove_branch(session_id, branch))
+        for words in await asyncio.to_thread(self._store.still_readable):
+            self._screen.warn(words)

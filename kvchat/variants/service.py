@@ -99,6 +99,7 @@ class Variants:
         leaf_id = next((turn.parent_id for turn in aside.turns if own and turn.id == own[0]), None)
         branch = store.withdraw(aside.branch, leaf_id, own) if own else aside.branch
         store.delete_branch(branch, back.branch)
+        store.erase_deleted()
         return True
 
     # Reading ahead

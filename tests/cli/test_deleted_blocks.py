@@ -14,9 +14,11 @@ from kvchat.cli.compose import Kvchat, opened, start_worker
 from kvchat.cli.shelf import open_store
 from kvchat.config import read_settings
 from kvchat.conversation import Conversation
-from kvchat.engine.api.ids import BlockKey
+from kvchat.engine.api.ids import BlockKey, u32le
+from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import IndexedBlock
 from kvchat.errors import StorageError
+from tests.cli.secret_home import files_with
 
 pytestmark = pytest.mark.cpu
 
@@ -86,6 +88,28 @@ def test_a_session_that_another_process_deletes_is_not_saved_again(kvchat: Kvcha
     chat.close(conversation)
     kvchat.close()
     assert not block_files()
+
+
+def test_no_file_of_a_home_holds_a_word_or_a_token_of_what_was_deleted(kvchat: Kvchat) -> None:
+    """While two windows have it open: words and token ids stay in indexes, logs and copies for long."""
+    chat, paths = kvchat.load(None, None), read_settings().paths
+    home = paths.data_dir.parent
+    talk(chat, "kept")
+    conversation = chat.create("doomed")
+    [*chat.send(conversation, " ".join(f"Zeppelinsuppe {number}." for number in range(80)))]
+    ids = conversation.turns[0].token_ids or ()
+    doomed = (b"Zeppelinsuppe", b"zeppelinsuppe", u32le(ids[64:80]))
+    paths.sessions_db.with_name("sessions.db.backup").write_bytes(paths.sessions_db.read_bytes())
+    chat.close(conversation)
+    kvchat.engine.drain_saves()
+    files = [file for file in home.rglob("*") if file.is_file() or file.is_symlink()]
+    assert {"sessions.db-wal", "index.db-wal"} <= {file.name for file in files_with(home, *doomed)}
+    with closing(open_store(read_settings())) as other, closing(BlockCatalog(paths.cache_dir)):
+        other.remove_sessions([conversation.session.id])
+        assert not files_with(home, *doomed)
+        assert not other.still_readable()
+        assert files_with(home, b"kept")
+    assert len(files) > 5
 
 
 def test_an_engine_that_closes_saves_nothing_for_a_session_that_is_gone(kvchat: Kvchat) -> None:

@@ -58,6 +58,7 @@ class ScriptedStore:
         self.unsent = ScriptedUnsent()
         self.sessions: dict[SessionId, Session] = {}
         self.paths: dict[tuple[SessionId, BranchName], tuple[Turn, ...]] = {}
+        self.left_on_disk: Sequence[str] = ()
 
     def list_sessions(self) -> Sequence[SessionSummary]:
         return [
@@ -115,6 +116,9 @@ class ScriptedStore:
 
     def remove_branch(self, session_id: SessionId, name: str) -> None:
         del self.paths[session_id, name]
+
+    def still_readable(self) -> Sequence[str]:
+        return self.left_on_disk
 
 
 class ScriptedFiles:

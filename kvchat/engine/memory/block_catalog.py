@@ -11,6 +11,7 @@ from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock, WrittenByt
 from kvchat.engine.memory.block_seal import seal_of
 from kvchat.engine.memory.files import SYSTEM, Files
 from kvchat.engine.memory.kept_blocks import Kept
+from kvchat.errors import StorageError
 from kvchat.sealing.sealer import Sealer
 
 IsReferenced = Callable[[IndexedBlock], bool]
@@ -28,6 +29,8 @@ class BlockCatalog:
         Raises: StorageError: the directory cannot be created or written.
         """
         self._directory = BlockDirectory(cache_dir, files, time.time, seal_of(sealer))
+        self.still_readable: Sequence[str] = ()
+        """Where token ids of blocks may be read that were removed here, with what to do about it."""
 
     def usages(self) -> dict[bytes, DiskUsage]:
         """Return the totals of each fingerprint that has blocks."""
@@ -170,8 +173,17 @@ class BlockCatalog:
         self._directory.remove(names)
         self._directory.sync_removed()
         self._directory.remove_empty()
+        self._erase()
         return DiskUsage(
             num_blocks=len(names),
             num_tails=sum(len(block.groups) for block in blocks if block.is_tail),
             num_bytes=sum(block.num_bytes for block in blocks),
         )
+
+    def _erase(self) -> None:
+        try:
+            self._directory.index.erase()
+            self.still_readable = ()
+        except StorageError as error:
+            told = f"token ids of what was deleted may still be in the index of the cache: {error}"
+            self.still_readable = (f"{told} `kvchat cache gc` tries again.",)

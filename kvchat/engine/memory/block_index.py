@@ -213,6 +213,10 @@ class BlockIndex:
         """Look at every row, begin again if one is damaged, and count the totals anew."""
         self._file.check(*_RECOUNT)
 
+    def erase(self) -> None:
+        """Take the token ids of rows that are gone out of the file and its log; see `IndexFile.erase`."""
+        self._file.erase()
+
     def oldest_leaves(self, limit: int) -> list[IndexedBlock]:
         """Return settled blocks that no block on disk has as its parent, longest unused first."""
         is_leaf = """NOT EXISTS (SELECT 1 FROM blocks AS child

@@ -116,6 +116,18 @@ class IndexFile:
             if not is_sound:
                 self._renew()
 
+    def erase(self) -> None:
+        """Write the file anew without what was deleted from it, and empty its log. O(all).
+
+        Raises: StorageError: no room, or somebody else is at it; what is there can be used as before.
+        """
+        with self._lock:
+            try:
+                self._follow()
+                sqlite_files.compact(self._connection)
+            except _SQLITE_ERRORS as error:
+                raise StorageError(_refusal(self._path, error)) from error
+
     def close(self) -> None:
         with self._lock, self._reading:
             self._is_closed = True

@@ -129,3 +129,13 @@ async def test_delete_on_a_line_of_a_branch_deletes_that_branch_alone(tmp_path: 
         await shown.until(lambda: [name for _, name in shown.chat.store.paths] == ["beside"])
         assert shown.chat.store.sessions
         assert shown.questions == ["hello"]
+
+
+async def test_a_file_that_still_holds_deleted_words_is_told(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        shown.chat.store.left_on_disk = ["deleted words may still be in sessions.db.damaged-1"]
+        shown.screen.shelf.ask_to_delete(next(iter(shown.chat.store.sessions)))
+        await shown.until_shown("Delete “hello”?")
+        await shown.pilot.press("enter")
+        await shown.until_shown("may still be in")
