@@ -139,6 +139,24 @@ def test_what_no_longer_fits_is_not_kept_and_nothing_kept_is_dropped(
         store.pin(store.find("one").id, is_pinned=True)
 
 
+def test_a_pinned_session_that_is_verified_keeps_what_took_the_place_of_its_bundles_blocks(
+    kvchat: Kvchat, run: Run, tiny_model: Path, tmp_path: Path
+) -> None:
+    first = ask(kvchat, "demo", LONG, is_new=True)
+    bundle = tmp_path / "demo.kvchat"
+    assert run("export", "demo", "-o", str(bundle))[0] == 0
+    kvchat("sessions", "rm", "--yes", "demo")
+    (imported,) = kvchat("import", str(bundle), "-m", str(tiny_model))
+    assert imported["kv"] == "untrusted", imported["differing"]
+    assert run("sessions", "pin", "demo")[0] == 0
+    verified = kvchat("sessions", "verify", "--all", "demo")
+    assert (verified["trusted"], verified["different"]) == (True, 0)
+    before = held(kvchat)["demo"]
+    kvchat("cache", "evict", "--all")
+    assert before * 3 // 4 < held(kvchat)["demo"] <= before
+    assert is_whole(ask(kvchat, "demo", "and?"), first)
+
+
 def test_a_removed_branch_is_kept_by_no_list_even_where_nothing_more_may_be_kept(home: Path) -> None:
     """Lists name blocks by their token ids, of every model that answered."""
     paths = read_settings().paths
