@@ -1,11 +1,13 @@
 """What the interface does with the machine, on the starter model and real files."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from kvchat.chat import Chat
-from kvchat.cli.compose import opened
+from kvchat.cli.compose import Kvchat, opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.interface_host import InterfaceHost
 from kvchat.cli.model_shelf import models_here, summary_of
@@ -20,28 +22,44 @@ from kvchat.session.tree import Turn
 pytestmark = pytest.mark.cpu
 
 
-def test_an_engine_begins_anew_with_the_same_and_with_another_model(home: Path, tiny_model: Path) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What a window works with, its engine begun."""
+
+    settings: Settings
+    kvchat: Kvchat
+    chat: Chat
+    host: InterfaceHost
+
+
+@pytest.fixture
+def window(home: Path, tiny_model: Path) -> Iterator[Window]:
     settings = read_settings({"sampling.max_tokens": 4})
     engine = EngineSwap()
     with opened(settings, engine) as kvchat:
         chat = kvchat.load(None, str(tiny_model))
         host = InterfaceHost(settings, kvchat, chat, engine)
         engine.start()
-        conversation = chat.create("talk")
-        list(chat.send(conversation, "one"))
-        chat.close(conversation)
-        host.reload()
-        conversation = chat.open("talk")
-        list(chat.send(conversation, "two"))
-        chat.close(conversation)
-        with pytest.raises(ModelNotFound):
-            host.reload("no such model")
-        host.reload("starter")
-        conversation = chat.open("talk")
-        list(chat.send(conversation, "three"))
-        models = [turn.model for turn in conversation.turns[1::2]]
-        assert models == [str(tiny_model), str(tiny_model), "starter"]
-        assert [one.name for one in host.models() if one.is_current] == ["starter"]
+        yield Window(settings=settings, kvchat=kvchat, chat=chat, host=host)
+
+
+def test_an_engine_begins_anew_with_the_same_and_with_another_model(window: Window, tiny_model: Path) -> None:
+    chat, host = window.chat, window.host
+    conversation = chat.create("talk")
+    list(chat.send(conversation, "one"))
+    chat.close(conversation)
+    host.reload()
+    conversation = chat.open("talk")
+    list(chat.send(conversation, "two"))
+    chat.close(conversation)
+    with pytest.raises(ModelNotFound):
+        host.reload("no such model")
+    host.reload("starter")
+    conversation = chat.open("talk")
+    list(chat.send(conversation, "three"))
+    models = [turn.model for turn in conversation.turns[1::2]]
+    assert models == [str(tiny_model), str(tiny_model), "starter"]
+    assert [one.name for one in host.models() if one.is_current] == ["starter"]
 
 
 def say(chat: Chat, text: str) -> Turn:
@@ -51,83 +69,63 @@ def say(chat: Chat, text: str) -> Turn:
     return conversation.turns[-1]
 
 
-def test_a_conversation_goes_on_in_another_format_and_back(home: Path, tiny_model: Path) -> None:
-    settings = read_settings({"sampling.max_tokens": 4})
-    engine = EngineSwap()
-    with opened(settings, engine) as kvchat:
-        chat = kvchat.load(None, str(tiny_model))
-        host = InterfaceHost(settings, kvchat, chat, engine)
-        engine.start()
-        session = chat.create("talk").session
-        assert say(chat, "remember the sea " * 40).exact
-        assert host.use_format(session.id, "int4").endswith("saved")
-        answer = say(chat, "and now?")
-        assert not answer.exact
-        assert answer.usage.cached_tokens > 64
-        assert "computed exactly again" in host.use_format(session.id, "exact")
-        assert say(chat, "and now?").fingerprint != answer.fingerprint
+def test_a_conversation_goes_on_in_another_format_and_back(window: Window) -> None:
+    chat, host = window.chat, window.host
+    session = chat.create("talk").session
+    assert say(chat, "remember the sea " * 40).exact
+    assert host.use_format(session.id, "int4").endswith("saved")
+    answer = say(chat, "and now?")
+    assert not answer.exact
+    assert answer.usage.cached_tokens > 64
+    assert "computed exactly again" in host.use_format(session.id, "exact")
+    assert say(chat, "and now?").fingerprint != answer.fingerprint
 
 
 def test_an_engine_comes_back_where_no_process_can_be_started_to_convert(
-    home: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    window: Window, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = read_settings({"sampling.max_tokens": 4})
-    engine = EngineSwap()
-    with opened(settings, engine) as kvchat:
-        chat = kvchat.load(None, str(tiny_model))
-        host = InterfaceHost(settings, kvchat, chat, engine)
-        engine.start()
-        session = chat.create("talk").session
-        assert say(chat, "hello").exact
-        with monkeypatch.context() as changed:
-            changed.setattr("sys.executable", str(home / "nothing"))
-            with pytest.raises(EngineFailed, match="no process can be started"):
-                host.use_format(session.id, "int4")
-        assert say(chat, "still here").exact
+    chat, host = window.chat, window.host
+    session = chat.create("talk").session
+    assert say(chat, "hello").exact
+    with monkeypatch.context() as changed:
+        changed.setattr("sys.executable", str(home / "nothing"))
+        with pytest.raises(EngineFailed, match="no process can be started"):
+            host.use_format(session.id, "int4")
+    assert say(chat, "still here").exact
 
 
 @pytest.mark.slow
-def test_what_a_format_costs_and_a_refusal_change_nothing(home: Path, tiny_model: Path) -> None:
-    settings = read_settings({"sampling.max_tokens": 4})
-    engine = EngineSwap()
-    with opened(settings, engine) as kvchat:
-        chat = kvchat.load(None, str(tiny_model))
-        host = InterfaceHost(settings, kvchat, chat, engine)
-        engine.start()
-        session = chat.create("talk").session
-        assert say(chat, "remember the sea " * 40).exact
-        cost = host.format_cost(session.id, "int4")
-        assert "would be" in cost
-        assert "nothing was changed" not in cost
-        with pytest.raises(EngineFailed, match="nothing to convert"):
-            host.use_format(session.id, "window")
-        assert kvchat.store.find("talk").namespace == ""
-        again = say(chat, "still here")
-        assert again.exact
-        assert again.usage.cached_tokens > 64
+def test_what_a_format_costs_and_a_refusal_change_nothing(window: Window) -> None:
+    chat, host = window.chat, window.host
+    session = chat.create("talk").session
+    assert say(chat, "remember the sea " * 40).exact
+    cost = host.format_cost(session.id, "int4")
+    assert "would be" in cost
+    assert "nothing was changed" not in cost
+    with pytest.raises(EngineFailed, match="nothing to convert"):
+        host.use_format(session.id, "window")
+    assert window.kvchat.store.find("talk").namespace == ""
+    again = say(chat, "still here")
+    assert again.exact
+    assert again.usage.cached_tokens > 64
 
 
-def test_a_window_lends_its_engine_again_after_it_has_begun_anew(home: Path, tiny_model: Path) -> None:
-    settings = read_settings({"sampling.max_tokens": 4})
-    engine = EngineSwap()
-    with opened(settings, engine) as kvchat:
-        chat = kvchat.load(None, str(tiny_model))
-        host = InterfaceHost(settings, kvchat, chat, engine)
-        engine.start()
-        kvchat.lend_if_possible()
-        first = borrowed_from(settings, tiny_model)
-        assert first is not None
-        host.reload()
-        assert first.status().phase is EnginePhase.FAILED  # its branches went with the worker
-        first.close()
-        again = borrowed_from(settings, tiny_model)
-        assert again is not None
-        again.close()
-        host.reload("starter")
-        assert borrowed_from(settings, tiny_model) is None
-        other = borrowed_from(settings, locate_model("starter").path)
-        assert other is not None
-        other.close()
+def test_a_window_lends_its_engine_again_after_it_has_begun_anew(window: Window, tiny_model: Path) -> None:
+    settings, host = window.settings, window.host
+    window.kvchat.lend_if_possible()
+    first = borrowed_from(settings, tiny_model)
+    assert first is not None
+    host.reload()
+    assert first.status().phase is EnginePhase.FAILED  # its branches went with the worker
+    first.close()
+    again = borrowed_from(settings, tiny_model)
+    assert again is not None
+    again.close()
+    host.reload("starter")
+    assert borrowed_from(settings, tiny_model) is None
+    other = borrowed_from(settings, locate_model("starter").path)
+    assert other is not None
+    other.close()
 
 
 def test_a_window_that_lends_nothing_lends_nothing_after_a_reload(home: Path, tiny_model: Path) -> None:
