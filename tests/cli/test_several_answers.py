@@ -71,9 +71,12 @@ def test_events_say_to_which_answer_they_belong(ask: Ask) -> None:
 
 def test_the_ends_of_all_answers_count(ask: Ask) -> None:
     ask("-n", "2", "--fail-on-length", "hello", code=8)
+    cut_off = branches()
+    assert [path[0] for path in cut_off] == ["hello", "hello"]
     ask("-n", "2", "--edit", "1", "-c", "hello", code=2)
     ask("-n", "2", "-c", code=2)
     ask("-n", "9", "hello", code=2)
+    assert branches() == cut_off
 
 
 def test_a_question_that_is_refused_is_taken_back(ask: Ask) -> None:

@@ -42,3 +42,4 @@ def test_ctrl_z_gives_the_terminal_back_to_the_shell_and_fg_brings_the_interface
         shown.until(lambda: shown.received.count(b"shell> ") == 4)
         shown.type("echo status $?; exit\r")
         shown.until_shown("status 0")
+        assert shown.exit_status() == 0

@@ -34,6 +34,7 @@ def test_keys_typed_before_the_program_runs_are_not_lost(tmp_path: Path) -> None
     with terminal(tmp_path / "log", early_keys="typed far too early\r") as shown:
         shown.until_shown("typed far too early  ›  main")
         shown.until_shown("By train")
+        assert "› typed far too early" not in shown.text  # it was sent, and is not waiting in the prompt
 
 
 def test_a_new_line_typed_right_after_the_start_is_a_new_line(tmp_path: Path) -> None:
@@ -41,6 +42,7 @@ def test_a_new_line_typed_right_after_the_start_is_a_new_line(tmp_path: Path) ->
         shown.until_shown("Say something.")
         shown.type("one\x0atwo\r")
         shown.until_shown("one two")
+        assert "onetwo" not in shown.text
 
 
 def test_noise_of_libraries_goes_to_the_log_and_not_to_the_screen(tmp_path: Path) -> None:
@@ -77,6 +79,7 @@ def test_it_follows_the_size_of_the_terminal(tmp_path: Path) -> None:
         shown.until(lambda: "one cell =" not in shown.text)
         shown.type("still here")
         shown.until_shown("› still here")
+        assert "one cell =" not in shown.text
 
 
 def test_it_has_the_size_of_the_terminal_whatever_the_environment_says(tmp_path: Path) -> None:
@@ -84,12 +87,14 @@ def test_it_has_the_size_of_the_terminal_whatever_the_environment_says(tmp_path:
         shown.until_shown("one cell =")
         shown.resize(60, 20)
         shown.until(lambda: "one cell =" not in shown.text)
+        assert max(map(len, shown.text.splitlines())) <= 60
 
 
 def test_a_terminal_that_is_made_wider_before_the_window_is_drawn_is_filled(tmp_path: Path) -> None:
     with terminal(tmp_path / "log", size=(80, 24)) as shown:
         shown.resize(150, 40)
         shown.until_shown("one cell =")
+        assert max(map(len, shown.text.splitlines())) > 80
 
 
 def test_no_color_draws_without_colours(tmp_path: Path) -> None:
@@ -170,6 +175,7 @@ def test_an_editor_that_is_not_there_is_named_and_the_text_stays(tmp_path: Path)
         shown.type("typed\x07")
         shown.until_shown("the editor /no/such/editor is")
         shown.until_shown("› typed")
+        assert shown.process.poll() is None
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -191,6 +197,7 @@ def test_a_terminal_of_a_few_lines_shows_the_prompt(tmp_path: Path) -> None:
         shown.resize(12, 3)
         shown.resize(80, 24)
         shown.until_shown("› still here")
+        assert shown.process.poll() is None
 
 
 def test_a_window_needs_no_standard_output(tmp_path: Path) -> None:

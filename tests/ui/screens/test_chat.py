@@ -32,6 +32,7 @@ async def test_the_second_answer_says_what_it_reused(tmp_path: Path) -> None:
         await shown.say_and_wait("first")
         await shown.say_and_wait("second")
         await shown.until_shown("reused 17 of 30 · loaded 0 · computed 13")
+        assert shown.answers[1].turn.usage.cached_tokens == 17
 
 
 async def test_an_answer_streams_while_it_is_written(tmp_path: Path) -> None:
@@ -114,6 +115,7 @@ async def test_an_engine_that_fails_gives_the_message_back_and_says_why(tmp_path
         engine.phase = EnginePhase.FAILED
         await shown.until(lambda: shown.screen.prompt.text == "hello")
         await shown.until_shown("the model file is damaged")
+        assert shown.questions == shown.chat.sent == []
 
 
 async def test_a_refused_message_comes_back_to_the_prompt(tmp_path: Path) -> None:
@@ -201,6 +203,7 @@ async def test_switching_by_name_shows_the_other_conversation(tmp_path: Path) ->
         await shown.say_and_wait("hello")
         await shown.say("/switch Oslo")
         await shown.until(lambda: shown.questions == ["By boat?"])
+        assert [answer.turn.text for answer in shown.answers] == ["Yes."]
 
 
 async def test_switching_in_the_list_shows_the_other_conversation(tmp_path: Path) -> None:
@@ -263,6 +266,7 @@ async def test_a_conversation_can_be_renamed(tmp_path: Path) -> None:
         await shown.say_and_wait("hello")
         await shown.say("/title Trip to Oslo")
         await shown.until_shown("Trip to Oslo  ›  main")
+        assert [session.title for session in shown.chat.store.sessions.values()] == ["Trip to Oslo"]
 
 
 async def test_an_unknown_command_stays_in_the_prompt(tmp_path: Path) -> None:
@@ -282,6 +286,8 @@ async def test_the_palette_lists_and_runs_the_commands(tmp_path: Path) -> None:
         await shown.until(lambda: "/retry" in shown.text and "/attach" not in shown.text)
         await shown.pilot.press("enter")
         await shown.until(lambda: len(shown.chat.store.paths) == 2)
+        assert shown.questions == ["hello"]
+        assert shown.screen.prompt.text == ""
 
 
 async def test_help_opens_and_closes(tmp_path: Path) -> None:
@@ -290,6 +296,7 @@ async def test_help_opens_and_closes(tmp_path: Path) -> None:
         await shown.until_shown("// sends a line that begins with /")
         await shown.pilot.press("escape")
         await shown.until_gone("// sends a line that begins with /")
+        assert shown.app.screen is shown.screen
 
 
 async def test_printable_keys_return_to_the_prompt_from_anywhere(tmp_path: Path) -> None:

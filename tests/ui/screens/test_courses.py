@@ -124,6 +124,7 @@ async def test_there_is_no_more_to_take_back_than_was_said(tmp_path: Path) -> No
         await shown.until_shown("there is no message 2 from the end to undo")
         await shown.say("/drop x")
         await shown.until_shown("there is no message x from the end to drop")
+        assert shown.questions == ["hello"]
 
 
 async def test_an_undo_while_the_model_loads_waits_for_what_it_costs(tmp_path: Path) -> None:

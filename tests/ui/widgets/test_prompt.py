@@ -41,6 +41,7 @@ async def test_a_paste_is_text_even_if_it_looks_like_a_command(tmp_path: Path) -
         await paste(shown, "/quit")
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.chat.sent == ["/quit"])
+        assert shown.app.is_running
 
 
 async def test_a_paste_of_many_lines_is_one_message(tmp_path: Path) -> None:
@@ -57,6 +58,7 @@ async def test_a_pasted_name_does_not_complete_a_typed_slash(tmp_path: Path) -> 
         await paste(shown, "quit")
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.chat.sent == ["/quit"])
+        assert shown.app.is_running
 
 
 async def test_an_argument_may_be_pasted(tmp_path: Path) -> None:
@@ -66,18 +68,21 @@ async def test_an_argument_may_be_pasted(tmp_path: Path) -> None:
         await paste(shown, "From a paste")
         await shown.pilot.press("enter")
         await shown.until_shown("From a paste  ›  main")
+        assert shown.chat.sent == ["hello"]
 
 
 async def test_a_doubled_slash_sends_one(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say("//help")
         await shown.until(lambda: shown.chat.sent == ["/help"])
+        assert shown.app.screen is shown.screen
 
 
 async def test_a_slash_inside_a_line_is_text(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say("a/b")
         await shown.until(lambda: shown.chat.sent == ["a/b"])
+        assert shown.screen.prompt.text == ""
 
 
 async def test_commands_are_offered_chosen_and_completed(tmp_path: Path) -> None:
@@ -127,6 +132,7 @@ async def test_a_pasted_command_stays_text_in_the_history(tmp_path: Path) -> Non
         await shown.until(lambda: len(shown.answers) == 1 and not shown.screen.turns.is_running)
         await shown.pilot.press("up", "enter")
         await shown.until(lambda: shown.chat.sent == ["/quit", "/quit"])
+        assert shown.app.is_running
 
 
 async def test_a_text_put_into_the_prompt_leaves_the_draft_a_key_up_away(tmp_path: Path) -> None:
@@ -146,6 +152,7 @@ async def test_keys_that_come_in_one_burst_act_in_their_order(tmp_path: Path) ->
         for key, character in burst:
             shown.app.post_message(events.Key(key, character))
         await shown.until(lambda: shown.screen.prompt.text == "nexw")
+        assert shown.chat.sent == []
 
 
 async def test_what_is_half_typed_is_below_the_history_and_what_is_changed_there_stays(
