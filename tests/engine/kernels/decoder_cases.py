@@ -18,7 +18,9 @@ from kvchat.engine.kernels.decoder_layers.args import (
     RopeTable,
     StepRows,
 )
+from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.linear import pack
+from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.paged_attention.native import span_table
 from kvchat.engine.kernels.quantised_linear import quantise
@@ -167,3 +169,16 @@ def make_step(
     return StepRows(
         positions=torch.cat(positions), groups=[group, replace(group)], sampling=torch.arange(row)
     )
+
+
+def native_of(model: Model, pools: list[LayerPool], library: Library) -> NativeLayers:
+    """Return a model's layers as the native kernels compute them."""
+    layers = NativeLayers(model.layers, pools, model.last_norm, model.head, library)
+    layers.take_ropes(model.ropes)
+    return layers
+
+
+def hidden_of(model: Model, step: StepRows) -> Tensor:
+    """Each row's numbers follow from its position alone."""
+    table = torch.randn(1000, model.shape.hidden, generator=torch.Generator().manual_seed(5))
+    return table[step.positions]

@@ -1,6 +1,5 @@
 """Native decoder layers are the reference at every level; company and threads change no bit of a row."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -8,12 +7,10 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.decoder_layers import reference
-from kvchat.engine.kernels.decoder_layers.args import Activation, LayerPool, StepRows
-from kvchat.engine.kernels.decoder_layers.native import NativeLayers
+from kvchat.engine.kernels.decoder_layers.args import Activation, StepRows
 from kvchat.engine.kernels.linear import can_pack
 from kvchat.engine.kernels.native.library import Library
-from tests.engine.kernels import native_library
-from tests.engine.kernels.decoder_cases import TEXTS, Model, Shape, make_step
+from tests.engine.kernels.decoder_cases import TEXTS, Model, Shape, hidden_of, make_step, native_of
 from tests.engine.kernels.native_library import EMULATED, all_levels
 
 pytestmark = [pytest.mark.cpu, all_levels]
@@ -38,34 +35,10 @@ SHAPES = {
 all_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 
 
-@pytest.fixture
-def library(level: str) -> Library:
-    return native_library.native(level)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def model_of(shape: Shape) -> Model:
     if shape.weights == "packed" and not can_pack(torch.empty(512, 512, dtype=shape.dtype)):
         pytest.skip("weights are not packed here")
     return Model(shape)
-
-
-def native_of(model: Model, pools: list[LayerPool], library: Library) -> NativeLayers:
-    layers = NativeLayers(model.layers, pools, model.last_norm, model.head, library)
-    layers.take_ropes(model.ropes)
-    return layers
-
-
-def hidden_of(model: Model, step: StepRows) -> Tensor:
-    """Each row's numbers follow from its position alone."""
-    table = torch.randn(1000, model.shape.hidden, generator=torch.Generator().manual_seed(5))
-    return table[step.positions]
 
 
 @all_shapes

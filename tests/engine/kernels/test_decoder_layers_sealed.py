@@ -1,6 +1,6 @@
 """Native decoder layers over quantised blocks are the reference at every level; company changes no bit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,13 +9,11 @@ from torch import Tensor
 
 from kvchat.engine.kernels.decoder_layers import reference
 from kvchat.engine.kernels.decoder_layers.args import LayerPool, StepRows
-from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.quantised_kv.reference import quantise
 from kvchat.engine.kernels.sealed_attention.args import SealedPool
 from kvchat.engine.kernels.sealed_record import Code, SealedRecord, num_sealed
-from tests.engine.kernels import native_library
-from tests.engine.kernels.decoder_cases import Model, Shape, make_step
+from tests.engine.kernels.decoder_cases import Model, Shape, hidden_of, make_step, native_of
 from tests.engine.kernels.native_library import EMULATED, all_levels
 
 pytestmark = [pytest.mark.cpu, all_levels]
@@ -40,18 +38,6 @@ CASES: dict[str, tuple[Shape, Sequence[Codes]]] = {
 }
 all_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 Case = tuple[Shape, Sequence[Codes]]
-
-
-@pytest.fixture
-def library(level: str) -> Library:
-    return native_library.native(level)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def places_of(shape: Shape) -> list[Tensor]:
@@ -101,18 +87,6 @@ def sealed_pools(model: Model, codes: Sequence[Codes]) -> list[LayerPool]:
             part[before] = float("nan")
         pools.append(replace(pool, sealed=SealedPool(*packed, *records), old=number % 2))
     return pools
-
-
-def native_of(model: Model, pools: list[LayerPool], library: Library) -> NativeLayers:
-    layers = NativeLayers(model.layers, pools, model.last_norm, model.head, library)
-    layers.take_ropes(model.ropes)
-    return layers
-
-
-def hidden_of(model: Model, step: StepRows) -> Tensor:
-    """Each row's numbers follow from its position alone."""
-    table = torch.randn(1000, model.shape.hidden, generator=torch.Generator().manual_seed(5))
-    return table[step.positions]
 
 
 @all_cases

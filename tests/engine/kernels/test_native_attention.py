@@ -9,7 +9,6 @@ from torch import Tensor
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention import native, reference
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-from tests.engine.kernels import native_library
 from tests.engine.kernels.attention_cases import LENGTHS, Case, Shape, dense, make_case
 from tests.engine.kernels.native_library import all_levels
 from tests.engine.kernels.test_paged_attention import all_shapes, case_of, new_tokens
@@ -28,11 +27,6 @@ REAL = {
     "chunks": Shape(head_dim_k=32, head_dim_v=32, chunk=200),
 }
 real_shapes = pytest.mark.parametrize("shape", REAL.values(), ids=REAL.keys())
-
-
-@pytest.fixture
-def library(level: str) -> Library:
-    return native_library.native(level)
 
 
 def attend(case: Case, library: Library) -> Tensor:
