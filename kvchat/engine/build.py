@@ -25,7 +25,7 @@ from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import open_saver, open_store
 from kvchat.engine.drafts import Drafts
 from kvchat.engine.fusion import fused_pass
-from kvchat.engine.gpu import short_steps
+from kvchat.engine.gpu import Recording, recorded_bytes, short_steps
 from kvchat.engine.kept_rates import Computing, KeptRates
 from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.machine import processor_name
@@ -99,7 +99,8 @@ def assemble(
         context_len=info.max_context, chunk_len=config.max_batch_tokens, block_size=config.block_size
     )
     activation = activation_bytes(candidate.loaded.module, make_pass, groups, lengths)
-    num_blocks = _num_blocks(config, groups, lengths, _free_bytes(device) - activation)
+    taken = activation + recorded_bytes(make_pass, groups, lengths, device)
+    num_blocks = _num_blocks(config, groups, lengths, _free_bytes(device) - taken)
     pool = DevicePool(groups, num_blocks, config.block_size, device)
     digest = fingerprint_of(candidate, config, pool)
     store, disk_problem = open_store(config, pool, digest)
@@ -115,7 +116,9 @@ def assemble(
     shadows = shadows_of(candidate.loaded, groups, _shadow_bytes(config, pool))
     passed = walking_pass if device.type == "cuda" else fused_pass
     forward, unfused = passed(candidate.loaded, candidate.served, pool)
-    short = short_steps(forward, groups, pool, info.max_context, report, config.cache_dir)
+    short = short_steps(
+        forward, groups, pool, Recording(lengths.context_len, activation, config.cache_dir), report
+    )
     return EngineParts(
         info=replace(
             info,

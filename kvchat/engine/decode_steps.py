@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BranchId, GroupId
 from kvchat.engine.attention.paged import GroupStep
 from kvchat.engine.batch import Batch, Chunk
@@ -28,6 +29,7 @@ from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
+from kvchat.engine.reserve import Reserve
 from kvchat.engine.runner import ForwardPass, Row
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -110,11 +112,34 @@ class DecodeSteps:
         self._tables: dict[tuple[BranchId, GroupId], NDArray[np.int32]] = {}
 
     @torch.inference_mode()
-    def prepare(self, report: Callable[[str], None] = lambda _: None) -> float:
+    def recorded_bytes(self) -> int:
+        """Return what all sizes hold beside the pools once they are recorded: they share the memory in which
+        they compute, and each has numbers and logits of its own.
+
+        Effect: computes a step of the most rows, and one of the most tokens.
+        """
+        if not self._sizes:
+            return 0
+        own, peaks = 0, [0]
+        for size in {max(self._sizes), max(self._sizes, key=lambda size: size.num_rows * size.context_len)}:
+            try:
+                step = _Step(self._forward, self._groups, self._limits, size)
+                peaks.append(peak_bytes(step.compute_once))
+            except torch.OutOfMemoryError:  # nor is it recorded then
+                continue
+            row_bytes = step.own_bytes / size.num_rows
+            own = max(own, int(row_bytes * sum(each.num_rows for each in self._sizes)))
+        return max(peaks) + own
+
+    @torch.inference_mode()
+    def prepare(
+        self, report: Callable[[str], None] = lambda _: None, reserve: Reserve | None = None
+    ) -> float:
         """Record every size, the largest first, since smaller ones use its memory again.
 
         Args:
             report: is told in words how far it is.
+            reserve: memory that others need: sizes that would not leave it are not recorded.
 
         Returns:
             The seconds it took.
@@ -129,6 +154,8 @@ class DecodeSteps:
             try:
                 self._steps[size] = _Step(self._forward, self._groups, self._limits, size)
                 self._steps[size].record(self._recorder)
+                if reserve is not None and not reserve.is_kept:
+                    raise torch.OutOfMemoryError("what other steps need is not left")
             except torch.AcceleratorError:
                 raise
             except torch.OutOfMemoryError:
@@ -236,6 +263,17 @@ class _Step:
         self._row = self._make_row()
         self._logits: Tensor | None = None
         self._repeat: Callable[[], None] = self._compute
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of its numbers on the device, and of its logits once it has computed."""
+        return self._device.nbytes + (0 if self._logits is None else self._logits.nbytes)
+
+    def compute_once(self) -> None:
+        """Compute the step on rows without a query."""
+        self.fill((), {})
+        self._send()
+        self._compute()
 
     def record(self, recorder: Recorder) -> None:
         """Make the step repeatable, and see that it is. Computes it, on rows without a query.

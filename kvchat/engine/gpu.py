@@ -1,6 +1,8 @@
 """What an engine does on a GPU before it answers: try the kernels, and record the steps that decode."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,9 +18,10 @@ from kvchat.engine.cache.spec import (
     SealedSpec,
     SlidingSpec,
 )
+from kvchat.engine.capacity import Lengths
 from kvchat.engine.compiled import choose
 from kvchat.engine.cuda_graphs import CudaGraphs
-from kvchat.engine.decode_steps import DecodeSteps, Limits
+from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps, Limits
 from kvchat.engine.forward import PackedPass
 from kvchat.engine.kernels import sealed_attention
 from kvchat.engine.kernels.checks import debugs
@@ -28,6 +31,7 @@ from kvchat.engine.kernels.trials import FUSED_TRIALS, LATENT_TRIALS, TRIALS, tr
 from kvchat.engine.layer_pass import LayerPass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
+from kvchat.engine.reserve import Reserve
 from kvchat.engine.runner import ForwardPass
 
 Report = Callable[[str], None]
@@ -62,28 +66,63 @@ def _has_kernels(device: torch.device) -> bool:
     )
 
 
-def short_steps(
-    forward: ForwardPass,
+def recorded_bytes(
+    make_pass: Callable[[DevicePool], ForwardPass],
     groups: Sequence[Group],
-    pool: DevicePool,
-    context_len: int,
-    report: Report,
-    cache_dir: Path | None = None,
-) -> DecodeSteps | None:
-    """Return recorded steps where a GPU can repeat this model's; None: nothing is recorded.
+    lengths: Lengths,
+    device: torch.device,
+) -> int:
+    """Return what recorded steps will hold beside weights and pools; 0 where none is recorded.
 
-    Args:
-        cache_dir: where it is remembered whether layers are compiled; None: they are not.
+    Effect:
+        Computes two steps on a pool of its own; whoever serves the model makes a forward pass again.
     """
-    if forward.device.type != "cuda" or debugs() or not can_record(forward, groups):
+    if device.type != "cuda" or debugs():
+        return 0
+    pool = DevicePool(groups, {group.id: 1 for group in groups}, lengths.block_size, device)
+    forward = make_pass(pool)
+    if not can_record(forward, groups):
+        return 0
+    limits = limits_of(groups, pool, lengths.context_len)
+    return DecodeSteps(forward, groups, limits, ComputesAnew()).recorded_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Args:
+    context_len: longest sequence.
+    reserve_bytes: what the largest step allocates, which recorded ones must leave.
+    cache_dir: where it is remembered whether layers are compiled; None: they are not.
+    """
+
+    context_len: int
+    reserve_bytes: int
+    cache_dir: Path | None = None
+
+
+def short_steps(
+    forward: ForwardPass, groups: Sequence[Group], pool: DevicePool, recording: Recording, report: Report
+) -> DecodeSteps | None:
+    """Return recorded steps where a GPU can repeat this model's; None: nothing is recorded."""
+    device = forward.device
+    if device.type != "cuda" or debugs() or not can_record(forward, groups):
         return None
-    steps = DecodeSteps(forward, groups, limits_of(groups, pool, context_len), CudaGraphs(forward.device))
+    limits = limits_of(groups, pool, recording.context_len)
+    steps = DecodeSteps(forward, groups, limits, CudaGraphs(device))
+    cache_dir = recording.cache_dir
     if isinstance(forward, LayerPass) and cache_dir is not None:
         report("timing a step, compiled and not (a minute or more, the first time only)")
         report(choose(forward, forward.walk, steps.time_smallest, cache_dir).in_words())
-    seconds = steps.prepare(report)
+    reserve = Reserve(num_bytes=recording.reserve_bytes, free_bytes=partial(free_bytes, device))
+    seconds = steps.prepare(report, reserve)
     report(f"decode steps are recorded ({seconds:.0f} s)")
     return steps
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return what a GPU has left, with what torch has kept for itself and does not use."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def can_record(forward: ForwardPass, groups: Sequence[Group]) -> bool:

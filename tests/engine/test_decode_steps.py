@@ -1,6 +1,6 @@
 """Steps in buffers of a fixed size compute what steps of exactly their size do, whoever else is in them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
 from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps, Limits
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import load_model
+from kvchat.engine.reserve import Reserve
 from kvchat.engine.route import Served, choose_route
 from kvchat.engine.runner import Row, Runner
 from tests.engine.tiny_models import token_ids
@@ -193,3 +195,73 @@ def test_a_device_that_failed_is_not_taken_for_one_that_cannot_record() -> None:
     limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
     with pytest.raises(torch.AcceleratorError):
         DecodeSteps(Failing(torch.AcceleratorError), (), limits, ComputesAnew()).prepare()
+
+
+class Card:
+    """A device's memory, of which recorded steps take; smaller ones compute in that of larger ones.
+
+    Args:
+        comes_back: whether what a step took is free again when it is given up.
+    """
+
+    ROW_BYTES = 100
+
+    def __init__(self, num_bytes: int, reserve_bytes: int, *, comes_back: bool) -> None:
+        self._num_bytes = num_bytes
+        self._reserve_bytes = reserve_bytes
+        self._comes_back = comes_back
+        self._taken = 0
+
+    def record(self, step: Callable[[], None]) -> Callable[[], None]:
+        if self._comes_back and self.left() < self._reserve_bytes:
+            self._taken = 0
+        num_rows = step.__self__._size.num_rows  # type: ignore[attr-defined]
+        self._taken = max(self._taken, num_rows * self.ROW_BYTES)
+        return step
+
+    def left(self) -> int:
+        return self._num_bytes - self._taken
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+@pytest.mark.parametrize(
+    ("reserve_bytes", "fitting"),
+    [(0, {1, 2, 8}), (400, {1, 2, 8}), (401, {1, 2}), (1001, {1}), (1200, set())],
+)
+def test_recorded_steps_leave_what_other_steps_need(
+    reserve_bytes: int, fitting: set[int], comes_back: bool, tiny: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 1,200 bytes the largest takes 800; if they do not come back, nothing else has room either."""
+    sequences = open_sequences(tiny("llama"))
+    card = Card(1200, reserve_bytes, comes_back=comes_back)
+    limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
+    steps = DecodeSteps(sequences.forward, sequences.served.groups, limits, card, (1, 2, 8))
+    steps.prepare(reserve=Reserve(num_bytes=reserve_bytes, free_bytes=card.left))
+    kept = {size.num_rows for size in steps._steps}
+    assert kept == (fitting if comes_back or 8 in fitting else set())
+    assert not kept or card.left() >= reserve_bytes
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    missing = ", ".join(str(number) for number in sorted({1, 2, 8} - kept))
+    assert len(warnings) == (1 if missing else 0)
+    assert all(f"no memory to record decode steps of {missing} rows" in warning for warning in warnings)
+
+
+def test_what_recorded_steps_hold_is_known_before_there_are_any(tiny: Any) -> None:
+    """Numbers and logits of each size, and the memory in which the largest computes."""
+    sequences = open_sequences(tiny("llama"))
+    limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
+
+    def foreseen(batch_sizes: Sequence[int]) -> int:
+        groups = sequences.served.groups
+        return DecodeSteps(sequences.forward, groups, limits, ComputesAnew(), batch_sizes).recorded_bytes()
+
+    one, large, both = foreseen((1,)), foreseen((8,)), foreseen((1, 8))
+    steps = sequences.steps((1, 8))
+    held = {size.num_rows: step.own_bytes for size, step in steps._steps.items()}
+    with torch.inference_mode():
+        peaks = {size.num_rows: peak_bytes(step._compute) for size, step in steps._steps.items()}
+    assert held[8] == 8 * held[1]
+    for found, rows in ((one, (1,)), (large, (8,)), (both, (1, 8))):
+        assert found >= sum(held[number] for number in rows) + peaks[max(rows)]
+    assert both == large + held[1]
+    assert DecodeSteps(sequences.forward, (), limits, ComputesAnew(), ()).recorded_bytes() == 0
