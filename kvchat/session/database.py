@@ -87,10 +87,10 @@ class Database:
         """Close the file; once a day a copy of it is kept beside it."""
         with self._lock:
             if self._connection.total_changes > self._num_changes:
-                if erasure.is_owed(self.path):
-                    self.erase()
                 # Without a copy less can be recovered; nothing else depends on it.
                 with suppress(StorageError), self._errors_told():
+                    if erasure.is_owed(self.path):
+                        self.erase()
                     recovery.back_up(self._connection, self.path)
             self._connection.close()
 

@@ -67,7 +67,7 @@ class UnsentShelf:
 
     def owners(self) -> frozenset[str]:
         """Return the sessions that anything is kept for, also what is damaged."""
-        files = () if self._files is None else self._files.all()
+        files = () if self._files is None else _all(self._files)
         names = {file.stem.removeprefix(_ASIDE).partition(".")[0] for file in files}
         return frozenset(names - {_NOT_BEGUN})
 
@@ -117,7 +117,8 @@ class UnsentShelf:
         if self._files is None:
             return
         name = session_id or _NOT_BEGUN
-        unfinished = self._files.directory.glob(f".{name}.*")  # by a process that was killed
+        with _told(f"cannot read {self._files.directory}"):
+            unfinished = [*self._files.directory.glob(f".{name}.*")]  # by a process that was killed
         for file in (*_kept(self._files, name), *_kept(self._files, _ASIDE + name), *unfinished):
             self._remove(file)
 
@@ -126,7 +127,7 @@ class UnsentShelf:
         if self._files is None:
             return
         target = SealedFiles(self._files.directory, sealer, b"unsent")
-        for file in self._files.all():
+        for file in _all(self._files):
             with _told(f"{file} cannot be written in another way"), suppress(FileNotFoundError, ValueError):
                 target.write(target.file(file.stem), self._files.read(file))
 
@@ -136,9 +137,14 @@ class UnsentShelf:
             self._files.remove(file)
 
 
+def _all(files: SealedFiles) -> Sequence[Path]:
+    with _told(f"cannot read {files.directory}"):
+        return files.all()
+
+
 def _kept(files: SealedFiles, name: str) -> Sequence[Path]:
     """Return the files of one conversation, in the order in which they were written."""
-    stems = {file.stem: file for file in files.all()}
+    stems = {file.stem: file for file in _all(files)}
     return [stems[stem] for stem in sorted(stems) if stem == name or stem.startswith(f"{name}.")]
 
 

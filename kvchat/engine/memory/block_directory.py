@@ -1,5 +1,6 @@
 """The files and the index of one cache directory, over all fingerprints: what store and catalog share."""
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -32,6 +33,8 @@ from kvchat.engine.memory.kept_blocks import KeptBlocks
 from kvchat.engine.memory.quarantine import Quarantine
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.writers import Writers
+
+log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 5.0
 """How long files that could not be looked at are left alone; twice as long each time that did not help."""
@@ -77,7 +80,7 @@ class BlockDirectory:
         self._unsynced: set[Path] = set()
         with storage_errors(cache_dir):
             make_private(files, self.blocks_dir)
-        self.index = BlockIndex(cache_dir / "index.db", files, self._has_file, seal)
+        self.index = BlockIndex(cache_dir / "index.db", files, self.has_file, seal)
         try:
             self._recover()
         except BaseException:
@@ -225,7 +228,7 @@ class BlockDirectory:
         seen: set[BlockName] = set()
         found: list[FoundBlock] = []
         with storage_errors(self.blocks_dir):
-            for fingerprint, path in block_files(self.blocks_dir):
+            for fingerprint, path in block_files(self.files, self.blocks_dir, self._note_unlisted):
                 if match := _BLOCK_FILE.fullmatch(path.name):
                     name = (fingerprint, DiskKey(bytes.fromhex(match[1])), GroupId(int(match[2])))
                     seen.add(name)
@@ -244,6 +247,10 @@ class BlockDirectory:
         if self._has_seen_all:
             self._unseen_s = None
 
+    def _note_unlisted(self, shelf: Path, error: OSError) -> None:
+        self._has_seen_all = False
+        log.warning("the blocks in %s cannot be looked at now and stay: %s", shelf, error.strerror or error)
+
     def adopt(self, fingerprint: bytes, path: Path) -> bool:
         """Add the row of a file without one; False if it was no block of this fingerprint, now set aside."""
         found = self._identified(fingerprint, path)
@@ -253,10 +260,14 @@ class BlockDirectory:
 
     def remove_empty(self) -> None:
         """Remove directories that hold nothing."""
-        for directory in directories_in(self.blocks_dir):
-            for empty in (*directories_in(directory), directory):
-                with suppress(OSError):  # not empty, or gone
-                    self.files.remove_dir(empty)
+        with suppress(OSError):  # one that cannot be listed stays
+            for directory in directories_in(self.files, self.blocks_dir):
+                shelves: list[Path] = []
+                with suppress(OSError):
+                    shelves = directories_in(self.files, directory)
+                for empty in (*shelves, directory):
+                    with suppress(OSError):  # not empty, or gone
+                        self.files.remove_dir(empty)
 
     def sync_removed(self) -> None:
         """Make it durable that files are gone."""
@@ -329,13 +340,21 @@ class BlockDirectory:
 
     def _settle(self, names: Sequence[BlockName], writer: str) -> None:
         # A file may have got no further than the rename.
-        self._sync({self.path(*name).parent for name in names if self._has_file(name)})
+        self._sync({self.path(*name).parent for name in names if self.has_file(name)})
         self.index.settle_again(names, writer)
 
-    def _has_file(self, name: BlockName) -> bool:
+    def sees(self, name: BlockName) -> bool:
+        """Whether a block's file is there; not if that cannot be told now: then it is computed again."""
         try:
-            return self.path(*name).exists()
-        except OSError:  # nobody may look: no reason to forget it
+            return self.files.identity(self.path(*name)) is not None
+        except OSError:
+            return False
+
+    def has_file(self, name: BlockName) -> bool:
+        """Whether a block's file is there, or may be: if that cannot be told now, nothing is forgotten."""
+        try:
+            return self.files.identity(self.path(*name)) is not None
+        except OSError:
             return True
 
     def _dead(self) -> dict[str, str]:

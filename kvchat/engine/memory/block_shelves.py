@@ -1,12 +1,13 @@
 """The shelves that block files stand on: what lies there, and what the operating system says of them."""
 
 import errno
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+from kvchat.engine.memory.files import Files
 from kvchat.errors import StorageError
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -29,24 +30,42 @@ def _advice(where: Path, error: OSError) -> str:
     return f"The cache in {where} cannot be used: {error.strerror or error}. Choose another cache directory."
 
 
-def block_files(blocks_dir: Path) -> Iterator[tuple[bytes, Path]]:
-    """Yield whatever lies where block files would, with the fingerprint that it lies under."""
-    for directory in directories_in(blocks_dir):
+def block_files(
+    files: Files, blocks_dir: Path, on_unlisted: Callable[[Path, OSError], object]
+) -> Iterator[tuple[bytes, Path]]:
+    """Yield whatever lies where block files would, with the fingerprint that it lies under.
+
+    Args:
+        on_unlisted: told each directory in there whose names cannot be read now.
+
+    Raises: OSError: `blocks_dir` itself cannot be read.
+    """
+    for directory in directories_in(files, blocks_dir):
         if _FINGERPRINT.fullmatch(directory.name):
-            for shelf in directories_in(directory):
-                yield from ((bytes.fromhex(directory.name), file) for file in _listing(shelf))
+            for shelf in _told(directory, partial(directories_in, files), on_unlisted):
+                for file in _told(shelf, partial(_listing, files), on_unlisted):
+                    yield bytes.fromhex(directory.name), file
 
 
-def directories_in(path: Path) -> list[Path]:
+def directories_in(files: Files, path: Path) -> list[Path]:
     try:
-        with os.scandir(path) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return [Path(entry.path) for entry in files.entries(path) if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
 
 
-def _listing(path: Path) -> list[Path]:
+def _listing(files: Files, path: Path) -> list[Path]:
     try:
-        return [path / name for name in os.listdir(path)]
+        return [Path(entry.path) for entry in files.entries(path)]
     except FileNotFoundError:
+        return []
+
+
+def _told(
+    path: Path, read: Callable[[Path], list[Path]], on_unlisted: Callable[[Path, OSError], object]
+) -> list[Path]:
+    try:
+        return read(path)
+    except OSError as error:
+        on_unlisted(path, error)
         return []

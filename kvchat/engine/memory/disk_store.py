@@ -13,6 +13,7 @@ from kvchat.engine.memory.block_directory import BlockDirectory
 from kvchat.engine.memory.block_file import BlockHeader, FileIdentity, Layout, Region
 from kvchat.engine.memory.block_index import BlockName, DiskUsage, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.block_seal import seal_of
+from kvchat.engine.memory.block_shelves import storage_errors
 from kvchat.engine.memory.files import SYSTEM, Buffer, Files
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.sealing.sealer import Sealer
@@ -77,15 +78,18 @@ class DiskStore:
         self._enforce_limit()
 
     def has(self, key: BlockKey, group: GroupId) -> bool:
-        """Whether a block is there. Pure; one look-up in the index and one at the file."""
-        return self._index.contains(self._fingerprint, key, group) and self._path(key, group).exists()
+        """Whether a block is there. Pure; one look-up in the index and one at the file. What cannot be told
+        now is not there.
+        """
+        is_indexed = self._index.contains(self._fingerprint, key, group)
+        return is_indexed and self._directory.sees(self._name(key, group))
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> list[bool]:
         """For each key, whether its block is there. Pure; one query for a whole chain."""
         indexed = self._index.contained(self._fingerprint, keys, group)
         if self._healed():
             indexed = self._index.contained(self._fingerprint, keys, group)
-        return [key in indexed and self._path(key, group).exists() for key in keys]
+        return [key in indexed and self._directory.sees(self._name(key, group)) for key in keys]
 
     def children(self, parent: BlockKey) -> tuple[StoredBlock, ...]:
         """Return the blocks and tails directly behind a parent, their keys recomputed. Pure."""
@@ -180,9 +184,7 @@ class DiskStore:
         kept = self._directory.kept.all()
         names = [self._name(key, group) for key in keys for group in self._layouts]
         names = [name for name in names if name[:2] not in kept]
-        num_bytes = sum(
-            self._payload_bytes[name[2]] for name in names if self._directory.path(*name).exists()
-        )
+        num_bytes = sum(self._payload_bytes[name[2]] for name in names if self._directory.has_file(name))
         self._directory.remove(names)
         return num_bytes
 
@@ -244,7 +246,8 @@ class DiskStore:
         return tuple(block for block in blocks if block.groups)
 
     def _groups_there(self, block: IndexedBlock) -> frozenset[GroupId]:
-        return frozenset(group for group in block.groups if self._path(block.key, group).exists())
+        sees = self._directory.sees
+        return frozenset(group for group in block.groups if sees(self._name(block.key, group)))
 
     def _healed(self) -> bool:
         """Whether the index was lost and is back. Looking at all files takes less than computing them all."""
@@ -255,8 +258,9 @@ class DiskStore:
 
     def _is_there(self, header: BlockHeader) -> bool:
         path = self._path(header.key, header.group)
-        if not path.exists():
-            return False
+        with storage_errors(path.parent):
+            if self._directory.files.identity(path) is None:
+                return False
         if self._index.contains(self._fingerprint, header.key, header.group):
             return True
         return self._directory.adopt(self._fingerprint, path)

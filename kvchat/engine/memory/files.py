@@ -28,6 +28,10 @@ MAX_PARTS = 1024
 """As many buffers does Linux fill in one call."""
 
 
+Identity = tuple[int, int]
+"""Device and inode of a file."""
+
+
 class Files(Protocol):
     """The operating system as the disk tier sees it. Every method may raise OSError.
 
@@ -48,6 +52,14 @@ class Files(Protocol):
 
     def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
         """Write `parts`, one after another, behind what was written; return how many bytes were taken."""
+        ...
+
+    def identity(self, path: Path) -> Identity | None:
+        """Return which file has this name, links followed; None if none has. Not being told is an error."""
+        ...
+
+    def entries(self, path: Path) -> Sequence[os.DirEntry[str]]:
+        """Return what lies in a directory."""
         ...
 
     def announce(self, path: Path) -> bool:
@@ -104,6 +116,17 @@ class SystemFiles:
 
     def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
         return _write_past_the_cache(descriptor, parts) or os.writev(descriptor, parts)
+
+    def identity(self, path: Path) -> Identity | None:
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_dev, status.st_ino
+
+    def entries(self, path: Path) -> Sequence[os.DirEntry[str]]:
+        with os.scandir(path) as entries:
+            return list(entries)
 
     def announce(self, path: Path) -> bool:
         if not hasattr(os, "RWF_NOWAIT"):

@@ -4,16 +4,17 @@ Nothing in it is the truth, so damage is never an error: the file is replaced by
 says that the block files should be looked at again.
 """
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from time import monotonic, sleep
 from typing import Any
 
 from kvchat import sqlite_files
-from kvchat.engine.memory.files import Files
+from kvchat.engine.memory.files import Files, Identity, unlink_if_there
 from kvchat.errors import StorageError
 
 Row = tuple[object, ...]
@@ -55,7 +56,7 @@ class IndexFile:
         """Held while something is written, which may wait for other processes; taken before `_reading`."""
         self._reading = Lock()
         self._was_lost = False
-        self._opened: tuple[int, int] | None = None
+        self._opened: Identity | None = None
         """Which file is open; None: none is, because it could not be opened again when that was needed."""
         self._is_closed = False
         self._connection, self._reader = self._open()
@@ -80,7 +81,8 @@ class IndexFile:
             except _SQLITE_ERRORS as error:
                 is_damaged = _is_damage(error)
         if is_damaged:
-            self._mend(reader)
+            with suppress(StorageError, OSError):  # it stays damaged, and says nothing
+                self._mend(reader)
         return []
 
     def write(self, *changes: tuple[str, Sequence[Row]], durable: bool = False) -> None:
@@ -99,7 +101,7 @@ class IndexFile:
             try:
                 self._follow()
                 self._write_once(changes, durable)
-            except _SQLITE_ERRORS as error:
+            except (*_SQLITE_ERRORS, OSError) as error:
                 if not _is_damage(error):
                     raise StorageError(_refusal(self._path, error)) from error
                 self._renew()
@@ -125,7 +127,7 @@ class IndexFile:
             try:
                 self._follow()
                 sqlite_files.compact(self._connection)
-            except _SQLITE_ERRORS as error:
+            except (*_SQLITE_ERRORS, OSError) as error:
                 raise StorageError(_refusal(self._path, error)) from error
 
     def close(self) -> None:
@@ -156,23 +158,17 @@ class IndexFile:
         """
         if self._is_closed:
             raise sqlite3.ProgrammingError("it was closed")
-        if self._opened is None or self._identity() != self._opened:
+        if self._opened is None or self._files.identity(self._path) != self._opened:
             with self._reading:
                 self._close()
                 self._connection, self._reader = self._open()
             self._was_lost = True
 
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            status = self._path.stat()
-        except FileNotFoundError:
-            return None
-        return status.st_dev, status.st_ino
-
     def _renew(self) -> None:
         """Begin an empty index in place of a damaged one."""
         with self._reading:
             self._close()
+            self._opened = None
             self._unlink()
             self._connection, self._reader = self._open()
 
@@ -213,7 +209,7 @@ class IndexFile:
             connection.execute("PRAGMA secure_delete=ON")  # rows hold token ids
             if not self._has_our_tables(connection):
                 self._create_tables(connection)
-            self._opened = self._identity()
+            self._opened = self._files.identity(self._path)
             return connection, self._connect_reader()
         except BaseException:
             connection.close()
@@ -223,7 +219,7 @@ class IndexFile:
         reader = sqlite_files.connect(self._path, timeout_s=_BUSY_TIMEOUT_S)
         try:
             reader.execute("PRAGMA query_only=ON")
-            if self._identity() != self._opened:  # both must be of one file
+            if self._files.identity(self._path) != self._opened:  # both must be of one file
                 replaced = sqlite3.OperationalError("it was replaced just now")
                 replaced.sqlite_errorcode = sqlite3.SQLITE_BUSY
                 raise replaced
@@ -234,7 +230,7 @@ class IndexFile:
 
     def _is_only_gone(self, error: BaseException) -> bool:
         """Whether another process took the file's name away just now, to begin it anew."""
-        return isinstance(error, FileNotFoundError) and self._path.parent.is_dir()
+        return isinstance(error, FileNotFoundError) and os.path.isdir(self._path.parent)
 
     def _refuse_another_format(self) -> None:
         """Raise if the head names a format that SQLite would read and never write: damage alone does."""
@@ -260,7 +256,7 @@ class IndexFile:
 
     def _unlink(self) -> None:
         for suffix in ("", "-wal", "-shm"):
-            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+            unlink_if_there(self._files, Path(f"{self._path}{suffix}"))
 
 
 def _refusal(path: Path, error: BaseException) -> str:

@@ -4,6 +4,7 @@ Over a view, names of blocks descend from the view and the session, and not from
 a session's blocks, or those of none, has to know of which views there may be any.
 """
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,11 +30,21 @@ def note_view(cache_dir: Path, view: View) -> None:
 
 
 def used_views(cache_dir: Path) -> tuple[View, ...]:
-    """Return the views that were noted, in the order of their names. Files of other names say nothing."""
+    """Return the views that were noted, in the order of their names. Files of other names say nothing.
+
+    Raises:
+        StorageError: it cannot be read, so that there may be any.
+    """
     found: list[View] = []
     directory = cache_dir / _DIRECTORY
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if is_view(path.name):
+    try:
+        names = sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except OSError as error:
+        raise StorageError(f"cannot read {directory}: {error.strerror}; check its permissions") from error
+    for name in names:
+        if is_view(name):
             with suppress(ConfigError):
-                found.append(parse_view(path.name))
+                found.append(parse_view(name))
     return tuple(found)
