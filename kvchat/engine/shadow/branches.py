@@ -16,7 +16,7 @@ from kvchat.engine.api.view import View
 from kvchat.engine.shadow.layer import ShadowLayer, ShadowStep
 from kvchat.engine.shadow.pages import Budget
 from kvchat.engine.shadow.rotary import Rotary
-from kvchat.engine.shadow.settings import settings_for
+from kvchat.engine.shadow.settings import CHUNK_SIZE, settings_for
 from kvchat.engine.shadow.stock import Budgets
 
 
@@ -143,7 +143,8 @@ class StepShadow:
         self, layer: int, new: tuple[Tensor, Tensor, Tensor], pools: tuple[Tensor, Tensor], scale: float
     ) -> Tensor:
         """Return what the queries see [T, H, D_v], and take their tokens; see `Shadow` in the kernels."""
-        out, steps = self._layer(layer, pools).attend(*new, scale)
+        source = BlockChunks(pools, self._blocks) if BlockChunks.takes(pools) else None
+        out, steps = self._layer(layer, pools).attend(*new, scale, source)
         for step in steps:
             self._shadows.counts[layer].add(step)
         return out
@@ -162,6 +163,36 @@ class StepShadow:
             found = self._shadows.made(layer, self._branch.start, keys, values)
         layers[layer] = found
         return found
+
+
+class BlockChunks:
+    """Keys and values of chunks as they lie in the blocks of a branch.
+
+    Args:
+        pools: keys [N, H_kv, P, D] and values [N, H_kv, P, D_v].
+        blocks: all of the branch, in order, int64.
+    """
+
+    def __init__(self, pools: tuple[Tensor, Tensor], blocks: Tensor) -> None:
+        _, self._num_heads, block_size, _ = pools[0].shape
+        self._per_block = block_size // CHUNK_SIZE
+        # A chunk of a head is a row: rows are copied as they lie.
+        self._sides = [(pool.view(-1, CHUNK_SIZE * pool.shape[3]), pool.shape[3]) for pool in pools]
+        self._blocks = blocks
+
+    @staticmethod
+    def takes(pools: tuple[Tensor, Tensor]) -> bool:
+        """Whether every chunk of a head lies in a row. Pure."""
+        return pools[0].shape[2] % CHUNK_SIZE == 0 and all(pool.is_contiguous() for pool in pools)
+
+    def take(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys [M, c, D] and values [M, c, D_v] of one chunk [M] for each of `heads` [M]."""
+        blocks = self._blocks[chunks // self._per_block]
+        rows = (blocks * self._num_heads + heads) * self._per_block + chunks % self._per_block
+        keys, values = (
+            side.index_select(0, rows).view(len(rows), CHUNK_SIZE, dim) for side, dim in self._sides
+        )
+        return keys, values
 
 
 def _rows(pool: Tensor, blocks: Tensor, num_tokens: int) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.kernels.shadow_kv import products, reference
 from kvchat.engine.shadow.pages import Budget, Rows
 from kvchat.engine.shadow.rotary import Rotary
 from kvchat.engine.shadow.settings import PIECE_LEN, ShadowSettings
@@ -131,20 +131,25 @@ class SealedKeys:
             out[here] = after.view_as(before).to(self._dtype)
         return out
 
-    def products(self, query: Tensor, landmarks: Tensor) -> Tensor:
+    def take_each(self, heads: Tensor, chunks: Tensor) -> Tensor:
+        """Return the rotated keys of one chunk [M] for each of `heads` [M], ascending → [M, c, D]."""
+        counts = heads.bincount(minlength=self._heads[0]).tolist()
+        return torch.cat([self.take(head, own) for head, own in enumerate(chunks.split(counts))])
+
+    def products(self, query: Tensor, landmarks: Rows) -> Tensor:
         """Return what rotated queries [Q, H, D] make of each chunk [Q, H_kv, G, C], float32: their products
         with its landmark, or the highest with its keys where these are exact.
 
         Args:
-            landmarks: [C, H_kv, D] of all chunks.
+            landmarks: [H_kv, D] of each chunk.
         """
         parts: list[Tensor] = []
         for segment in self._segments:
             if segment.directions is None:
                 parts += _highest_products(query, segment.rows)
             else:
-                end = segment.first_chunk + len(segment.rows)
-                parts.append(reference.products(query, landmarks[segment.first_chunk : end]))
+                means = landmarks.parts(segment.first_chunk, segment.first_chunk + len(segment.rows))
+                parts += [products(query, part) for part in means]
         return torch.cat(parts, dim=-1)
 
     def fork(self) -> "SealedKeys":
@@ -257,4 +262,4 @@ def _highest_products(query: Tensor, chunks: Rows) -> Iterator[Tensor]:
     for page in chunks.pages:
         size = page.data.shape[1]
         for piece in page.data[: page.num_rows].split(PIECE_LEN // size):
-            yield reference.highest_products(query, piece.flatten(0, 1), size)
+            yield products(query, piece.flatten(0, 1)).unflatten(-1, (-1, size)).amax(dim=-1)

@@ -10,11 +10,12 @@ chunk, C sealed chunks, a chunks that are always seen, m chunks that are chosen.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.kernels.shadow_kv import Sight, chosen, gathered_attention, reference
 from kvchat.engine.shadow.keys import Segment
 from kvchat.engine.shadow.pages import Rows
 from kvchat.engine.shadow.rotary import Rotary
@@ -40,6 +41,14 @@ class ShadowStep:
     num_fetched: int
 
 
+class Source(Protocol):
+    """All keys and values of a layer of one branch."""
+
+    def take(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys [M, c, D] and values [M, c, D_v] of one chunk [M] for each of `heads` [M]."""
+        ...
+
+
 class ShadowLayer:
     """Keeps a context of one layer of one branch, and attends to it. Made by `of_prompt`."""
 
@@ -48,6 +57,8 @@ class ShadowLayer:
         self.stock = stock
         self.num_tokens = num_tokens
         self.num_sealed = num_sealed
+        self._source: Source | None = None
+        self._wanted_before: Tensor | None = None
 
     @classmethod
     def of_prompt(
@@ -99,7 +110,12 @@ class ShadowLayer:
         return self.stock.sealed_keys.segments
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, softmax_scale: float
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        softmax_scale: float,
+        source: Source | None = None,
     ) -> tuple[Tensor, list[ShadowStep]]:
         """Add tokens and return what their queries see [Q, H, D_v], with what each block of them saw.
 
@@ -110,10 +126,13 @@ class ShadowLayer:
             query: [Q, H, D], rotated.
             keys: [Q, H_kv, D], rotated.
             values: [Q, H_kv, D_v].
+            source: has all sealed keys and values as they were, where that is nearer than restoring them;
+                either in all steps or in none.
 
         Raises:
             OutOfMemory: a budget does not hold it; tokens of earlier blocks stay, those of this one do not.
         """
+        self._source = source
         steps = [self._attend_block(query[part], softmax_scale) for part in self._added(keys, values)]
         return torch.cat([step.out for step in steps]), steps
 
@@ -228,46 +247,63 @@ class ShadowLayer:
         self.num_sealed += len(chunks)
 
     def _attend_block(self, query: Tensor, softmax_scale: float) -> ShadowStep:
-        stock, wanted = self.stock, self._wanted(query, softmax_scale)
-        num_fetched = stock.working.hold(wanted, self._fetch)
-        num_chosen = wanted.shape[1]
-        keys = _in_sight(stock.always_keys, stock.working.keys[:, :num_chosen], stock.tail_keys)
-        values = _in_sight(stock.always_values, stock.working.values[:, :num_chosen], stock.tail_values)
-        self._check_sight(keys.shape[1], num_chosen)
-        out = reference.gathered_attention(query, keys, values, softmax_scale).to(query.dtype)
+        stock, num_chosen = self.stock, self._num_chosen
+        wanted = self._wanted(query, softmax_scale)
+        if self._source is None:
+            num_fetched = stock.working.hold(wanted, self._fetch)
+            assert not (stock.working.slots[:, :num_chosen] == EMPTY).any()
+            found = [side[:, :num_chosen] for side in (stock.working.keys, stock.working.values)]
+        else:
+            num_fetched = self._num_new(wanted)
+            sides = self._source.take(*wanted.nonzero(as_tuple=True))
+            found = [side.unflatten(0, (-1, num_chosen)) for side in sides]
+        keys = Sight.of(_parts(stock.always_keys, found[0], stock.tail_keys))
+        values = Sight.of(_parts(stock.always_values, found[1], stock.tail_values))
+        self._check_sight(keys.num_tokens, num_chosen)
         return ShadowStep(
-            out=out, attended_len=keys.shape[1], num_wanted=wanted.numel(), num_fetched=num_fetched
+            out=gathered_attention(query, keys, values, softmax_scale),
+            attended_len=keys.num_tokens,
+            num_wanted=len(stock.always) * num_chosen,
+            num_fetched=num_fetched,
         )
 
-    def _wanted(self, query: Tensor, softmax_scale: float) -> Tensor:
-        """Return the chunks that a block of queries chooses besides those it sees anyway [H_kv, m]."""
-        means = self.stock.landmarks.all()
-        always = torch.zeros(means.shape[1], len(means), dtype=torch.bool, device=means.device)
-        always.scatter_(1, self.stock.always, value=True)
-        products = self.stock.sealed_keys.products(query, means)
-        scores = reference.wanted_scores(products, always, softmax_scale)
-        num_chosen = min(self.settings.num_chosen, self.num_sealed - self.settings.num_always)
-        seen = reference.chosen(scores, num_chosen, always) & ~always
-        return seen.nonzero()[:, 1].view(len(scores), num_chosen)
+    @property
+    def _num_chosen(self) -> int:
+        return min(self.settings.num_chosen, self.num_sealed - self.settings.num_always)
 
-    def _fetch(self, head: int, chunks: Tensor) -> tuple[Tensor, Tensor]:
-        values = self.stock.values.take(chunks * len(self.stock.always) + head)
-        return self.stock.sealed_keys.take(head, chunks), values
+    def _wanted(self, query: Tensor, softmax_scale: float) -> Tensor:
+        """Return which chunks a block of queries chooses besides those it sees anyway [H_kv, C], of bool."""
+        stock = self.stock
+        always = torch.zeros(len(stock.always), self.num_sealed, dtype=torch.bool, device=query.device)
+        always.scatter_(1, stock.always, value=True)
+        products = stock.sealed_keys.products(query, stock.landmarks)
+        scores = reference.wanted_scores(products, always, softmax_scale)
+        return chosen(scores, self._num_chosen, always) & ~always
+
+    def _num_new(self, wanted: Tensor) -> int:
+        """Return how many of the wanted chunks the step before did not want; nothing is kept but which."""
+        before, self._wanted_before = self._wanted_before, wanted
+        if before is None:
+            return int(wanted.sum())
+        return int(wanted.sum()) - int((wanted[:, : before.shape[1]] & before).sum())
+
+    def _fetch(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
+        values = self.stock.values.take(chunks * len(self.stock.always) + heads)
+        return self.stock.sealed_keys.take_each(heads, chunks), values
 
     def _check_sight(self, attended_len: int, num_chosen: int) -> None:
-        """Hold that nothing was dropped: every token is sealed or in the tail, and slots are filled."""
+        """Hold that nothing was dropped: every token is sealed or in the tail."""
         stock = self.stock
         assert len(stock.tail_keys) == len(stock.tail_values) == self.tail_len
         assert len(stock.landmarks) == stock.sealed_keys.num_chunks == self.num_sealed
-        assert not (stock.working.slots[:, :num_chosen] == EMPTY).any()
         num_chunks = self.settings.num_always + num_chosen
         assert attended_len == num_chunks * self.settings.chunk_size + self.tail_len
 
 
-def _in_sight(always: Rows, working: Tensor, tail: Rows) -> Tensor:
-    """Return keys or values of all that a step sees, [H_kv, n, D], the tail last."""
+def _parts(always: Rows, working: Tensor, tail: Rows) -> tuple[Tensor, ...]:
+    """Return keys or values of all that a step sees, [H_kv, n, D] each, the tail last."""
     fixed = always.all().unflatten(0, (len(working), -1)).flatten(1, 2)
-    return torch.cat((fixed, working.flatten(1, 2), tail.all().transpose(0, 1)), dim=1)
+    return fixed, working.flatten(1, 2), tail.all().transpose(0, 1)
 
 
 def _release(sides: Iterable[Rows]) -> None:

@@ -1,6 +1,6 @@
 """Rows that only grow, kept in pages that branches share until one of them writes; and what may be kept."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import torch
@@ -148,6 +148,15 @@ class Rows:
         """Return all rows [n, ...]: a view where they lie in one page."""
         parts = [page.data[: page.num_rows] for page in self._pages] or [self._like]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def parts(self, start: int, end: int) -> Iterator[Tensor]:
+        """Yield the rows [start, end) as views, page by page."""
+        first = 0
+        for page in self._pages:
+            part = page.data[max(0, start - first) : max(0, min(page.num_rows, end - first))]
+            if len(part):
+                yield part
+            first += page.num_rows
 
     def take(self, numbers: Tensor) -> Tensor:
         """Return the rows `numbers` [m] → [m, ...]."""

@@ -1,7 +1,7 @@
 """The chosen chunks of a layer that lie on the device from one step to the next.
 
-Dimensions: H_kv heads, k chunks that a step chooses, m that it chooses for now, c tokens of a chunk, D and
-D_v sizes of a head.
+Dimensions: H_kv heads, k chunks that a step chooses, m that it chooses for now, M that have to be fetched
+for all heads, C chunks, c tokens of a chunk, D and D_v sizes of a head.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.shadow.pages import Budget
 
-Fetch = Callable[[int, Tensor], tuple[Tensor, Tensor]]
-"""A head and chunks [m] → their keys [m, c, D] and values [m, c, D_v]."""
+Fetch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Heads [M], ascending, and a chunk of each [M] → their keys [M, c, D] and values [M, c, D_v]."""
 
 EMPTY = -1
 
@@ -34,23 +33,28 @@ class WorkingSet:
         self._is_shared = False
 
     def hold(self, wanted: Tensor, fetch: Fetch) -> int:
-        """Hold the chunks `wanted` [H_kv, m], which are different in a head, in the first m slots.
+        """Hold the chunks that are `wanted` [H_kv, C], of bool, m of each head, in the first m slots. In each
+        head this is `exchange` of the reference.
 
         Returns:
             How many chunks were fetched, over all heads.
         """
-        num_fetched = 0
-        for head, chunks in enumerate(wanted):
-            change = reference.exchange(self.slots[head, : len(chunks)], chunks)
-            places = change.is_missing.nonzero().flatten()
-            if not len(places):
-                continue
-            self._own()
-            missing = change.slots[places]
-            self.keys[head, places], self.values[head, places] = fetch(head, missing)
-            self.slots[head, : len(chunks)] = change.slots
-            num_fetched += len(places)
-        return num_fetched
+        heads = torch.arange(len(wanted), device=wanted.device)[:, None]
+        slots = self.slots[:, : int(wanted[0].sum())]
+        stays = wanted[heads, slots.clamp_min(0)] & (slots != EMPTY)
+        missing = wanted.clone()
+        # Where nothing stays in a slot, its head is set by itself: as it is anyway.
+        missing[heads.expand_as(slots)[stays], slots[stays]] = False
+        head, chunk = missing.nonzero(as_tuple=True)
+        if not len(chunk):
+            return 0
+        self._own()
+        place = (~stays).nonzero()[:, 1]
+        row = head * self.slots.shape[1] + place
+        for side, fetched in zip((self.keys, self.values), fetch(head, chunk), strict=True):
+            side.view(self.slots.numel(), -1).index_copy_(0, row, fetched.flatten(1))
+        self.slots[head, place] = chunk
+        return len(chunk)
 
     def forget_from(self, chunk: int) -> None:
         """Hold no chunk from `chunk` on any more: its keys are fetched again when it is wanted."""

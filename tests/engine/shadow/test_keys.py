@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.shadow.keys import LEAST_PER_RANK, SealedKeys
-from kvchat.engine.shadow.pages import Budget
+from kvchat.engine.shadow.pages import Budget, Rows
 from kvchat.engine.shadow.settings import PIECE_LEN, ShadowSettings
 from kvchat.errors import OutOfMemory
 from tests.engine.shadow.contexts import (
@@ -166,7 +166,10 @@ def test_chunks_are_weighed_by_their_keys_where_these_are_exact_and_by_landmarks
     assert second.directions is None
     query = randn(3, 2 * NUM_KV_HEADS, HEAD_DIM, seed=4)
     means = reference.landmarks(rotated, CHUNK)
-    found = keys.products(query, means)
+    landmarks = Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, Budget("device"))
+    for part in means.split(100):
+        landmarks.append(part)
+    found = keys.products(query, landmarks)
     middle = PIECE_LEN // CHUNK
     torch.testing.assert_close(found[..., :middle], reference.products(query, means[:middle]))
     exact = reference.highest_products(query, rotated[PIECE_LEN:], CHUNK)

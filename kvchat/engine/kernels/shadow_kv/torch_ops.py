@@ -1,0 +1,90 @@
+"""The steps of a shadowed context on a processor, without copies in float32 of what a kernel can read.
+
+Dimensions: C chunks, Q queries, H query heads, H_kv key-value heads, G = H / H_kv, D and D_v sizes of a head,
+n tokens in sight, P tokens of a block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.paged_attention import native
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.shadow_kv import reference
+
+PIECE_LEN = 512
+"""Keys that are copied in float32 at a time: they are multiplied before they fall out of the cache."""
+BLOCK_SIZE = 64
+"""In blocks of so many tokens what is in sight is handed to the native kernel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """Keys or values of all that a step sees.
+
+    Args:
+        blocks: [H_kv, N * P, D], of any content behind the first `num_tokens`.
+    """
+
+    blocks: Tensor
+    num_tokens: int
+
+    @classmethod
+    def of(cls, parts: Sequence[Tensor]) -> "Sight":
+        """Return a copy of parts [H_kv, n, D], one behind the other."""
+        num_tokens = sum(part.shape[1] for part in parts)
+        first = parts[0]
+        room = -(-num_tokens // BLOCK_SIZE) * BLOCK_SIZE
+        blocks = first.new_empty(len(first), room, first.shape[2])
+        start = 0
+        for part in parts:
+            blocks[:, start : start + part.shape[1]] = part
+            start += part.shape[1]
+        return cls(blocks=blocks, num_tokens=num_tokens)
+
+    @property
+    def tokens(self) -> Tensor:
+        """[H_kv, n, D]."""
+        return self.blocks[:, : self.num_tokens]
+
+    @property
+    def pool(self) -> Tensor:
+        """[N, H_kv, P, D]."""
+        return self.blocks.unflatten(1, (-1, BLOCK_SIZE)).transpose(0, 1)
+
+
+def products(query: Tensor, keys: Tensor) -> Tensor:
+    """Return what the reference returns; see there for arguments."""
+    num_queries, num_kv_heads = len(query), keys.shape[1]
+    rows = query.float().unflatten(1, (num_kv_heads, -1)).transpose(0, 1).flatten(1, 2)  # [H_kv, Q * G, D]
+    out = rows.new_empty(num_kv_heads, rows.shape[1], len(keys))
+    for start in range(0, len(keys), PIECE_LEN):
+        piece = keys[start : start + PIECE_LEN].float().permute(1, 2, 0)
+        out[..., start : start + PIECE_LEN] = torch.matmul(rows, piece)
+    return out.unflatten(1, (num_queries, -1)).transpose(0, 1)
+
+
+def chosen(scores: Tensor, num_chunks: int, always: Tensor) -> Tensor:
+    """Return what the reference returns; see there for arguments."""
+    if not num_chunks:
+        return always.clone()
+    # A score that is no number is the highest one, as it is for the reference.
+    others = scores.masked_fill(always, float("-inf")).nan_to_num(float("inf"), float("inf"), float("-inf"))
+    least = others.topk(num_chunks, dim=1).values[:, -1:]
+    above, alike = others > least, others == least
+    num_alike = num_chunks - above.sum(dim=1, keepdim=True)
+    return always | above | (alike & (alike.cumsum(dim=1) <= num_alike))
+
+
+def gathered_attention(query: Tensor, keys: Sight, values: Sight, softmax_scale: float) -> Tensor:
+    """Return what the reference returns, in the type of the queries; see there for arguments."""
+    k_pool, v_pool = keys.pool, values.pool
+    if not native.takes(query, k_pool, v_pool):
+        out = reference.gathered_attention(query, keys.tokens, values.tokens, softmax_scale)
+        return out.to(query.dtype)
+    blocks = torch.arange(len(k_pool))
+    span = SequenceSpan(0, len(query), keys.num_tokens - len(query), 0, blocks)
+    args = AttentionArgs(spans=(span,), softmax_scale=softmax_scale)
+    return native.paged_attention(query, k_pool, v_pool, args)

@@ -1,0 +1,57 @@
+"""What a processor computes of a shadow without copies is what the reference defines."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.shadow_kv import Sight, chosen, gathered_attention, products, reference
+
+pytestmark = pytest.mark.cpu
+
+NUM_KV_HEADS, GROUP, DIM, VALUE_DIM = 2, 3, 16, 12
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("num_keys", [1, 511, 512, 1300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_in_pieces_are_those_of_all(num_keys: int, dtype: torch.dtype) -> None:
+    query = randn(3, NUM_KV_HEADS * GROUP, DIM, seed=1).to(dtype)
+    keys = randn(num_keys, NUM_KV_HEADS, DIM, seed=2).to(dtype)
+    torch.testing.assert_close(products(query, keys), reference.products(query, keys), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_chunks", [0, 1, 7, 30])
+def test_the_same_chunks_are_chosen_among_scores_that_are_alike_or_no_numbers(num_chunks: int) -> None:
+    """Rounded, so that many are alike; some are no numbers; some are seen anyway."""
+    for seed in range(20):
+        scores = (randn(NUM_KV_HEADS, 40, seed=seed).abs() * 4).round() / 4
+        if seed % 2:
+            scores[0, seed] = scores[1, 39 - seed] = float("nan")
+        always = randn(NUM_KV_HEADS, 40, seed=seed + 100) > 1.5
+        always[:, 30:] &= num_chunks < 30
+        room = min(num_chunks, 40 - int(always.sum(dim=1).max()))
+        found, wanted = chosen(scores, room, always), reference.chosen(scores, room, always)
+        assert torch.equal(found, wanted)
+        assert (found & ~always).sum(dim=1).tolist() == [room] * NUM_KV_HEADS
+
+
+@pytest.mark.parametrize("num_queries", [1, 5])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_attention_over_parts_is_that_over_all_of_them(
+    num_queries: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Of lengths that no block divides; what a query must not see is what comes behind it."""
+    lengths = (24, 64, 43)
+    parts = [randn(NUM_KV_HEADS, length, DIM, seed=length).to(dtype) for length in lengths]
+    others = [randn(NUM_KV_HEADS, length, VALUE_DIM, seed=length + 1).to(dtype) for length in lengths]
+    query = randn(num_queries, NUM_KV_HEADS * GROUP, DIM, seed=3).to(dtype)
+    keys, values = Sight.of(parts), Sight.of(others)
+    assert keys.num_tokens == values.num_tokens == sum(lengths)
+    assert torch.equal(keys.tokens, torch.cat(parts, dim=1))
+    found = gathered_attention(query, keys, values, DIM**-0.5)
+    wanted = reference.gathered_attention(query, torch.cat(parts, dim=1), torch.cat(others, dim=1), DIM**-0.5)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), wanted, atol=tolerance, rtol=tolerance)
