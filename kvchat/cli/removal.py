@@ -14,7 +14,7 @@ from kvchat.sealing.sealer import Sealer
 from kvchat.session.branch_removal import BranchRemoval
 from kvchat.session.references import References, add_turns
 from kvchat.session.store import Outcome, SessionStore
-from kvchat.session.tree import SessionId, Turn, TurnId, Verification
+from kvchat.session.tree import Branch, SessionId, Turn, TurnId, Verification
 
 if TYPE_CHECKING:
     from kvchat.engine.memory.block_catalog import BlockCatalog
@@ -139,11 +139,16 @@ class TidyStore(SessionStore):
             StorageError: the database or the blocks cannot be written.
         """
         plan = self.removal_of(session_id, name)
-        return self._remove(
-            lambda size: self._of_turns(plan.branch.session_id, plan.path, size),
-            lambda: self._delete_branch(session_id, name),
-            lambda _: self._keep_rest(session_id),
-        )
+        return self._remove_turns(plan.branch, plan.successor, plan.touched, [one.id for one in plan.doomed])
+
+    def delete_branch(self, branch: Branch, successor: Branch, turn_ids: Sequence[TurnId] = ()) -> None:
+        """Delete a branch's name, as `SessionStore` does, and the blocks of the turns that go with it."""
+        if not turn_ids:
+            super().delete_branch(branch, successor)
+            return
+        touched = {*turn_ids, *(turn.id for turn in self.turns_to(branch.leaf_id))}
+        turns = [turn for turn in self.all_turns(branch.session_id) if turn.id in touched]
+        self._remove_turns(branch, successor, turns, turn_ids)
 
     def still_readable(self) -> Sequence[str]:
         """Return in which files deleted words may still be read, each with what to do about it."""
@@ -167,7 +172,7 @@ class TidyStore(SessionStore):
             self._add(found, own, plan.left, size)
             return found
 
-        return self._would_remove(lambda size: self._of_turns(own, plan.path, size), others, [own])
+        return self._would_remove(lambda size: self._of_turns(own, plan.touched, size), others, [own])
 
     def _catalog(self) -> "BlockCatalog":
         # Imported by whoever removes: a list of sessions is to be there at once.
@@ -175,8 +180,20 @@ class TidyStore(SessionStore):
 
         return BlockCatalog(self._cache_dir, sealer=self._sealer)
 
-    def _delete_branch(self, session_id: SessionId, name: str) -> None:
-        super().remove_branch(session_id, name)
+    def _remove_turns(
+        self, branch: Branch, successor: Branch, touched: Sequence[Turn], turn_ids: Sequence[TurnId]
+    ) -> Removed:
+        """Delete a branch with some of its turns.
+
+        Args:
+            touched: turns whose blocks are looked at, a parent before its children.
+            turn_ids: those that go.
+        """
+        return self._remove(
+            lambda size: self._of_turns(branch.session_id, touched, size),
+            lambda: SessionStore.delete_branch(self, branch, successor, turn_ids),
+            lambda _: self._keep_rest(branch.session_id),
+        )
 
     def _of(self, block_size: int, sessions: Iterable[SessionId] | None = None) -> References:
         """Return what some sessions (None: all) refer to, over views too."""

@@ -25,6 +25,12 @@ class BranchRemoval:
     successor: Branch
 
     @property
+    def touched(self) -> tuple[Turn, ...]:
+        """Messages of its path, and those behind them that go, a parent before its children."""
+        on_path = {turn.id for turn in self.path}
+        return (*self.path, *(turn for turn in self.doomed if turn.id not in on_path))
+
+    @property
     def num_shared(self) -> int:
         """Messages of the branch that stay."""
         gone = {turn.id for turn in self.doomed}

@@ -88,6 +88,8 @@ class Variants:
             back: the conversation that it was forked from.
 
         Returns: False where another branch rests on the aside; then it stays.
+
+        Raises: StorageError: somebody has gone on there meanwhile; nothing was deleted.
         """
         store = self._answering.store
         self._answering.release(aside)
@@ -96,10 +98,7 @@ class Variants:
         others = [one for one in store.branches(aside.session.id) if one.name != aside.branch.name]
         if own and any(store.path_holds(one.leaf_id, own[0]) for one in others):
             return False
-        leaf_id = next((turn.parent_id for turn in aside.turns if own and turn.id == own[0]), None)
-        branch = store.withdraw(aside.branch, leaf_id, own) if own else aside.branch
-        store.delete_branch(branch, back.branch)
-        store.erase_deleted()
+        store.delete_branch(aside.branch, back.branch, own)
         return True
 
     # Reading ahead

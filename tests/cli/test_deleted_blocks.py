@@ -77,6 +77,22 @@ def test_one_that_was_left_before_it_is_deleted_leaves_none_either(kvchat: Kvcha
     assert kvchat.store.turns_to(kept.branch.leaf_id)
 
 
+def test_an_aside_that_is_left_leaves_no_block_and_no_token(kvchat: Kvchat) -> None:
+    chat, paths = kvchat.load(None, None), read_settings().paths
+    conversation = talk(chat, "kept")
+    aside = chat.fork(conversation, None, "aside")
+    [*chat.send(aside, " ".join(f"Zeppelinsuppe {number}." for number in range(80)))]
+    doomed = (b"Zeppelinsuppe", u32le((aside.turns[-2].token_ids or ())[64:80]))
+    wait_for_the_disk()
+    assert files_with(paths.cache_dir, *doomed)
+    assert chat.variants.throw_away(aside, conversation)
+    assert not files_with(paths.data_dir.parent, *doomed)
+    assert kvchat.store.collect().freed_blocks == 0
+    chat.close(conversation)
+    kvchat.close()
+    assert not files_with(paths.data_dir.parent, *doomed)
+
+
 def test_a_session_that_another_process_deletes_is_not_saved_again(kvchat: Kvchat) -> None:
     chat = kvchat.load(None, None)
     conversation = talk(chat)

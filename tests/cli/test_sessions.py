@@ -285,6 +285,24 @@ def test_what_hangs_behind_a_removed_branch_goes_with_it_and_nothing_else(store:
     assert [branch.name for branch in store.branches(session.id)] == ["short"]
 
 
+def test_the_blocks_of_an_answer_that_was_undone_go_with_its_branch(store: TidyStore, home: Path) -> None:
+    session = store.create_session(title="Trip")
+    shared, question, answer = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]
+    add(store, session, "q", "a", "again?", "b", ids=[shared[:2], shared[2:], question, answer])
+    main = store.branch(session.id, "main")
+    path = store.turns_to(main.leaf_id)
+    store.create_branch(session.id, leaf_id=path[1].id, name="short")
+    store.set_leaf(main, path[2].id)  # as an undo does: the last answer is on no branch
+    disk = chains.open_store(home / "cache")
+    chains.write_all(disk, chains.chain(shared + question + answer))
+    disk.close()
+    would = store.would_remove_branch(store.removal_of(session.id, "main"))
+    assert store.remove_branch(session.id, "main") == would
+    assert (would.freed_blocks, would.shared_blocks) == (2, 1)
+    with closing(BlockCatalog(home / "cache")) as catalog:
+        assert [block.token_ids for block in catalog.blocks()] == [tuple(shared)]
+
+
 def test_the_only_branch_an_unknown_one_or_one_of_several_sessions_is_not_removed(
     store: TidyStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
