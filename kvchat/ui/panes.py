@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 _SESSIONS_WIDTH = 30
+_WIDE_SESSIONS_WIDTH = 42
 _CACHE_WIDTH = 42
 _NARROW_CACHE_WIDTH = 36
 _MIN_CONVERSATION_WIDTH = 40
 _AUTO_CONVERSATION_WIDTH = 54
+_WIDE_CONVERSATION_WIDTH = 78
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,11 @@ def _sessions_columns(width: int, wish: PaneWish) -> int:
     if wish.sessions is False:
         return 0
     least = _MIN_CONVERSATION_WIDTH if wish.sessions else _AUTO_CONVERSATION_WIDTH
-    return _SESSIONS_WIDTH if width - _SESSIONS_WIDTH >= least else 0
+    if width - _SESSIONS_WIDTH < least:
+        return 0
+    # Half of what the conversation does not need to be comfortable goes to titles and bytes.
+    spare = width - _SESSIONS_WIDTH - _WIDE_CONVERSATION_WIDTH
+    return min(_WIDE_SESSIONS_WIDTH, _SESSIONS_WIDTH + max(0, spare // 2))
 
 
 def _single_pane(width: int, wish: PaneWish) -> PaneWidths:

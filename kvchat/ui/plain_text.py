@@ -5,6 +5,11 @@ from rich.cells import cell_len, set_cell_size
 from kvchat.session.plain_text import clean_text as clean_text
 from kvchat.session.plain_text import one_line as one_line
 
+STEP = " › "
+"""Stands between a session's title and the name of one of its branches."""
+_SHORT_TITLE = 4
+_SHORT_PATH = 10
+
 
 def fitted(text: str, width: int) -> str:
     """Return one line cut to `width` cells, with a mark where something is missing."""
@@ -16,3 +21,12 @@ def fitted(text: str, width: int) -> str:
 def padded(text: str, width: int) -> str:
     """Return one line of exactly `width` cells; a character may be two cells wide."""
     return set_cell_size(fitted(text, width), width)
+
+
+def path_padded(path: str, width: int) -> str:
+    """Return `title › branch` in exactly `width` cells; the title gives way, down to its first letters."""
+    title, step, last = path.rpartition(STEP)
+    if not step or width < _SHORT_PATH:
+        return padded(path, width)
+    room = max(_SHORT_TITLE, width - cell_len(last) - cell_len(STEP))
+    return padded(f"{fitted(title, room)}{STEP}{last}", width)

@@ -7,7 +7,7 @@ from time import time
 from kvchat.session.tree import Session, SessionId
 from kvchat.ui.bridge import ConversationView, SessionShelf
 from kvchat.ui.kept_open import KeptOpen
-from kvchat.ui.plain_text import one_line
+from kvchat.ui.plain_text import STEP, one_line
 from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.session_rows import Finding, Held, ListOptions, SessionWithBranches, title_of
 
@@ -64,7 +64,7 @@ class StoredSessions:
         name = one_line(known.branch.name)
         if here is not None and known.session.id == here.session.id:
             return name
-        return f"{self.title(known.session.id) or known.session.id} › {name}"
+        return f"{self.title(known.session.id) or known.session.id}{STEP}{name}"
 
     def options(
         self, here: ConversationView | None, held: Mapping[str, Held], finding: Finding

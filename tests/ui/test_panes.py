@@ -11,6 +11,11 @@ def test_a_wide_terminal_shows_everything() -> None:
     assert pane_widths(150, PaneWish()) == PaneWidths(sessions=30, cache=42)
 
 
+def test_a_wider_terminal_gives_titles_and_bytes_more_room() -> None:
+    assert pane_widths(160, PaneWish()) == PaneWidths(sessions=35, cache=42)
+    assert pane_widths(240, PaneWish()) == PaneWidths(sessions=42, cache=42)
+
+
 def test_a_terminal_of_80_columns_leaves_them_to_the_conversation() -> None:
     assert pane_widths(80, PaneWish()) == PaneWidths(sessions=0, cache=0)
 

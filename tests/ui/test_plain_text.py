@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.ui.plain_text import clean_text, one_line
+from kvchat.ui.plain_text import clean_text, one_line, path_padded
 
 pytestmark = pytest.mark.pure
 
@@ -31,3 +31,21 @@ def test_a_stream_cleaned_in_pieces_equals_the_whole_cleaned_at_once(text: str, 
 def test_one_line_is_one_line(text: str) -> None:
     assert "\n" not in one_line(text)
     assert one_line(text) == one_line(text).strip()
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (24, "Notes on caches › boat  "),
+        (16, "Notes on… › boat"),
+        (12, "Note… › boat"),
+        (10, "Not… › bo…"),
+        (8, "Notes o…"),
+    ],
+)
+def test_a_title_gives_way_before_the_name_of_its_branch(width: int, shown: str) -> None:
+    assert path_padded("Notes on caches › boat", width) == shown
+
+
+def test_a_name_without_a_title_is_cut_at_its_end() -> None:
+    assert path_padded("by boat", 5) == "by b…"

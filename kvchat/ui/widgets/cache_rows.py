@@ -15,7 +15,7 @@ from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot, LayerUsage, Tier, TierUsage
 from kvchat.ui.figures import UNKNOWN, bytes_text, count_text, part_text, percent_text, short_count_text
 from kvchat.ui.history import Recent
-from kvchat.ui.plain_text import padded
+from kvchat.ui.plain_text import path_padded
 from kvchat.ui.widgets.live_rows import history_rows, room_rows
 from kvchat.ui.widgets.marks import MARKS, Look, Row, Run
 from kvchat.ui.widgets.marks import row_text as row_text
@@ -329,7 +329,7 @@ def _branch_row(branch: BranchUsage, options: PanelOptions, *, are_shared: bool)
     own = f"{bytes_text(branch.own_bytes):>8}"
     shared = f"{bytes_text(branch.shared_bytes):>8}" if branch.shared_bytes else " " * 8
     room = max(4, options.width - len(mark) - (1 + are_shared) * (_VALUE_WIDTH + 2))
-    title = padded(options.names.name_of(branch), room)
+    title = path_padded(options.names.name_of(branch), room)
     shares: tuple[Run, ...] = (
         (f" {MARKS[Look.SHARED] if branch.shared_bytes else ' '} ", Look.SHARED),
         (shared, Look.VALUE),

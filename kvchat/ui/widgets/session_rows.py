@@ -17,6 +17,11 @@ APPROXIMATE = " ≈"
 _PINNED = "★"
 _MAX_HITS = 3
 """Messages shown of one session."""
+_SEEN_IN_A_HIT = 14
+_BEFORE_A_HIT = 8
+"""Letters of a message that are shown before the first word looked for, where it stands behind those seen."""
+_SHORT_NAME = 14
+"""Cells of a name that bytes leave it, where it is not shorter."""
 
 SessionWithBranches = tuple[Session, Sequence[Branch]]
 
@@ -91,17 +96,18 @@ def session_lines(sessions: Sequence[SessionWithBranches], options: ListOptions)
         lines.append(_session_line(session, options, num_folded=len(branches) if is_folded else 0))
         if len(branches) > 1 and not is_folded:
             lines += _branch_lines(session, branches, options)
-        lines += [_hit_line(hit, options.now) for hit in found[:_MAX_HITS]]
+        lines += [_hit_line(hit, options) for hit in found[:_MAX_HITS]]
     return tuple(lines)
 
 
 def line_text(line: SessionLine, width: int) -> tuple[str, str]:
     """Return the name, cut and padded, and the figures; together exactly `width` cells.
 
-    Sizes give way to the name, first what is shared; the age only where there is hardly room for a name.
+    Sizes leave a long name its beginning, and give way where not even that fits, first what is shared; the
+    age only where there is hardly room for a name.
     """
     age = f" {line.age:>3}"
-    room = width - len(age) - cell_len(line.name)
+    room = width - len(age) - min(_SHORT_NAME, cell_len(line.name))
     size = f" {line.size:>5}" if line.size and room >= 6 else ""
     shared = f" {line.shared:>6}" if size and line.shared and room >= 13 else ""
     figures = shared + size + age if width >= 14 else ""
@@ -179,13 +185,21 @@ def _branch_lines(session: Session, branches: Sequence[Branch], options: ListOpt
     return lines
 
 
-def _hit_line(hit: SearchHit, now: float) -> SessionLine:
+def _hit_line(hit: SearchHit, options: ListOptions) -> SessionLine:
     return SessionLine(
         session_id=hit.session_id,
         branch=None,
-        name=f"  “{one_line(hit.excerpt)}”",
+        name=f"  “{_from_the_words(one_line(hit.excerpt), options.finding.words)}”",
         size="",
-        age=age_text(max(0.0, now - hit.created_at)),
+        age=age_text(max(0.0, options.now - hit.created_at)),
         is_active=False,
         turn_id=hit.turn_id,
     )
+
+
+def _from_the_words(excerpt: str, words: str) -> str:
+    """Return the excerpt without what would push the first word looked for out of a narrow list."""
+    lower = excerpt.casefold()
+    places = [place for word in words.casefold().split() if (place := lower.find(word)) >= 0]
+    place = min(places, default=0)
+    return f"…{excerpt[place - _BEFORE_A_HIT :].lstrip()}" if place > _SEEN_IN_A_HIT else excerpt

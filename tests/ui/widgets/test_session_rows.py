@@ -138,3 +138,24 @@ def test_shared_bytes_are_shown_where_there_is_room() -> None:
     [line] = session_lines([stored(1, "Oslo", 125, "main")], options)
     assert line_text(line, 30)[1].split() == ["▒2.0M", "4.0M", "2m"]
     assert line_text(line, 20)[1].split() == ["4.0M", "2m"]
+
+
+def test_a_long_title_leaves_room_for_its_own_bytes() -> None:
+    options = ListOptions(
+        active_session=None, active_branch=None, held={"s1": Held(own_bytes=4 << 20)}, now=NOW
+    )
+    [line] = session_lines([stored(1, "Proof reading a long text", 125, "main")], options)
+    assert "".join(line_text(line, 26)) == "○ Proof reading…  4.0M  2m"
+
+
+def test_a_found_message_begins_near_the_words_that_were_found() -> None:
+    hit = SearchHit(
+        session_id=SessionId("s2"),
+        title="kv notes",
+        turn_id=TurnId("t1"),
+        role=Role.USER,
+        created_at=NOW,
+        excerpt="…are not in use they go to a slower tier and come back",
+    )
+    assert found("TIER", (hit,)) == ["· kv notes", "  “…slower tier and come back”"]
+    assert found("are not", (hit,)) == ["· kv notes", f"  “{hit.excerpt}”"]
