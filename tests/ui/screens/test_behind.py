@@ -127,9 +127,9 @@ async def test_leaving_the_program_stops_all_answers(tmp_path: Path) -> None:
         await shown.until(lambda: bool(shown.answers))
         conversation = shown.screen.turns.conversation
         await leave(shown, "beside")
-        hold.set()
         shown.screen.quit()
-        assert conversation.is_stopped or conversation.turns[-1].text == "a long answer"
+        assert conversation.is_stopped
+        hold.set()
 
 
 async def test_an_engine_that_fails_to_load_gives_back_what_waits_behind_too(tmp_path: Path) -> None:
