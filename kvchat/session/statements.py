@@ -20,6 +20,7 @@ from kvchat.session.digests import (
     piece_name,
     with_facts,
 )
+from kvchat.session.message_files import split_files
 from kvchat.session.tree import Branch, BranchName, Part, Session, SessionId, Turn, TurnId
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
@@ -36,8 +37,9 @@ _PATH = """
 
 
 def title_of(text: str) -> str:
-    """Return the first line of a message, cut to a title's length."""
-    line = next((line for line in text.splitlines() if line.strip()), "")
+    """Return the first line of a message's words, cut to a title's length; without words its files' names."""
+    files, words = split_files(text)
+    line = next((line for line in words.splitlines() if line.strip()), ", ".join(name for name, _ in files))
     line = one_line(line)
     return line if len(line) <= _TITLE_LEN else line[: _TITLE_LEN - 1].rstrip() + "…"
 

@@ -26,6 +26,7 @@ class Attaching:
 
     Attributes:
         attachments: in the order in which they will stand.
+        waiting: messages that wait for files to be read.
     """
 
     def __init__(self, screen: AttachingDesk, chat: ChatService, turns: Turns) -> None:
@@ -33,11 +34,46 @@ class Attaching:
         self._chat = chat
         self._turns = turns
         self.attachments: tuple[Attachment, ...] = ()
+        self.waiting: list[str] = []
         self._reading: Reading | None = None
-        self._state = ""
+        self._put_aside: tuple[Attachment, ...] | None = None
+        self._num_unread = 0
+        self._are_read = asyncio.Event()
+        self._has_failed = False
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a file is being read that goes with the next message."""
+        return self._num_unread > 0
+
+    @property
+    def put_aside(self) -> tuple[Attachment, ...]:
+        """What goes with the next message that is no edit, while one is edited."""
+        return self._put_aside or ()
+
+    async def settled(self) -> bool:
+        """Wait until all files are read, and return whether all could be."""
+        while self._num_unread:
+            self._are_read.clear()
+            await self._are_read.wait()
+        has_failed, self._has_failed = self._has_failed, False
+        return not has_failed
+
+    def begin_edit(self, files: tuple[Attachment, ...]) -> None:
+        """Let the files of a message that is being changed go with it, and put aside what is attached."""
+        if self._put_aside is None:
+            self._put_aside = self.attachments
+        self._set(files)
+
+    def end_edit(self) -> None:
+        """Attach again what was put aside."""
+        if self._put_aside is not None:
+            attachments, self._put_aside = self._put_aside, None
+            self._set(attachments)
 
     def attach(self, path: str) -> None:
         """Read a file and let it go with the next message."""
+        self._num_unread += 1
         self._screen.begin(partial(self._attach, Path(path)))
 
     def attach_text(self, text: str) -> None:
@@ -75,9 +111,13 @@ class Attaching:
         try:
             attachment = await asyncio.to_thread(read_attachment, path)
         except KvchatError as error:
+            self._has_failed = bool(self.waiting)
             self._screen.warn(str(error))
         else:
             self._add(attachment)
+        finally:
+            self._num_unread -= 1
+            self._are_read.set()
 
     def _add(self, attachment: Attachment) -> None:
         self._set((*self.attachments, attachment))
@@ -88,7 +128,7 @@ class Attaching:
             self._reading.stop()
             self._reading = None
         self._draw("")
-        if attachments:
+        if attachments and self._put_aside is None:
             self._screen.begin(self._read, group="read ahead")
 
     async def _read(self) -> None:

@@ -1,7 +1,6 @@
 """Files that go with a message: read once, written before the words, and folded where the message is shown.
 
-Files stand first, so that the model can read them while the question is still typed. The number of lines in
-the tag says where a file ends, whatever is written in it.
+Files stand first, so that the model can read them while the question is still typed.
 """
 
 import re
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import UsageError
+from kvchat.session.message_files import OPENING, split_files, with_files
 from kvchat.ui.figures import bytes_text, plural
 from kvchat.ui.plain_text import clean_text, one_line
 
@@ -19,8 +19,6 @@ LONG_PASTE_CHARACTERS = 8_000
 LONG_PASTE_LINES = 200
 _MOST_STRANGE = 0.02
 """More control and replacement characters than this share are no text."""
-_OPENING = re.compile(r'<file name="([^"\n]*)" lines="(\d{1,9})">\n')
-_CLOSING = "</file>\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,29 +80,25 @@ def tidy(text: str) -> str:
 
 def before_message(attachments: Sequence[Attachment]) -> str:
     """Return what stands before the words of a message."""
-    return "".join(
-        f'<file name="{one.name}" lines="{one.num_lines}">\n{one.text}\n{_CLOSING}' for one in attachments
-    )
+    return with_files([(one.name, one.text) for one in attachments])
 
 
 def split_message(text: str) -> tuple[tuple[Attachment, ...], str]:
     """Return the files of a message, and its words."""
-    found = []
-    while (opening := _OPENING.match(text)) is not None:
-        lines = text[opening.end() :].split("\n", int(opening[2]))
-        rest = lines.pop() if len(lines) > int(opening[2]) else ""
-        if not rest.startswith(_CLOSING):
-            break
-        found.append(Attachment(name=opening[1], text="\n".join(lines)))
-        text = rest.removeprefix(_CLOSING)
-    return tuple(found), text
+    files, words = split_files(text)
+    return tuple(Attachment(name=name, text=text) for name, text in files), words
+
+
+def words_of(text: str) -> str:
+    """Return a message without its files."""
+    return split_message(text)[1]
 
 
 def take_out_files(text: str) -> tuple[tuple[Attachment, ...], str]:
     """Return the files of several messages that stand under each other, and their words."""
     found, text = split_message(text)
     words = ""
-    while (opening := re.search(rf"\n(?={_OPENING.pattern})", text)) is not None:
+    while (opening := re.search(rf"\n(?={OPENING.pattern})", text)) is not None:
         files, rest = split_message(text[opening.end() :])
         if not files:
             words, text = words + text[: opening.end()], text[opening.end() :]

@@ -11,6 +11,7 @@ from kvchat.chat import EditCost
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Role, SessionId, Turn
+from kvchat.ui.attachments import shown_message
 from kvchat.ui.bridge import Alternative, ChatService, ConversationView
 from kvchat.ui.desk import Desk
 from kvchat.ui.figures import plural
@@ -37,7 +38,9 @@ class BranchingDesk(Desk, Protocol):
 
     def open_with(self, opener: Callable[[], Awaitable[ConversationView | None]]) -> object: ...
 
-    def write_prompt(self, text: str) -> None: ...
+    def write_message(self, text: str) -> None:
+        """Put a message into the prompt, its files beside it."""
+        ...
 
     def keep_behind(self, conversation: ConversationView) -> None: ...
 
@@ -88,7 +91,7 @@ class Branching:
             return
         actions = await self._actions(conversation, turn)
         who = "you" if turn.role is Role.USER else "kvchat"
-        title = f"{who}: {fitted(one_line(turn.text), _TITLE_LEN)}"
+        title = f"{who}: {fitted(one_line(shown_message(turn.text)), _TITLE_LEN)}"
         chosen = await self._screen.ask_late(title, partial(ActionsScreen, title, actions))
         match chosen:
             case "f":
@@ -169,7 +172,7 @@ class Branching:
             self._chat.fork, conversation, before, name or None
         )
         if turn.role is Role.USER:
-            self._screen.write_prompt(turn.text)
+            self._screen.write_message(turn.text)
         shared = replace(_FREE, reused_tokens=sum(len(one.token_ids or ()) for one in forked.turns))
         words = price_words(shared, self._screen.snapshot)
         self._screen.tell(f"on branch {one_line(forked.branch.name)}: {words}")

@@ -1,15 +1,19 @@
 """Slash commands: their names, their help, and which line is one."""
 
+import re
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A slash command. `argument` is how its argument is shown in help, empty where it takes none."""
+    """A slash command. `argument` is how its argument is shown in help, empty where it takes none;
+    `takes_lines`: that may have several lines.
+    """
 
     name: str
     summary: str
     argument: str = ""
+    takes_lines: bool = False
     aliases: tuple[str, ...] = ()
 
     @property
@@ -31,7 +35,12 @@ COMMANDS = (
     Command(name="fork", argument="[name]", summary="go on from here on a branch of its own"),
     Command(name="retry", argument="[n]", summary="answer again on a new branch; n answers to compare"),
     Command(name="tokens", argument="[n]", summary="open the n-th last answer as tokens, go on from another"),
-    Command(name="aside", argument="[text]", summary="ask on a fork that is thrown away; again: go back"),
+    Command(
+        name="aside",
+        argument="[text]",
+        summary="ask on a fork that is thrown away; again: go back",
+        takes_lines=True,
+    ),
     Command(name="edit", argument="[n]", summary="change your n-th last message and go on from there"),
     Command(name="undo", argument="[n]", summary="take back your last n messages; they stay on their branch"),
     Command(name="drop", argument="[n]", summary="leave out your n-th last message, keep what follows"),
@@ -39,7 +48,12 @@ COMMANDS = (
     Command(name="stop", summary="stop the answer"),
     Command(name="switch", argument="[name]", summary="open another conversation or branch"),
     Command(name="search", argument="[words]", summary="find sessions by title, and messages by words"),
-    Command(name="system", argument="[text]", summary="show the system prompt, or start anew with another"),
+    Command(
+        name="system",
+        argument="[text]",
+        summary="show the system prompt, or start anew with another",
+        takes_lines=True,
+    ),
     Command(name="attach", argument="FILE", summary="let a text file go with your message, as @file does"),
     Command(name="detach", summary="leave out what was attached last"),
     Command(name="answer", summary="let a question come that waited because you were typing"),
@@ -69,9 +83,9 @@ def find_command(name: str) -> Command | None:
 
 
 def split_command(line: str) -> tuple[str, str]:
-    """Return the name and the argument of a line that begins with `/`."""
-    name, _, argument = line[1:].partition(" ")
-    return name.strip(), argument.strip()
+    """Return the name and the argument of a text that begins with `/`."""
+    name = re.split(r"\s", line[1:], maxsplit=1)[0]
+    return name, line[1 + len(name) :].strip()
 
 
 def completions(line: str) -> tuple[Command, ...]:

@@ -1,6 +1,7 @@
 """What another course of a conversation costs, in words, before it is taken."""
 
 from kvchat.chat import EditCost, Revision
+from kvchat.ui.attachments import shown_message
 from kvchat.ui.figures import count_text, plural
 from kvchat.ui.plain_text import fitted, one_line
 
@@ -43,7 +44,7 @@ def drop_words(revision: Revision, cost: EditCost) -> str:
 
 def excerpt(revision: Revision) -> str:
     """Return the first message that the new course is without."""
-    return f"“{fitted(one_line(revision.dropped[0].text), _EXCERPT_LEN)}”"
+    return f"“{fitted(one_line(shown_message(revision.dropped[0].text)), _EXCERPT_LEN)}”"
 
 
 def _left_words(cost: EditCost) -> str:

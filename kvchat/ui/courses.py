@@ -41,7 +41,13 @@ class CourseDesk(Desk, Protocol):
         ...
 
     def show_edit(self, text: str | None) -> None:
-        """Draw the state of the edit; with a text, put it into the prompt."""
+        """Put a message into the prompt to be changed, its files beside it; None: it is no more."""
+        ...
+
+    def draw_heading(self) -> None: ...
+
+    def whole_message(self, words: str) -> str:
+        """Return a message with what is attached."""
         ...
 
 
@@ -91,7 +97,8 @@ class Courses:
 
     def _look_up(self, text: str) -> None:
         if self.editing is not None:
-            self._screen.begin(partial(self._show_cost, self.editing, text), group="look")
+            whole = self._screen.whole_message(text)
+            self._screen.begin(partial(self._show_cost, self.editing, whole), group="look")
 
     async def _show_cost(self, question: Turn, text: str) -> None:
         try:
@@ -101,7 +108,7 @@ class Courses:
             words = ""
         if self.editing is question:
             self.cost = words
-            self._screen.show_edit(None)
+            self._screen.draw_heading()
 
     async def _send_edit(self, question: Turn, text: str) -> None:
         conversation = self._turns.conversation

@@ -12,6 +12,7 @@ from typing import Protocol
 from textual.app import App
 from textual.css.query import NoMatches
 from textual.timer import Timer
+from textual.widget import MountError
 
 from kvchat.ui.pace import Pace
 
@@ -80,7 +81,7 @@ class Drain:
             self._pace.begin()
             try:
                 await self._turns.drain()
-            except NoMatches:
+            except (NoMatches, MountError):
                 # A window that closes takes its widgets away also while something is drawn into them.
                 if self._screen.app.is_running:
                     raise

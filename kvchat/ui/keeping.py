@@ -9,7 +9,7 @@ from typing import Protocol
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
 from kvchat.ui.attaching import Attaching
-from kvchat.ui.attachments import before_message
+from kvchat.ui.attachments import before_message, words_of
 from kvchat.ui.bridge import ConversationView, SessionShelf
 from kvchat.ui.courses import Courses
 from kvchat.ui.desk import Desk
@@ -122,10 +122,13 @@ class Keeping:
 
     def _typed(self) -> list[Unsent]:
         here = self._turns.conversation
-        opened = None if self._courses.editing is None else self._courses.editing.text
+        attaching, editing = self._attaching, self._courses.editing
+        opened = None if editing is None else words_of(editing.text)
         drafts = [text for text in self._screen.prompt.drafts if text != opened]  # unchanged, it is no draft
         last = drafts.pop() if drafts else ""
-        texts = [*self._courses.asked, *drafts, before_message(self._attaching.attachments) + last]
+        beside = "" if editing is not None and not last else before_message(attaching.attachments)
+        waiting = [*self._courses.asked, *attaching.waiting, before_message(attaching.put_aside)]
+        texts = [*waiting, *drafts, beside + last]
         return [Unsent(conversation=here, text=text) for text in texts if text]
 
     def _take_all(self) -> list[Unsent]:

@@ -84,6 +84,11 @@ class Turns:
         return self._lane.conversation
 
     @property
+    def place(self) -> object:
+        """What stays the same while one conversation is on screen, also where it begins as a draft."""
+        return self._lane
+
+    @property
     def draft(self) -> Draft:
         return self._lane.draft
 

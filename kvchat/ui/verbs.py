@@ -141,6 +141,9 @@ class Verbs:
         elif command.needs_argument and not argument:
             self._screen.warn(f"usage: {command.usage}")
             self._screen.restore_command(line + " ")
+        elif "\n" in line and not command.takes_lines:
+            self._screen.warn(f"/{command.name} takes one line; // sends this as text")
+            self._screen.restore_command(line)
         else:
             self._actions[command.name](argument)
 

@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 
 from kvchat.errors import KvchatError
 from kvchat.ui.attaching import Attaching
-from kvchat.ui.attachments import split_message
+from kvchat.ui.attachments import words_of
 from kvchat.ui.branching import Branching
 from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.courses import Courses
@@ -25,8 +25,9 @@ from kvchat.ui.keeping import Keeping
 from kvchat.ui.outlet import Outlet
 from kvchat.ui.screens.conversation import ConversationScreen
 from kvchat.ui.screens.history import HistoryScreen
+from kvchat.ui.sending import Sending
 from kvchat.ui.shelf import Shelf
-from kvchat.ui.turns import PendingTurn, TurnKind, Turns
+from kvchat.ui.turns import Turns
 from kvchat.ui.verbs import Helpers, Verbs
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.prompt import Prompt
@@ -62,6 +63,7 @@ class ChatScreen(ConversationScreen):
         self.branching = Branching(self, self._chat, self.turns)
         self.outlet = Outlet(self)
         self.attaching = Attaching(self, self._chat, self.turns)
+        self.sending = Sending(self, self.turns, self.attaching, self.courses)
         self.keeping = Keeping(self, self._chat.store, self.turns, self.courses, self.attaching)
         housekeeping = Housekeeping(self, self._chat, self._host, self.turns)
         self.formats = Formats(self, self._host, self.turns, housekeeping)
@@ -116,11 +118,7 @@ class ChatScreen(ConversationScreen):
         if event.is_command:
             self.at_key(event.pressed_s, partial(self.verbs.run, event.text))
             return
-        if self.courses.editing is not None:
-            self.courses.send_edit(event.text)
-        else:
-            before, reading = self.attaching.take()
-            self.queue(PendingTurn(kind=TurnKind.SEND, text=before + event.text, reading=reading))
+        self.at_key(event.pressed_s, partial(self.sending.send, event.text, event.pasted))
 
     def on_prompt_attached(self, event: Prompt.Attached) -> None:
         self.attaching.attach(event.path)
@@ -137,7 +135,7 @@ class ChatScreen(ConversationScreen):
     async def _read_history(self) -> None:
         with suppress(KvchatError):
             messages = await asyncio.to_thread(self._chat.store.recent_questions)
-            self.prompt.begin_history([split_message(message)[1] for message in messages])
+            self.prompt.begin_history([words_of(message) for message in messages])
 
     async def _find_message(self) -> None:
         message = await self.ask(HistoryScreen(self.prompt.messages))
@@ -226,7 +224,7 @@ class ChatScreen(ConversationScreen):
         if self.turns.is_busy:
             self.give_back(self.turns.stop())
         elif self.courses.editing is not None:
-            self.prompt.keep_draft(self.courses.editing.text)
+            self.prompt.keep_draft(words_of(self.courses.editing.text))
             self.courses.end_edit()
             self.prompt.set_text("")
         elif self.branching.aside is not None and self.prompt.has_focus:

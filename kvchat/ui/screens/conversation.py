@@ -14,7 +14,7 @@ from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId, Turn
 from kvchat.ui.attaching import Attaching
-from kvchat.ui.attachments import take_out_files
+from kvchat.ui.attachments import before_message, shown_message, split_message, take_out_files
 from kvchat.ui.branching import Branching
 from kvchat.ui.bridge import ChatService, ConversationView, EngineView
 from kvchat.ui.courses import Courses
@@ -102,10 +102,23 @@ class ConversationScreen(WindowScreen):
     def run_on(self, turn: Turn, name: str) -> None:
         self.verbs.run_on(turn, name)
 
+    def write_message(self, text: str) -> None:
+        """Put a message into the prompt, its files beside it."""
+        files, words = split_message(text)
+        self.attaching.give_back(files)
+        self.write_prompt(words)
+
     def show_edit(self, text: str | None) -> None:
-        if text is not None:
-            self.write_prompt(text)
+        if text is None:
+            self.attaching.end_edit()
+        else:
+            files, words = split_message(text)
+            self.attaching.begin_edit(files)
+            self.write_prompt(words)
         self.draw_heading()
+
+    def whole_message(self, words: str) -> str:
+        return before_message(self.attaching.attachments) + words
 
     def held_sessions(self) -> dict[str, Held]:
         return self._watch.held_sessions()
@@ -225,7 +238,9 @@ class ConversationScreen(WindowScreen):
         self.call_after_refresh(self.draw_heading)
 
     def _draw_queue(self) -> None:
-        waiting = [one_line(pending.text) or pending.kind.value for pending in self.turns.queue]
+        waiting = [
+            one_line(shown_message(pending.text)) or pending.kind.value for pending in self.turns.queue
+        ]
         self.draw_lines("#queue", [f"queued  {line}" for line in waiting])
 
     def _start_next(self) -> None:

@@ -17,7 +17,7 @@ KEYS = (
     ("enter", "send", ""),
     ("ctrl+j, shift+enter", "new line", ""),
     ("esc", "back to the prompt; from there: stop the answer, queued text comes back", "stop"),
-    ("@file", "attach a text file: tab completes; backspace in an empty prompt leaves it out", ""),
+    ("@file", "the file goes with the message: tab attaches it at once; backspace leaves it out again", ""),
     ("ctrl+r", "find an earlier message", "history"),
     ("up, down", "earlier messages, from the edge of the prompt", ""),
     ("ctrl+g", "write the message in $EDITOR", "editor"),

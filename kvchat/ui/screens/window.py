@@ -126,11 +126,12 @@ class WindowScreen(DeskScreen):
         self.query_one(CachePanel).toggle_frozen()
 
     async def action_page(self, direction: int) -> None:
-        """Scroll the conversation by a page; at the top, mount earlier messages."""
+        """Scroll the conversation by a page; at the top and near it, mount earlier messages."""
         if direction < 0 and self.transcript.scroll_y <= 0:
             await self.transcript.show_earlier()
         elif direction < 0:
             self.transcript.scroll_page_up()
+            self.transcript.go_on_above()
         else:
             self.transcript.scroll_page_down()
 
@@ -150,15 +151,14 @@ class WindowScreen(DeskScreen):
 
     def draw_lines(self, selector: str, lines: Sequence[str]) -> None:
         """Draw lines above the prompt, which is lower without them."""
-        place = self.query_one(selector, Static)
-        if lines or place.display:
-            place.display = bool(lines)
-            place.update(Content("\n".join(lines[:_MOST_LINES])))
+        for place in self.query(selector).results(Static):  # none while the window is being closed
+            if lines or place.display:
+                place.display = bool(lines)
+                place.update(Content("\n".join(lines[:_MOST_LINES])))
 
     def draw_offers(self, waiting: Sequence[str]) -> None:
-        if self.query("#offers"):  # the window may have been closed meanwhile
-            key = self.own_keys.get("answer", "f9")
-            self.draw_lines("#offers", [f"? {words} · {key} or /answer" for words in waiting])
+        key = self.own_keys.get("answer", "f9")
+        self.draw_lines("#offers", [f"? {words} · {key} or /answer" for words in waiting])
 
     def _place_panes(self) -> None:
         widths = pane_widths(self.size.width, self._wish)

@@ -72,11 +72,14 @@ class Prompt(TextArea):
 
     @dataclass
     class Submitted(Message):
-        """Enter was pressed, at `pressed_s`. `is_command`: the line is a command that was typed."""
+        """Enter was pressed, at `pressed_s`. `is_command`: the text is a command that was typed; `pasted`:
+        what was pasted since the last message.
+        """
 
         text: str
         is_command: bool
         pressed_s: float
+        pasted: tuple[str, ...]
 
     class Interrupted(Message):
         """Ctrl+c was pressed with nothing selected."""
@@ -115,6 +118,8 @@ class Prompt(TextArea):
         self._history: list[Line] = []
         self._walk: Walk | None = None
         self._put_aside: list[str] = []
+        self._pasted: list[str] = []
+        self._has_moved = False
 
     @property
     def is_completing(self) -> bool:
@@ -196,7 +201,8 @@ class Prompt(TextArea):
 
     async def _on_paste(self, event: events.Paste) -> None:
         # A command's name must be typed; only its argument may be pasted.
-        if " " not in self.text:
+        before = self.get_text_range(self.document.start, min(self.selection))
+        if not any(one.isspace() for one in before):
             self._has_typed_slash = False
         event.prevent_default()
         event.stop()
@@ -207,6 +213,7 @@ class Prompt(TextArea):
         if is_long(text):
             self.post_message(self.PastedMuch(text))
         elif result := self._replace_via_keyboard(text, *self.selection):
+            self._pasted.append(text)
             self.move_cursor(result.end_location)
 
     def on_text_area_changed(self) -> None:
@@ -241,17 +248,21 @@ class Prompt(TextArea):
         text = self.text.rstrip()
         if not text.strip():
             return
-        is_command = self._has_typed_slash and not text.startswith("//") and "\n" not in text
+        is_command = self._has_typed_slash and not text.startswith("//")
         sent = text if is_command else message_text(text, is_typed_slash=self._has_typed_slash)
         taken = {self.text, text, self._walk.origin[0] if self._walk is not None else text}
         self._put_aside = [draft for draft in self.drafts if draft not in taken]
         self.remember(text, is_command=is_command)
         self.set_text("")
-        self.post_message(self.Submitted(sent, is_command, pressed_s))
+        pasted, self._pasted = tuple(self._pasted), []
+        self.post_message(self.Submitted(sent, is_command, pressed_s, pasted))
 
     def _is_unfinished(self) -> bool:
+        """Return whether enter takes the choice: a file's only if it is all that is said, or was moved to."""
         chosen = self._candidates[self._chosen]
-        return isinstance(chosen, PathChoice) or self.text[1:] not in chosen.names
+        if isinstance(chosen, PathChoice):
+            return self._has_typed_slash or self._has_moved or self.text == f"@{path_at_end(self.text)}"
+        return self.text[1:] not in chosen.names
 
     def _moves_choice(self, key: str) -> bool:
         """Handle a key that belongs to the list of commands; return whether it did."""
@@ -259,6 +270,7 @@ class Prompt(TextArea):
             return False
         if key in ("up", "down"):
             step = 1 if key == "down" else -1
+            self._has_moved = True
             self._offer(self._candidates, (self._chosen + step) % len(self._candidates))
             return True
         if key == "tab":
@@ -287,6 +299,7 @@ class Prompt(TextArea):
         self.post_message(self.Attached(chosen.path))
 
     def _complete(self) -> None:
+        self._has_moved = False
         found: tuple[Choice, ...] = completions(self.text) if self._has_typed_slash else ()
         if not found and self.cursor_location == self.document.end:
             path = path_at_end(self.text)

@@ -1,0 +1,136 @@
+"""What becomes of a message: files that are marked in it, lines of a command, files of what is changed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from textual import events
+
+from kvchat.ui.attachments import Attachment, before_message
+from tests.ui.harness import Window, window
+from tests.ui.screens.test_late import burst
+from tests.ui.scripted import ScriptedChat
+
+pytestmark = pytest.mark.tui
+
+FILE = before_message([Attachment(name="notes.txt", text="one\ntwo")])
+
+
+@pytest.fixture(autouse=True)
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "notes.txt").write_text("one\ntwo\n")
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\0\0")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def with_file(chat: ScriptedChat) -> None:
+    chat.add_session("Oslo", [("By boat?", "By train."), (f"{FILE}What is it?", "Two lines.")])
+
+
+async def until_sent(shown: Window, predicate: Callable[[], bool]) -> None:
+    """Wait until something was sent, and answered."""
+    await shown.until(predicate)
+    await shown.until(lambda: not shown.screen.turns.is_busy)
+
+
+async def paste(shown: Window, text: str) -> None:
+    shown.app.post_message(events.Paste(text))
+    await shown.pilot.pause()
+
+
+async def test_files_that_are_typed_in_full_go_with_the_message(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await burst(shown, "look at @notes.txt, and tell @ana what me@x.org is\nand then?\n")
+        await until_sent(shown, lambda: len(shown.chat.sent) == 2)
+        assert shown.chat.sent[0] == f"{FILE}look at notes.txt, and tell @ana what me@x.org is"
+        assert shown.chat.sent[1] == "and then?"
+        await shown.until_shown("@ana is no file here, and was sent as it is")
+
+
+async def test_a_message_whose_file_cannot_be_read_comes_back_once(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        for words, why in (("look at @notez.txt", "notez.txt is not there"), ("@image.png?", "is no text")):
+            await burst(shown, f"{words}\n")
+            await shown.until_shown(why)
+            assert shown.chat.sent == []
+            assert shown.screen.prompt.text == words
+            shown.screen.prompt.set_text("")
+        await burst(shown, "look at @notez.txt\n")
+        await shown.until(lambda: shown.screen.prompt.text != "")
+        await shown.pilot.press("enter")
+        await until_sent(shown, lambda: shown.chat.sent == ["look at @notez.txt"])
+
+
+async def test_a_mark_in_a_paste_attaches_nothing(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await paste(shown, "what does\n@notes.txt\n@app.route mean")
+        await shown.pilot.press("enter")
+        await until_sent(shown, lambda: shown.chat.sent == ["what does\n@notes.txt\n@app.route mean"])
+
+
+async def test_enter_sends_a_message_that_ends_in_the_beginning_of_a_path(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("what is @n")
+        await shown.until_shown("▸ notes.txt")
+        await shown.pilot.press("enter")
+        await until_sent(shown, lambda: shown.chat.sent == ["what is @n"])
+
+
+async def test_a_burst_of_tab_words_and_enter_sends_the_words_with_the_file(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("@no")
+        for key in (events.Key("tab", "\t"), events.Key("w", "w"), events.Key("enter", "\r")):
+            shown.app.post_message(key)
+        await until_sent(shown, lambda: shown.chat.sent == [f"{FILE}w"])
+
+
+async def test_a_typed_command_may_have_lines_where_its_words_may_and_is_never_sent(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say("/title one\ntwo")
+        await shown.until_shown("/title takes one line")
+        assert shown.screen.prompt.text == "/title one\ntwo"
+        shown.screen.prompt.set_text("")
+        await shown.say("/system Be brief.\nBe kind.")
+        await shown.say_and_wait("hello")
+        assert [one.system for one in shown.chat.store.sessions.values()] == ["Be brief.\nBe kind."]
+        await shown.say("/aside\nwhat is\na fjord?")
+        await until_sent(shown, lambda: shown.chat.sent == ["hello", "what is\na fjord?"])
+
+
+async def test_a_name_that_is_pasted_behind_a_typed_slash_runs_nothing(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.type("/ x")
+        await shown.pilot.press("home", "right")
+        await paste(shown, "quit")
+        await shown.pilot.press("enter")
+        await until_sent(shown, lambda: shown.chat.sent == ["/quit x"])
+
+
+async def test_the_files_of_a_message_stay_files_when_it_is_changed_or_forked_before(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=with_file, initial="Oslo") as shown:
+        await shown.until(lambda: len(shown.questions) == 2)
+        await burst(shown, "/attach notes.txt\n")
+        await shown.until_shown("▤ notes.txt · 7 B")
+        await shown.say("/edit")
+        await shown.until(lambda: shown.screen.prompt.text == "What is it?")
+        await shown.pilot.press("escape")
+        assert [one.name for one in shown.screen.attaching.attachments] == ["notes.txt"]
+        await shown.pilot.press("backspace")
+        await shown.say("/edit")
+        await burst(shown, " And @notes.txt?\n")
+        await until_sent(shown, lambda: shown.chat.sent == [f"{FILE}{FILE}What is it? And notes.txt?"])
+        assert shown.screen.attaching.attachments == ()
+        await shown.pilot.press("f6", "up", "enter")
+        await shown.until_shown("you: ▤ notes.txt")
+        await shown.pilot.press("f")
+        await shown.until(lambda: shown.screen.prompt.text == "What is it? And notes.txt?")
+        assert [one.text for one in shown.screen.attaching.attachments] == ["one\ntwo"] * 2
+
+
+async def test_what_waits_for_its_file_is_kept_when_the_window_closes(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=with_file, initial="Oslo") as shown:
+        await shown.until(lambda: len(shown.questions) == 2)
+        shown.screen.attaching.waiting.append("half")
+        shown.screen.courses.begin_edit(shown.transcript.views[2].turn)
+        assert [one.text for one in shown.screen.keeping._take_all()] == ["half"]
