@@ -4,6 +4,7 @@ A context is computed exactly, once. Each question is then asked behind it twice
 over the shadow, so every pair differs in the cache alone. Layers with a window keep theirs.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from kvchat.gauge.suite import Suite, SuiteSize
 
 STARTER = Path(__file__).parent.parent / "kvchat" / "starter" / "model"
 AT_MOST_LOST = 1.0
+REPORT_EVERY = 5
+"""Texts."""
 FORMAT = "shadow:25%:forced"
 """As in `--cache-format`."""
 
@@ -140,6 +143,8 @@ def ask_all(items: Iterable[Item], reader: Reader) -> list[Row]:
         for place, sees_shadows in enumerate((False, True)):
             losses[sees_shadows] += [pair[place] for pair in asked]
             right[sees_shadows].append(tuple(bool(pair[place].approximate_hits.all()) for pair in asked))
+        if len(asked_items) % REPORT_EVERY == 0:
+            _report(right[False], right[True])
     exact, shadow = (
         FormatMarks(
             cache_format="shadow" if sees_shadows else "exact",
@@ -151,6 +156,16 @@ def ask_all(items: Iterable[Item], reader: Reader) -> list[Row]:
         for sees_shadows in (False, True)
     )
     return _rows(asked_items, exact, shadow, reader)
+
+
+def _report(exact: Sequence[tuple[bool, ...]], shadow: Sequence[tuple[bool, ...]]) -> None:
+    """Say how far it has come, for one who waits."""
+    num_questions = sum(map(len, exact))
+    shares = [100 * sum(map(sum, marks)) / num_questions for marks in (exact, shadow)]
+    words = (
+        f"{num_questions} questions about {len(exact)} texts: exact {shares[0]:.1f} %, shadow {shares[1]:.1f}"
+    )
+    print(words, file=sys.stderr, flush=True)
 
 
 def _ask(reader: Reader, item: Item, question: Question) -> tuple[TokenLosses, TokenLosses]:

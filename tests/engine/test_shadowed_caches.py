@@ -234,7 +234,9 @@ def test_a_prompt_that_is_cancelled_anywhere_leaves_nothing_behind(opened: Opene
 
 def test_shadows_that_nobody_uses_make_room_and_are_made_again(opened: Opened) -> None:
     """With room for one of two conversations, both go on by turns as each alone."""
-    spec = ShadowSpec(num_kv_heads=2, head_dim_k=16, head_dim_v=16, dtype="F32", view=parse_view(SOME))
+    spec = ShadowSpec(
+        num_kv_heads=2, head_dim_k=16, head_dim_v=16, dtype="F32", view=parse_view(SOME), block_size=BLOCK
+    )
     needed = 4 * spec.shadow_bytes(PROMPT + 60)
     engine = opened(host_bytes=needed)
     texts = [token_ids(PROMPT, seed) for seed in (1, 2)]
@@ -269,7 +271,7 @@ def test_what_a_shadow_holds_and_finds_at_hand_is_told_by_layer(opened: Opened) 
     handle = submit(engine, token_ids(PROMPT), 12)
     finish(engine, handle)
     for usage in shadows(engine):
-        assert usage.host_bytes > 0
+        assert usage.host_bytes == 0  # values are read where they lie
         assert usage.device_bytes > 0
         assert usage.wanted_chunks == 11 * 2 * 8
         assert usage.hit_rate is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvchat.engine.api.view import View
 from kvchat.engine.cache.pyramid import pyramid_budgets
 from kvchat.engine.cache.spec import ITEM_BYTES, FullSpec
-from kvchat.engine.shadow.settings import LayerShape, least_prompt, most_bytes, settings_for
+from kvchat.engine.shadow.settings import CHUNK_SIZE, LayerShape, least_prompt, most_bytes, settings_for
 
 NUM_SINK_BLOCKS = 1
 """The first block stays in sight: models put the attention there that has no better place."""
@@ -112,9 +112,11 @@ class ShadowSpec(FullSpec):
 
     Args:
         view: how much a step looks at.
+        block_size: tokens of a block.
     """
 
     view: View
+    block_size: int
 
     @property
     def kind(self) -> str:
@@ -137,4 +139,6 @@ class ShadowSpec(FullSpec):
         """Return the most that the shadow of a conversation takes in one layer, beside its blocks. Pure."""
         if num_tokens < least_prompt(self.view):
             return 0
-        return most_bytes(settings_for(self.view, num_tokens), self.shape, num_tokens)
+        is_sourced = self.block_size % CHUNK_SIZE == 0
+        settings = settings_for(self.view, num_tokens, is_sourced=is_sourced)
+        return most_bytes(settings, self.shape, num_tokens)

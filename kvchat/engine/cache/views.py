@@ -70,7 +70,7 @@ def _seen(
         "head_dim_v": spec.head_dim_v,
     }
     if view.rule == SHADOW:
-        return ShadowSpec(**heads, dtype=spec.dtype, view=view)
+        return ShadowSpec(**heads, dtype=spec.dtype, view=view, block_size=block_size)
     num_blocks = -(-view.budget // block_size)
     kept = {**heads, "block_size": block_size}
     if view.rule == WINDOW:

@@ -114,9 +114,15 @@ class Shadows:
             fetched_chunks=counts.num_fetched,
         )
 
-    def made(self, layer: int, start: int, keys: Tensor, values: Tensor) -> ShadowLayer:
-        """Return the shadow of a layer whose keys [n, H_kv, D] and values [n, H_kv, D_v] are these."""
-        settings = settings_for(self.view, start)
+    def made(
+        self, layer: int, start: int, keys: Tensor, values: Tensor, *, is_sourced: bool = False
+    ) -> ShadowLayer:
+        """Return the shadow of a layer whose keys [n, H_kv, D] and values [n, H_kv, D_v] are these.
+
+        Args:
+            is_sourced: each step is going to be given a source of them.
+        """
+        settings = settings_for(self.view, start, is_sourced=is_sourced)
         rotary = self._rotaries[layer]
         shadow = ShadowLayer.of_prompt(
             settings, rotary, keys[:start], values[:start], self.budgets, kind="full"
@@ -160,7 +166,8 @@ class StepShadow:
             found = None
         if found is None:
             keys, values = (_rows(pool, self._blocks, self._num_tokens) for pool in pools)
-            found = self._shadows.made(layer, self._branch.start, keys, values)
+            start, is_sourced = self._branch.start, BlockChunks.takes(pools)
+            found = self._shadows.made(layer, start, keys, values, is_sourced=is_sourced)
         layers[layer] = found
         return found
 

@@ -27,7 +27,8 @@ class Segment:
     """Chunks [first_chunk, first_chunk + len(rows)).
 
     Args:
-        rows: projections [c, r] of each chunk, or its rotated keys [c, H_kv, D] where there is no basis.
+        rows: projections [c, r] of each chunk, or its rotated keys [c, H_kv, D] where there is no basis;
+            projections of no width where keys are read elsewhere.
         directions: the basis, [r] for each number of a token's keys; None: keys are exact.
         lost: share of the squares of the keys it began with that is not restored, rounding included.
         next_try: tokens from which an exact segment tries to find a basis.
@@ -88,6 +89,11 @@ class SealedKeys:
     @property
     def _rank(self) -> int:
         return self._settings.rank_for(self._heads[0] * self._heads[1])
+
+    @property
+    def _num_kept(self) -> int:
+        """Numbers of a projection that are kept."""
+        return 0 if self._settings.is_sourced else self._rank
 
     def seal(self, keys: Tensor) -> int:
         """Add rotated keys [C * c, H_kv, D], which follow those that are there.
@@ -174,7 +180,7 @@ class SealedKeys:
             self._segments.append(segment)
             self._try_basis(segment)
         else:
-            newest.rows.append(projections)
+            newest.rows.append(projections[..., : self._num_kept])
 
     def _opened(self, keys: Tensor, first_chunk: int) -> Segment:
         """Return a segment of these keys, on a basis if one holds them."""
@@ -209,11 +215,11 @@ class SealedKeys:
         if basis.energy < self._settings.energy:
             return None
         directions = Rows((self._rank,), self._dtype, self._budget, page_rows=1)
-        rows = Rows((self._settings.chunk_size, self._rank), self._dtype, self._budget)
+        rows = Rows((self._settings.chunk_size, self._num_kept), self._dtype, self._budget)
         try:
             directions.append(basis.directions)
             projections, lost = self._projected(keys, directions.all(), first_chunk)
-            rows.append(projections)
+            rows.append(projections[..., : self._num_kept])
         except BaseException:
             directions.release()
             rows.release()

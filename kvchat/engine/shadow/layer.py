@@ -126,12 +126,12 @@ class ShadowLayer:
             query: [Q, H, D], rotated.
             keys: [Q, H_kv, D], rotated.
             values: [Q, H_kv, D_v].
-            source: has all sealed keys and values as they were, where that is nearer than restoring them;
-                either in all steps or in none.
+            source: has all sealed keys and values as they were; given if, and only if, the settings say so.
 
         Raises:
             OutOfMemory: a budget does not hold it; tokens of earlier blocks stay, those of this one do not.
         """
+        assert (source is not None) is self.settings.is_sourced
         self._source = source
         steps = [self._attend_block(query[part], softmax_scale) for part in self._added(keys, values)]
         return torch.cat([step.out for step in steps]), steps
@@ -234,7 +234,9 @@ class ShadowLayer:
         chunks = values.unflatten(0, (-1, size)).transpose(1, 2)  # [C, H_kv, c, D_v]
         before = len(stock.values), len(stock.landmarks)
         try:
-            stock.values.append(chunks.flatten(0, 1))
+            stock.values.append(
+                chunks.flatten(0, 1)[..., :0] if self.settings.is_sourced else chunks.flatten(0, 1)
+            )
             means = [reference.landmarks(piece, size).to(keys.dtype) for piece in keys.split(PIECE_LEN)]
             stock.landmarks.append(torch.cat(means))
             first_changed = stock.sealed_keys.seal(keys)

@@ -38,6 +38,8 @@ class ShadowSettings:
         rank: of the basis; None for the usual one for the width of the keys.
         energy: share of the keys' squares that a basis has to hold; otherwise keys stay exact.
         is_forced: take contexts and models too that gain nothing.
+        is_sourced: sealed keys and values lie elsewhere, and each step reads there what it chooses: of keys
+            on a basis nothing is kept but landmarks.
     """
 
     budget: int = 2048
@@ -49,6 +51,7 @@ class ShadowSettings:
     rank: int | None = None
     energy: float = 0.99
     is_forced: bool = False
+    is_sourced: bool = False
 
     def __post_init__(self) -> None:
         if self.chunk_size < 1 or PIECE_LEN % self.chunk_size:
@@ -163,16 +166,20 @@ def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> 
     """Return the most that a layer keeps beside its blocks of a context of `num_tokens`. Pure.
 
     Where no basis holds its keys: these and all values, a landmark for each chunk, what every step sees, and
-    the working set.
+    the working set; of what is read where it lies, neither values nor a working set.
     """
     size = settings.chunk_size
     num_chunks = max(num_tokens // size, PAGE_ROWS)
-    in_sight = settings.num_always * size + settings.budget
-    exact = (num_chunks + 1) * size + in_sight + PAGE_ROWS  # of the tail, whose last page is not full
+    exact = settings.num_always * size + size + PAGE_ROWS  # of the tail, whose last page is not full
+    if settings.is_sourced:
+        keys = shape.width * shape.element_size
+        sealed = num_chunks * (size + 1) * keys + shape.width * settings.rank_for(shape.width) * 4
+        return exact * shape.token_bytes + sealed
+    exact += num_chunks * size + settings.budget
     return exact * shape.token_bytes + num_chunks * shape.width * shape.element_size
 
 
-def settings_for(view: View, num_tokens: int) -> ShadowSettings:
+def settings_for(view: View, num_tokens: int, *, is_sourced: bool = False) -> ShadowSettings:
     """Return how a prompt of `num_tokens`, at least `least_prompt`, is shadowed as a view says. Pure."""
     outliers, per_chunks = OUTLIERS_PER_CHUNKS
     if view.is_share:
@@ -186,6 +193,7 @@ def settings_for(view: View, num_tokens: int) -> ShadowSettings:
         budget=num_chosen * CHUNK_SIZE,
         num_outliers=num_chosen * outliers // per_chunks,
         is_forced=view.is_forced,
+        is_sourced=is_sourced,
     )
 
 

@@ -32,7 +32,8 @@ class Stock:
         tail_keys, tail_values: exact, [H_kv, D] and [H_kv, D_v] of each token.
         always: chunks [H_kv, a] that every step sees.
         always_keys, always_values: of these, [c, D] and [c, D_v] of each, a head behind the other.
-        values: in host memory, [c, D_v] of each head of each sealed chunk, a chunk behind the other.
+        values: in host memory, [c, D_v] of each head of each sealed chunk, a chunk behind the other; of no
+            width where they are read elsewhere.
     """
 
     landmarks: Rows
@@ -55,9 +56,8 @@ class Stock:
             OutOfMemory: the device's budget does not hold the working set.
         """
         size, device = settings.chunk_size, budgets.device
-        working = [
-            side.new_empty(side.shape[1], settings.num_chosen, size, side.shape[2]) for side in (keys, values)
-        ]
+        num_held = 0 if settings.is_sourced else settings.num_chosen
+        working = [side.new_empty(side.shape[1], num_held, size, side.shape[2]) for side in (keys, values)]
         return cls(
             landmarks=Rows(keys.shape[1:], keys.dtype, device),
             tail_keys=Rows(keys.shape[1:], keys.dtype, device),
@@ -65,7 +65,7 @@ class Stock:
             always=torch.empty(keys.shape[1], 0, dtype=torch.int64, device=keys.device),
             always_keys=Rows((size, keys.shape[2]), keys.dtype, device, page_rows=1),
             always_values=Rows((size, values.shape[2]), values.dtype, device, page_rows=1),
-            values=Rows((size, values.shape[2]), values.dtype, budgets.host),
+            values=Rows((size, 0 if settings.is_sourced else values.shape[2]), values.dtype, budgets.host),
             sealed_keys=SealedKeys(settings, rotary, (keys.shape[1], keys.shape[2]), keys.dtype, device),
             working=WorkingSet(working[0], working[1], device),
         )

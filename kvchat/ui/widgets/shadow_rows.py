@@ -16,9 +16,10 @@ def shadow_rows(layers: Sequence[LayerUsage], width: int, *, expanded: bool) -> 
         return []
     seen_tokens = max(usage.seen_tokens for _, usage in kept)
     runs = [[one] for one in kept] if expanded else [kept]
+    places = "device + host" if any(usage.host_bytes for _, usage in kept) else "beside blocks"
     looked = f"{count_text(seen_tokens)} tokens"
     return [
-        _row("shadows", "device + host · at hand", Look.HEADING, Look.FAINT, width),
+        _row("shadows", f"{places} · chosen again", Look.HEADING, Look.FAINT, width),
         *(
             _row(_label(run), _value([usage for _, usage in run]), Look.LABEL, Look.VALUE, width)
             for run in runs
@@ -43,7 +44,8 @@ def _value(usages: Sequence[ShadowUsage]) -> str:
             strict=True,
         )
     )
-    return f"{bytes_text(device)} + {bytes_text(host)} · {percent_text(wanted - fetched, wanted)}"
+    taken = bytes_text(device) + (f" + {bytes_text(host)}" if host else "")
+    return f"{taken} · {percent_text(wanted - fetched, wanted)}"
 
 
 def _row(label: str, value: str, look: Look, value_look: Look, width: int) -> Row:

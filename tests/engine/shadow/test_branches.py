@@ -1,5 +1,7 @@
 """Shadows of branches: keys and values straight from blocks, and which shadows stay."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from tests.engine.shadow.contexts import (
     SMALL,
     VALUE_DIM,
     Context,
+    free,
     make_context,
     randn,
     shadow_of,
@@ -62,7 +65,9 @@ def test_blocks_that_chunks_do_not_fit_into_are_not_read() -> None:
 def test_what_is_read_from_blocks_answers_as_what_was_restored_and_counts_alike() -> None:
     """Keys that lie on their basis as a whole, so that nothing is lost by restoring them."""
     context = make_context(PROMPT + 60)
-    restored, read = shadow_of(context, PROMPT), shadow_of(context, PROMPT)
+    restored = shadow_of(context, PROMPT)
+    budgets = free()
+    read = shadow_of(context, PROMPT, replace(SMALL, is_sourced=True), budgets)
     source = BlockChunks(*in_blocks(context))
     for at in range(PROMPT, PROMPT + 60):
         part = context.part(at, at + 1)
@@ -72,6 +77,11 @@ def test_what_is_read_from_blocks_answers_as_what_was_restored_and_counts_alike(
         assert (step.num_wanted, step.num_fetched) == (kept.num_wanted, kept.num_fetched)
         assert step.attended_len == kept.attended_len
     assert 0 < step.num_fetched < step.num_wanted
+    assert read.num_sealed == restored.num_sealed > PROMPT // CHUNK - SMALL.num_local
+    assert [len(segment.rows) for segment in read.segments] == [restored.num_sealed]
+    assert budgets.host.used_bytes == 0
+    parts = read.stock.device_tensors()
+    assert sum(tensor.nbytes for name in ("keys", "working set") for tensor in parts[name]) == 0
 
 
 def test_tokens_that_were_answered_elsewhere_leave_the_shadow_that_answering_them_leaves() -> None:

@@ -37,7 +37,7 @@ def lines(layers: list[LayerUsage], width: int = 44, *, expanded: bool = False) 
 def test_all_layers_share_a_row_with_the_sums_of_their_bytes_and_choices() -> None:
     other = replace(SHADOW, wanted_chunks=200, fetched_chunks=70)
     assert lines([layer(0, SHADOW), layer(1, other)]) == [
-        "shadows              device + host · at hand",
+        "shadows         device + host · chosen again",
         "L0-L1 ×2            6.0 MiB + 4.0 MiB · 75 %",
         "a step looks at                 1,240 tokens",
     ]
@@ -55,6 +55,12 @@ def test_expanded_every_layer_has_a_row() -> None:
 def test_where_no_shadow_is_kept_nothing_is_said() -> None:
     idle = replace(SHADOW, device_bytes=0, host_bytes=0)
     assert lines([layer(0, None), layer(1, idle)]) == []
+
+
+def test_what_lies_beside_the_blocks_alone_is_said_so() -> None:
+    found = lines([layer(0, replace(SHADOW, host_bytes=0))])
+    assert found[0].endswith("beside blocks · chosen again")
+    assert found[1].endswith(" 3.0 MiB · 85 %")
 
 
 def test_what_was_never_chosen_is_unknown() -> None:
