@@ -23,6 +23,7 @@ from kvchat.engine.batch import Batch
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.plan import Move
+from kvchat.engine.departures import Departures
 from kvchat.engine.disk import open_saver
 from kvchat.engine.flights import Flights
 from kvchat.engine.handle import Handle
@@ -91,6 +92,7 @@ class Engine:
         self._smaller = Smaller(parts.manager, parts.info, parts.max_batch_tokens)
         self._intake = Intake(parts.manager, self._answers, self._room, parts.info)
         self._idle = IdleWatch(self._scheduler, clock, parts.idle_demote_s)
+        self._departures = Departures(parts.manager.device, self._carry_out)
 
     @classmethod
     def load(cls, model: str, config: EngineConfig | None = None) -> Self:
@@ -381,14 +383,13 @@ class Engine:
         """Take branches off the device that nobody has used for long, unless the disk still reads them."""
         if not self._keeper.is_behind:
             for branch in self._idle.due():
-                self._take_off(branch, Tier.HOST)
+                if self._keeper.save_leaving(branch):
+                    self._departures.add(self._manager.leave(branch))
+        self._departures.advance()
 
     def _take_off(self, branch: Branch, tier: Tier) -> None:
-        self._keeper.save_branch(branch)
-        if self._keeper.is_behind:
-            self._manager.reset(branch)  # what waits to be saved is read from the device
-            return
-        self._carry_out(self._manager.demote(branch, tier))
+        if self._keeper.save_leaving(branch):
+            self._carry_out(self._manager.demote(branch, tier))
 
     def _carry_out(self, moves: Sequence[Move]) -> None:
         self._mover.execute(moves)

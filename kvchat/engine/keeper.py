@@ -81,6 +81,17 @@ class Keeper:
             self._saver.save_missing(self._manager.block_saves(branch))
             self._save_tail(self._saver, branch)
 
+    def save_leaving(self, branch: Branch) -> bool:
+        """Queue everything of a branch that leaves the device.
+
+        Returns: False where that takes its time: what waits is read from the device, so the branch lets go of
+            its blocks and they stay.
+        """
+        self.save_branch(branch)
+        if self.is_behind:
+            self._manager.reset(branch)
+        return not self.is_behind
+
     def drain(self) -> None:
         """Wait until nothing is on its way to the disk; what it does not take within seconds is dropped."""
         if self._saver is not None:

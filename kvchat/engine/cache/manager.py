@@ -125,17 +125,25 @@ class CacheManager:
         Returns:
             The moves to host memory. What the tier does not take stays cached.
         """
+        for name in self.leave(branch):
+            if tier is Tier.HOST:
+                self.device.demote(*name)
+            elif self._is_stored(*name):
+                self.device.forget(*name)
+        return self.take_demotions()
+
+    def leave(self, branch: Branch) -> list[tuple[GroupId, BlockId]]:
+        """Let go of a branch's blocks, which stay cached, and return them: children before their parents."""
         self._unwatch_tail(branch)
         self._naming.name_tail(branch)
-        held = [[block for block in reversed(table) if block is not None] for table in branch.tables]
+        held = [
+            (group.id, block)
+            for group, table in zip(self.groups, branch.tables, strict=True)
+            for block in reversed(table)
+            if block is not None
+        ]
         self._let_go(branch)
-        for group, blocks in zip(self.groups, held, strict=True):
-            for block in blocks:  # children before their parents
-                if tier is Tier.HOST:
-                    self.device.demote(group.id, block)
-                elif self._is_stored(group.id, block):
-                    self.device.forget(group.id, block)
-        return self.take_demotions()
+        return held
 
     def rename(self, fingerprint: bytes) -> None:
         """Name what is computed from now on by other weights. Every branch lets go of its blocks; those keep

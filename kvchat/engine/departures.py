@@ -1,0 +1,62 @@
+"""Blocks of branches that nobody uses, on their way to host memory: a piece in each step.
+
+Where no stream copies beside the computation the engine's thread does, and a whole conversation at once would
+halt everybody else's answer. Until its turn has come a block stays cached: whoever needs it finds it, and
+whoever needs its place takes it, whereupon it moves to host memory as anything does that is evicted.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.cache.device_tier import DeviceTier
+from kvchat.engine.cache.plan import Move
+
+PIECE_BYTES: Final = 8 << 20
+"""What one step moves at most, or one block where that is larger."""
+
+
+class Departures:
+    """Owned by the engine's thread.
+
+    Args:
+        carry_out: executes moves, at once.
+    """
+
+    def __init__(
+        self,
+        device: DeviceTier,
+        carry_out: Callable[[Sequence[Move]], None],
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        self._device = device
+        self._carry_out = carry_out
+        self._piece_bytes = piece_bytes
+        self._waiting: deque[tuple[GroupId, BlockId, BlockKey]] = deque()
+
+    @property
+    def num_waiting(self) -> int:
+        """Blocks whose turn has not come."""
+        return len(self._waiting)
+
+    def add(self, blocks: Iterable[tuple[GroupId, BlockId]]) -> None:
+        """Let cached blocks leave, in this order; those without a name are nothing to keep."""
+        for group, block in blocks:
+            key = self._device.pools[group].key(block)
+            if key is not None:
+                self._waiting.append((group, block, key))
+
+    def advance(self) -> None:
+        """Move the next piece, as far as host memory takes it."""
+        num_bytes = 0
+        while self._waiting:
+            group, block, key = self._waiting[0]
+            num_bytes += self._device.block_bytes[group]
+            if num_bytes > max(self._piece_bytes, self._device.block_bytes[group]):
+                break
+            self._waiting.popleft()
+            if self._device.pools[group].key(block) == key:  # else its place was taken meanwhile
+                self._device.demote(group, block)
+        if num_bytes:
+            self._carry_out(self._device.take_demotions())
