@@ -30,6 +30,7 @@ SCENARIOS = (
     "cache_formats",
     "commands",
     "concurrency",
+    "converting",
     "decode",
     "encryption",
     "eviction",

@@ -11,7 +11,7 @@ from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.convert import RUN_LEN, Converter, Payloads
 from kvchat.engine.memory.block_file import Layout
-from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.memory.bundle_blocks import BlockShelf, NewBlock
 from kvchat.errors import CacheError, StorageError
 
 _HEAD_BYTES = 1024
@@ -127,10 +127,13 @@ class Conversion:
     def _convert(self, run: Sequence[_Planned]) -> None:
         payloads = [self._read(block) for block in run]
         converted = self._converter.convert(payloads, lambda group, place: group in run[place].groups)
-        for block, parts in zip(run, converted, strict=True):
-            for group, payload in parts.items():
-                if not self._target.write(group, block.parent, block.found.token_ids, payload):
-                    raise _no_room()
+        due = [
+            NewBlock(group, block.parent, block.found.token_ids, bytes(payload))
+            for block, parts in zip(run, converted, strict=True)
+            for group, payload in parts.items()
+        ]
+        if self._target.write_all(due) < len(due):
+            raise _no_room()
 
     def _read(self, block: _Planned) -> Payloads:
         found = block.found

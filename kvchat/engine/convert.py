@@ -6,7 +6,7 @@ Dimensions: P block size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
+from kvchat.engine.cache.spec import Group
 from kvchat.engine.kernels.sealed_attention import seal
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.memory.device_pool import DevicePool
@@ -29,15 +30,21 @@ RUN_LEN = 16
 Payloads = Mapping[GroupId, bytes]
 
 
-class _Side:
+@dataclass(frozen=True, slots=True)
+class Side:
     """A format with room for a few blocks of each group."""
 
-    def __init__(self, candidate: Candidate, config: EngineConfig) -> None:
-        self.groups = groups_in(candidate.served, config.cache_format, config.block_size)
-        places = {group.id: RUN_LEN for group in self.groups}
-        self.pool = DevicePool(self.groups, places, config.block_size, torch.device("cpu"))
-        served = replace(candidate.served, groups=self.groups)
-        self.fingerprint = fingerprint_of(replace(candidate, served=served), config, self.pool)
+    groups: tuple[Group, ...]
+    pool: DevicePool
+    fingerprint: bytes
+
+
+def _side_of(candidate: Candidate, config: EngineConfig) -> Side:
+    groups = groups_in(candidate.served, config.cache_format, config.block_size)
+    places = {group.id: RUN_LEN for group in groups}
+    pool = DevicePool(groups, places, config.block_size, torch.device("cpu"))
+    served = replace(candidate.served, groups=groups)
+    return Side(groups, pool, fingerprint_of(replace(candidate, served=served), config, pool))
 
 
 class Converter:
@@ -59,8 +66,8 @@ class Converter:
                 f"convert; ask with --cache-format {cache_format}"
             )
         self._size = config.block_size
-        self.exact = _Side(candidate, replace(config, cache_format=EXACT))
-        self.target = _Side(candidate, replace(config, cache_format=cache_format))
+        self.exact = _side_of(candidate, replace(config, cache_format=EXACT))
+        self.target = _side_of(candidate, replace(config, cache_format=cache_format))
 
     def convert(self, blocks: Sequence[Payloads], wanted: Callable[[GroupId, int], bool]) -> list[Payloads]:
         """Return the bytes of up to `RUN_LEN` blocks in the other format, of those groups that are wanted.

@@ -19,7 +19,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, from_u32le, u32le
 from kvchat.engine.kernels.read_block.native import BytesDiffer, Head, HeadDiffers, Places, read_block
 from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
-from kvchat.engine.memory.files import Buffer, Files, read_all, write_all
+from kvchat.engine.memory.files import Buffer, Files, at_once, read_all, write_all
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
 if TYPE_CHECKING:
@@ -136,27 +136,41 @@ def render_head(identity: FileIdentity, payload: memoryview) -> bytes:
     return _with_checksum(_render_blank(identity), payload)
 
 
-def write_file(files: Files, path: Path, temporary: Path, parts: Sequence[Buffer]) -> None:
-    """Write one block durably: temporary name, fsync, rename, fsync of the directory.
+@dataclass(frozen=True, slots=True)
+class DueFile:
+    """A file that is to be written. `temporary`: where its bytes are until they are whole."""
 
-    Effect: blocks until the bytes are on the medium. After an error no temporary file is left, unless it
-    cannot be removed either.
+    path: Path
+    temporary: Path
+    parts: Sequence[Buffer]
+
+
+def write_files(files: Files, due: Sequence[DueFile]) -> None:
+    """Write blocks durably: temporary names, fsync of all, renames, fsync of their directories.
+
+    No file gets its name before all of them are synced.
+
+    Effect: blocks until the bytes are on the medium; what may be waited for side by side is. After an error
+    no temporary file is left, unless it cannot be removed either; some files may have their names.
 
     Raises: OSError: disk full, read-only, no permission.
     """
     try:
-        descriptor = files.create(temporary)
-        try:
-            write_all(files, descriptor, parts)
-            files.sync(descriptor)
-        finally:
-            files.close(descriptor)
-        files.rename(temporary, path)
+        with ExitStack() as opened:
+            descriptors = []
+            for one in due:
+                descriptors.append(files.create(one.temporary))
+                opened.callback(files.close, descriptors[-1])
+                write_all(files, descriptors[-1], one.parts)
+            at_once(files.sync, descriptors)
+        for one in due:
+            files.rename(one.temporary, one.path)
     except BaseException:
-        with suppress(OSError):
-            files.unlink(temporary)
+        for one in due:
+            with suppress(OSError):
+                files.unlink(one.temporary)
         raise
-    files.sync_dir(path.parent)
+    at_once(files.sync_dir, list(dict.fromkeys(one.path.parent for one in due)))
 
 
 def read_file(

@@ -292,24 +292,26 @@ class BlockIndex:
 
     # Work in progress
 
-    def reserve(self, block: FoundBlock, writer: str) -> None:
-        """Insert the unsettled row of a block that is about to be written, or make the row that is there
+    def reserve(self, blocks: Sequence[FoundBlock], writer: str) -> None:
+        """Insert the unsettled rows of blocks that are about to be written, or make the rows that are there
         this writer's.
         """
-        self._file.write((_RESERVE, [(*self._row(block), writer)]))
+        self._file.write((_RESERVE, [(*self._row(block), writer) for block in blocks]))
 
-    def settle(self, block: FoundBlock, writer: str, day: int) -> None:
-        """Make a block's row settled, its file being durable, and count its bytes as written on a day.
+    def settle(self, blocks: Sequence[FoundBlock], writer: str, day: int) -> None:
+        """Make blocks' rows settled, their files being durable, and count their bytes as written on a day.
 
-        Another process may have removed the file since; then the row goes.
+        Another process may have removed a file since; then its row goes.
         """
-        name = (block.fingerprint, self._seal.name(block.header.key), block.header.group)
+        names = [
+            (block.fingerprint, self._seal.name(block.header.key), block.header.group) for block in blocks
+        ]
         self._file.write(
-            (_SETTLE, [self._row(block)]),
-            (_DROP_OWN, [(*name, writer)]),
+            (_SETTLE, [self._row(block) for block in blocks]),
+            (_DROP_OWN, [(*name, writer) for name in names]),
             (
                 "INSERT INTO written VALUES (?,?) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes",
-                [(day, block.num_bytes)],
+                [(day, sum(block.num_bytes for block in blocks))],
             ),
         )
 

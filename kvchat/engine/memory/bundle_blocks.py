@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, from_u32le, u32le
@@ -9,6 +10,25 @@ from kvchat.engine.memory.block_file import BlockHeader, Layout
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
 from kvchat.sealing.sealer import Sealer
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlock:
+    """One group's bytes of a block that is to be written."""
+
+    group: GroupId
+    parent: BlockKey
+    token_ids: tuple[int, ...]
+    payload: bytes
+
+    @property
+    def header(self) -> BlockHeader:
+        return BlockHeader(
+            key=block_key(self.parent, self.token_ids),
+            parent=self.parent,
+            group=self.group,
+            token_ids=self.token_ids,
+        )
 
 
 class BlockShelf:
@@ -86,9 +106,13 @@ class BlockShelf:
 
     def write(self, group: GroupId, parent: BlockKey, token_ids: Iterable[int], payload: bytes) -> bool:
         """Write a block durably; False if it is there already, or if the limit has no room for it."""
-        ids = tuple(token_ids)
-        header = BlockHeader(key=block_key(parent, ids), parent=parent, group=group, token_ids=ids)
-        return self._store.write(header, payload)
+        return self.write_all([NewBlock(group, parent, tuple(token_ids), payload)]) == 1
+
+    def write_all(self, blocks: Iterable[NewBlock]) -> int:
+        """Write blocks durably, which takes less than one after another; return how many were not there
+        and are now: none where the limit has no room for all of them.
+        """
+        return self._store.write_all((block.header, block.payload) for block in blocks)
 
     def set_aside(self, group: GroupId, key: BlockKey) -> None:
         """Move a block that is not what it says to the quarantine."""

@@ -157,13 +157,25 @@ class DiskStore:
         Raises: StorageError: disk full, not writable, or the day's limit reached; nothing of the block is
             left.
         """
-        identity = self._identity(header)
-        data = memoryview(payload).cast("B")
-        assert len(data) == identity.payload_bytes
+        return self.write_all([(header, payload)]) == 1
+
+    def write_all(self, blocks: Iterable[tuple[BlockHeader, Buffer]]) -> int:
+        """Write blocks durably, those that are not there; takes less than one after another, since what is
+        waited for at the medium is waited for together. Otherwise as `write`.
+
+        Returns: how many were written; none where the limit has no room for all of them.
+        Raises: StorageError: as `write`; any of several may be there then, whole.
+        """
         self.flush_touched()
-        if self._is_there(header):
-            return False
-        return self._directory.write(identity, data, self.limit_bytes, self.daily_bytes)
+        due: list[tuple[FileIdentity, memoryview]] = []
+        for header, payload in blocks:
+            identity, data = self._identity(header), memoryview(payload).cast("B")
+            assert len(data) == identity.payload_bytes
+            if not self._is_there(header):
+                due.append((identity, data))
+        if not due or not self._directory.write(due, self.limit_bytes, self.daily_bytes):
+            return 0
+        return len(due)
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         """Remove one group's file of a block; nothing happens if it is not there, or is kept."""

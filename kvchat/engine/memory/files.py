@@ -8,12 +8,13 @@ import errno
 import os
 import sqlite3
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fcntl import F_GETFL, F_SETFL, fcntl
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kvchat.engine.memory.pages import PAGE, Pages
 
@@ -24,12 +25,17 @@ READ_AHEAD = ((0, 16), (16, 48), (64, 4), (320, 4), (1344, 4), (3392, 4))
 """Where to look, and how far, in KiB, so that Linux reads ahead in steps of at most 4 MiB."""
 LEAST_DIRECT_BYTES = 1 << 18
 O_DIRECT = getattr(os, "O_DIRECT", 0)
+MAX_WAITING = 16
+"""Threads that wait for the medium at one time."""
 MAX_PARTS = 1024
 """As many buffers does Linux fill in one call."""
 
 
 Identity = tuple[int, int]
 """Device and inode of a file."""
+
+
+Item = TypeVar("Item")
 
 
 class Files(Protocol):
@@ -193,6 +199,38 @@ def make_private(files: Files, path: Path) -> None:
             raise
         # Another process was faster; its name may not be durable yet.
     files.sync_dir(path.parent)
+
+
+def make_all_private(files: Files, paths: Iterable[Path]) -> None:
+    """Do what `make_private` does for several directories; names in one parent become durable at once."""
+    parents: dict[Path, None] = {}
+    for path in dict.fromkeys(paths):
+        if path.is_dir():
+            continue
+        make_private(files, path.parent)
+        try:
+            files.make_dir(path)
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+        parents[path.parent] = None
+    for parent in parents:
+        files.sync_dir(parent)
+
+
+def at_once(wait: Callable[[Item], None], items: Sequence[Item]) -> None:
+    """Wait for several things at the medium side by side: a file system makes what waits together durable
+    with fewer flushes. Returns when none waits any more.
+
+    Raises: OSError: what the first of them to fail, in their order, was refused with.
+    """
+    if len(items) < 2:
+        for item in items:
+            wait(item)
+        return
+    with ThreadPoolExecutor(min(len(items), MAX_WAITING)) as threads:
+        for _ in threads.map(wait, items):
+            pass
 
 
 def write_all(files: Files, descriptor: int, parts: Iterable[Buffer]) -> None:

@@ -105,6 +105,45 @@ def _recorded(cache_dir: Path) -> tuple[Tree, list[Operation]]:
     return base, files.operations
 
 
+@pytest.mark.parametrize(("num_samples", "least"), [(2, 60), pytest.param(40, 300, marks=pytest.mark.slow)])
+def test_blocks_that_are_written_together_survive_like_those_that_are_not(
+    tmp_path: Path, num_samples: int, least: int
+) -> None:
+    """Traps 24 and 25: nothing is acknowledged before all of them are durable, and none is there in part."""
+    base, operations = _recorded_together(tmp_path / "run")
+    num_states = 0
+    for num_called, state in CrashStates(base, operations, Random(0), num_samples):
+        assert _complaints(tmp_path / "after", state, operations[:num_called]) == []
+        num_states += 1
+    assert num_states > least
+
+
+@pytest.mark.parametrize("forget", [_without_syncs, _without_names_of_blocks, _without_names_of_shelves])
+def test_one_sort_of_sync_left_out_of_blocks_written_together_is_found(
+    tmp_path: Path, forget: Callable[[Operation], Operation | None]
+) -> None:
+    base, operations = _recorded_together(tmp_path / "run")
+    kept = [operation for operation in map(forget, operations) if operation is not None]
+    states = CrashStates(base, kept, Random(0), num_samples=4)
+    assert any(_complaints(tmp_path / "after", state, kept[:num]) for num, state in states)
+
+
+def _recorded_together(cache_dir: Path) -> tuple[Tree, list[Operation]]:
+    """Do the same with three blocks that are written at once."""
+    store = open_store(cache_dir)
+    store.write_all((block.header, block.payload) for block in OLD)
+    store.close()
+    base = Tree.of(cache_dir)
+    files = RecordingFiles(cache_dir)
+    store = open_store(cache_dir, files=files)
+    new = (NEW[2], OLDER_TAIL, NEW[3])
+    assert store.write_all((block.header, block.payload) for block in new) == len(new)
+    for block in new:
+        files.note("there", block.key)
+    store.close()
+    return base, files.operations
+
+
 def _complaints(cache_dir: Path, state: Tree, called: Sequence[Operation]) -> list[str]:
     """Return how a state breaks a promise that was given before the crash."""
     rmtree(cache_dir, ignore_errors=True)

@@ -1,0 +1,150 @@
+"""Converting a stored session, files included: 4,096 tokens of 32 layers with 5 heads of 64, bfloat16.
+
+Exact blocks are read from a disk, quantised, and written durably under other names. Beside it in the same
+round stand the same conversion with one block after the other waiting for the medium, and plain files of
+the same bytes: written one by one, each with an fsync of itself and of its directory, and one file with one
+fsync. Blocks hold normal numbers; no model is loaded.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+
+import torch
+
+from benchmarks.table import Row, seconds
+from kvchat.engine.api.ids import BlockId, root_key
+from kvchat.engine.cache.formats import stored_groups
+from kvchat.engine.cache.spec import FullSpec, Group, group_layers
+from kvchat.engine.conversion import Conversion
+from kvchat.engine.convert import RUN_LEN, Converter, Side
+from kvchat.engine.memory.bundle_blocks import BlockShelf, NewBlock
+from kvchat.engine.memory.device_pool import DevicePool
+
+BLOCK_SIZE = 64
+NUM_TOKENS = 4096
+NUM_LAYERS = 32
+FORMATS = ("int8", "int4")
+ROOTS = tuple(root_key(bytes([number]) * 32, "") for number in (1, 2))
+
+
+class Made(Converter):
+    """Converts between two formats of no model."""
+
+    def __init__(self, exact: Side, target: Side) -> None:
+        self._size = BLOCK_SIZE
+        self.exact = exact
+        self.target = target
+
+
+class InTurn(BlockShelf):
+    """Waits for the medium with each block by itself."""
+
+    def write_all(self, blocks: Iterable[NewBlock]) -> int:
+        return sum(super(InTurn, self).write_all([block]) for block in blocks)
+
+
+def measure(*, quick: bool = False) -> list[Row]:
+    torch.set_num_threads(2)
+    rounds = 3 if quick else 7
+    rows: list[Row] = []
+    for cache_format in FORMATS:
+        with TemporaryDirectory() as directory:
+            rows += _converted(Path(directory), cache_format, rounds)
+    return rows
+
+
+def _converted(directory: Path, cache_format: str, rounds: int) -> Iterator[Row]:
+    converter = Made(*_sides(cache_format))
+    path = [number % 50_000 for number in range(NUM_TOKENS)]
+    source = _stored(directory, converter, path)
+    told: dict[str, list[float]] = {}
+    with closing(source):
+        for _ in range(rounds):
+            for name, kind in (("together", BlockShelf), ("one after the other", InTurn)):
+                told.setdefault(name, []).append(_round(directory, converter, source, path, kind))
+            sizes = [len(data) for data in _written(directory, converter, source, path)]
+            for name, cut in (("plain files", sizes), ("one plain file", [sum(sizes)])):
+                told.setdefault(name, []).append(seconds(partial(_plain, directory / "plain", cut)))
+    what = f"{NUM_TOKENS} tokens to {cache_format}"
+    yield Row.of(f"{what}, written together", "s", told["together"], "wall; goal: 2 s on two cores")
+    yield Row.of(f"{what}, one after the other", "s", told["one after the other"])
+    note = f"{len(sizes)} files of the same {sum(sizes) / 2**20:.0f} MiB, fsync of each and its directory"
+    yield Row.of("  plain files", "s", told["plain files"], note)
+    yield Row.of("  one plain file", "s", told["one plain file"], "the same bytes, one fsync")
+    ratios = [one / other for one, other in zip(told["one after the other"], told["together"], strict=True)]
+    yield Row.of("  together against one after the other", "x", ratios, "more is faster")
+
+
+def _sides(cache_format: str) -> tuple[Side, Side]:
+    spec = FullSpec(num_kv_heads=5, head_dim_k=64, head_dim_v=64, dtype="BF16")
+    exact: tuple[Group, ...] = group_layers(dict.fromkeys(range(NUM_LAYERS), spec))
+    found = []
+    for number, groups in enumerate((exact, stored_groups(exact, cache_format, BLOCK_SIZE))):
+        places = {group.id: RUN_LEN for group in groups}
+        pool = DevicePool(groups, places, BLOCK_SIZE, torch.device("cpu"))
+        found.append(Side(groups, pool, bytes([number + 1]) * 32))
+    return found[0], found[1]
+
+
+def _stored(directory: Path, converter: Converter, path: list[int]) -> BlockShelf:
+    shelf = _shelf(directory / "cache", converter.exact, BlockShelf)
+    pool = converter.exact.pool
+    for layer in pool.layers.values():
+        layer.keys.normal_()
+        layer.values.normal_()
+    parent = ROOTS[0]
+    for start in range(0, NUM_TOKENS, BLOCK_SIZE):
+        ids = tuple(path[start : start + BLOCK_SIZE])
+        place = BlockId(start // BLOCK_SIZE % RUN_LEN)
+        block = [
+            NewBlock(group.id, parent, ids, bytes(pool.read_block(group.id, place, BLOCK_SIZE)))
+            for group in converter.exact.groups
+        ]
+        shelf.write_all(block)
+        parent = block[0].header.key
+    return shelf
+
+
+def _shelf(cache_dir: Path, side: Side, kind: type[BlockShelf]) -> BlockShelf:
+    return kind(cache_dir, side.fingerprint, side.pool.layouts(), block_size=BLOCK_SIZE)
+
+
+def _round(
+    directory: Path, converter: Converter, source: BlockShelf, path: list[int], kind: type[BlockShelf]
+) -> float:
+    """Return how long it takes to read, quantise and write everything; what was written goes again."""
+    with ExitStack() as stack:
+        target = stack.enter_context(closing(_shelf(directory / "cache", converter.target, kind)))
+        stack.callback(rmtree, directory / "cache" / "blocks" / converter.target.fingerprint.hex())
+        conversion = Conversion(converter, source, target, (ROOTS[0], ROOTS[1]), [path])
+        assert conversion.planned.num_tokens == NUM_TOKENS
+        return seconds(conversion.run)
+
+
+def _written(directory: Path, converter: Converter, source: BlockShelf, path: list[int]) -> Iterator[bytes]:
+    """Yield the files that a conversion writes."""
+    target = _shelf(directory / "cache", converter.target, BlockShelf)
+    Conversion(converter, source, target, (ROOTS[0], ROOTS[1]), [path]).run()
+    files = directory / "cache" / "blocks" / converter.target.fingerprint.hex()
+    target.close()
+    for file in sorted(files.rglob("*.safetensors")):
+        yield file.read_bytes()
+    rmtree(files)
+
+
+def _plain(directory: Path, sizes: list[int]) -> None:
+    directory.mkdir(exist_ok=True)
+    for number, size in enumerate(sizes):
+        with (directory / str(number)).open("wb") as file:
+            file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+        descriptor = os.open(directory, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+    rmtree(directory)
