@@ -53,7 +53,9 @@ class Engine:
         self._manager = parts.manager
         self._runner = parts.runner
         self._mover = parts.mover
-        self._keeper = Keeper(parts.manager, parts.saver, clock, parts.disk_problem, parts.is_gone)
+        self._keeper = Keeper(
+            parts.manager, parts.saver, clock, parts.disk_problem, parts.is_gone, parts.rates
+        )
         self._store = parts.store
         self._pool = parts.pool
         self._weights = parts.weights

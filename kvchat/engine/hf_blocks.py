@@ -100,7 +100,7 @@ class HFBlocks:
         reader = Reader(self._mover.fetch, max_bytes=_READ_QUEUE_BYTES, announce=self._mover.announce)
         self._flights = Flights(tier, reader, rates, self._carry_out)
         saver = open_saver(self.pool, self._store, self._manager)
-        self._keeper = Keeper(self._manager, saver, time.monotonic, self.disk_problem)
+        self._keeper = Keeper(self._manager, saver, time.monotonic, self.disk_problem, rates=rates)
         self._is_closed = False
 
     def __enter__(self) -> Self:

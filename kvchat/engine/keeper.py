@@ -1,8 +1,9 @@
 """When what a branch has computed goes to disk.
 
-Full blocks are queued as soon as they are named, tails every two seconds, and both once more when an answer
-ends and when the engine closes. So a killed process loses the KV of a tail at most; of quantised layers,
-whose exact blocks of the moment are not stored again and again, that of the turn.
+Full blocks are queued as soon as they are named, and everything once more when an answer ends and when the
+engine closes. A tail is written as a whole block, so while it grows it goes to disk only where a kill would
+cost a second of computing, and every two seconds at most. So a killed process loses the KV of a tail at most;
+of quantised layers, whose exact blocks of the moment are not stored again and again, that of the turn.
 """
 
 import logging
@@ -10,11 +11,14 @@ from collections.abc import Callable, Iterable
 
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.rates import Rates
 from kvchat.engine.memory.saver import Saver
 
 log = logging.getLogger(__name__)
 
 TAIL_INTERVAL_S = 2.0
+LEAST_LOSS_S = 1.0
+"""What a growing tail must take to compute again before it is saved."""
 CLOSE_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 3.0
 
@@ -25,6 +29,7 @@ class Keeper:
     Args:
         problem: why there is no disk tier although one was wanted.
         is_gone: whether an owner of branches is gone, so that nothing is saved for him; None: nobody ever is.
+        rates: how long a tail takes to compute.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class Keeper:
         clock: Callable[[], float],
         problem: str | None = None,
         is_gone: Callable[[str], bool] | None = None,
+        rates: Rates | None = None,
     ) -> None:
         self._manager = manager
         self._saver = saver
@@ -41,6 +47,7 @@ class Keeper:
         self._tails_saved_s = clock()
         self._problem = problem
         self._is_gone = is_gone or _nobody
+        self._rates = rates or Rates()
 
     @property
     def problem(self) -> str | None:
@@ -70,7 +77,7 @@ class Keeper:
         if now_s - self._tails_saved_s >= TAIL_INTERVAL_S:
             self._tails_saved_s = now_s
             for branch in self._manager.branches.values():
-                if branch.is_saved:
+                if branch.is_saved and self._loss_s(branch) >= LEAST_LOSS_S:
                     self._save_tail(self._saver, branch)
 
     def save_branch(self, branch: Branch) -> None:
@@ -134,10 +141,16 @@ class Keeper:
             else:
                 log.warning("blocks are not saved: %s", self._problem)
 
+    def _loss_s(self, branch: Branch) -> float:
+        """Return how long what is not saved of a branch's tail would take to compute."""
+        start = max(len(branch.keys) * self._manager.block_size, branch.saved_len)
+        return self._rates.seconds_to_compute(max(0, branch.computed_len - start), start)
+
     def _save_tail(self, saver: Saver, branch: Branch) -> None:
         saves = self._manager.tail_saves(branch)
         if saves and saver.save_tail(saves):
             branch.saved_tail = saves[0].key
+            branch.saved_len = branch.computed_len
 
 
 def _nobody(owner: str) -> bool:

@@ -31,6 +31,8 @@ class Branch:
     """Tokens behind the computed ones whose slots are being written before it is known what they are."""
     keys: list[BlockKey] = field(default_factory=list)
     saved_tail: BlockKey | None = None
+    saved_len: int = 0
+    """Tokens that were computed when the tail was last saved."""
     kept: dict[GroupId, list[BlockId]] = field(default_factory=dict)
     """Blocks that the step in progress fills with what it keeps of a stretch."""
     kept_names: dict[int, Name] = field(default_factory=dict)

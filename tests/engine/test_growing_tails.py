@@ -1,0 +1,66 @@
+"""What a growing answer brings to disk: each block once, and its tail as often as a kill would cost."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.build import build_parts
+from kvchat.engine.engine import Engine
+from tests.engine.conftest import TinyModels
+from tests.engine.stepped_reader import Clock
+from tests.engine.tiny_models import answer, open_engine, reference, submit, token_ids
+
+pytestmark = pytest.mark.cpu
+
+PROMPT = token_ids(20)
+BLOCK_SIZE = 16
+STEP_S = 3.0
+
+
+def engine_of(model_dir: Path, cache_dir: Path, token_s: float) -> tuple[Engine, Clock]:
+    """Return an engine that takes a token to compute in so many seconds, on a clock that a test moves."""
+    config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, cache_dir=cache_dir, speculate="off")
+    parts, clock = build_parts("tiny", model_dir, config), Clock()
+    parts.rates.observe_prefill(100, 0, 100 * token_s)
+    return Engine(parts, clock), clock
+
+
+@pytest.mark.parametrize("num_tokens", [9, 40, 61])
+def test_a_turn_writes_its_blocks_and_its_tail_once_however_long_it_takes(
+    num_tokens: int, tiny: TinyModels, tmp_path: Path
+) -> None:
+    engine, clock = engine_of(tiny("llama"), tmp_path, token_s=0.001)
+    submit(engine, PROMPT, num_tokens)
+    while engine.has_work:
+        engine.step()
+        clock.now_s += STEP_S
+    engine.drain_saves()
+    num_stored = len(PROMPT) + num_tokens - 1  # the last token was never fed
+    num_blocks = -(-num_stored // BLOCK_SIZE)
+    (group,) = engine.snapshot().groups
+    assert engine.snapshot().moved.to_disk == num_blocks * group.block_bytes
+    engine.close()
+
+
+def test_where_computing_is_slow_a_kill_costs_a_second_of_it_and_no_whole_tail(
+    tiny: TinyModels, tmp_path: Path
+) -> None:
+    """A copy of the directory stands for the disk at the moment of the kill."""
+    model_dir = tiny("llama")
+    engine, clock = engine_of(model_dir, tmp_path / "live", token_s=0.6)
+    submit(engine, PROMPT, 40)
+    for _ in range(20):
+        engine.step()
+        clock.now_s += STEP_S
+    text = PROMPT + reference(model_dir).answer(PROMPT, 20)
+    engine.drain_saves()
+    shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    engine.close()
+    again = open_engine(model_dir, cache_dir=tmp_path / "killed")
+    result = answer(again, text, 4)
+    again.close()
+    assert len(text) % BLOCK_SIZE > 4
+    assert result.loaded.disk >= len(text) - 1 - 2
+    assert result.token_ids == reference(model_dir).answer(text, 4)
