@@ -272,12 +272,18 @@ def _model_finding(name: str, info: EngineInfo) -> Finding:
         ),
         values={"model": name, "model_dir": info.model_dir, "fingerprint": info.fingerprint}
         | {"route": str(info.route), "dtype": info.dtype, "device": info.device, "unfused": info.unfused}
+        | {"unrecorded": info.unrecorded}
         | {"max_context": info.max_context, "threads": threads},
     )
 
 
 def _layers_text(info: EngineInfo) -> str:
-    return "fused layers" if info.unfused is None else f"its own layers: {info.unfused}"
+    layers = "fused layers" if info.unfused is None else f"its own layers: {info.unfused}"
+    if not info.device.startswith("cuda"):
+        return layers
+    if info.unrecorded is None:
+        return f"{layers}; steps are recorded"
+    return f"{layers}; steps are not recorded, which makes answers slower: {info.unrecorded}"
 
 
 def _capacity_finding(capacity: Capacity, info: EngineInfo) -> Finding:

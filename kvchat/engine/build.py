@@ -25,7 +25,7 @@ from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import open_saver, open_store
 from kvchat.engine.drafts import Drafts
 from kvchat.engine.fusion import fused_pass
-from kvchat.engine.gpu import Recording, recorded_bytes, short_steps
+from kvchat.engine.gpu import Recording, recorded_bytes, short_steps, unrecorded
 from kvchat.engine.kept_rates import Computing, KeptRates
 from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.machine import processor_name
@@ -127,6 +127,7 @@ def assemble(
             capacity=capacity,
             disk_enabled=store is not None,
             unfused=unfused,
+            unrecorded=unrecorded(forward, groups, short),
         ),
         manager=manager,
         max_batch_tokens=config.max_batch_tokens,

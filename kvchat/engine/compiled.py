@@ -10,7 +10,8 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,6 +28,7 @@ LEAST_GAIN = 1.03
 """A compiled step must be so many times as fast: less is within what timings err by."""
 TOLERANCE = {torch.float32: 1e-3}
 COARSE_TOLERANCE = 0.1
+PROBLEM_LEN = 200
 PACKAGES = ("torch", "triton", "kvchat")
 
 TimeStep = Callable[[], tuple[float, Tensor]]
@@ -41,6 +43,7 @@ class Choice:
         model, device: in words.
         plain_s, compiled_s: one step; compiled 0: it failed, or computed something else.
         compile_s: what compiling and timing took.
+        problem: why it failed after it had been chosen; empty: it did not.
     """
 
     model: str
@@ -48,6 +51,7 @@ class Choice:
     plain_s: float
     compiled_s: float
     compile_s: float
+    problem: str = ""
 
     @property
     def gain(self) -> float:
@@ -58,6 +62,11 @@ class Choice:
         return self.gain >= LEAST_GAIN
 
     def in_words(self) -> str:
+        if self.problem:
+            return (
+                f"{self.model} on {self.device}: not compiled any more, since it failed ({self.problem}); "
+                f"remove {FILE_NAME} from the cache directory to have it tried again"
+            )
         verdict = "compiled" if self.compiles else "not compiled"
         found = f"{self.gain:.2f} times as fast compiled" if self.compiled_s else "compiling failed"
         return f"{self.model} on {self.device}: {verdict} ({found}; {self.compile_s:.0f} s to find out, once)"
@@ -89,8 +98,18 @@ def choose(
         choice = _measured(forward, walk, time_step, compile)
         choices[key] = choice
         _keep(choices, cache_dir)
-    forward.use(compile if choice.compiles else None, falls_back=True)
+    forward.use(
+        compile if choice.compiles else None, falls_back=True, told=partial(_give_up, key, choice, cache_dir)
+    )
     return choice
+
+
+def _give_up(key: str, choice: Choice, cache_dir: Path, problem: str) -> None:
+    """Remember that what was chosen has failed: a step that is timed would not, so the next start would
+    choose the same again.
+    """
+    failed = replace(choice, compiled_s=0.0, problem=" ".join(problem.split())[:PROBLEM_LEN])
+    _keep(known_choices(cache_dir) | {key: failed}, cache_dir)
 
 
 def _keep(choices: dict[str, Choice], cache_dir: Path) -> None:

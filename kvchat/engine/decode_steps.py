@@ -40,6 +40,7 @@ MOST_GATHERED = 2**16
 NUM_HOST_BUFFERS = 2
 """A buffer is filled while the step before still reads the other."""
 
+PROBLEM_LEN = 200
 TIMED_ROUNDS, TIMED_STEPS = 4, 5
 
 log = logging.getLogger(__name__)
@@ -110,6 +111,8 @@ class DecodeSteps:
         ]
         self._steps: dict[Size, _Step] = {}
         self._tables: dict[tuple[BranchId, GroupId], NDArray[np.int32]] = {}
+        self.problem: str | None = None
+        """Why no size is recorded, once it was tried; None: some are."""
 
     @torch.inference_mode()
     def recorded_bytes(self) -> int:
@@ -163,8 +166,11 @@ class DecodeSteps:
                 without.append(size)
             except (RuntimeError, NotImplementedError) as error:
                 self._steps.clear()
+                self.problem = " ".join(str(error).split())[:PROBLEM_LEN]
                 log.warning("decode steps are not recorded, which makes answers slower: %s", error)
                 break
+        if without and not self._steps and self.problem is None:
+            self.problem = "no memory is left for them; a smaller --kv-device-bytes leaves more"
         if without:
             rows = ", ".join(str(number) for number in sorted({size.num_rows for size in without}))
             log.warning(

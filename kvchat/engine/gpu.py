@@ -127,12 +127,34 @@ def free_bytes(device: torch.device) -> int:
 
 def can_record(forward: ForwardPass, groups: Sequence[Group]) -> bool:
     """Whether a step of the model follows from tensors alone. Pure."""
+    return why_not(forward, groups) is None
+
+
+def why_not(forward: ForwardPass, groups: Sequence[Group]) -> str | None:
+    """Return why a step of the model does not follow from tensors alone; None: it does. Pure."""
     kinds = FullSpec, SlidingSpec, ChunkedSpec, LatentSpec, Fp8LatentSpec, RecentSpec, SealedSpec
-    return (
-        isinstance(forward, (PackedPass, LayerPass))
-        and forward.follows_from_tensors
-        and all(type(group.spec) in kinds and not group.borrowers for group in groups)
-    )
+    if not isinstance(forward, (PackedPass, LayerPass)):
+        return "the model computes one sequence after the other"
+    if not forward.follows_from_tensors:
+        return "layers of the model ask how long their past is"
+    if any(group.borrowers for group in groups):
+        return "layers of the model attend to what others have stored"
+    if any(type(group.spec) not in kinds for group in groups):
+        return "the cache format chooses what a step sees"
+    return None
+
+
+def unrecorded(forward: ForwardPass, groups: Sequence[Group], steps: DecodeSteps | None) -> str | None:
+    """Return why no decode step is recorded on a GPU; None: some are, or there is no GPU. Pure.
+
+    Args:
+        steps: what `short_steps` returned.
+    """
+    if forward.device.type != "cuda":
+        return None
+    if steps is not None:
+        return steps.problem
+    return "KVCHAT_DEBUG_KERNELS looks at every launch" if debugs() else why_not(forward, groups)
 
 
 def limits_of(groups: Sequence[Group], pool: DevicePool, context_len: int) -> Limits:

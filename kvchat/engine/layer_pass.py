@@ -80,12 +80,19 @@ class LayerPass:
     def follows_from_tensors(self) -> bool:
         return True
 
-    def use(self, compile: Compile | None, *, falls_back: bool = False) -> None:
+    def use(
+        self,
+        compile: Compile | None,
+        *,
+        falls_back: bool = False,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """Compute what lies between calls of attention by what `compile` makes of it, once for all pairs of
         layers that compute the same.
 
         Args:
             falls_back: go on without, with a warning, where it fails later; else the error is raised.
+            told: gets to know why, once, where it falls back.
         """
         made: dict[Any, Between] = {}
         layers = self.walk.layers
@@ -96,10 +103,10 @@ class LayerPass:
                 plain = partial(_between, layer, following)
                 made[kinds] = plain if compile is None else compile(plain)
                 if compile is not None and falls_back:
-                    made[kinds] = self._or_plain(made[kinds], plain)
+                    made[kinds] = self._or_plain(made[kinds], plain, told)
             self._between.append(made[kinds])
 
-    def _or_plain(self, compiled: Between, plain: Between) -> Between:
+    def _or_plain(self, compiled: Between, plain: Between, told: Callable[[str], None]) -> Between:
         def between(*tensors: Any) -> Any:
             try:
                 return compiled(*tensors)
@@ -108,6 +115,7 @@ class LayerPass:
             except Exception as error:  # compilers raise whatever they like, for each new shape
                 log.warning("layers are not compiled any more, which may be slower: %s", f"{error}"[:300])
                 self.use(None)
+                told(f"{type(error).__name__}: {error}")
                 return plain(*tensors)
 
         return between

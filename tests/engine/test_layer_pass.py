@@ -185,6 +185,34 @@ def test_layers_that_cannot_be_compiled_any_more_are_computed_as_they_are_from_t
     assert caplog.text.count("no compiler") == 1
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_remembered_choice_that_fails_is_not_made_again(
+    tiny: TinyModels, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine goes on as layers are, with one warning, and so does the next start."""
+    forward, steps = steps_of(load(tiny("llama")))
+    _, wanted = steps.time_smallest()
+    times = iter(((0.010, wanted), (0.001, wanted)))
+    assert choose(forward, forward.walk, lambda: next(times), tmp_path, compile_by("eager")).compiles
+
+    def fails(between: Any) -> Any:
+        def compiled(*_: Any) -> Any:
+            raise RuntimeError("ptxas was\n not found")
+
+        return compiled
+
+    assert choose(forward, forward.walk, steps.time_smallest, tmp_path, fails).compiles
+    assert torch.equal(steps.time_smallest()[1], wanted)
+    assert caplog.text.count("not compiled any more") == 1
+    (failed,) = known_choices(tmp_path).values()
+    assert "since it failed (RuntimeError: ptxas was not found)" in failed.in_words()
+    assert "compiled-layers.json" in failed.in_words()
+    again = choose(forward, forward.walk, steps.time_smallest, tmp_path, fails)
+    assert (again, again.compiles) == (failed, False)
+    assert torch.equal(steps.time_smallest()[1], wanted)
+    assert caplog.text.count("not compiled any more") == 1
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
 def test_a_device_without_memory_or_that_failed_is_no_fault_of_the_compiler(
     tiny: TinyModels, error: type[Exception]

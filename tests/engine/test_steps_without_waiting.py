@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,7 +26,7 @@ from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import load_candidate
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of
-from tests.engine.tiny_models import KINDS
+from tests.engine.tiny_models import KINDS, save_model
 
 pytestmark = pytest.mark.cpu
 
@@ -54,9 +55,9 @@ def moved_as_it_is(module: torch.nn.Module) -> None:
         torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-def make_step(model_dir: Path, cache_format: str) -> Callable[[], None]:
+def make_step(model_dir: Path, cache_format: str, dtype: str = "auto") -> Callable[[], None]:
     """Return a step of four rows on a device without numbers."""
-    config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, cache_format=cache_format)
+    config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, cache_format=cache_format, dtype=dtype)
     candidate = load_candidate(Source(model_dir=model_dir), config, CPU)
     moved_as_it_is(candidate.loaded.module)
     groups = candidate.served.groups
@@ -86,6 +87,18 @@ def test_a_step_waits_for_nothing(kind: str, cache_format: str, tiny: TinyModels
 def test_a_step_over_latents_waits_for_nothing(cache_format: str, tmp_path: Path) -> None:
     """But where experts are looked up on the host, which `first_k_dense_replace` leaves out."""
     make_step(model_of("V2", tmp_path, first_k_dense_replace=3), cache_format)()
+
+
+def test_a_step_of_experts_in_bfloat16_waits_for_nothing(tmp_path: Path) -> None:
+    """They are one grouped product, sorted by experts on the device; in float32 torch has none there."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    ids = {"bos_token_id": None, "eos_token_id": None, "max_position_embeddings": 256}
+    model_dir = save_model(transformers.Qwen3MoeConfig(**heads | experts | sizes | ids), tmp_path)
+    make_step(model_dir, "exact", "bfloat16")()
+    with pytest.raises(RuntimeError, match="BF16"):
+        make_step(model_dir, "exact", "float32")()
 
 
 def test_a_step_that_waits_is_noticed(tmp_path: Path) -> None:

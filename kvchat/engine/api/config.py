@@ -137,5 +137,7 @@ class EngineInfo:
     """Whether the format keeps KV as it was computed; answers are approximate otherwise."""
     unfused: str | None = None
     """Why single tokens go through the model's own decoder layers; None: they go through fused ones."""
+    unrecorded: str | None = None
+    """Why no decode step is recorded on a GPU; None: some are, or there is no GPU."""
     capacity: Capacity | None = None
     """None for an engine that is described but not built."""

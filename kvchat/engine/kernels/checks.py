@@ -37,3 +37,13 @@ def check_blocks(blocks: Sequence[int], num_blocks: int) -> None:
     wrong = [block for block in blocks if not 0 <= block < num_blocks]
     if wrong:
         raise AssertionError(f"block {wrong[0]} is moved; the pool has {num_blocks}")
+
+
+def check_targets(targets: Sequence[int], sources: Sequence[int] = ()) -> None:
+    """Raise AssertionError where a block is written twice by one move, or is read and written."""
+    if len(set(targets)) < len(targets):
+        twice = next(block for block in targets if targets.count(block) > 1)
+        raise AssertionError(f"block {twice} is written twice by one move")
+    both = sorted({*targets} & {*sources})
+    if both:
+        raise AssertionError(f"block {both[0]} is read and written by one move")

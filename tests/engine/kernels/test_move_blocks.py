@@ -55,3 +55,32 @@ def test_blocks_outside_their_pool_are_found_before_they_move(
     finally:
         monkeypatch.undo()
         debugs.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "words"),
+    [
+        ([0, 1], [2, 2], "block 2 is written twice by one move"),
+        ([0, 1], [2, 0], "block 0 is read and written by one move"),
+        ([0, 1], [2, 3], None),
+    ],
+)
+def test_moves_that_get_in_their_own_way_are_found_before(
+    sources: Sequence[int], targets: Sequence[int], words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs run in any order: which of two writes comes last, nobody knows."""
+    monkeypatch.setenv("KVCHAT_DEBUG_KERNELS", "1")
+    debugs.cache_clear()
+    try:
+        moves = BlockMoves(make_regions())
+        if words is None:
+            moves.copy(sources, targets)
+            return
+        with pytest.raises(AssertionError, match=words):
+            moves.copy(sources, targets)
+        if "twice" in words:
+            with pytest.raises(AssertionError, match=words):
+                moves.scatter(targets, moves.gather(sources))
+    finally:
+        monkeypatch.undo()
+        debugs.cache_clear()

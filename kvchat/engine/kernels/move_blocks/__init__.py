@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.checks import check_blocks, debugs
+from kvchat.engine.kernels.checks import check_blocks, check_targets, debugs
 from kvchat.engine.kernels.device import takes_triton, upload
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.move_blocks import torch_ops
@@ -27,6 +27,8 @@ class BlockMoves:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks; no target is also a source, and no target comes twice."""
+        if debugs():
+            check_targets(targets, sources)
         ids = self._ids([*sources, *targets])
         self._run("copy_blocks", ids[: len(sources)], ids[len(sources) :])
 
@@ -37,6 +39,8 @@ class BlockMoves:
 
     def scatter(self, blocks: Sequence[int], runs: Tensor) -> None:
         """Fill blocks, none twice, from runs of bytes [M, W] on the device."""
+        if debugs():
+            check_targets(blocks)
         self._run("scatter_blocks", self._ids(blocks), runs)
 
     def _run(self, name: str, *tensors: Tensor) -> Any:

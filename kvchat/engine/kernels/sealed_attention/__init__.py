@@ -4,7 +4,7 @@ built, torch operations everywhere else.
 
 from torch import Tensor
 
-from kvchat.engine.kernels.checks import debugs
+from kvchat.engine.kernels.checks import check_blocks, check_targets, debugs
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
@@ -22,6 +22,10 @@ def seal(k_pool: Tensor, v_pool: Tensor, sealed: SealedPool, step: SealedStep) -
     """Do what the reference does; see there for arguments."""
     if not len(step.sources):
         return
+    if debugs():
+        check_blocks(step.sources.tolist(), len(k_pool))
+        check_blocks(step.targets.tolist(), len(sealed.keys))
+        check_targets(step.targets.tolist())
     if not (native_codes.takes(k_pool) and native_codes.takes(v_pool)):
         reference.seal(k_pool, v_pool, sealed, step)
         return

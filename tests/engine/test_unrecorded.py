@@ -1,0 +1,109 @@
+"""Whether decode steps are recorded on a GPU, and if not, why, is known and told by `doctor`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvchat.cli.doctor import _layers_text
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.cache.spec import Group
+from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps, Limits
+from kvchat.engine.gpu import can_record, unrecorded, why_not
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.runner import ForwardPass
+from kvchat.engine.weight_format import Source
+from kvchat.engine.weights import load_candidate
+from tests.engine.conftest import TinyModels
+from tests.engine.tiny_models import open_engine
+
+pytestmark = pytest.mark.cpu
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 16
+
+
+class OnGpu:
+    """A pass that says it computes on a GPU."""
+
+    device = torch.device("cuda")
+
+    def logits(self, row: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def model(model_dir: Path, cache_format: str = "exact") -> tuple[ForwardPass, tuple[Group, ...]]:
+    config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, cache_format=cache_format)
+    candidate = load_candidate(Source(model_dir=model_dir), config, CPU)
+    groups = candidate.served.groups
+    pool = DevicePool(groups, {group.id: 4 for group in groups}, BLOCK_SIZE, CPU)
+    return candidate.served.make_pass(pool), groups
+
+
+def on_gpu(forward: ForwardPass) -> ForwardPass:
+    forward.device = OnGpu.device  # type: ignore[misc]
+    return forward
+
+
+def test_why_a_step_is_not_recorded_is_known(tiny: TinyModels) -> None:
+    forward, groups = model(tiny("llama"))
+    assert can_record(forward, groups)
+    assert why_not(forward, groups) is None
+    borrowing = (replace(groups[0], borrowers=((9, 0),)),)
+    assert "what others have stored" in str(why_not(forward, borrowing))
+    assert "one sequence after the other" in str(why_not(OnGpu(), groups))
+    windowed, views = model(tiny("llama"), "window")
+    assert "chooses what a step sees" in str(why_not(windowed, views))
+
+
+def test_it_is_told_of_gpus_alone(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, groups = model(tiny("llama"))
+    assert unrecorded(forward, (replace(groups[0], borrowers=((9, 0),)),), None) is None
+    gpu = on_gpu(forward)
+    assert "others have stored" in str(unrecorded(gpu, (replace(groups[0], borrowers=((9, 0),)),), None))
+    monkeypatch.setattr("kvchat.engine.gpu.debugs", lambda: True)
+    assert "KVCHAT_DEBUG_KERNELS" in str(unrecorded(gpu, groups, None))
+
+
+class Refuses:
+    """Records nothing."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def record(self, step: Any) -> Any:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("recorder", "words"),
+    [
+        (ComputesAnew(), None),
+        (Refuses(RuntimeError("a step waits for the device:\n experts")), "waits for the device: experts"),
+        (Refuses(torch.OutOfMemoryError("1 GiB")), "no memory is left"),
+    ],
+)
+def test_a_step_that_could_not_be_recorded_says_why(
+    recorder: Any, words: str | None, tiny: TinyModels
+) -> None:
+    forward, groups = model(tiny("llama"))
+    slots = {group.id: 4 * BLOCK_SIZE for group in groups}
+    limits = Limits(block_size=BLOCK_SIZE, context_len=32, num_slots=slots)
+    steps = DecodeSteps(forward, groups, limits, recorder, (1, 2))
+    steps.prepare()
+    told = unrecorded(on_gpu(forward), groups, steps)
+    assert told is None if words is None else words in str(told)
+
+
+def test_doctor_tells_it(tiny: TinyModels) -> None:
+    engine = open_engine(tiny("llama"))
+    info = engine.info
+    engine.close()
+    assert info.unrecorded is None
+    assert _layers_text(info) == "fused layers"
+    gpu = replace(info, device="cuda:0", unfused="it walks through them")
+    assert _layers_text(gpu) == "its own layers: it walks through them; steps are recorded"
+    told = _layers_text(replace(gpu, unrecorded="a step waits for the device"))
+    assert told.endswith("steps are not recorded, which makes answers slower: a step waits for the device")
