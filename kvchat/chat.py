@@ -34,6 +34,7 @@ from kvchat.session.own_blocks import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Session, Turn, TurnId
+from kvchat.variants.samples import differing
 from kvchat.variants.service import Variants as Variants
 
 
@@ -291,9 +292,11 @@ class Chat:
     def retry(
         self, conversation: Conversation, sampling: SamplingParams | None = None
     ) -> Iterator[ChatEvent]:
-        """Answer the last question once more, on a new branch."""
+        """Answer the last question once more, on a new branch; by default so that the answer can differ."""
         with conversation.occupied():
             path = to_last_question(conversation.turns)
+            if len(path) < len(conversation.turns):
+                sampling = sampling or differing(self.sampling)
             if not prompts.has_usable_ids(self.template, path):
                 yield from self._edit(conversation, path[-1].id, path[-1].text, sampling)
                 return

@@ -21,6 +21,7 @@ from kvchat.session import prompts
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.template import Message
 from kvchat.session.tree import Backend, Finish, Role, Session, Turn, TurnId
+from kvchat.variants.samples import differing
 from kvchat.variants.service import Variants
 
 _FINISH = {"stop": Finish.COMPLETE, "length": Finish.LENGTH}
@@ -51,7 +52,7 @@ class RemoteChat(Chat):
         self.engine.use_model(model)
         answering = RemoteAnswering(self.store, self.endpoint, model)
         self._answering = answering
-        self.variants = RemoteVariants(answering)
+        self.variants = RemoteVariants(answering, sampling=self.sampling)
 
     def retry(
         self, conversation: Conversation, sampling: SamplingParams | None = None
@@ -59,6 +60,8 @@ class RemoteChat(Chat):
         with conversation.occupied():
             path = to_last_question(conversation.turns)
             is_answered = len(path) < len(conversation.turns)
+            if is_answered:
+                sampling = sampling or differing(self.sampling)
             undo = self._branch_off(conversation, path) if is_answered else None
             yield from self._answer_anew(conversation, None, sampling, undo)
 
@@ -218,8 +221,9 @@ class _Growth:
 class RemoteVariants(Variants):
     """What a server cannot do is refused; an aside can be thrown away as ever."""
 
-    def __init__(self, answering: "RemoteAnswering") -> None:
+    def __init__(self, answering: "RemoteAnswering", *, sampling: SamplingParams) -> None:
         self._answering = answering
+        self._sampling = sampling
 
     def compare(self, conversation: Conversation, num: int) -> NoReturn:
         _refuse("several answers at once")

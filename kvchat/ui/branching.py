@@ -127,8 +127,10 @@ class Branching:
 
     async def _again_actions(self, conversation: ConversationView) -> Sequence[Action]:
         price = await self._retry_price(conversation)
+        temperature = self._chat.variants.retry_temperature
+        label = "answer again" if temperature is None else f"answer again, at {temperature}"
         return (
-            Action(key="r", label="answer again", note=price or "on a new branch"),
+            Action(key="r", label=label, note=price or "on a new branch"),
             Action(
                 key="3",
                 label="three answers, compared",
@@ -145,6 +147,10 @@ class Branching:
             return price_words(cost, self._screen.snapshot)
         return ""
 
+    def _differing_words(self) -> str:
+        temperature = self._chat.variants.retry_temperature
+        return "" if temperature is None else f"sampled at temperature {temperature}, so that it can differ"
+
     def retry(self) -> None:
         """Answer the last question again, and say first what that costs."""
         self._screen.begin(self._retry)
@@ -153,6 +159,8 @@ class Branching:
         conversation = self._turns.conversation
         if conversation is not None and (price := await self._retry_price(conversation)):
             self._screen.tell(price, title="answer again")
+        if words := self._differing_words():
+            self._screen.tell(words, title="answer again")
         self._screen.queue(PendingTurn(kind=TurnKind.RETRY))
 
     async def _fork_cost(self, conversation: ConversationView, turn: Turn) -> EditCost:

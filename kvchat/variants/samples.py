@@ -167,6 +167,11 @@ def several(sampling: SamplingParams, num: int) -> SamplingParams:
     return replace(sampling, n=num, temperature=temperature, best_of=None, beam_width=None)
 
 
+def differing(sampling: SamplingParams) -> SamplingParams:
+    """Return sampling of an answer that can differ from one that was sampled so before."""
+    return replace(several(sampling, 1), seed=None)
+
+
 def _pieces(answers: Sequence[Answer]) -> Iterator[SampleDelta]:
     for number, answer in enumerate(answers):
         pieces: tuple[Piece, ...] = answer.store_pending() if answer.is_due else ()

@@ -11,7 +11,7 @@ from kvchat.session.own_blocks import namespace_of
 from kvchat.session.store import new_session_id
 from kvchat.session.tree import Session, Turn, TurnId, path_token_ids
 from kvchat.variants.read_ahead import ReadAhead
-from kvchat.variants.samples import SampleEvent, Samples
+from kvchat.variants.samples import DIFFERING_TEMPERATURE, SampleEvent, Samples
 from kvchat.variants.token_fork import Alternative, TokenForks
 
 
@@ -38,6 +38,11 @@ class Variants:
     def take(self, conversation: Conversation, answer: Turn) -> None:
         """Go on with one of the answers; see `Samples.take`."""
         self._samples.take(conversation, answer)
+
+    @property
+    def retry_temperature(self) -> float | None:
+        """What another answer is sampled at where the settings give the same again; None: as they say."""
+        return None if self._sampling.temperature else DIFFERING_TEMPERATURE
 
     def retry_cost(self, conversation: Conversation) -> EditCost:
         """Return exactly what answering the last question again costs now. Waits for the engine."""

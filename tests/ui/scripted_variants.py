@@ -41,6 +41,7 @@ class ScriptedVariants:
 
     def __init__(self, chat: "ScriptedChat") -> None:
         self.hold: Event | None = None
+        self.retry_temperature: float | None = 0.8
         self.readings: list[ScriptedReading] = []
         self._chat = chat
 

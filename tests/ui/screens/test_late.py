@@ -128,3 +128,13 @@ async def test_a_question_about_what_was_said_before_the_last_message_changes_no
         await shown.until_shown("the conversation has gone on since")
         assert shown.questions == ["By boat?", "How long?", "And back?"]
         assert len(shown.chat.store.paths) == 1
+
+
+async def test_answering_again_says_that_it_is_sampled_so_that_it_can_differ(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await shown.until(lambda: len(shown.questions) == 2)
+        await burst(shown, "/retry\n")
+        await shown.until_shown("sampled at temperature 0.8")
+        await shown.until(lambda: len(shown.chat.store.paths) == 2 and not shown.screen.turns.is_busy)
+        await shown.pilot.press("f6", "enter")
+        await shown.until_shown("answer again, at 0.8")
