@@ -3,7 +3,7 @@
 Layers of Llama 3.2 1B's shape with random keys and values in bfloat16, all that an engine does between a
 layer's projections: new keys and values are stored, and what is before them is attended to by the engine's
 own backend and kernels. Each step goes through all layers, so that no cache holds what the next step reads.
-Queries are random, so of what a step chooses the step before had chosen little: the worst case.
+One thread is measured by the processor's time, so that neighbours on its core count little.
 """
 
 import torch

@@ -14,6 +14,7 @@ from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.gauge_process import gauged
 from kvchat.cli.model_shelf import models_here
 from kvchat.cli.session_files import SessionFiles
+from kvchat.cli.shadow_cost import is_shadow, require_exact_blocks, shadow_cost
 from kvchat.config import KEYS, Settings, did_you_mean, own_file, read_layers
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.models.locate import lasting_name, locate_model
@@ -125,15 +126,25 @@ class InterfaceHost(SessionFiles):
             UsageError: there is no such format; EngineFailed: it cannot be converted.
         """
         wanted = canonical_cache_format(cache_format)
-        return convert_words(self._settings, session_id, wanted, self._engine.model, dry_run=True)
+        if not is_shadow(wanted):
+            return convert_words(self._settings, session_id, wanted, self._engine.model, dry_run=True)
+        session = self._kvchat.store.find(session_id)
+        require_exact_blocks(session)
+        return shadow_cost(self.gauge(session_id, session.active_branch, wanted).report)
 
     def use_format(self, session_id: str, cache_format: str) -> str:
-        """Convert a session while there is no engine, then load it again in that format.
+        """Convert a session while there is no engine, then load it again in that format. For a shadow there
+        is nothing to convert.
 
         Raises:
             EngineFailed: the session is as it was, and the engine begins to load again as it was.
+            UsageError: the session has no exact blocks for a shadow; the engine goes on.
         """
         wanted = canonical_cache_format(cache_format)
+        if is_shadow(wanted):
+            require_exact_blocks(self._kvchat.store.find(session_id))
+            self._load_in(wanted)
+            return f"its KV stays exact, and is looked at through {wanted}"
         self._kvchat.stop_lending()
         self._engine.close()  # what it has not saved yet is to be converted too
         try:
@@ -154,11 +165,15 @@ class InterfaceHost(SessionFiles):
             return self.use_format(session_id, cache_format)
         except EngineFailed as error:
             wanted = canonical_cache_format(cache_format)
-            self._kvchat.stop_lending()
-            self._kvchat.use_format(wanted)
-            self._engine.swap(cache_format=wanted)
-            self._kvchat.lend_again()
+            self._load_in(wanted)
             return f"all of it is computed in {wanted}; nothing stored was converted: {error}"
+
+    def _load_in(self, wanted: str) -> None:
+        """Load the engine again, in another format."""
+        self._kvchat.stop_lending()
+        self._kvchat.use_format(wanted)
+        self._engine.swap(cache_format=wanted)
+        self._kvchat.lend_again()
 
 
 def _short(origin: str) -> str:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.view import SHADOW
 from kvchat.errors import KvchatError
 from kvchat.session.origin import origin_of
 from kvchat.ui.bridge import ConversationView
@@ -16,10 +17,14 @@ from kvchat.ui.host import Host
 from kvchat.ui.housekeeping import Housekeeping
 from kvchat.ui.turns import Turns
 
-_THERE_ARE = "there are fp8, int8, int4, int2, k=int8,v=int4 and exact"
+_THERE_ARE = "there are fp8, int8, int4, int2, k=int8,v=int4, shadow:25% and exact"
 _LOSSY = (
     "Every answer on it is approximate, and what is lost comes back only where all is computed again. "
     "The engine is loaded again, and keeps all conversations of this window in this format from then on."
+)
+_SEEN = (
+    "Every answer on it is approximate; the blocks stay as they were computed, and /cache format exact goes "
+    "back to them. The engine is loaded again, and all long conversations of this window are looked at so."
 )
 _EXACTLY = "What is computed again: {}, when it goes on. The engine is loaded again, with an exact cache."
 
@@ -84,7 +89,9 @@ class Formats:
         except KvchatError as error:
             self._screen.warn(str(error))
             return
-        consequence = _LOSSY if wanted != EXACT else _EXACTLY.format(plural(self._turns.context_len, "token"))
+        consequence = _SEEN if wanted.startswith(SHADOW) else _LOSSY
+        if wanted == EXACT:
+            consequence = _EXACTLY.format(plural(self._turns.context_len, "token"))
         if not await self._screen.confirm(
             f"Keep the KV of this conversation in {wanted}?", f"{cost}\n\n{consequence}"
         ):

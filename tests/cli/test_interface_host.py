@@ -17,6 +17,7 @@ from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ConfigError, EngineFailed, ModelNotFound, UsageError
 from kvchat.lending.borrower import Borrowed, borrow
 from kvchat.lending.place import identity_of, socket_path
+from kvchat.session.origin import new_origin
 from kvchat.session.tree import Turn
 
 pytestmark = pytest.mark.cpu
@@ -79,6 +80,44 @@ def test_a_conversation_goes_on_in_another_format_and_back(window: Window) -> No
     assert answer.usage.cached_tokens > 64
     assert "computed exactly again" in host.use_format(session.id, "exact")
     assert say(chat, "and now?").fingerprint != answer.fingerprint
+
+
+def test_a_conversation_is_looked_at_through_a_shadow_and_its_blocks_stay(window: Window) -> None:
+    chat, host = window.chat, window.host
+    session = chat.create("talk").session
+    assert say(chat, "remember the sea " * 40).exact
+    assert "stays exact" in host.use_format(session.id, "shadow:64:forced")
+    answer = say(chat, "and now?")
+    assert not answer.exact
+    assert answer.usage.cached_tokens > 64
+    assert window.kvchat.store.find("talk").namespace == ""
+
+
+def test_a_converted_conversation_gets_no_shadow(window: Window) -> None:
+    session = window.chat.create("talk").session
+    origin = new_origin("int4", "exact", "0" * 64)
+    window.kvchat.store.use_blocks_of(session.id, origin.namespace)
+    for refused in (window.host.format_cost, window.host.use_format):
+        with pytest.raises(UsageError, match="converted to int4, and a shadow is made from exact KV"):
+            refused(session.id, "shadow:64:forced")
+
+
+@pytest.mark.slow
+def test_what_a_shadow_takes_and_loses_is_measured_first_and_exact_goes_back(window: Window) -> None:
+    chat, host = window.chat, window.host
+    session = chat.create("talk").session
+    assert say(chat, "remember the sea " * 40).exact
+    cost = host.format_cost(session.id, "shadow:64:forced")
+    assert "of blocks stay as they are" in cost
+    assert "of the last 4 tokens of answers" in cost
+    host.use_format(session.id, "shadow:64:forced")
+    assert not say(chat, "and now?").exact
+    host.use_format(session.id, "exact")
+    again = say(chat, "and then?")
+    assert again.exact
+    assert again.usage.cached_tokens > 64
+    with pytest.raises(EngineFailed, match="gains nothing on this model"):
+        host.format_cost(session.id, "shadow:64")
 
 
 def test_an_engine_comes_back_where_no_process_can_be_started_to_convert(

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+import kvchat
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -17,6 +18,7 @@ from kvchat.engine.engine import Engine
 from kvchat.engine.results import Result, collect
 from kvchat.engine.shadow.settings import settings_for
 from kvchat.errors import ConfigError, PoolExhausted, UnsupportedModel
+from kvchat.gauge.suite import Suite, SuiteSize
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.shadowed import Shadowed
 from tests.engine.tiny_models import finish, reference, save_model, submit, token_ids
@@ -31,6 +33,7 @@ SOME = "shadow:64:forced"
 PROMPT = 203
 WHOLE = PROMPT - PROMPT % BLOCK
 QUERY_BLOCK = 64
+STARTER = Path(kvchat.__file__).parent / "starter" / "model"
 
 
 def name(owner: str, *answer_starts: int) -> str:
@@ -304,3 +307,29 @@ def test_layers_that_bound_their_scores_are_refused(open_engine: OpenEngine, tmp
     config = transformers.Gemma2Config(vocab_size=512, **sizes, **heads)
     with pytest.raises(UnsupportedModel, match="layer 1 of Gemma2ForCausalLM bounds its scores"):
         open_engine(save_model(config, tmp_path), cache_format=SOME)
+
+
+# What is found
+
+
+def test_a_needle_is_found_through_a_shadow_and_not_where_it_is_out_of_sight(open_engine: OpenEngine) -> None:
+    """Facts at several depths of a document; each is asked for behind the document's shadow."""
+    (item,) = Suite(STARTER).items(SuiteSize(num_conversations=0, num_documents=1, length=700))
+    start = len(item.token_ids)
+    found: dict[str, list[bool]] = {}
+    for cache_format in ("exact", "shadow:25%:forced", "window:64"):
+        engine = open_engine(STARTER, cache_format=cache_format)
+        found[cache_format] = []
+        for number, question in enumerate(item.questions):
+            prompt = [*item.token_ids, *question.token_ids]
+            starts = name(f"{number}", start, len(prompt))
+            wanted = list(question.answer_ids[:-1])  # without its end
+            answer = ask(engine, prompt, starts, len(wanted))
+            found[cache_format].append(list(answer.token_ids) == wanted)
+        if cache_format.startswith("shadow"):
+            seen = {usage.seen_tokens for usage in shadows(engine)}
+            assert max(seen) < start / 3
+        engine.close()
+    assert found["exact"] == found["shadow:25%:forced"]
+    assert sum(found["exact"]) >= 2
+    assert sum(found["window:64"]) < sum(found["exact"])

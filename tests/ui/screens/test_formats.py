@@ -44,6 +44,17 @@ async def test_it_says_what_is_saved_and_lost_and_converts_once_that_is_agreed_t
         assert shown.questions == ["hello", "still here"]
 
 
+async def test_a_shadow_says_that_blocks_stay_as_they_were_computed(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        shown.screen.verbs.run("/cache format shadow:25%")
+        await until_asked(shown)
+        await shown.until_shown("and /cache format exact goes")
+        assert "approximate" in shown.text
+        await shown.pilot.press("y")
+        await shown.until(lambda: shown.files.formats == [("s1", "shadow:25%")])
+
+
 async def test_the_way_back_says_what_is_computed_again(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")
