@@ -1,19 +1,27 @@
-"""What stays cached under pressure: S3-FIFO beside the least recently used, on simulated chat traffic.
+"""What stays cached under pressure: scan-resistant orders beside the least recently used, on chat traffic.
 
 Sessions share one of a few system prompts and come back by Zipf's law, each turn a few blocks longer; some
 requests read a long document once. A pool of blocks is filled as an engine fills it: what a request needs is
 held while it runs, and let go from the last block to the first. Counted are the blocks of chat prompts that
 were found as a usable prefix. The bound is a pool that holds everything.
+
+The disk is asked for less of the same traffic, and for a scan: sessions that are used three times, and then
+one document of ten times its room. Its index and its files are real; nothing waits for a medium.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from benchmarks.table import Row
-from kvchat.engine.api.ids import BlockId, BlockKey
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.eviction import Eviction, make_order
+from kvchat.engine.memory.block_file import Region
+from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
+from kvchat.engine.memory.files import SystemFiles
 
 SEEDS = range(5)
 NUM_REQUESTS = 3000
@@ -24,6 +32,8 @@ MAX_SESSION_BLOCKS = 40
 DOCUMENT_BLOCKS = 80
 DOCUMENT_SHARE = 0.15
 CAPACITIES = (200, 400, 800)
+DISK_SEEDS, DISK_REQUESTS, DISK_BLOCKS = range(3), 400, 200
+HOT_SESSIONS, HOT_BLOCKS = 20, 8
 
 Chain = list[bytes]
 
@@ -49,7 +59,21 @@ def measure() -> list[Row]:
         rows.append(Row.of(f"{capacity} blocks, s3fifo / lru", "ratio", ratios))
     bound = [_hit_rate(trace, sum(len(each.chain) for each in trace), Eviction.LRU) for trace in traces]
     rows.append(Row.of("a pool that holds everything", "hit rate", bound))
-    return [*rows, *(_cost_row(traces[0], eviction) for eviction in Eviction)]
+    return [*rows, *(_cost_row(traces[0], eviction) for eviction in Eviction), *_disk_rows(traces)]
+
+
+def _disk_rows(traces: list[list[Traffic]]) -> list[Row]:
+    rows = []
+    for eviction in Eviction:
+        found = [_disk_rate(traces[seed][:DISK_REQUESTS], eviction) for seed in DISK_SEEDS]
+        rows.append(Row.of(f"disk of {DISK_BLOCKS} blocks, {eviction}", "hit rate", found))
+    for eviction in Eviction:
+        note = f"of {HOT_SESSIONS * HOT_BLOCKS} blocks"
+        left = [_left_of_a_scan(eviction)]
+        rows.append(
+            Row.of(f"disk, left of sessions behind a scan of ten times it, {eviction}", "share", left, note)
+        )
+    return rows
 
 
 def _trace(random: Random) -> list[Traffic]:
@@ -75,7 +99,11 @@ def _chain(name: str, length: int) -> Chain:
 
 
 def _hit_rate(trace: list[Traffic], capacity: int, eviction: Eviction) -> float:
-    pool = _Pool(capacity, eviction)
+    return _rate(_Pool(capacity, eviction), trace)
+
+
+def _rate(pool: "_Pool | _Disk", trace: list[Traffic]) -> float:
+    """Return the share of chats' blocks that were found as a usable prefix."""
     num_found = num_asked = 0
     for traffic in trace:
         found = pool.request(traffic.chain)
@@ -95,6 +123,97 @@ def _cost_row(trace: list[Traffic], eviction: Eviction) -> Row:
             pool.request(traffic.chain)
         times.append((perf_counter() - start_s) / num_blocks * 1e6)
     return Row.of(f"bookkeeping of a block, {eviction}", "us", times)
+
+
+def _disk_rate(trace: list[Traffic], eviction: Eviction) -> float:
+    with TemporaryDirectory() as directory:
+        disk = _Disk(Path(directory), DISK_BLOCKS, eviction)
+        rate = _rate(disk, trace)
+        disk.store.close()
+    return rate
+
+
+def _left_of_a_scan(eviction: Eviction) -> float:
+    """Return the share of sessions' blocks that a scan has left on disk."""
+    sessions = [_chain(f"session {number}", HOT_BLOCKS) for number in range(HOT_SESSIONS)]
+    with TemporaryDirectory() as directory:
+        disk = _Disk(Path(directory), DISK_BLOCKS, eviction)
+        for chain in [*sessions, *sessions, *sessions, _chain("document", 10 * DISK_BLOCKS)]:
+            disk.request(chain)
+        num_left = sum(disk.num_found(chain) for chain in sessions)
+        disk.store.close()
+    return num_left / (HOT_SESSIONS * HOT_BLOCKS)
+
+
+class _HastyFiles(SystemFiles):
+    """Waits for no medium: what is measured is what stays."""
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+    def sync_dir(self, path: Path) -> None:
+        pass
+
+
+class _Disk:
+    """A disk tier with room for so many blocks of one token each."""
+
+    _GROUP, _FINGERPRINT = GroupId(0), bytes(32)
+    _LAYOUT = (Region(name="k", dtype="F32", shape=(1,)),)
+
+    def __init__(self, directory: Path, num_blocks: int, eviction: Eviction) -> None:
+        self._headers: dict[bytes, BlockHeader] = {}
+        self._num_ids = 0
+        self._now_s = 0.0
+        self.store = self._open(directory / "sized", None, eviction)
+        self.request(_chain("any", 1))
+        limit_bytes = num_blocks * self.store.usage().num_bytes
+        self.store.close()
+        self.store = self._open(directory / "disk", limit_bytes, eviction)
+
+    def request(self, chain: Chain) -> int:
+        """Use a chain once and return how many of its blocks were found."""
+        headers = self._headers_of(chain)
+        num_found = self.num_found(chain)
+        self.store.touch(header.key for header in headers[:num_found])
+        for header in headers[num_found:]:
+            self.store.write(header, bytes(4))
+        self.store.flush_touched()
+        return num_found
+
+    def num_found(self, chain: Chain) -> int:
+        there = self.store.has_all([header.key for header in self._headers_of(chain)], self._GROUP)
+        return next((number for number, flag in enumerate(there) if not flag), len(chain))
+
+    def _open(self, directory: Path, limit_bytes: int | None, eviction: Eviction) -> DiskStore:
+        return DiskStore(
+            directory,
+            fingerprint=self._FINGERPRINT,
+            layouts={self._GROUP: self._LAYOUT},
+            block_size=1,
+            limit_bytes=limit_bytes,
+            clock=self._tick,
+            files=_HastyFiles(),
+            eviction=eviction,
+        )
+
+    def _tick(self) -> float:
+        self._now_s += 1.0
+        return self._now_s
+
+    def _headers_of(self, chain: Chain) -> list[BlockHeader]:
+        parent = root_key(self._FINGERPRINT)
+        found = []
+        for name in chain:
+            if name not in self._headers:
+                self._num_ids += 1
+                ids = (self._num_ids,)
+                key = block_key(parent, ids)
+                header = BlockHeader(key=key, parent=parent, group=self._GROUP, token_ids=ids)
+                self._headers[name] = header
+            found.append(self._headers[name])
+            parent = found[-1].key
+        return found
 
 
 class _Pool:

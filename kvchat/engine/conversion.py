@@ -132,7 +132,7 @@ class Conversion:
             for block, parts in zip(run, converted, strict=True)
             for group, payload in parts.items()
         ]
-        if self._target.write_all(due) < len(due):
+        if self._target.write_all(due, is_wanted=True) < len(due):
             raise _no_room()
 
     def _read(self, block: _Planned) -> Payloads:

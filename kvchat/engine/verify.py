@@ -171,7 +171,7 @@ class Verifier:
 
     def _keep(self, group: GroupId, target: Target, computed: bytes) -> None:
         """Store what was computed under the native name."""
-        if self._shelf.write(group, target.native_parent, target.token_ids, computed):
+        if self._shelf.write(group, target.native_parent, target.token_ids, computed, is_wanted=True):
             return
         if group not in self._shelf.groups_of(block_key(target.native_parent, target.token_ids)):
             raise StorageError(

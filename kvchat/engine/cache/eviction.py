@@ -243,6 +243,9 @@ class Ghosts:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._keys
+
     def add(self, key: BlockKey) -> None:
         self._keys[key] = None
         self._keys.move_to_end(key)

@@ -23,13 +23,13 @@ from kvchat.engine.cache.plan import Copy, Demote, Move, Prune, Save, TableChang
 from kvchat.engine.cache.pruning import Pruning
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.table_log import TableLog
-from kvchat.engine.cache.tiers import NoTier, SlowTier, SlowTiers
+from kvchat.engine.cache.tiers import DiskTier, NoTier, SlowTiers
 
 
 class CacheManager:
     """Owns the block tables of every live branch."""
 
-    def __init__(self, device: DeviceTier, *, fingerprint: bytes, slow: SlowTier | None = None) -> None:
+    def __init__(self, device: DeviceTier, *, fingerprint: bytes, slow: DiskTier | None = None) -> None:
         """Args:
         device: pools and names; its groups are those of the model.
         fingerprint: root of all names.
@@ -203,6 +203,8 @@ class CacheManager:
             for block in table:
                 if block is not None:
                     self.pools[group.id].touch(block)
+        tail = () if branch.saved_tail is None else (branch.saved_tail,)
+        self._disk.touch((*branch.keys, *(key for key, _ in branch.kept_names.values()), *tail))
 
     def extend(self, branch: Branch, num_tokens: int) -> tuple[Move, ...] | None:
         """Make the slots of the next `num_tokens` tokens writable.

@@ -1,6 +1,6 @@
 """The slower tiers as bookkeeping sees them: what is there, not how it is read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,12 @@ class SlowTier(Protocol):
         """Return full blocks and tails directly behind `parent`: those that begin most like `token_ids`, at
         most `most` in each direction of an order in which like stands beside like. Pure.
         """
+        ...
+
+
+class DiskTier(SlowTier, Protocol):
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Note that a request uses blocks, whether they are there or not. Never waits for a medium."""
         ...
 
 
@@ -74,3 +80,6 @@ class NoTier:
 
     def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> Sequence[StoredNode]:
         return ()
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        pass

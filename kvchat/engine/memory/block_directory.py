@@ -26,9 +26,10 @@ from kvchat.engine.memory.block_file import (
     temporary_path,
     write_files,
 )
-from kvchat.engine.memory.block_index import BlockIndex, BlockName, IndexedBlock, WrittenBytes
+from kvchat.engine.memory.block_index import BlockIndex, BlockName, WrittenBytes
 from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
 from kvchat.engine.memory.block_shelves import block_files, directories_in, storage_errors
+from kvchat.engine.memory.disk_order import DiskOrder
 from kvchat.engine.memory.files import Files, make_all_private, make_private, unlink_if_there
 from kvchat.engine.memory.kept_blocks import KeptBlocks
 from kvchat.engine.memory.quarantine import Quarantine
@@ -91,6 +92,7 @@ class BlockDirectory:
         with storage_errors(cache_dir):
             make_private(files, self.blocks_dir)
         self.index = BlockIndex(cache_dir / "index.db", files, self.has_file, seal)
+        self.order = DiskOrder(self.index, self.kept)
         try:
             self._recover()
         except BaseException:
@@ -124,9 +126,11 @@ class BlockDirectory:
         due: Sequence[tuple[FileIdentity, memoryview]],
         limit_bytes: int | None,
         daily_bytes: int | None,
+        *,
+        is_wanted: bool = False,
     ) -> bool:
         """Write blocks durably, all of them together. Others go first, so that the limit holds at every
-        moment.
+        moment. `is_wanted`: they count as used again.
 
         Returns: False if there can be no room for them under the limit; none is there then.
         Raises: StorageError: the disk is full, cannot be written, or was written enough today. Nothing of the
@@ -142,7 +146,7 @@ class BlockDirectory:
                 "Give it more with --kv-disk-daily-bytes."
             )
         with self._lock:
-            return self._write(works, limit_bytes)
+            return self._write(works, limit_bytes, is_wanted)
 
     def _work(self, identity: FileIdentity, payload: memoryview) -> _Work:
         head = render_head(identity, payload)
@@ -174,7 +178,7 @@ class BlockDirectory:
                 self._settle_doubtful()
 
     def enforce(self, limit_bytes: int) -> bool:
-        """Remove blocks until the files fit: longest unused first, never a parent before its children, and
+        """Remove blocks until the files fit, as `DiskOrder` says: never a parent before its children, and
         none that is kept.
 
         Returns: False if what is left is being written or kept, and is too much.
@@ -187,21 +191,12 @@ class BlockDirectory:
         while (usage := self.index.usage()).num_bytes > limit_bytes:
             num_excess = (usage.num_bytes - limit_bytes) * usage.num_blocks // usage.num_bytes
             # A part of them at a time, since each that goes may turn its parent into the oldest leaf.
-            leaves = self._oldest_leaves(1 + num_excess // 8)
+            leaves = self.order.due(1 + num_excess // 8)
             if not leaves:
                 return False
+            self.order.note_gone(leaves)
             self.remove([(leaf.fingerprint, leaf.name, group) for leaf in leaves for group in leaf.groups])
         return True
-
-    def _oldest_leaves(self, limit: int) -> list[IndexedBlock]:
-        """Return leaves that are not kept, longest unused first; none if there are none."""
-        kept = self.kept.all()
-        while True:
-            found = self.index.oldest_leaves(limit)
-            free = [leaf for leaf in found if (leaf.fingerprint, leaf.name) not in kept]
-            if free or len(found) < limit:
-                return free
-            limit *= 4
 
     # Making index and files agree
 
@@ -305,14 +300,20 @@ class BlockDirectory:
             self.index.close()
             self._writers.close()
 
-    def _write(self, works: Sequence[_Work], limit_bytes: int | None) -> bool:
+    def _write(self, works: Sequence[_Work], limit_bytes: int | None, is_wanted: bool) -> bool:
         blocks = [work.block for work in works]
         names = [self._name(block) for block in blocks]
         writer = self._announced()
-        self.index.reserve(blocks, writer)
-        self._doubtful.update(names)  # until they are settled
+        proven = [self.order.is_proven(name) or is_wanted for name in names]
+        self.index.reserve(blocks, writer, proven)
         try:
-            if limit_bytes is not None and not self.enforce(limit_bytes):
+            try:
+                has_room = limit_bytes is None or self.enforce(limit_bytes)
+            finally:
+                # Until they are settled; not before: what makes room settles all that is doubtful, and
+                # bytes that are not reserved any more would be written beyond the limit.
+                self._doubtful.update(names)
+            if not has_room:
                 return False
             paths = [self.path(*name) for name in names]
             self._write_files(
@@ -325,6 +326,7 @@ class BlockDirectory:
             )
             self.index.settle(blocks, writer, self._today())
             self._doubtful.difference_update(names)
+            self.order.accept(names)
         finally:
             self._settle_doubtful()
         return True

@@ -18,65 +18,19 @@ from kvchat.engine.memory.block_file import BlockHeader, FoundBlock
 from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
 from kvchat.engine.memory.files import Files
 from kvchat.engine.memory.index_file import IndexFile, Row
+from kvchat.engine.memory.index_schema import RECOUNT, schema_of
 
 BlockName = tuple[bytes, DiskKey, GroupId]
 """Fingerprint, key as it is on disk, and group: what names one file."""
 
 _KEYS_PER_QUERY = 900  # SQLite's oldest limit on variables is 999
 
-# The checks are for `integrity_check`, which finds rows that a damaged disk has changed.
-# Triggers keep the totals, so that a limit can be enforced before every write without counting rows.
-_SCHEMA = (
-    """CREATE TABLE blocks (
-    fingerprint BLOB NOT NULL,
-    key BLOB NOT NULL,
-    grp INTEGER NOT NULL,
-    parent BLOB NOT NULL,
-    num_tokens INTEGER NOT NULL,
-    block_size INTEGER NOT NULL,
-    token_ids BLOB NOT NULL,
-    bytes INTEGER NOT NULL,
-    last_used REAL NOT NULL,
-    writer TEXT,
-    PRIMARY KEY (fingerprint, key, grp),
-    CHECK (typeof(fingerprint) = 'blob' AND length(fingerprint) = 32),
-    CHECK (typeof(key) = 'blob' AND length(key) = 32),
-    CHECK (typeof(parent) = 'blob' AND length(parent) = 32),
-    CHECK (typeof(token_ids) = 'blob' AND length(token_ids) = 4 * num_tokens AND num_tokens <= block_size),
-    CHECK (typeof(grp) = 'integer' AND typeof(bytes) = 'integer' AND typeof(last_used) = 'real')
-) WITHOUT ROWID""",
-    "CREATE INDEX blocks_by_parent ON blocks (fingerprint, parent, token_ids)",
-    "CREATE INDEX blocks_by_age ON blocks (last_used)",
-    "CREATE INDEX blocks_unsettled ON blocks (writer) WHERE writer IS NOT NULL",
-    """CREATE TABLE totals (
-    fingerprint BLOB PRIMARY KEY,
-    num_blocks INTEGER NOT NULL,
-    num_tails INTEGER NOT NULL,
-    bytes INTEGER NOT NULL
-) WITHOUT ROWID""",
-    "CREATE TABLE writers (id TEXT PRIMARY KEY, boot TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
-    """CREATE TRIGGER count_added AFTER INSERT ON blocks BEGIN
-    INSERT INTO totals SELECT new.fingerprint, 0, 0, 0
-        WHERE NOT EXISTS (SELECT 1 FROM totals WHERE fingerprint = new.fingerprint);
-    UPDATE totals SET num_blocks = num_blocks + 1, bytes = bytes + new.bytes,
-        num_tails = num_tails + (new.num_tokens < new.block_size) WHERE fingerprint = new.fingerprint;
-END""",
-    """CREATE TRIGGER count_removed AFTER DELETE ON blocks BEGIN
-    UPDATE totals SET num_blocks = num_blocks - 1, bytes = bytes - old.bytes,
-        num_tails = num_tails - (old.num_tokens < old.block_size) WHERE fingerprint = old.fingerprint;
-END""",
-)
-
-_RECOUNT = (
-    "DELETE FROM totals",
-    """INSERT INTO totals SELECT fingerprint, count(*), sum(num_tokens < block_size), sum(bytes)
-    FROM blocks GROUP BY fingerprint""",
-)
 _NAMED = "WHERE fingerprint=? AND key=? AND grp=?"
 _IS_THERE = "is_there(fingerprint, key, grp)"
-_RESERVE = "INSERT INTO blocks VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET writer=excluded.writer"
-_SETTLE = """INSERT INTO blocks SELECT ?1,?2,?3,?4,?5,?6,?7,?8,?9,NULL WHERE is_there(?1,?2,?3)
+_RESERVE = (
+    "INSERT INTO blocks VALUES (?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET writer=excluded.writer"
+)
+_SETTLE = """INSERT INTO blocks SELECT ?1,?2,?3,?4,?5,?6,?7,?8,?9,0,NULL WHERE is_there(?1,?2,?3)
     ON CONFLICT DO UPDATE SET writer=NULL"""
 _SETTLE_OWN = f"UPDATE blocks SET writer=NULL {_NAMED} AND writer=? AND {_IS_THERE}"
 # What another writer is at work on is left to it: it settles its row when its file has its name.
@@ -120,6 +74,8 @@ class IndexedBlock:
     groups: frozenset[GroupId]
     num_bytes: int
     last_used_s: float
+    is_proven: bool = False
+    """Whether a request has used it since it was stored."""
 
     @property
     def is_tail(self) -> bool:
@@ -141,7 +97,7 @@ class BlockIndex:
         Raises: StorageError: the directory cannot be written.
         """
         self._seal = seal
-        self._file = IndexFile(path, _schema(seal), files, {"is_there": lambda *name: is_there(name)})
+        self._file = IndexFile(path, schema_of(seal), files, {"is_there": lambda *name: is_there(name)})
 
     def take_lost(self) -> bool:
         """Return whether rows were lost since the last call, so that the files should be looked at again."""
@@ -211,23 +167,34 @@ class BlockIndex:
 
     def check(self) -> None:
         """Look at every row, begin again if one is damaged, and count the totals anew."""
-        self._file.check(*_RECOUNT)
+        self._file.check(*RECOUNT)
 
     def erase(self) -> None:
         """Take the token ids of rows that are gone out of the file and its log; see `IndexFile.erase`."""
         self._file.erase()
 
-    def oldest_leaves(self, limit: int) -> list[IndexedBlock]:
-        """Return settled blocks that no block on disk has as its parent, longest unused first."""
+    def oldest_leaves(self, limit: int, *, is_proven: bool | None = None) -> list[IndexedBlock]:
+        """Return settled blocks that no block on disk has as its parent, longest unused first.
+
+        Args:
+            is_proven: only those that were, or were not, used after they were stored.
+        """
         is_leaf = """NOT EXISTS (SELECT 1 FROM blocks AS child
                      WHERE child.fingerprint = blocks.fingerprint AND child.parent = blocks.key)"""
+        chosen = "TRUE" if is_proven is None else "proven=?"
         rows = self._file.read(
-            f"SELECT fingerprint, key FROM blocks WHERE writer IS NULL AND {is_leaf}"
+            f"SELECT fingerprint, key FROM blocks WHERE {chosen} AND writer IS NULL AND {is_leaf}"
             " ORDER BY last_used LIMIT ?",
+            *([] if is_proven is None else [is_proven]),
             limit,
         )
         found = (self._with_name(fingerprint, name) for fingerprint, name in dict.fromkeys(rows))
         return [block for block in found if block is not None]
+
+    def num_unproven(self) -> int:
+        """Return how many blocks were not used since they were stored; O(number of fingerprints)."""
+        rows = self._file.read("SELECT coalesce(sum(num_blocks - num_proven), 0) FROM totals")
+        return int(rows[0][0]) if rows else 0
 
     def usage(self, fingerprint: bytes | None = None) -> DiskUsage:
         """Return the totals of one fingerprint, or of all; O(number of fingerprints)."""
@@ -283,7 +250,7 @@ class BlockIndex:
         newest_s = self.newest_s()
         name = self._seal.name
         rows = [(max(moment, newest_s), fingerprint, name(key)) for key, moment in used_s.items()]
-        self._file.write(("UPDATE blocks SET last_used=? WHERE fingerprint=? AND key=?", rows))
+        self._file.write(("UPDATE blocks SET last_used=?, proven=1 WHERE fingerprint=? AND key=?", rows))
 
     def newest_s(self) -> float:
         """Return when a block was last used; 0 where there is none."""
@@ -292,11 +259,15 @@ class BlockIndex:
 
     # Work in progress
 
-    def reserve(self, blocks: Sequence[FoundBlock], writer: str) -> None:
+    def reserve(self, blocks: Sequence[FoundBlock], writer: str, proven: Sequence[bool]) -> None:
         """Insert the unsettled rows of blocks that are about to be written, or make the rows that are there
         this writer's.
+
+        Args:
+            proven: for each, whether it counts as used again already.
         """
-        self._file.write((_RESERVE, [(*self._row(block), writer) for block in blocks]))
+        rows = [(*self._row(block), flag, writer) for block, flag in zip(blocks, proven, strict=True)]
+        self._file.write((_RESERVE, rows))
 
     def settle(self, blocks: Sequence[FoundBlock], writer: str, day: int) -> None:
         """Make blocks' rows settled, their files being durable, and count their bytes as written on a day.
@@ -353,13 +324,13 @@ class BlockIndex:
 
     def _blocks(self, where: str, *values: object) -> Iterator[IndexedBlock]:
         columns = "fingerprint, key, parent, token_ids, block_size"
-        merged = "group_concat(grp), sum(bytes), max(last_used)"
+        merged = "group_concat(grp), sum(bytes), max(last_used), max(proven)"
         rows = self._file.read(
             f"SELECT {columns}, {merged} FROM blocks WHERE writer IS NULL AND {where}"
             " GROUP BY fingerprint, key",
             *values,
         )
-        for fingerprint, name, parent_name, entry, block_size, groups, num_bytes, last_used_s in rows:
+        for fingerprint, name, parent_name, entry, block_size, groups, num_bytes, last_used_s, proven in rows:
             key, parent, token_ids = self._seal.entry_of(name, parent_name, entry)
             yield IndexedBlock(
                 fingerprint=fingerprint,
@@ -371,6 +342,7 @@ class BlockIndex:
                 groups=frozenset(GroupId(int(group)) for group in groups.split(",")),
                 num_bytes=num_bytes,
                 last_used_s=last_used_s,
+                is_proven=bool(proven),
             )
 
     def _row(self, block: FoundBlock) -> Row:
@@ -386,13 +358,6 @@ class BlockIndex:
             block.num_bytes,
             block.modified_s,
         )
-
-
-def _schema(seal: BlockSeal) -> tuple[str, ...]:
-    if not seal.entry_overhead:
-        return _SCHEMA
-    length = f"4 * num_tokens + {seal.entry_overhead}"
-    return tuple(statement.replace("4 * num_tokens", length) for statement in _SCHEMA)
 
 
 def _nearest(blocks: Iterable[IndexedBlock], wanted: bytes, most: int) -> list[IndexedBlock]:

@@ -104,15 +104,29 @@ class BlockShelf:
         """Read a block and return whether it is what it must be; a damaged one is set aside."""
         return self.read(group, parent, u32le(token_ids)) is not None
 
-    def write(self, group: GroupId, parent: BlockKey, token_ids: Iterable[int], payload: bytes) -> bool:
-        """Write a block durably; False if it is there already, or if the limit has no room for it."""
-        return self.write_all([NewBlock(group, parent, tuple(token_ids), payload)]) == 1
+    def write(
+        self,
+        group: GroupId,
+        parent: BlockKey,
+        token_ids: Iterable[int],
+        payload: bytes,
+        *,
+        is_wanted: bool = False,
+    ) -> bool:
+        """Write a block durably; False if it is there already, or if the limit has no room for it.
 
-    def write_all(self, blocks: Iterable[NewBlock]) -> int:
+        Args:
+            is_wanted: it was asked for by name, and counts as one that was used again.
+        """
+        block = NewBlock(group, parent, tuple(token_ids), payload)
+        return self.write_all([block], is_wanted=is_wanted) == 1
+
+    def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
         """Write blocks durably, which takes less than one after another; return how many were not there
         and are now: none where the limit has no room for all of them.
         """
-        return self._store.write_all((block.header, block.payload) for block in blocks)
+        found = ((block.header, block.payload) for block in blocks)
+        return self._store.write_all(found, is_wanted=is_wanted)
 
     def set_aside(self, group: GroupId, key: BlockKey) -> None:
         """Move a block that is not what it says to the quarantine."""

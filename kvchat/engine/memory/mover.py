@@ -95,6 +95,10 @@ class Mover:
             if all(self._is_offered(block.key, group) for group in block.groups)
         ]
 
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        if self._store is not None:
+            self._store.touch(keys)
+
     def _is_offered(self, key: BlockKey, group: GroupId) -> bool:
         if (key, group) in self._unreadable:
             return False

@@ -82,6 +82,7 @@ class FakeTier:
     contents: dict[tuple[BlockKey, GroupId], list[Content]] = field(default_factory=dict)
     nodes: dict[BlockKey, tuple[BlockKey, tuple[int, ...]]] = field(default_factory=dict)
     unreadable: set[tuple[BlockKey, GroupId]] = field(default_factory=set)
+    touched: list[BlockKey] = field(default_factory=list)
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> Sequence[bool]:
         return [(key, group) in self.contents for key in keys]
@@ -98,6 +99,9 @@ class FakeTier:
         place = sum(ids < tuple(token_ids) for ids, _ in behind)
         near = behind[max(0, place - most) : place + most]
         return [StoredBlock(key, ids, there[key]) for ids, key in near]
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        self.touched += keys
 
     def write(self, save: Save, contents: Sequence[Content]) -> None:
         self.contents[save.key, save.group] = list(contents)

@@ -1,0 +1,99 @@
+"""Which blocks on disk make room: those that were used once, before those that were used again.
+
+A block is proven once a request uses it after it was stored. While at least one in `SMALL_SHARE` of the
+blocks is not, the unproven ones go, longest unused first, and otherwise the longest unused of the proven: one
+scan of a long document, or one large import, takes no more room than that from what is used again and again.
+What more there is of it is not written, since of a chain the end gives way first; the next request that uses
+the chain has it written. A block that comes back soon after it went is proven at once. Leaves go first, and
+nothing that is kept.
+
+Source: S3-FIFO, Yang et al., SOSP 2023. Differences: the main queue is in the order of the last use, so that
+an eviction writes no row but those of what goes; and names of what went are remembered by the process alone,
+since a deleted conversation leaves none on disk.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from kvchat.engine.api.ids import BlockKey, GroupId
+from kvchat.engine.cache.eviction import SMALL_SHARE, Eviction, Ghosts
+from kvchat.engine.memory.block_index import BlockIndex, BlockName, IndexedBlock
+from kvchat.engine.memory.block_seal import DiskKey
+from kvchat.engine.memory.kept_blocks import KeptBlocks
+
+MAX_GHOSTS: Final = 8192
+
+
+class DiskOrder:
+    """The order of one cache directory, over all fingerprints. Called under the directory's lock."""
+
+    def __init__(self, index: BlockIndex, kept: KeptBlocks, eviction: Eviction = Eviction.S3FIFO) -> None:
+        self.eviction = eviction
+        self._index = index
+        self._kept = kept
+        self._ghosts = Ghosts(MAX_GHOSTS)
+        self._refused = Ghosts(MAX_GHOSTS)
+
+    @property
+    def num_ghosts(self) -> int:
+        return len(self._ghosts)
+
+    def due(self, limit: int) -> list[IndexedBlock]:
+        """Return the leaves that go next, at most `limit`; none if all that is there is kept or being
+        written.
+        """
+        if self.eviction is Eviction.LRU:
+            return self._free(limit, None)
+        is_small_due = self._index.num_unproven() * SMALL_SHARE >= self._index.usage().num_blocks
+        return self._free(limit, not is_small_due) or self._free(limit, is_small_due)
+
+    def welcomes(self, name: BlockName, parent: DiskKey, num_bytes: int, limit_bytes: int) -> bool:
+        """Return whether room is to be made for a block that has not been used since it was computed: not
+        where all that would have to go was used again, nor behind a block for which there was none.
+        """
+        if self.eviction is Eviction.LRU or name[:2] in self._kept.all():
+            return True
+        if _name(name[0], parent) in self._refused:
+            self._refused.add(_name(name[0], name[1]))
+            return False
+        usage = self._index.usage()
+        if usage.num_bytes + num_bytes <= limit_bytes or _name(*name) in self._ghosts:
+            return True
+        if (self._index.num_unproven() + 1) * SMALL_SHARE < usage.num_blocks + 1:
+            return True
+        if any(leaf.name != parent for leaf in self._free(2, False)):
+            return True
+        self._refused.add(_name(name[0], name[1]))
+        return False
+
+    def note_gone(self, leaves: Iterable[IndexedBlock]) -> None:
+        """Remember what has to go though it was never used again."""
+        for leaf in leaves:
+            if not leaf.is_proven:
+                for group in leaf.groups:
+                    self._ghosts.add(_name(leaf.fingerprint, leaf.name, group))
+
+    def is_proven(self, name: BlockName) -> bool:
+        """Return whether a block that is written now is wanted: it had to go not long ago, which is forgotten
+        then, or is to be kept.
+        """
+        return self._ghosts.take(_name(*name)) or name[:2] in self._kept.all()
+
+    def accept(self, names: Iterable[BlockName]) -> None:
+        """Note that blocks are there now."""
+        for name in names:
+            self._refused.take(_name(name[0], name[1]))
+
+    def _free(self, limit: int, is_proven: bool | None) -> list[IndexedBlock]:
+        """Return leaves that are not kept, longest unused first."""
+        kept = self._kept.all()
+        while True:
+            found = self._index.oldest_leaves(limit, is_proven=is_proven)
+            free = [leaf for leaf in found if (leaf.fingerprint, leaf.name) not in kept]
+            if free or len(found) < limit:
+                return free
+            limit *= 4
+
+
+def _name(fingerprint: bytes, name: DiskKey, group: GroupId | None = None) -> BlockKey:
+    return BlockKey(fingerprint + name + (b"" if group is None else group.to_bytes(4)))
