@@ -4,7 +4,6 @@ import logging
 
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
@@ -33,16 +32,18 @@ def open_store(
     try:
         if view is not None:
             note_view(config.cache_dir, view)
+        limit_bytes = blocks_limit(config.disk_bytes, config.cache_dir)
         store = DiskStore(
             config.cache_dir,
             fingerprint=fingerprint,
             layouts=pool.layouts(),
             block_size=config.block_size,
-            limit_bytes=blocks_limit(config.disk_bytes, config.cache_dir),
+            limit_bytes=limit_bytes,
             daily_bytes=config.disk_daily_bytes,
             sealer=config.sealer,
-            eviction=Eviction(config.eviction),
         )
+        if config.disk_bytes is not None and limit_bytes is not None:
+            store.elsewhere_bytes = config.disk_bytes - limit_bytes
     except StorageError as error:
         log.warning("there is no disk tier: %s", error)
         return None, str(error)
@@ -53,4 +54,5 @@ def open_saver(pool: DevicePool, store: DiskStore | None, manager: CacheManager)
     """Start the thread that writes into a store; None without one."""
     if store is None:
         return None
-    return Saver(pool, store, BlockWriter(store, max_bytes=WRITE_QUEUE_BYTES), manager.is_resident)
+    writer = BlockWriter(store, max_bytes=WRITE_QUEUE_BYTES, shortage=lambda: store.shortage)
+    return Saver(pool, store, writer, manager.is_resident)

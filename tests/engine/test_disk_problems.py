@@ -10,6 +10,7 @@ import pytest
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.keeper import TAIL_INTERVAL_S
 from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.engine.models.prepared import PREPARED_DIR
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, reference, token_ids
 
@@ -54,6 +55,22 @@ def test_a_disk_that_begins_to_refuse_is_told_until_it_takes_blocks_again(
     answer(engine, token_ids(40, seed=1), 8)
     _wait_until(engine, is_refused=False)
     assert engine.snapshot().tier(Tier.DISK).num_blocks > 0
+
+
+def test_weights_that_leave_blocks_no_room_are_told(
+    tiny: TinyModels, tmp_path: Path, open_engine: OpenEngine
+) -> None:
+    """The default limit beside a large model: nothing would ever be saved, and nobody knew."""
+    prepared = tmp_path / PREPARED_DIR / "weights"
+    prepared.mkdir(parents=True)
+    (prepared / "model.safetensors").write_bytes(bytes(2 << 20))
+    engine = open_engine(tiny("llama"), cache_dir=tmp_path, disk_bytes=1 << 20)
+    prompt = token_ids(40)
+    assert answer(engine, prompt, 8).token_ids == reference(tiny("llama")).answer(prompt, 8)
+    _wait_until(engine, is_refused=True)
+    problem = str(engine.snapshot().problem)
+    assert "prepared weights hold" in problem
+    assert "give more with --kv-disk-bytes" in problem
 
 
 def test_a_finished_turn_of_a_long_session_writes_its_new_blocks_and_its_tail(

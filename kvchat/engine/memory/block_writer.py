@@ -1,7 +1,7 @@
 """Writing blocks to disk beside decoding: a bounded queue and one thread."""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import Protocol
@@ -37,12 +37,21 @@ class BlockWriter:
     queue is dropped: KV on disk saves time and holds no word of a conversation.
     """
 
-    def __init__(self, store: BlockSink, *, max_bytes: int, first_pause_s: float = FIRST_PAUSE_S) -> None:
+    def __init__(
+        self,
+        store: BlockSink,
+        *,
+        max_bytes: int,
+        first_pause_s: float = FIRST_PAUSE_S,
+        shortage: Callable[[], str | None] = lambda: None,
+    ) -> None:
         """Start the thread.
 
         Args:
             max_bytes: most bytes of payload waiting; a single larger block is taken when nothing else waits.
             first_pause_s: until a refused block is tried again; doubles with each refusal, up to 30 s.
+            shortage: says why a block that was not written found no room; None: it was there. What finds no
+                room is tried again like what is refused.
         """
         self.problem: str | None = None
         """What the disk last refused; None once a block was written after it."""
@@ -52,6 +61,7 @@ class BlockWriter:
         self._store = store
         self._max_bytes = max_bytes
         self._first_pause_s = first_pause_s
+        self._shortage = shortage
         self._queue: deque[Submission] = deque()
         self._queued_bytes = 0
         self._pause_s = 0.0
@@ -162,6 +172,8 @@ class BlockWriter:
     def _write(self, submission: Submission) -> bool:
         header = submission.header
         is_new = self._store.write(header, submission.payload)
+        if not is_new and (words := self._shortage()) is not None:
+            raise StorageError(words)
         if submission.replaces not in (None, header.key):
             self._store.remove(submission.replaces, header.group)
         return is_new

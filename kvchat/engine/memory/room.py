@@ -1,0 +1,28 @@
+"""What is said where blocks find no room on disk, although all that may go has gone."""
+
+_MIB = 2**20
+
+
+def no_room(*, limit_bytes: int, kept_bytes: int, elsewhere_bytes: int, block_bytes: int) -> str:
+    """Return what holds the room, and what to do.
+
+    Args:
+        limit_bytes: what blocks may take.
+        kept_bytes: what packs and pinned sessions have of that.
+        elsewhere_bytes: what prepared weights take of the limit that a person gave.
+        block_bytes: of the block that finds no room.
+    """
+    told = f"blocks may take {_mib(limit_bytes)} on disk"
+    if elsewhere_bytes:
+        told += f", since prepared weights hold {_mib(elsewhere_bytes)} of --kv-disk-bytes"
+    if block_bytes > limit_bytes:
+        return f"{told}, and one block takes {_mib(block_bytes)}; give more with --kv-disk-bytes"
+    advice = "give more with --kv-disk-bytes"
+    if kept_bytes:
+        told += f", and packs and pinned sessions keep {_mib(kept_bytes)} of it"
+        advice += ", unpin sessions with `kvchat sessions unpin`, or remove packs with `kvchat pack rm`"
+    return f"{told}, and there is no room for more; {advice}"
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / _MIB:,.1f} MiB"
