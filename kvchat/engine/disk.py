@@ -4,6 +4,7 @@ import logging
 
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
@@ -41,6 +42,7 @@ def open_store(
             limit_bytes=limit_bytes,
             daily_bytes=config.disk_daily_bytes,
             sealer=config.sealer,
+            eviction=Eviction(config.eviction),
         )
         if config.disk_bytes is not None and limit_bytes is not None:
             store.elsewhere_bytes = config.disk_bytes - limit_bytes

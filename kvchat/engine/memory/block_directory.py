@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from threading import Lock, RLock
@@ -15,6 +15,7 @@ from kvchat.engine.kernels.read_block.native import Places
 from kvchat.engine.memory.block_file import (
     SUFFIX,
     TEMPORARY_SUFFIX,
+    DueFile,
     FileIdentity,
     FoundBlock,
     block_path,
@@ -23,12 +24,13 @@ from kvchat.engine.memory.block_file import (
     render_head,
     scatter_file,
     temporary_path,
-    write_file,
+    write_files,
 )
-from kvchat.engine.memory.block_index import BlockIndex, BlockName, IndexedBlock, WrittenBytes
+from kvchat.engine.memory.block_index import BlockIndex, BlockName, WrittenBytes
 from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
 from kvchat.engine.memory.block_shelves import block_files, directories_in, storage_errors
-from kvchat.engine.memory.files import Buffer, Files, make_private, unlink_if_there
+from kvchat.engine.memory.disk_order import DiskOrder
+from kvchat.engine.memory.files import Files, make_all_private, make_private, unlink_if_there
 from kvchat.engine.memory.kept_blocks import KeptBlocks
 from kvchat.engine.memory.quarantine import Quarantine
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
@@ -42,6 +44,15 @@ _LONGEST_UNSEEN_S = 3600.0
 _ADOPTED_AT_ONCE = 1000
 _BLOCK_FILE = re.compile(rf"([0-9a-f]{{64}})\.(\d{{1,9}}){re.escape(SUFFIX)}")
 _TEMPORARY_FILE = re.compile(rf"\..+\.([0-9a-z]+){re.escape(TEMPORARY_SUFFIX)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A block that is to be written, with its file's bytes."""
+
+    block: FoundBlock
+    head: bytes
+    payload: memoryview
 
 
 class BlockDirectory:
@@ -81,6 +92,7 @@ class BlockDirectory:
         with storage_errors(cache_dir):
             make_private(files, self.blocks_dir)
         self.index = BlockIndex(cache_dir / "index.db", files, self.has_file, seal)
+        self.order = DiskOrder(self.index, self.kept)
         try:
             self._recover()
         except BaseException:
@@ -111,19 +123,21 @@ class BlockDirectory:
 
     def write(
         self,
-        identity: FileIdentity,
-        payload: memoryview,
+        due: Sequence[tuple[FileIdentity, memoryview]],
         limit_bytes: int | None,
         daily_bytes: int | None,
+        *,
+        is_wanted: bool = False,
     ) -> bool:
-        """Write one block durably. Others go first, so that the limit holds at every moment.
+        """Write blocks durably, all of them together. Others go first, so that the limit holds at every
+        moment. `is_wanted`: they count as used again.
 
-        Returns: False if there can be no room for it under the limit.
-        Raises: StorageError: the disk is full, cannot be written, or was written enough today; nothing of the
-            block is left.
+        Returns: False if there can be no room for them under the limit; none is there then.
+        Raises: StorageError: the disk is full, cannot be written, or was written enough today. Nothing of the
+            only block is left; of several, any may be there, whole.
         """
-        head = render_head(identity, payload)
-        num_bytes = len(head) + len(payload) + self.seal.file_overhead
+        works = [self._work(identity, payload) for identity, payload in due]
+        num_bytes = sum(work.block.num_bytes for work in works)
         if limit_bytes is not None and num_bytes > limit_bytes:
             return False
         if daily_bytes is not None and self.written().today + num_bytes > daily_bytes:
@@ -131,15 +145,19 @@ class BlockDirectory:
                 f"The cache has written its {daily_bytes:,} bytes of today; blocks are saved again tomorrow. "
                 "Give it more with --kv-disk-daily-bytes."
             )
+        with self._lock:
+            return self._write(works, limit_bytes, is_wanted)
+
+    def _work(self, identity: FileIdentity, payload: memoryview) -> _Work:
+        head = render_head(identity, payload)
         block = FoundBlock(
             fingerprint=identity.fingerprint,
             header=identity.header,
             block_size=identity.block_size,
-            num_bytes=num_bytes,
+            num_bytes=len(head) + len(payload) + self.seal.file_overhead,
             modified_s=self._now_s(),
         )
-        with self._lock:
-            return self._write(block, head, payload, limit_bytes)
+        return _Work(block, head, payload)
 
     def remove(self, names: Sequence[BlockName]) -> None:
         """Remove files of blocks, and their rows.
@@ -160,7 +178,7 @@ class BlockDirectory:
                 self._settle_doubtful()
 
     def enforce(self, limit_bytes: int) -> bool:
-        """Remove blocks until the files fit: longest unused first, never a parent before its children, and
+        """Remove blocks until the files fit, as `DiskOrder` says: never a parent before its children, and
         none that is kept.
 
         Returns: False if what is left is being written or kept, and is too much.
@@ -173,21 +191,12 @@ class BlockDirectory:
         while (usage := self.index.usage()).num_bytes > limit_bytes:
             num_excess = (usage.num_bytes - limit_bytes) * usage.num_blocks // usage.num_bytes
             # A part of them at a time, since each that goes may turn its parent into the oldest leaf.
-            leaves = self._oldest_leaves(1 + num_excess // 8)
+            leaves = self.order.due(1 + num_excess // 8)
             if not leaves:
                 return False
+            self.order.note_gone(leaves)
             self.remove([(leaf.fingerprint, leaf.name, group) for leaf in leaves for group in leaf.groups])
         return True
-
-    def _oldest_leaves(self, limit: int) -> list[IndexedBlock]:
-        """Return leaves that are not kept, longest unused first; none if there are none."""
-        kept = self.kept.all()
-        while True:
-            found = self.index.oldest_leaves(limit)
-            free = [leaf for leaf in found if (leaf.fingerprint, leaf.name) not in kept]
-            if free or len(found) < limit:
-                return free
-            limit *= 4
 
     # Making index and files agree
 
@@ -291,23 +300,33 @@ class BlockDirectory:
             self.index.close()
             self._writers.close()
 
-    def _write(self, block: FoundBlock, head: bytes, payload: memoryview, limit_bytes: int | None) -> bool:
-        name = self._name(block)
+    def _write(self, works: Sequence[_Work], limit_bytes: int | None, is_wanted: bool) -> bool:
+        blocks = [work.block for work in works]
+        names = [self._name(block) for block in blocks]
         writer = self._announced()
-        self.index.reserve(block, writer)
+        proven = [self.order.is_proven(name) or is_wanted for name in names]
+        self.index.reserve(blocks, writer, proven)
         try:
             try:
                 has_room = limit_bytes is None or self.enforce(limit_bytes)
             finally:
-                # Until it is settled; not before: what makes room settles all that is doubtful, and bytes
-                # that are not reserved any more would be written beyond the limit.
-                self._doubtful.add(name)
+                # Until they are settled; not before: what makes room settles all that is doubtful, and
+                # bytes that are not reserved any more would be written beyond the limit.
+                self._doubtful.update(names)
             if not has_room:
                 return False
-            path = self.path(*name)
-            self._write_file(path, writer, self.seal.sealed(path, head, payload))
-            self.index.settle(block, writer, self._today())
-            self._doubtful.discard(name)
+            paths = [self.path(*name) for name in names]
+            self._write_files(
+                [
+                    DueFile(
+                        path, temporary_path(path, writer), self.seal.sealed(path, work.head, work.payload)
+                    )
+                    for path, work in zip(paths, works, strict=True)
+                ]
+            )
+            self.index.settle(blocks, writer, self._today())
+            self._doubtful.difference_update(names)
+            self.order.accept(names)
         finally:
             self._settle_doubtful()
         return True
@@ -380,16 +399,16 @@ class BlockDirectory:
             self._is_announced = True
         return writer
 
-    def _write_file(self, path: Path, writer: str, parts: Sequence[Buffer]) -> None:
-        temporary = temporary_path(path, writer)
-        with storage_errors(path.parent):
+    def _write_files(self, due: Sequence[DueFile]) -> None:
+        shelves = [one.path.parent for one in due]
+        with storage_errors(shelves[0]):
             try:
-                make_private(self.files, path.parent)
-                write_file(self.files, path, temporary, parts)
+                make_all_private(self.files, shelves)
+                write_files(self.files, due)
             except FileNotFoundError:
-                # Another process removed the directory because it was empty.
-                make_private(self.files, path.parent)
-                write_file(self.files, path, temporary, parts)
+                # Another process removed a directory because it was empty.
+                make_all_private(self.files, shelves)
+                write_files(self.files, due)
 
     def _identified(self, fingerprint: bytes, path: Path) -> list[FoundBlock]:
         """Return what a file says it is; nothing if it is no block of this fingerprint, now set aside, or if

@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Lock
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
+from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.kernels.read_block.native import Places
 from kvchat.engine.memory.block_directory import BlockDirectory
 from kvchat.engine.memory.block_file import BlockHeader, FileIdentity, Layout, Region
@@ -50,6 +51,7 @@ class DiskStore:
         clock: Callable[[], float] = time.time,
         files: Files = SYSTEM,
         sealer: Sealer | None = None,
+        eviction: Eviction = Eviction.S3FIFO,
     ) -> None:
         """Open the store, settle what a crash left behind, and make it fit its limit.
 
@@ -59,6 +61,7 @@ class DiskStore:
             daily_bytes: most bytes written on one local day by all processes, which may each be one block
                 late to see it; None: no limit.
             sealer: what blocks are sealed with; None: they are in the clear.
+            eviction: which blocks make room first.
 
         Raises: StorageError: the directory cannot be created or written.
         """
@@ -79,6 +82,7 @@ class DiskStore:
         self._touched: dict[BlockKey, float] = {}
         self._touched_lock = Lock()
         self._directory = BlockDirectory(cache_dir, files, clock, seal_of(sealer))
+        self._directory.order.eviction = eviction
         self._index = self._directory.index
         self._enforce_limit()
 
@@ -155,23 +159,39 @@ class DiskStore:
         """
         return self._directory.files.announce(self._path(key, group))
 
-    def write(self, header: BlockHeader, payload: Buffer) -> bool:
+    def write(self, header: BlockHeader, payload: Buffer, *, is_wanted: bool = False) -> bool:
         """Write a block durably unless it is there; blocks until it is on the medium. The limit always holds.
 
-        Returns: False if the block was there, and keeps its bytes, or if the limit has no room for it.
+        Args:
+            is_wanted: it counts as used again; see `DiskOrder`.
+
+        Returns: False if the block was there, and keeps its bytes, or if the limit has no room for it, or
+            what has the room is worth more.
         Raises: StorageError: disk full, not writable, or the day's limit reached; nothing of the block is
             left.
         """
-        identity = self._identity(header)
-        data = memoryview(payload).cast("B")
-        assert len(data) == identity.payload_bytes
+        return self.write_all([(header, payload)], is_wanted=is_wanted) == 1
+
+    def write_all(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
+        """Write blocks durably, those that are not there; takes less than one after another, since what is
+        waited for at the medium is waited for together. Otherwise as `write`.
+
+        Returns: how many were written; none where the limit has no room for all of them.
+        Raises: StorageError: as `write`; any of several may be there then, whole.
+        """
         self.flush_touched()
         self.shortage = None
-        if self._is_there(header):
-            return False
-        has_room = self._directory.write(identity, data, self.limit_bytes, self.daily_bytes)
-        self.shortage = None if has_room else self._no_room(len(data))
-        return has_room
+        due: list[tuple[FileIdentity, memoryview]] = []
+        for header, payload in blocks:
+            identity, data = self._identity(header), memoryview(payload).cast("B")
+            assert len(data) == identity.payload_bytes
+            if not self._is_there(header) and (is_wanted or self._is_welcome(header, len(data))):
+                due.append((identity, data))
+        if not due:
+            return 0
+        has_room = self._directory.write(due, self.limit_bytes, self.daily_bytes, is_wanted=is_wanted)
+        self.shortage = None if has_room else self._no_room(sum(len(data) for _, data in due))
+        return len(due) if has_room else 0
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         """Remove one group's file of a block; nothing happens if it is not there, or is kept."""
@@ -197,7 +217,9 @@ class DiskStore:
         return num_bytes
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Note that blocks were used now. Cheap: reaches the index with the next write or at close."""
+        """Note that blocks were used now, after they were stored if they are there. Cheap: reaches the index
+        with the next write or at close.
+        """
         now_s = self._clock()
         with self._touched_lock:
             self._touched.update(dict.fromkeys(keys, now_s))
@@ -272,6 +294,14 @@ class DiskStore:
         if self._index.contains(self._fingerprint, header.key, header.group):
             return True
         return self._directory.adopt(self._fingerprint, path)
+
+    def _is_welcome(self, header: BlockHeader, num_bytes: int) -> bool:
+        """Whether room is to be made for a block that has not been used since it was computed."""
+        if self.limit_bytes is None:
+            return True
+        parent = self._directory.seal.name(header.parent)
+        name = self._name(header.key, header.group)
+        return self._directory.order.welcomes(name, parent, num_bytes, self.limit_bytes)
 
     def _identity(self, header: BlockHeader) -> FileIdentity:
         assert header.key == block_key(header.parent, header.token_ids)
