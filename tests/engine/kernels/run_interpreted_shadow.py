@@ -27,12 +27,31 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def with_gaps(tensor: Tensor) -> Tensor:
+    """Return the same tensor as a part of one that is larger in every dimension; what lies between is NaN, or
+    a number that nobody may follow.
+    """
+    room = [size + 2 for size in tensor.shape[:-1]]
+    poison = float("nan") if tensor.is_floating_point() else tensor.dtype is torch.bool or 10**12
+    wide = torch.full((*room, tensor.shape[-1] + 3), poison, dtype=tensor.dtype)
+    part = wide[tuple(slice(1, 1 + size) for size in tensor.shape[:-1])][..., 1 : 1 + tensor.shape[-1]]
+    assert not part.is_contiguous()
+    return part.copy_(tensor)
+
+
+def is_written_beside(out: Tensor) -> bool:
+    """Whether something stands between the parts of what was NaN before."""
+    whole = out if out._base is None else out._base
+    return int((~whole.isnan()).sum()) != int((~out.isnan()).sum())
+
+
 def score_error(
     shape: tuple[int, int, int, int, int],
     dtype: torch.dtype,
     share_seen: float = 0.0,
     *,
     are_forgotten: bool = False,
+    has_gaps: bool = False,
 ) -> float:
     """Of (queries, key-value heads, group, head size, chunks).
 
@@ -48,19 +67,22 @@ def score_error(
     always[:, num_chunks // 2] = False  # one is left
     seen = torch.zeros_like(always) if are_forgotten else always
     scale = 1.7 * dim**-0.5
-    found = kernels.chunk_scores(query, means, seen, scale)
+    place = with_gaps if has_gaps else torch.Tensor.clone
+    found = kernels.chunk_scores(query, place(means), place(seen), scale)
     if not torch.equal(found == 0, seen):
         return float("inf")
     return _error(found, reference.chunk_scores(query, means, always, scale)) / TOLERANCE[dtype]
 
 
-def exchange_error(num_kv_heads: int, num_slots: int, num_chunks: int) -> float:
+def exchange_error(num_kv_heads: int, num_slots: int, num_chunks: int, *, has_gaps: bool = False) -> float:
     """From an empty set on, step after step; infinite if a slot differs."""
     generator = torch.Generator().manual_seed(num_slots)
     held = torch.full((num_kv_heads, num_slots), -1)
     for _ in range(6):
         orders = [torch.randperm(num_chunks, generator=generator)[:num_slots] for _ in held]
         wanted = torch.stack(orders)
+        if has_gaps:
+            held, wanted = with_gaps(held), with_gaps(wanted)
         slots, is_missing = kernels.exchange(held, wanted)
         for head in range(num_kv_heads):
             change = reference.exchange(held[head], wanted[head])
@@ -81,13 +103,17 @@ def _change(num_kv_heads: int, num_slots: int, num_chunks: int) -> tuple[Tensor,
     return slots, is_missing
 
 
-def load_error(shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> float:
+def load_error(shape: tuple[int, int, int, int, int], dtype: torch.dtype, *, has_gaps: bool = False) -> float:
     """Of (key-value heads, slots, chunks, tokens of a chunk, head size); to the bit."""
     num_kv_heads, num_slots, num_chunks, size, dim = shape
     slots, is_missing = _change(num_kv_heads, num_slots, num_chunks)
     store = randn(num_chunks * num_kv_heads, size, dim).to(dtype)
     out = torch.full((num_kv_heads, num_slots, size, dim), float("nan"), dtype=dtype)
-    kernels.load_values(store, slots, is_missing, out)
+    place = with_gaps if has_gaps else torch.Tensor.clone
+    out = place(out)
+    kernels.load_values(place(store), place(slots), place(is_missing), out)
+    if is_written_beside(out):
+        return float("inf")
     wanted = store.unflatten(0, (num_chunks, num_kv_heads)).transpose(0, 1)
     wanted = torch.stack([own[chunks] for own, chunks in zip(wanted, slots, strict=True)])
     wanted[~is_missing] = float("nan")
@@ -101,6 +127,7 @@ def restore_error(
     *,
     are_neighbours: bool = False,
     shift: int = 0,
+    has_gaps: bool = False,
 ) -> float:
     """Of (key-value heads, slots, chunks, head size, rank). `shift`: positions that the control is off by."""
     num_kv_heads, num_slots, num_chunks, dim, rank = shape
@@ -108,11 +135,12 @@ def restore_error(
     projections = randn(num_chunks, 8, rank).to(dtype)
     directions = (randn(num_kv_heads * dim, rank, seed=1) / rank**0.5).to(dtype)
     angles = torch.arange(num_chunks * 8)[:, None] * 100.0 ** (-torch.arange(num_turned // 2) / num_turned)
-    turns = kernels.Turns(
-        cosines=(angles + shift).cos(), sines=(angles + shift).sin(), are_neighbours=are_neighbours
-    )
-    out = torch.full((num_kv_heads, num_slots, 8, dim), float("nan"), dtype=dtype)
-    kernels.restore_keys(projections, directions, (slots, is_missing), turns, out)
+    place = with_gaps if has_gaps else torch.Tensor.clone
+    sides = [place(side) for side in ((angles + shift).cos(), (angles + shift).sin())]
+    turns = kernels.Turns(cosines=sides[0], sines=sides[1], are_neighbours=are_neighbours)
+    out = place(torch.full((num_kv_heads, num_slots, 8, dim), float("nan"), dtype=dtype))
+    change = place(slots), place(is_missing)
+    kernels.restore_keys(place(projections), place(directions), change, turns, out)
     order = torch.arange(dim)
     if are_neighbours:  # the reference turns halves: columns are brought there and back
         first = torch.arange(0, num_turned, 2)
@@ -121,7 +149,7 @@ def restore_error(
     both = [torch.cat((side, side), dim=1) for side in (angles.cos(), angles.sin())]
     wanted = torch.empty(out.shape)
     wanted[..., order] = reference.restored_chunks(projections, own, slots, both[0], both[1])
-    if not torch.equal(out.isnan(), ~is_missing[..., None, None].expand(out.shape)):
+    if is_written_beside(out) or not torch.equal(out.isnan(), ~is_missing[..., None, None].expand(out.shape)):
         return float("inf")
     return _error(out[is_missing], wanted[is_missing]) / TOLERANCE[dtype]
 
@@ -150,6 +178,10 @@ CASES: dict[str, Callable[[], float]] = {
     "keys, partial": partial(restore_error, (2, 5, 11, 40, 33), SINGLE, 12),
     "keys, neighbours": partial(restore_error, (2, 6, 11, 32, 33), SINGLE, 32, are_neighbours=True),
     "keys, partial neighbours": partial(restore_error, (2, 6, 11, 96, 33), SINGLE, 64, are_neighbours=True),
+    "scores, with gaps": partial(score_error, (3, 3, 4, 40, 70), SINGLE, 0.3, has_gaps=True),
+    "exchange, with gaps": partial(exchange_error, 2, 9, 20, has_gaps=True),
+    "values, with gaps": partial(load_error, (2, 5, 11, 8, 12), SINGLE, has_gaps=True),
+    "keys, with gaps": partial(restore_error, (2, 5, 11, 40, 33), SINGLE, 12, has_gaps=True),
     "control, seen chunks weighed": partial(score_error, (5, 3, 4, 40, 200), SINGLE, 0.3, are_forgotten=True),
     "control, other positions": partial(restore_error, (2, 5, 11, 20, 7), SINGLE, 20, shift=1),
 }

@@ -41,6 +41,10 @@ CASES = (
     "keys, partial",
     "keys, neighbours",
     "keys, partial neighbours",
+    "scores, with gaps",
+    "exchange, with gaps",
+    "values, with gaps",
+    "keys, with gaps",
 )
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 CONTROL = "control, other positions"

@@ -46,8 +46,9 @@ def prefill_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
     if element_size > HALF:
         rows = max(32, triton.next_power_of_2(group))
         return Tiling(block_m=rows, block_n=16, num_warps=8, num_stages=1)
-    rows = max(64, triton.next_power_of_2(group))
-    return Tiling(block_m=rows, block_n=32, num_warps=8, num_stages=2)
+    # More of 4 and 2 bits spills: its numbers are made from codes, scales and minima in registers.
+    rows = max(32 if head_dim > 128 else 64, triton.next_power_of_2(group))
+    return Tiling(block_m=rows, block_n=32, num_warps=8, num_stages=2 if head_dim <= 64 else 1)
 
 
 def sealed_attention(

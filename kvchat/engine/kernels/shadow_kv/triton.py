@@ -1,7 +1,8 @@
 """The steps of a shadowed context in Triton: scores of landmarks, hits and misses, values and keys in place.
 
 A working set of a head keeps what stays where it is; the other slots are filled, values from a store that may
-lie in pinned host memory, keys from projections. Dimensions: C chunks, c tokens of a chunk, Q queries, H
+lie in pinned host memory, keys from projections. Tensors may be parts of larger ones, as long as the last
+dimension of each lies in a row. Dimensions: C chunks, c tokens of a chunk, Q queries, H
 query heads, H_kv key-value heads, G = H / H_kv, D head size, R numbers of a head that turn, r rank, k slots.
 """
 
@@ -42,14 +43,13 @@ def chunk_scores(query: Tensor, means: Tensor, always: Tensor, softmax_scale: fl
     """Return what the reference returns [H_kv, C]; see there for arguments."""
     num_queries, num_heads, dim = query.shape
     num_chunks, num_kv_heads, _ = means.shape
-    assert query.stride(2) == means.stride(2) == 1, "numbers of a head lie in a row"
-    _assert_in_a_row(always)
+    _assert_in_a_row(query, means, always)
     rows = num_queries * (num_heads // num_kv_heads)
     raw = torch.empty(num_kv_heads, rows, num_chunks, dtype=torch.float32, device=query.device)
     constants = score_constants(num_heads // num_kv_heads, dim, query.element_size())
     tile = constants["BLOCK_M"]
     grid = (triton.cdiv(num_chunks, SCORED_CHUNKS), num_kv_heads, triton.cdiv(rows, tile))
-    strides = (*query.stride()[:2], *means.stride()[:2])
+    strides = (*query.stride()[:2], *means.stride()[:2], always.stride(0))
     stages = num_stages(query.element_size())
     _score[grid](
         query, means, always, raw, rows, num_chunks, softmax_scale, *strides, **constants, num_stages=stages
@@ -96,10 +96,11 @@ def exchange(held: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     if num_slots > MOST_SLOTS:
         raise ValueError(f"{num_slots} slots are more than a program holds: at most {MOST_SLOTS}")
     _assert_in_a_row(held, wanted)
-    slots, missing = torch.empty_like(held), torch.empty_like(held)
+    slots, missing = (held.new_empty(held.shape) for _ in range(2))
     is_missing = torch.empty(held.shape, dtype=torch.bool, device=held.device)
+    strides = held.stride(0), wanted.stride(0)
     block = triton.next_power_of_2(num_slots)
-    _exchange[(num_kv_heads,)](held, wanted, slots, is_missing, missing, num_slots, BLOCK_K=block)
+    _exchange[(num_kv_heads,)](held, wanted, slots, is_missing, missing, num_slots, *strides, BLOCK_K=block)
     return slots, is_missing
 
 
@@ -111,9 +112,12 @@ def load_values(store: Tensor, slots: Tensor, is_missing: Tensor, out: Tensor) -
     """
     _assert_in_a_row(store, slots, is_missing, out)
     num_kv_heads, num_slots = slots.shape
-    size = out.shape[2] * out.shape[3]
-    grid = (num_slots, num_kv_heads)
-    _load[grid](store, slots, is_missing, out, size, BLOCK=triton.next_power_of_2(size))
+    size, dim = out.shape[2:]
+    strides = (*store.stride()[:2], slots.stride(0), is_missing.stride(0), *out.stride()[:3])
+    block = triton.next_power_of_2(size * dim)
+    _load[(num_slots, num_kv_heads)](
+        store, slots, is_missing, out, size * dim, *strides, DIM=dim, BLOCK=block
+    )
 
 
 def restore_keys(
@@ -131,6 +135,15 @@ def restore_keys(
     num_kv_heads, num_slots = slots.shape
     size, rank = projections.shape[1:]
     grid = (triton.cdiv(num_slots * size, RESTORED_ROWS), num_kv_heads)
+    strides = (
+        *projections.stride()[:2],
+        directions.stride(0),
+        slots.stride(0),
+        is_missing.stride(0),
+        turns.cosines.stride(0),
+        turns.sines.stride(0),
+        *out.stride()[:3],
+    )
     constants = restore_constants(size, out.shape[3], 2 * turns.cosines.shape[1], turns.are_neighbours)
     _restore[grid](
         projections,
@@ -142,6 +155,7 @@ def restore_keys(
         out,
         num_slots,
         rank,
+        *strides,
         **constants,
         num_stages=num_stages(projections.element_size()),
     )
@@ -164,8 +178,8 @@ def restore_constants(
 
 
 def _assert_in_a_row(*tensors: Tensor) -> None:
-    """Hold what the kernels assume: the numbers of a tensor lie in order, without gaps."""
-    assert all(tensor.is_contiguous() for tensor in tensors), "tensors lie in a row"
+    """Hold what the kernels assume: the last dimension of a tensor has no gaps."""
+    assert all(tensor.stride(-1) == 1 for tensor in tensors), "numbers lie in a row"
 
 
 @triton.jit
@@ -181,6 +195,7 @@ def _score(
     q_h,
     m_c,
     m_h,
+    a_h,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -200,7 +215,7 @@ def _score(
         q = tl.load(q_at + own[None, :], mask=row_there[:, None] & (own[None, :] < DIM), other=0.0)
         m = tl.load(m_at + own[:, None], mask=chunk_there[None, :] & (own[:, None] < DIM), other=0.0)
         scores += tl.dot(q, m.to(q.dtype), input_precision="ieee")
-    is_seen = tl.load(always + head * num_chunks + chunk, mask=chunk_there, other=0) != 0
+    is_seen = tl.load(always + head * a_h + chunk, mask=chunk_there, other=0) != 0
     scores = tl.where(is_seen[None, :], float("-inf"), scores * softmax_scale)
     place = (head * num_rows + row)[:, None] * num_chunks + chunk[None, :]
     tl.store(raw + place, scores, mask=row_there[:, None] & chunk_there[None, :])
@@ -220,15 +235,16 @@ def _best(raw, sums, scores, num_rows, num_chunks, BLOCK_C: tl.constexpr):
 
 
 @triton.jit
-def _exchange(held, wanted, slots, is_missing, missing, num_slots, BLOCK_K: tl.constexpr):
-    head = tl.program_id(0).to(tl.int64) * num_slots
+def _exchange(held, wanted, slots, is_missing, missing, num_slots, h_h, w_h, BLOCK_K: tl.constexpr):
+    number_of_head = tl.program_id(0).to(tl.int64)
+    head = number_of_head * num_slots
     k = tl.arange(0, BLOCK_K)
     there = k < num_slots
-    own = tl.load(held + head + k, mask=there, other=-1)
+    own = tl.load(held + number_of_head * h_h + k, mask=there, other=-1)
     stays = tl.zeros([BLOCK_K], tl.int32)
     num_missing = 0
     for number in range(num_slots):
-        chunk = tl.load(wanted + head + number)
+        chunk = tl.load(wanted + number_of_head * w_h + number)
         hits = ((own == chunk) & there).to(tl.int32)
         stays = stays | hits
         is_hit = tl.max(hits, axis=0)
@@ -244,36 +260,49 @@ def _exchange(held, wanted, slots, is_missing, missing, num_slots, BLOCK_K: tl.c
 
 
 @triton.jit
-def _load(store, slots, is_missing, out, size, BLOCK: tl.constexpr):
-    at = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-    if tl.load(is_missing + at):
-        row = tl.load(slots + at).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+def _load(
+    store,
+    slots,
+    is_missing,
+    out,
+    size,
+    v_r,
+    v_t,
+    s_h,
+    i_h,
+    o_h,
+    o_k,
+    o_t,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    if tl.load(is_missing + head * i_h + slot):
+        row = tl.load(slots + head * s_h + slot).to(tl.int64) * tl.num_programs(1) + head
         number = tl.arange(0, BLOCK)
         there = number < size
-        tl.store(out + at * size + number, tl.load(store + row * size + number, mask=there), mask=there)
+        token, d = number // DIM, number % DIM
+        values = tl.load(store + row * v_r + token * v_t + d, mask=there, other=0.0)
+        tl.store(out + head * o_h + slot * o_k + token * o_t + d, values, mask=there)
 
 
 @triton.jit
 def _product(
-    projections,
-    directions,
-    p_row,
+    p_rows,
     p_there,
-    d_row,
+    d_rows,
     d_there,
     rank,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """Return keys before rotation [BLOCK_M, BLOCK_N] of rows, in some columns of a head."""
+    """Return keys before rotation [BLOCK_M, BLOCK_N] of rows of projections, in directions of a head."""
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, rank, BLOCK_R):
         r = start + tl.arange(0, BLOCK_R)
-        p_at = projections + p_row[:, None] * rank + r[None, :]
-        p = tl.load(p_at, mask=p_there[:, None] & (r[None, :] < rank), other=0.0)
-        d_at = directions + d_row[None, :] * rank + r[:, None]
-        d = tl.load(d_at, mask=d_there[None, :] & (r[:, None] < rank), other=0.0)
+        p = tl.load(p_rows[:, None] + r[None, :], mask=p_there[:, None] & (r[None, :] < rank), other=0.0)
+        d = tl.load(d_rows[None, :] + r[:, None], mask=d_there[None, :] & (r[:, None] < rank), other=0.0)
         acc += tl.dot(p, d, input_precision="ieee")
     return acc
 
@@ -289,6 +318,16 @@ def _restore(
     out,
     num_slots,
     rank,
+    p_c,
+    p_t,
+    d_r,
+    s_h,
+    i_h,
+    cos_t,
+    sin_t,
+    o_h,
+    o_k,
+    o_t,
     CHUNK: tl.constexpr,
     DIM: tl.constexpr,
     TURNED: tl.constexpr,
@@ -300,14 +339,14 @@ def _restore(
 ):
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    slot = row // CHUNK
-    at = head * num_slots + slot
-    wants = tl.load(is_missing + at, mask=slot < num_slots, other=0) != 0
+    slot, own = (row // CHUNK).to(tl.int64), row % CHUNK
+    wants = tl.load(is_missing + head * i_h + slot, mask=slot < num_slots, other=0) != 0
     if tl.max(wants.to(tl.int32), axis=0) == 0:
         return
-    chunk = tl.load(slots + at, mask=wants, other=0).to(tl.int64)
-    token = chunk * CHUNK + row % CHUNK
-    place = (at * CHUNK + row % CHUNK) * DIM
+    chunk = tl.load(slots + head * s_h + slot, mask=wants, other=0).to(tl.int64)
+    token = chunk * CHUNK + own
+    rows = projections + chunk * p_c + own * p_t
+    place = out + head * o_h + slot * o_k + own * o_t
 
     half = tl.arange(0, BLOCK_HALF)
     in_half = half < TURNED // 2
@@ -315,26 +354,17 @@ def _restore(
         first, second = 2 * half, 2 * half + 1
     else:
         first, second = half, half + TURNED // 2
-    base = head * DIM
-    a = _product(
-        projections, directions, token, wants, base + first, in_half, rank, BLOCK_M, BLOCK_HALF, BLOCK_R
-    )
-    b = _product(
-        projections, directions, token, wants, base + second, in_half, rank, BLOCK_M, BLOCK_HALF, BLOCK_R
-    )
+    columns = directions + head * DIM * d_r
+    a = _product(rows, wants, columns + first * d_r, in_half, rank, BLOCK_M, BLOCK_HALF, BLOCK_R)
+    b = _product(rows, wants, columns + second * d_r, in_half, rank, BLOCK_M, BLOCK_HALF, BLOCK_R)
     mask = wants[:, None] & in_half[None, :]
-    angle = token[:, None] * (TURNED // 2) + half[None, :]
-    cosine, sine = (
-        tl.load(cosines + angle, mask=mask, other=0.0),
-        tl.load(sines + angle, mask=mask, other=0.0),
-    )
+    cosine = tl.load(cosines + token[:, None] * cos_t + half[None, :], mask=mask, other=0.0)
+    sine = tl.load(sines + token[:, None] * sin_t + half[None, :], mask=mask, other=0.0)
     kept = out.dtype.element_ty
-    tl.store(out + place[:, None] + first[None, :], (a * cosine - b * sine).to(kept), mask=mask)
-    tl.store(out + place[:, None] + second[None, :], (b * cosine + a * sine).to(kept), mask=mask)
+    tl.store(place[:, None] + first[None, :], (a * cosine - b * sine).to(kept), mask=mask)
+    tl.store(place[:, None] + second[None, :], (b * cosine + a * sine).to(kept), mask=mask)
     if TURNED < DIM:
         rest = TURNED + tl.arange(0, BLOCK_REST)
         in_rest = rest < DIM
-        c = _product(
-            projections, directions, token, wants, base + rest, in_rest, rank, BLOCK_M, BLOCK_REST, BLOCK_R
-        )
-        tl.store(out + place[:, None] + rest[None, :], c.to(kept), mask=wants[:, None] & in_rest[None, :])
+        c = _product(rows, wants, columns + rest * d_r, in_rest, rank, BLOCK_M, BLOCK_REST, BLOCK_R)
+        tl.store(place[:, None] + rest[None, :], c.to(kept), mask=wants[:, None] & in_rest[None, :])
