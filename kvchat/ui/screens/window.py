@@ -126,12 +126,11 @@ class WindowScreen(DeskScreen):
         self.query_one(CachePanel).toggle_frozen()
 
     async def action_page(self, direction: int) -> None:
-        """Scroll the conversation by a page; at the top and near it, mount earlier messages."""
+        """Scroll the conversation by a page; at the top, mount earlier messages."""
         if direction < 0 and self.transcript.scroll_y <= 0:
             await self.transcript.show_earlier()
         elif direction < 0:
             self.transcript.scroll_page_up()
-            self.transcript.go_on_above()
         else:
             self.transcript.scroll_page_down()
 
