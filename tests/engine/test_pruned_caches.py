@@ -37,9 +37,9 @@ def wanted_tokens(rule: str, keys: Tensor, weights: Tensor, stretch: range, at: 
         return -torch.nn.functional.cosine_similarity(own, unit.mean(dim=1, keepdim=True), dim=2)
     seen = weights[:, at - LAST : at, stretch.start : stretch.stop].double().mean(dim=1)
     seen = seen.unflatten(0, (len(keys), -1)).mean(dim=1)
-    return torch.stack(
-        [seen[:, max(0, token - 2) : token + 3].mean(dim=1) for token in range(len(stretch))], dim=1
-    )
+    around = [seen[:, max(0, token - 2) : token + 3].mean(dim=1) for token in range(len(stretch))]
+    within = [around[max(0, token - 6) : token + 7] for token in range(len(stretch))]
+    return torch.stack([torch.stack(near).amax(dim=0) for near in within], dim=1)
 
 
 def dropped_tokens(scores: Tensor, stretch: range, num_kept: int) -> Tensor:

@@ -22,6 +22,9 @@ MOST_SHARE = 25
 """A step that looks at a larger share of a context, in percent, gains nothing from a shadow of it."""
 NUM_OBSERVED = 32
 """The last tokens of a prompt stay whole, and for `snapkv` it is what they attend to that is kept."""
+REACH = 6
+"""With it goes what stands so many tokens before and behind: the rest of a name or number that no question
+looks at yet. Counts in the names of what is computed then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

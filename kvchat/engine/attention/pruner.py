@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.api.view import NUM_OBSERVED, SNAPKV
+from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV
 from kvchat.engine.attention.paged import LayerPool
 from kvchat.engine.cache.plan import Prune
 from kvchat.engine.cache.spec import Group
@@ -25,6 +25,7 @@ from kvchat.engine.kernels.prune_kv.reference import (
     norm_scores,
     observed_scores,
     select,
+    with_neighbours,
 )
 
 
@@ -88,4 +89,5 @@ class Pruner:
         keys = heads_first(pool.keys, span.blocks)[:, :end]
         weights = attention_weights(query, keys, args)
         start = int((span.blocks == sources[0]).nonzero()[0, 0]) * block_size
-        return observed_scores(weights, keys.shape[0], start, start + len(sources) * block_size)
+        wanted = observed_scores(weights, keys.shape[0], start, start + len(sources) * block_size)
+        return with_neighbours(wanted, REACH)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvchat.engine.api.ids import KEY_BYTES, GroupId
 from kvchat.engine.api.namespace import Namespace, parse_namespace
-from kvchat.engine.api.view import NUM_OBSERVED, SNAPKV, View
+from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV, View
 from kvchat.engine.cache.course import EXACT, Course, Stage
 from kvchat.engine.cache.spec import FullSpec, Group
 from kvchat.engine.cache.view_spec import NUM_SINK_BLOCKS, PrunedSpec, ShadowSpec, WindowSpec
@@ -55,10 +55,12 @@ class Courses:
                 query_block=QUERY_BLOCK,
             )
             return self.going_on(course, namespace, num_tokens)
+        is_observed = self._pruned[0].rule == SNAPKV
+        rule = f"{self._pruned[0].text} reach {REACH}" if is_observed else self._pruned[0].text
         course = Course(
-            salt=self._pruned[0].text.encode() + nonce,
+            salt=rule.encode() + nonce,
             block_size=self._block_size,
-            num_observed=NUM_OBSERVED if self._pruned[0].rule == SNAPKV else 0,
+            num_observed=NUM_OBSERVED if is_observed else 0,
         )
         return self.going_on(course, namespace, num_tokens)
 

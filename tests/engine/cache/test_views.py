@@ -160,3 +160,19 @@ def test_a_namespace_is_read_as_it_was_written(name: Namespace) -> None:
 def test_a_namespace_with_other_numbers_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="does not say where answers start"):
         parse_namespace(text)
+
+
+@pytest.mark.parametrize("text", ["snapkv:128", "snapkv:128:pyramid"])
+def test_what_goes_with_a_kept_token_counts_in_the_names_of_what_is_computed_then(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier rule has left of a prompt is not what this one would, so its blocks are not met."""
+    groups = stored_groups([group_of(FULL)], text, P)
+    salt = Courses(groups, P).of("a", "", 900).salt
+    with monkeypatch.context() as changed:
+        changed.setattr("kvchat.engine.cache.courses.REACH", 2)
+        assert Courses(groups, P).of("a", "", 900).salt != salt
+        keydiff = stored_groups([group_of(FULL)], "keydiff:128", P)
+        other = Courses(keydiff, P).of("a", "", 900).salt
+    assert Courses(keydiff, P).of("a", "", 900).salt == other
+    assert Courses(groups, P).of("a", "", 900).salt == salt

@@ -18,6 +18,7 @@ from kvchat.engine.kernels.prune_kv.reference import (
     norm_scores,
     observed_scores,
     select,
+    with_neighbours,
 )
 
 pytestmark = pytest.mark.cpu
@@ -106,6 +107,37 @@ def test_the_heads_that_share_a_key_are_asked_together() -> None:
     assert float(scores[0, 5]) == pytest.approx(0.6 / 2 / 5)
     assert float(scores[0, 15]) == pytest.approx(0.4 / 2 / 5)
     assert float(scores[1].abs().sum()) == 0
+
+
+def test_what_stands_within_reach_of_a_wanted_token_is_wanted_as_much() -> None:
+    scores = torch.zeros(H_KV, 40)
+    scores[0, 20], scores[0, 30], scores[1, 0] = 1.0, 0.5, 2.0
+    found = with_neighbours(scores, 6)
+    assert (found[0] == 1.0).nonzero()[:, 0].tolist() == list(range(14, 27))
+    assert (found[0] == 0.5).nonzero()[:, 0].tolist() == list(range(27, 37))
+    assert (found[1] == 2.0).nonzero()[:, 0].tolist() == list(range(7))
+    assert bool((found >= scores).all())
+
+
+def test_a_number_behind_the_word_that_the_last_queries_look_at_survives_whole() -> None:
+    """The question's queries look at the word alone; without reach the number's end is cut off."""
+    query, keys = normal(6, H, D, seed=1), normal(H_KV, 200, D, seed=2)
+    for head in range(H_KV):
+        keys[head, 100] = query[:, 2 * head : 2 * head + 2].mean(dim=(0, 1)) * 12
+    scores = observed_scores(attention_weights(query, keys, SCALED), H_KV, 0, 194)
+    number = set(range(101, 107))
+    for head in range(H_KV):
+        assert number <= set(select(with_neighbours(scores, 6), 24)[head].tolist())
+        assert not number <= set(select(scores, 24)[head].tolist())
+
+
+def test_a_score_that_is_no_number_stays_one_within_reach() -> None:
+    scores = torch.zeros(H_KV, 40)
+    scores[0, 20] = float("nan")
+    found = with_neighbours(scores, 3)
+    assert not bool(found[0, 20].isfinite())
+    assert 20 in select(found, 8)[0].tolist()
+    assert bool(found[1].isfinite().all())
 
 
 # Bad numbers

@@ -81,6 +81,13 @@ def observed_scores(weights: Tensor, num_kv_heads: int, start: int, end: int) ->
     )[:, 0]
 
 
+def with_neighbours(scores: Tensor, reach: int) -> Tensor:
+    """Return scores [H_kv, n] by which a token is wanted as much as the most wanted one of those `reach`
+    tokens before and behind it. A mean alone would thin out what one token is wanted for.
+    """
+    return functional.max_pool1d(scores[:, None], 2 * reach + 1, stride=1, padding=reach)[:, 0]
+
+
 def select(scores: Tensor, num_kept: int) -> Tensor:
     """Return which tokens [H_kv, num_kept] have the highest of scores [H_kv, n], ascending; of equal ones the
     earlier.
