@@ -1,32 +1,53 @@
 """When Python may look for garbage.
 
-A full collection stops every thread. While an answer streams it would make tokens wait for a tenth of a
-second and more, so collections happen between turns, and only over what was made since the engine was loaded.
+A full collection stops every thread, the one that draws and the one that decodes: for a tenth of a second and
+more where a long conversation is shown. So all of it is looked through only while nothing is being done, and
+only what was made since the engine was loaded; while an answer streams nothing is looked through at all.
 """
 
 import gc
 
+_YOUNG_OBJECTS, _YOUNG_ROUNDS = 1000, 5
+"""Little is looked through at a time once everything is imported: what is young takes milliseconds then."""
+_NEVER = 1 << 30
+_ENOUGH = 30
+"""Collections of what is a little older since the last full one, after which that is worth its time."""
+_TOO_MANY = 1000
+"""After so many memory matters more than a pause."""
+
 
 class GarbageSchedule:
-    """Turns the collector off for a turn and on again."""
+    """Takes full collections from Python, and gives them back when it is released."""
 
     def __init__(self) -> None:
         self._was_enabled = gc.isenabled()
+        self._thresholds = gc.get_threshold()
+        gc.set_threshold(*self._thresholds[:2], _NEVER)
 
     def settle(self) -> None:
         """Take what loading created out of all later collections."""
         gc.collect()
         gc.freeze()
+        gc.set_threshold(_YOUNG_OBJECTS, _YOUNG_ROUNDS, _NEVER)
 
     def begin_turn(self) -> None:
         gc.disable()
 
     def end_turn(self) -> None:
         gc.enable()
-        gc.collect()
+
+    def look(self, *, is_quiet: bool) -> None:
+        """Collect everything if that is worth it and does not disturb. Call now and then.
+
+        Args:
+            is_quiet: nobody would notice.
+        """
+        if gc.isenabled() and gc.get_count()[2] >= (_ENOUGH if is_quiet else _TOO_MANY):
+            gc.collect()
 
     def release(self) -> None:
-        """Leave the collector as it was found."""
+        """Leave the collector as it was found. May be called twice."""
         gc.unfreeze()
+        gc.set_threshold(*self._thresholds)
         if self._was_enabled:
             gc.enable()

@@ -142,6 +142,10 @@ class Turns:
         """Call once when the engine is loaded."""
         self._garbage.settle()
 
+    def look_for_garbage(self, *, is_quiet: bool) -> None:
+        """Call now and then; `is_quiet`: the person does nothing just now."""
+        self._garbage.look(is_quiet=is_quiet and not self.is_any_running)
+
     def release(self) -> None:
         self._garbage.release()
 

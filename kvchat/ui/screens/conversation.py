@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 
 from textual import events, work
 from textual.content import Content
@@ -36,6 +37,7 @@ from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, ListOptions, SessionWithBranches
 
+_QUIET_S = 2.0
 _ASIDE_NOTE = "  ·  thrown away when you leave · esc goes back"
 
 
@@ -64,6 +66,11 @@ class ConversationScreen(WindowScreen):
         self.engine = engine
         self._last_rate: float | None = None
         self._kept = KeptOpen()
+        self._place: object = None
+
+    def on_unmount(self) -> None:
+        if (turns := getattr(self, "turns", None)) is not None:
+            turns.release()
 
     # What others ask of the screen
 
@@ -259,8 +266,15 @@ class ConversationScreen(WindowScreen):
             last_rate=self._last_rate,
         )
         self.set_timer(self._watch.look(shown), self._look)
+        self._look_for_garbage()
         if self._watch.snapshot is not None and (closing := self._kept.drop_for_room(self._watch.snapshot)):
             self.run_worker(self._close(closing))
+
+    def _look_for_garbage(self) -> None:
+        """Let full collections wait until no key was pressed for a while and nothing has scrolled."""
+        place = self.transcript.scroll_offset, self.transcript.num_hidden
+        is_still, self._place = place == self._place, place
+        self.turns.look_for_garbage(is_quiet=is_still and monotonic() - self.typed_s > _QUIET_S)
 
     def _branch_names(self) -> BranchNames:
         return self.shelf.sessions.branch_names(self.turns.conversation, self._kept)
