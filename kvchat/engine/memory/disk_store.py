@@ -185,12 +185,16 @@ class DiskStore:
         for header, payload in blocks:
             identity, data = self._identity(header), memoryview(payload).cast("B")
             assert len(data) == identity.payload_bytes
-            if not self._is_there(header) and (is_wanted or self._is_welcome(header, len(data))):
+            if self._is_there(header):
+                continue
+            if is_wanted or self._is_welcome(header, len(data)):
                 due.append((identity, data))
+            else:
+                self.shortage = self._no_room(len(data))
         if not due:
             return 0
         has_room = self._directory.write(due, self.limit_bytes, self.daily_bytes, is_wanted=is_wanted)
-        self.shortage = None if has_room else self._no_room(sum(len(data) for _, data in due))
+        self.shortage = None if has_room else self._no_room(max(len(data) for _, data in due))
         return len(due) if has_room else 0
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
@@ -319,8 +323,11 @@ class DiskStore:
     def _name(self, key: BlockKey, group: GroupId) -> BlockName:
         return self._fingerprint, self._directory.seal.name(key), group
 
-    def _no_room(self, block_bytes: int) -> str:
+    def _no_room(self, block_bytes: int) -> str | None:
+        """Say what holds the room; None where something may go that only does not go for this block."""
         assert self.limit_bytes is not None
+        if block_bytes <= self.limit_bytes and self._directory.order.due(1):
+            return None
         return no_room(
             limit_bytes=self.limit_bytes,
             kept_bytes=self._index.num_bytes(self._directory.kept.all()),
