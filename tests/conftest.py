@@ -8,9 +8,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
+
+from tests.quick_disk import quick_place
 
 # Examples may load a model or touch a disk under load; a deadline would only measure the machine.
 # They are the same in every run, so that a change is judged by itself; the slow tests look for new ones.
@@ -28,6 +31,17 @@ def _away_from_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("KVCHAT_HOME", str(home))
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield home
+
+
+@pytest.fixture
+def quick_path(tmp_path: Path) -> Iterator[Path]:
+    """A directory of the test alone, in memory where that is possible."""
+    place = quick_place()
+    if place is None:
+        yield tmp_path
+        return
+    with TemporaryDirectory(prefix="kvchat-test-", dir=place) as directory:
+        yield Path(directory)
 
 
 def pytest_configure() -> None:

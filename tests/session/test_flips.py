@@ -63,41 +63,41 @@ def flips(data: bytes, step: int) -> Iterator[tuple[int, bytes]]:
 @pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
 @pytest.mark.parametrize("step", [4099, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_byte_flipped_anywhere_in_the_database_is_repaired_or_told(
-    template: ChatTemplate, files: Files, tmp_path: Path, step: int, has_copy: bool
+    template: ChatTemplate, files: Files, quick_path: Path, step: int, has_copy: bool
 ) -> None:
     if not has_copy:
         files = without_copies(files)
-    wanted = _seen(tmp_path, template, files)
+    wanted = _seen(quick_path, template, files)
     for at, data in flips(files[DATABASE], step):
-        found = _seen(tmp_path, template, {**files, DATABASE: data})
+        found = _seen(quick_path, template, {**files, DATABASE: data})
         assert complaints(found, wanted, may_lose_both=not has_copy) == [], at
-        _after_trouble(lambda: go_on(tmp_path / "home"))
+        _after_trouble(lambda: go_on(quick_path / "home"))
 
 
 @pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
 def test_every_byte_of_the_databases_head_may_be_damaged(
-    template: ChatTemplate, files: Files, tmp_path: Path, has_copy: bool
+    template: ChatTemplate, files: Files, quick_path: Path, has_copy: bool
 ) -> None:
     """A format that is still to come would be read and never written."""
     files = files if has_copy else without_copies(files)
-    wanted = _seen(tmp_path, template, files)
+    wanted = _seen(quick_path, template, files)
     for at in range(100):
         for mask in (0x10, 0x80):
             data = bytearray(files[DATABASE])
             data[at] ^= mask
-            found = _seen(tmp_path, template, {**files, DATABASE: bytes(data)})
+            found = _seen(quick_path, template, {**files, DATABASE: bytes(data)})
             assert complaints(found, wanted, may_lose_both=not has_copy) == [], at
             if mask == 0x80:
-                _after_trouble(lambda: go_on(tmp_path / "home"))
+                _after_trouble(lambda: go_on(quick_path / "home"))
 
 
 @pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
 def test_a_damaged_name_of_a_column_takes_no_value_from_its_rows(
-    template: ChatTemplate, files: Files, tmp_path: Path, has_copy: bool
+    template: ChatTemplate, files: Files, quick_path: Path, has_copy: bool
 ) -> None:
     """Rows read under another name lack the column; read under the names of a new file, they have it."""
     files = files if has_copy else without_copies(files)
-    wanted, data = _seen(tmp_path, template, files), files[DATABASE]
+    wanted, data = _seen(quick_path, template, files), files[DATABASE]
     columns = {
         "turns": ("num", "token_ids"),
         "pieces": ("num", "turn_num", "place"),
@@ -108,17 +108,17 @@ def test_a_damaged_name_of_a_column_takes_no_value_from_its_rows(
         for name in names:
             at = data.index(f" {name} ".encode(), start) + 1
             damaged = data[:at] + bytes([data[at] ^ 0x04]) + data[at + 1 :]
-            found = _seen(tmp_path, template, {**files, DATABASE: damaged})
+            found = _seen(quick_path, template, {**files, DATABASE: damaged})
             assert complaints(found, wanted, may_lose_both=False) == [], (table, name)
 
 
 @pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
 def test_an_index_that_lost_a_branch_hides_it_from_nobody(
-    template: ChatTemplate, files: Files, tmp_path: Path, has_copy: bool
+    template: ChatTemplate, files: Files, quick_path: Path, has_copy: bool
 ) -> None:
     """Of three entries of the index: each one's first letter, and where its page says that it begins."""
     files = files if has_copy else without_copies(files)
-    wanted, data = _seen(tmp_path, template, files), files[DATABASE]
+    wanted, data = _seen(quick_path, template, files), files[DATABASE]
     # Names of sessions and branches stand behind each other in the rows too, and those in a page of rows.
     keys = [(session + name).encode() for session, name in wanted.paths]
     starts = range(0, len(data), 4096)
@@ -126,88 +126,88 @@ def test_an_index_that_lost_a_branch_hides_it_from_nobody(
     entries = [data.index(key, page) for key in keys]
     for at in (*entries, *range(page + 8, page + 8 + 2 * len(entries))):
         damaged = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
-        found = _seen(tmp_path, template, {**files, DATABASE: damaged})
+        found = _seen(quick_path, template, {**files, DATABASE: damaged})
         assert complaints(found, wanted, may_lose_both=False) == [], at
-        _after_trouble(lambda: go_on(tmp_path / "home"))
+        _after_trouble(lambda: go_on(quick_path / "home"))
 
 
 def test_a_damaged_name_of_the_index_of_words_is_no_missing_feature(
-    template: ChatTemplate, files: Files, tmp_path: Path
+    template: ChatTemplate, files: Files, quick_path: Path
 ) -> None:
     files = without_copies(files)
-    wanted, data = _seen(tmp_path, template, files), files[DATABASE]
+    wanted, data = _seen(quick_path, template, files), files[DATABASE]
     start = data.index(b"USING fts5") + len(b"USING ")
     for at in range(start, start + len(b"fts5")):
         damaged = data[:at] + bytes([data[at] ^ 0x21]) + data[at + 1 :]
-        found = _seen(tmp_path, template, {**files, DATABASE: damaged})
+        found = _seen(quick_path, template, {**files, DATABASE: damaged})
         assert complaints(found, wanted, may_lose_both=False) == [], at
-        _after_trouble(lambda: go_on(tmp_path / "home"))
+        _after_trouble(lambda: go_on(quick_path / "home"))
 
 
 @pytest.mark.parametrize("step", [2053, pytest.param(13, marks=pytest.mark.slow)])
 def test_a_byte_flipped_anywhere_in_the_log_takes_nothing_back(
-    template: ChatTemplate, files: Files, tmp_path: Path, step: int
+    template: ChatTemplate, files: Files, quick_path: Path, step: int
 ) -> None:
     """SQLite would take the log to end there, and forget every acknowledged word behind it in silence."""
     files = without_copies(files)
-    wanted = _seen(tmp_path, template, files)
+    wanted = _seen(quick_path, template, files)
     assert len(files[LOG]) > 10 * 4096
     for at, data in flips(files[LOG], step):
-        found = _seen(tmp_path, template, {**files, LOG: data})
+        found = _seen(quick_path, template, {**files, LOG: data})
         assert complaints(found, wanted, may_lose_both=False) == [], at
-        _after_trouble(lambda: go_on(tmp_path / "home"))
+        _after_trouble(lambda: go_on(quick_path / "home"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_every_single_byte_of_the_log_may_be_flipped(
-    template: ChatTemplate, files: Files, tmp_path: Path, part: int
+    template: ChatTemplate, files: Files, quick_path: Path, part: int
 ) -> None:
     """None is left out; in parts, which may run side by side."""
     files = without_copies(files)
-    wanted = _seen(tmp_path, template, files)
+    wanted = _seen(quick_path, template, files)
     for at, data in flips(files[LOG], 1):
         if at % NUM_PARTS == part:
-            found = _seen(tmp_path, template, {**files, LOG: data})
+            found = _seen(quick_path, template, {**files, LOG: data})
             assert complaints(found, wanted, may_lose_both=False) == [], at
-            _after_trouble(lambda: go_on(tmp_path / "home"))
+            _after_trouble(lambda: go_on(quick_path / "home"))
 
 
 def test_a_branch_whose_newest_row_cannot_be_corrected_still_leads_where_it_led(
-    template: ChatTemplate, files: Files, tmp_path: Path
+    template: ChatTemplate, files: Files, quick_path: Path
 ) -> None:
     """A flip of a word's highest bit is explained by many places of a page, so that the byte stays damaged;
     the file below the log holds the branch as it was one message earlier, and whole.
     """
     files = without_copies(files)
-    wanted, log = _seen(tmp_path, template, files), files[LOG]
+    wanted, log = _seen(quick_path, template, files), files[LOG]
     row = log.rindex(b"by boat")
     for at in range(row | 3, row + 60, 4):
         damaged = log[:at] + bytes([log[at] ^ 0x80]) + log[at + 1 :]
-        found = _seen(tmp_path, template, {**files, LOG: damaged})
+        found = _seen(quick_path, template, {**files, LOG: damaged})
         assert complaints(found, wanted, may_lose_both=False) == [], at
 
 
 def test_the_highest_bit_of_a_pages_head_may_be_damaged(
-    template: ChatTemplate, files: Files, tmp_path: Path
+    template: ChatTemplate, files: Files, quick_path: Path
 ) -> None:
     """Many places explain such a flip too, and a page without its head has no rows."""
     files = without_copies(files)
-    wanted, log = _seen(tmp_path, template, files), files[LOG]
+    wanted, log = _seen(quick_path, template, files), files[LOG]
     for start in range(32, len(log), 4120 * 3):
         for place in (0, 3, 5, 8, 11):
             at = start + 24 + place
             damaged = log[:at] + bytes([log[at] ^ 0x80]) + log[at + 1 :]
-            found = _seen(tmp_path, template, {**files, LOG: damaged})
+            found = _seen(quick_path, template, {**files, LOG: damaged})
             assert complaints(found, wanted, may_lose_both=False) == [], at
 
 
 def test_every_byte_of_the_heads_of_the_log_may_be_damaged(
-    template: ChatTemplate, files: Files, tmp_path: Path
+    template: ChatTemplate, files: Files, quick_path: Path
 ) -> None:
     """The head of the log, and those of its first, a middle, and its last frame."""
     files = without_copies(files)
-    wanted, log = _seen(tmp_path, template, files), files[LOG]
+    wanted, log = _seen(quick_path, template, files), files[LOG]
     last = (len(log) - 32) // 4120 - 1
     places = [
         *range(0, 32, 3),
@@ -215,7 +215,7 @@ def test_every_byte_of_the_heads_of_the_log_may_be_damaged(
     ]
     for at in places:
         data = log[:at] + bytes([log[at] ^ MASKS[at % len(MASKS)]]) + log[at + 1 :]
-        found = _seen(tmp_path, template, {**files, LOG: data})
+        found = _seen(quick_path, template, {**files, LOG: data})
         assert complaints(found, wanted, may_lose_both=False) == [], at
 
 
@@ -255,9 +255,9 @@ def _complaints_of_turn(found: Turn, wanted: Turn, *, may_lose_both: bool) -> It
         yield f"{wanted.text!r} is lost"
 
 
-def _seen(tmp_path: Path, template: ChatTemplate, files: Files) -> Seen:
-    put_home(tmp_path / "home", files)
-    return _after_trouble(lambda: look(tmp_path / "home", template))
+def _seen(quick_path: Path, template: ChatTemplate, files: Files) -> Seen:
+    put_home(quick_path / "home", files)
+    return _after_trouble(lambda: look(quick_path / "home", template))
 
 
 def _after_trouble(action: Callable[[], T]) -> T:
@@ -271,16 +271,16 @@ def _after_trouble(action: Callable[[], T]) -> T:
 @pytest.mark.parametrize("name", [DATABASE, LOG], ids=["database", "log"])
 @pytest.mark.parametrize("step", [9001, pytest.param(97, marks=pytest.mark.slow)])
 def test_a_file_that_ends_early_costs_nothing_with_a_copy_and_makes_up_nothing_without(
-    template: ChatTemplate, files: Files, tmp_path: Path, name: Path, step: int
+    template: ChatTemplate, files: Files, quick_path: Path, name: Path, step: int
 ) -> None:
     """A log that ends early is one that was cut off: what it does not hold is not known to be missing."""
-    wanted = _seen(tmp_path, template, files)
+    wanted = _seen(quick_path, template, files)
     for length in (*range(3), *range(17, len(files[name]), step)):
         cut = {**files, name: files[name][:length]}
         if name == DATABASE:
-            assert complaints(_seen(tmp_path, template, cut), wanted, may_lose_both=False) == [], length
+            assert complaints(_seen(quick_path, template, cut), wanted, may_lose_both=False) == [], length
         try:
-            found = _seen(tmp_path, template, without_copies(cut))
+            found = _seen(quick_path, template, without_copies(cut))
         except KvchatError as error:
             advice = str(error)
             assert "move it away" in advice, length
@@ -289,4 +289,4 @@ def test_a_file_that_ends_early_costs_nothing_with_a_copy_and_makes_up_nothing_w
             said = wanted.turns[turn_id].text if turn_id in wanted.turns else ""
             is_cut_off = turn.finish is Finish.INTERRUPTED and said.startswith(turn.text)
             assert turn.damaged or turn.text == said or is_cut_off, length
-        _after_trouble(lambda: go_on(tmp_path / "home"))
+        _after_trouble(lambda: go_on(quick_path / "home"))

@@ -38,13 +38,13 @@ BLOCKS = {block.key: block for block in (*OLD, *NEW, OLDER_TAIL)}
 
 @pytest.mark.parametrize(("num_samples", "least"), [(2, 100), pytest.param(40, 600, marks=pytest.mark.slow)])
 def test_every_acknowledged_block_survives_and_nothing_leaks(
-    tmp_path: Path, num_samples: int, least: int
+    quick_path: Path, num_samples: int, least: int
 ) -> None:
     """Traps 24 and 25: writes, a tail that is replaced, removal, and garbage collection."""
-    base, operations = _recorded(tmp_path / "run")
+    base, operations = _recorded(quick_path / "run")
     num_states = 0
     for num_called, state in CrashStates(base, operations, Random(0), num_samples):
-        assert _complaints(tmp_path / "after", state, operations[:num_called]) == []
+        assert _complaints(quick_path / "after", state, operations[:num_called]) == []
         num_states += 1
     assert num_states > least
 
@@ -72,12 +72,12 @@ def _without_durable_commits(operation: Operation) -> Operation | None:
     [_without_syncs, _without_names_of_blocks, _without_names_of_shelves, _without_durable_commits],
 )
 def test_one_sort_of_sync_left_out_is_found(
-    tmp_path: Path, forget: Callable[[Operation], Operation | None]
+    quick_path: Path, forget: Callable[[Operation], Operation | None]
 ) -> None:
-    base, operations = _recorded(tmp_path / "run")
+    base, operations = _recorded(quick_path / "run")
     kept = [operation for operation in map(forget, operations) if operation is not None]
     states = CrashStates(base, kept, Random(0), num_samples=4)
-    assert any(_complaints(tmp_path / "after", state, kept[:num]) for num, state in states)
+    assert any(_complaints(quick_path / "after", state, kept[:num]) for num, state in states)
 
 
 def _recorded(cache_dir: Path) -> tuple[Tree, list[Operation]]:
@@ -107,25 +107,25 @@ def _recorded(cache_dir: Path) -> tuple[Tree, list[Operation]]:
 
 @pytest.mark.parametrize(("num_samples", "least"), [(2, 60), pytest.param(40, 300, marks=pytest.mark.slow)])
 def test_blocks_that_are_written_together_survive_like_those_that_are_not(
-    tmp_path: Path, num_samples: int, least: int
+    quick_path: Path, num_samples: int, least: int
 ) -> None:
     """Traps 24 and 25: nothing is acknowledged before all of them are durable, and none is there in part."""
-    base, operations = _recorded_together(tmp_path / "run")
+    base, operations = _recorded_together(quick_path / "run")
     num_states = 0
     for num_called, state in CrashStates(base, operations, Random(0), num_samples):
-        assert _complaints(tmp_path / "after", state, operations[:num_called]) == []
+        assert _complaints(quick_path / "after", state, operations[:num_called]) == []
         num_states += 1
     assert num_states > least
 
 
 @pytest.mark.parametrize("forget", [_without_syncs, _without_names_of_blocks, _without_names_of_shelves])
 def test_one_sort_of_sync_left_out_of_blocks_written_together_is_found(
-    tmp_path: Path, forget: Callable[[Operation], Operation | None]
+    quick_path: Path, forget: Callable[[Operation], Operation | None]
 ) -> None:
-    base, operations = _recorded_together(tmp_path / "run")
+    base, operations = _recorded_together(quick_path / "run")
     kept = [operation for operation in map(forget, operations) if operation is not None]
     states = CrashStates(base, kept, Random(0), num_samples=4)
-    assert any(_complaints(tmp_path / "after", state, kept[:num]) for num, state in states)
+    assert any(_complaints(quick_path / "after", state, kept[:num]) for num, state in states)
 
 
 def _recorded_together(cache_dir: Path) -> tuple[Tree, list[Operation]]:

@@ -13,6 +13,7 @@ from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
 from tests.engine.memory.chains import FULL, SLIDING, Block, Clock, chain, open_store, path_of, read
+from tests.quick_disk import quick_place
 
 pytestmark = pytest.mark.pure
 
@@ -31,7 +32,7 @@ class Disk(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache_dir = Path(mkdtemp(prefix="kvchat-disk-"))
+        self.cache_dir = Path(mkdtemp(prefix="kvchat-disk-", dir=quick_place()))
         self.clock = Clock()
         self.stores = [self._open(), self._open()]
         self.present: set[tuple[BlockKey, GroupId]] = set()

@@ -75,12 +75,12 @@ def check(place: Path) -> list[Path]:
 
 @pytest.mark.parametrize("at", range(16, 24))
 def test_a_head_that_asks_for_another_sqlite_is_damage_like_any_other(
-    tmp_path: Path, files: Files, at: int
+    quick_path: Path, files: Files, at: int
 ) -> None:
     """A format of the future would be read for ever and never written."""
     data = files[INDEX]
-    put(tmp_path / "cache", {**files, INDEX: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]})
-    assert check(tmp_path / "cache") == []
+    put(quick_path / "cache", {**files, INDEX: data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]})
+    assert check(quick_path / "cache") == []
 
 
 def flips(data: bytes, step: int) -> Iterator[bytes]:
@@ -93,35 +93,35 @@ def flips(data: bytes, step: int) -> Iterator[bytes]:
 @pytest.mark.parametrize("name", [INDEX, LOG], ids=["index", "log"])
 @pytest.mark.parametrize("step", [3001, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_byte_flipped_anywhere_in_the_index_yields_no_wrong_block(
-    tmp_path: Path, files: Files, name: Path, step: int
+    quick_path: Path, files: Files, name: Path, step: int
 ) -> None:
     """Trap 24: the files are the truth, and the index a hint."""
     for data in flips(files[name], step):
-        put(tmp_path / "cache", {**files, name: data})
-        assert check(tmp_path / "cache") == []
+        put(quick_path / "cache", {**files, name: data})
+        assert check(quick_path / "cache") == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [INDEX, LOG], ids=["index", "log"])
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_every_single_byte_of_the_index_may_be_flipped(
-    tmp_path: Path, files: Files, name: Path, part: int
+    quick_path: Path, files: Files, name: Path, part: int
 ) -> None:
     """Trap 24: none is left out; in parts, which may run side by side."""
     for at, data in enumerate(flips(files[name], 1)):
         if at % NUM_PARTS == part:
-            put(tmp_path / "cache", {**files, name: data})
-            assert check(tmp_path / "cache") == []
+            put(quick_path / "cache", {**files, name: data})
+            assert check(quick_path / "cache") == []
 
 
 @pytest.mark.parametrize("name", [INDEX, LOG], ids=["index", "log"])
 @pytest.mark.parametrize("step", [4999, pytest.param(61, marks=pytest.mark.slow)])
 def test_an_index_that_ends_early_yields_no_wrong_block(
-    tmp_path: Path, files: Files, name: Path, step: int
+    quick_path: Path, files: Files, name: Path, step: int
 ) -> None:
     for length in (0, 1, *range(17, len(files[name]), step)):
-        put(tmp_path / "cache", {**files, name: files[name][:length]})
-        assert check(tmp_path / "cache") == []
+        put(quick_path / "cache", {**files, name: files[name][:length]})
+        assert check(quick_path / "cache") == []
 
 
 def empty_tree(index: Path, name: str) -> None:
@@ -148,23 +148,23 @@ def cut_token_ids(index: Path) -> None:
     ids=["by parent", "by age"],
 )
 def test_a_tree_of_the_index_that_lost_its_entries_is_found_when_all_files_are_looked_at(
-    tmp_path: Path, damage: Callable[[Path], None]
+    quick_path: Path, damage: Callable[[Path], None]
 ) -> None:
     """What only comparing the trees with each other tells."""
-    assert check_after(tmp_path, damage) == 0
+    assert check_after(quick_path, damage) == 0
 
 
-def test_rows_that_no_block_can_have_are_found_when_all_files_are_looked_at(tmp_path: Path) -> None:
-    assert check_after(tmp_path, cut_token_ids) == 0
+def test_rows_that_no_block_can_have_are_found_when_all_files_are_looked_at(quick_path: Path) -> None:
+    assert check_after(quick_path, cut_token_ids) == 0
 
 
-def test_rows_that_no_block_can_have_say_nothing_until_then(tmp_path: Path) -> None:
+def test_rows_that_no_block_can_have_say_nothing_until_then(quick_path: Path) -> None:
     """Trap 24: the index is a hint, and a hint that makes no sense is none."""
-    store = open_store(tmp_path)
+    store = open_store(quick_path)
     write_all(store, BLOCKS)
     store.close()
-    cut_token_ids(tmp_path / INDEX)
-    with closing(open_store(tmp_path)) as store:
+    cut_token_ids(quick_path / INDEX)
+    with closing(open_store(quick_path)) as store:
         for block in BLOCKS:
             assert store.children(block.header.parent) == ()
             assert store.nearest(block.header.parent, block.header.token_ids, 3) == ()
