@@ -1,6 +1,7 @@
 """Resuming from disk and host memory: bytes beside a plain read, first tokens beside computing."""
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -8,6 +9,7 @@ from benchmarks.llama_cpp import LlamaCpp
 from benchmarks.shelf import BLOCK_SIZE, NUM_BLOCKS, Shelf, forget, shelf
 from benchmarks.table import Row, seconds
 from kvchat.engine import Engine, EngineConfig, SamplingParams
+from kvchat.engine.memory.prefault import prefault
 
 ROUNDS = 5
 BYTE_ROUNDS = 9
@@ -20,7 +22,12 @@ def measure(llama_cpp: Path | None = None) -> list[Row]:
     llama_cpp: an interpreter that has llama-cpp-python and gguf; None: no comparison with it.
     """
     with shelf() as stored:
-        rows = [*_disk_rows(stored), *_peer_rows(stored, llama_cpp), *_host_rows(stored)]
+        rows = [
+            *_disk_rows(stored),
+            *_first_rows(stored),
+            *_peer_rows(stored, llama_cpp),
+            *_host_rows(stored),
+        ]
     return rows + [row for length in LENGTHS for row in _measure(length)]
 
 
@@ -43,6 +50,27 @@ def _disk_rows(stored: Shelf) -> list[Row]:
             Row.of("ratio", "x", [a / b for a, b in zip(resumed, plain, strict=True)], "at least 0.7"),
         ]
     return rows
+
+
+def _first_rows(stored: Shelf) -> list[Row]:
+    """Resume right after a start, from a warm page cache: into a pool of which no page was written, and into
+    one whose first pages the system was asked for while the process began, as an engine does.
+    """
+    out = memoryview(bytearray(stored.num_bytes))
+    plain, untouched, prefaulted = [], [], []
+    for _ in range(BYTE_ROUNDS):
+        plain.append(stored.num_bytes / 1e9 / seconds(lambda: stored.read_plain(out)))
+        new, begun = stored.new_pool(), stored.new_pool()
+        prefault(begun.first_runs(stored.num_bytes)).join()
+        untouched.append(stored.num_bytes / 1e9 / seconds(partial(stored.resume, pool=new)))
+        prefaulted.append(stored.num_bytes / 1e9 / seconds(partial(stored.resume, pool=begun)))
+    return [
+        Row.of("warm page cache, first resume of a process: plain read", "GB/s", plain),
+        Row.of("disk to a pool of which no page was written", "GB/s", untouched),
+        Row.of("ratio", "x", [a / b for a, b in zip(untouched, plain, strict=True)]),
+        Row.of("disk to the pool as an engine begins with it", "GB/s", prefaulted),
+        Row.of("ratio", "x", [a / b for a, b in zip(prefaulted, plain, strict=True)], "at least 0.7"),
+    ]
 
 
 def _peer_rows(stored: Shelf, python: Path | None) -> list[Row]:

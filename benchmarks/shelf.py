@@ -38,7 +38,7 @@ class Shelf:
         self.groups: tuple[Group, ...] = group_layers(dict.fromkeys(range(32), SPEC))
         self.group = self.groups[0]
         self.num_blocks = {self.group.id: NUM_BLOCKS + 1}
-        self.pool = DevicePool(self.groups, self.num_blocks, BLOCK_SIZE, torch.device("cpu"))
+        self.pool = self.new_pool()
         self.block_bytes = self.group.block_bytes(BLOCK_SIZE)
         self.num_bytes = NUM_BLOCKS * self.block_bytes
         self.token_ids = [5 + 11 * index % 2500 for index in range(NUM_BLOCKS * BLOCK_SIZE + 1)]
@@ -54,11 +54,24 @@ class Shelf:
         )
         self._fill()
 
-    def resume(self, host: HostPool | None = None, host_tier: HostTier | None = None) -> None:
-        """Bring the conversation to an empty device pool, as the engine does for a request."""
+    def new_pool(self) -> DevicePool:
+        """Return a pool of which no page was ever written, as a process has that has just started."""
+        return DevicePool(self.groups, self.num_blocks, BLOCK_SIZE, torch.device("cpu"))
+
+    def resume(
+        self,
+        host: HostPool | None = None,
+        host_tier: HostTier | None = None,
+        pool: DevicePool | None = None,
+    ) -> None:
+        """Bring the conversation to an empty device pool, as the engine does for a request.
+
+        Args:
+            pool: None: the one that was resumed into before.
+        """
         places = host or HostPool({}, {})
         tier = DeviceTier(self.groups, self.num_blocks, block_size=BLOCK_SIZE, host=host_tier)
-        mover = Mover(self.pool, places, self.store)
+        mover = Mover(pool or self.pool, places, self.store)
         manager = CacheManager(tier, fingerprint=FINGERPRINT, slow=mover)
         reader = Reader(mover.fetch, max_bytes=2**40, announce=mover.announce)
 

@@ -35,6 +35,7 @@ from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.pinned import PinnedSlabs
+from kvchat.engine.memory.prefault import MOST_BYTES, prefault
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.memory.staged import StagedTransport
 from kvchat.engine.memory.transport import DirectTransport, Transport
@@ -104,6 +105,8 @@ def assemble(
     pool = DevicePool(groups, num_blocks, config.block_size, device)
     digest = fingerprint_of(candidate, config, pool)
     store, disk_problem = open_store(config, pool, digest)
+    if store is not None:
+        prefault(pool.first_runs(min(store.usage().num_bytes, MOST_BYTES)))
     places = host_places(groups, _host_bytes(config, pool, device), config.block_size)
     host = _host_pool(places, groups, config.block_size, device)
     capacity = measured(groups, num_blocks, lengths, activation, host.num_bytes)

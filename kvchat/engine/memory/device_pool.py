@@ -120,6 +120,19 @@ class DevicePool:
     def device(self) -> torch.device:
         return next(iter(self.layers.values())).keys.device
 
+    def first_runs(self, num_bytes: int) -> list[NDArray[np.uint8]]:
+        """Return the memory of the blocks that are handed out first, about so many bytes of them over all
+        groups; none off the processor.
+        """
+        each = sum(group.block_bytes(self.block_size) for group in self._groups.values())
+        return [
+            layer[: num_bytes // each]
+            for pool in self._pools.values()
+            for memory in pool.memory
+            for layer in memory
+            if layer[: num_bytes // each].nbytes
+        ]
+
     def moves(self, group: GroupId) -> BlockMoves:
         """Return what moves many blocks of a group at once, in the order of the device's work."""
         return self._pools[group].moves
