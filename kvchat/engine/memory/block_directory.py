@@ -445,4 +445,4 @@ class BlockDirectory:
 
     def _now_s(self) -> float:
         """Return the time, never before the last use of any block: a clock may be set back."""
-        return max(self._clock(), self.index.newest_s())
+        return self.index.moment(self._clock())

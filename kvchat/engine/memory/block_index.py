@@ -11,6 +11,7 @@ left is found without looking at every file.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf, nextafter
 from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey, GroupId, u32le
@@ -245,17 +246,25 @@ class BlockIndex:
     def touch(self, fingerprint: bytes, used_s: dict[BlockKey, float]) -> None:
         """Record when blocks were last used.
 
-        Never as before what was used last, so that a clock that was set back does not make them the oldest.
+        Never as before what was used last, so that a clock that was set back does not make them the oldest;
+        then they stand behind that in the order of their use.
         """
+        moments: dict[float, float] = {}
         newest_s = self.newest_s()
+        for moment in sorted(set(used_s.values())):
+            newest_s = moments[moment] = _not_before(newest_s, moment)
         name = self._seal.name
-        rows = [(max(moment, newest_s), fingerprint, name(key)) for key, moment in used_s.items()]
+        rows = [(moments[moment], fingerprint, name(key)) for key, moment in used_s.items()]
         self._file.write(("UPDATE blocks SET last_used=?, proven=1 WHERE fingerprint=? AND key=?", rows))
 
     def newest_s(self) -> float:
         """Return when a block was last used; 0 where there is none."""
         rows = self._file.read("SELECT max(last_used) FROM blocks")
         return float(rows[0][0] or 0.0) if rows else 0.0
+
+    def moment(self, now_s: float) -> float:
+        """Return a moment, or one behind the last use of any block, where the clock was ahead then."""
+        return _not_before(self.newest_s(), now_s)
 
     # Work in progress
 
@@ -358,6 +367,11 @@ class BlockIndex:
             block.num_bytes,
             block.modified_s,
         )
+
+
+def _not_before(newest_s: float, now_s: float) -> float:
+    """Return a moment, or where that is past the next one that a row can tell from the newest."""
+    return now_s if now_s >= newest_s else nextafter(newest_s, inf)
 
 
 def _nearest(blocks: Iterable[IndexedBlock], wanted: bytes, most: int) -> list[IndexedBlock]:
