@@ -11,6 +11,9 @@ from kvchat.errors import KvchatError
 if TYPE_CHECKING:
     from kvchat.config import Settings
 
+_WORD_JOINER = "\u2060"
+"""Shown as nothing."""
+
 Offer = tuple[str, str]
 """A word, and what it stands for; shells that show no help show the word alone."""
 
@@ -39,7 +42,7 @@ def complete_pack(ctx: object, incomplete: str) -> list[Offer]:
     with suppress(KvchatError, OSError):
         settings = _settings(ctx)
         packs = PackShelf(settings.paths.packs_dir, settings.engine.sealer).all()
-        return [(pack.name, pack.model) for pack in packs if pack.name.startswith(incomplete)]
+        return [(pack.name, _shown(pack.model)) for pack in packs if pack.name.startswith(incomplete)]
     return []
 
 
@@ -63,12 +66,19 @@ def _settings(ctx: object) -> "Settings":
 
 
 def _offer(id_: str, title: str, incomplete: str) -> Offer | None:
-    from kvchat.ui.plain_text import one_line
-
     word = _as_typed(title)
     if word and incomplete and word.startswith(incomplete):
         return word, id_
-    return (id_, one_line(title)) if id_.startswith(incomplete) else None
+    return (id_, _shown(title)) if id_.startswith(incomplete) else None
+
+
+def _shown(text: str) -> str:
+    """Return what stands beside a word as it is written: Typer reads it as markup, with names of emoji."""
+    from rich.markup import escape
+
+    from kvchat.ui.plain_text import one_line
+
+    return re.sub(r":(?=[\w-]+:)", ":" + _WORD_JOINER, escape(one_line(text)))
 
 
 def _as_typed(title: str) -> str:
