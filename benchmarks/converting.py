@@ -44,8 +44,9 @@ class Made(Converter):
 class InTurn(BlockShelf):
     """Waits for the medium with each block by itself."""
 
-    def write_all(self, blocks: Iterable[NewBlock]) -> int:
-        return sum(super(InTurn, self).write_all([block]) for block in blocks)
+    def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
+        write = super().write_all
+        return sum(write([block], is_wanted=is_wanted) for block in blocks)
 
 
 def measure(*, quick: bool = False) -> list[Row]:
