@@ -2,11 +2,15 @@
 
 It says on standard output, line by line, what it has been promised, and before it takes something away, that
 it will. Whatever was said must hold after SIGKILL at any moment.
+
+    python -m tests.kill_child HOME SEED [--sealed] [--limit BYTES] [--beside-others]
 """
 
+import argparse
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +23,8 @@ from kvchat.engine.memory.block_index import IndexedBlock
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.sealing.sealer import Sealer
+from kvchat.session.recovery import backup_paths
 from kvchat.session.references import references
 from kvchat.session.store import Outcome, SessionStore, new_session_id
 from kvchat.session.tree import MAIN, Branch, Finish, Session, SessionId
@@ -29,7 +35,6 @@ from tests.engine.memory.chains import (
     Block,
     block_behind,
     chain,
-    open_store,
 )
 from tests.session.turns import open_answer, question
 
@@ -38,8 +43,10 @@ SHARED_IDS = [1, 2, 3, 4, 5, 6, 7, 8]
 """Every other conversation begins with these, so that removal meets blocks which others still need."""
 
 
-ACTIONS = {"converse": 6, "demote": 3, "import_session": 3, "remove": 2, "collect": 2}
+ACTIONS = {"converse": 6, "demote": 3, "import_session": 3, "remove": 2, "collect": 2, "pin": 2, "reopen": 2}
 """What a child does, and how often of so many times."""
+TAKES_FROM_OTHERS = ("remove", "collect")
+"""What no child does beside another, or under a limit: nobody could say what was promised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +55,31 @@ class Places:
 
     database: Path
     cache_dir: Path
+    sealer: Sealer | None = None
+    limit_bytes: int | None = None
 
     @classmethod
-    def of(cls, home: Path) -> "Places":
-        return cls(database=home / "data" / "sessions.db", cache_dir=home / "cache")
+    def of(cls, home: Path, *, is_sealed: bool = False, limit_bytes: int | None = None) -> "Places":
+        sealer = Sealer(bytes(range(32))) if is_sealed else None
+        return cls(
+            database=home / "data" / "sessions.db",
+            cache_dir=home / "cache",
+            sealer=sealer,
+            limit_bytes=limit_bytes,
+        )
+
+    def open_store(self) -> DiskStore:
+        return DiskStore(
+            self.cache_dir,
+            fingerprint=FINGERPRINT,
+            layouts=LAYOUTS,
+            block_size=BLOCK_SIZE,
+            limit_bytes=self.limit_bytes,
+            sealer=self.sealer,
+        )
+
+    def open_catalog(self) -> BlockCatalog:
+        return BlockCatalog(self.cache_dir, sealer=self.sealer)
 
 
 def say(what: str, **values: object) -> None:
@@ -62,17 +90,24 @@ def say(what: str, **values: object) -> None:
 class Work:
     """What a person's process does with its stores, in an order drawn at random."""
 
-    def __init__(self, home: Path, seed: int) -> None:
+    def __init__(self, places: Places, seed: int, actions: Sequence[str] = tuple(ACTIONS)) -> None:
         self.random = Random(seed)
-        self.places = Places.of(home)
-        self.sessions = TidyStore(self.places.database, self.places.cache_dir)
-        self.store: DiskStore = open_store(self.places.cache_dir)
+        self.places = places
+        self.actions = actions
+        self.stored: list[list[Block]] = []
+        """The blocks of conversations that this process has saved."""
+        self._open()
+
+    def _open(self) -> None:
+        places = self.places
+        self.sessions = TidyStore(places.database, places.cache_dir, places.sealer)
+        self.store = places.open_store()
         self.writer = BlockWriter(self.store, max_bytes=1 << 20)
 
     def run(self) -> None:
         say("ready")
         while True:
-            (action,) = self.random.choices([*ACTIONS], weights=[*ACTIONS.values()])
+            (action,) = self.random.choices(self.actions, weights=[ACTIONS[name] for name in self.actions])
             say("doing", action=action)
             getattr(self, action)()
 
@@ -95,6 +130,7 @@ class Work:
             say("turn", session=session.id, turn=answer.id, text="", ids=grown, is_finished=False)
             self._save(session.id, chain(ids + grown), saved)
         self.sessions.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
+        self.stored.append(list(saved.values()))
         text = self.sessions.turn(answer.id).text
         say("turn", session=session.id, turn=answer.id, text=text, ids=grown, is_finished=True)
 
@@ -127,7 +163,12 @@ class Work:
         ids = [self.random.randrange(30_000) for _ in range(self.random.randrange(6, 40))]
         blocks = chain(ids, namespace=namespace)
         shelf = BlockShelf(
-            self.places.cache_dir, FINGERPRINT, LAYOUTS, block_size=BLOCK_SIZE, limit_bytes=None
+            self.places.cache_dir,
+            FINGERPRINT,
+            LAYOUTS,
+            block_size=BLOCK_SIZE,
+            limit_bytes=self.places.limit_bytes,
+            sealer=self.places.sealer,
         )
         with closing(shelf):
             for block in blocks:
@@ -160,11 +201,35 @@ class Work:
     def collect(self) -> None:
         """Collect everything that no stored turn refers to."""
         say("collecting")
-        collect(self.sessions, self.places.cache_dir)
+        collect(self.sessions, self.places.cache_dir, self.places.sealer)
+
+    def pin(self) -> None:
+        """Keep the blocks of a conversation whatever needs room, or let go of what this process kept."""
+        with closing(self.places.open_catalog()) as catalog:
+            own = [name for name in catalog.kept_names() if name.startswith(f"kept{os.getpid()}x")]
+            if own and self.random.random() < 0.4:
+                say("unkeeping", name=own[0])
+                catalog.let_go(own[0])
+            elif self.stored:
+                keys = [block.key for block in self.random.choice(self.stored)]
+                name = f"kept{os.getpid()}x{self.random.getrandbits(32):x}"
+                catalog.keep(name, FINGERPRINT, keys)
+                there = catalog.found(FINGERPRINT, keys)
+                say("kept", name=name, keys=[key.hex() for key in keys if key in there])
+
+    def reopen(self) -> None:
+        """Close everything, as a process does that ends, with a copy of the database as once a day."""
+        for copy in backup_paths(self.places.database):
+            if copy.exists():
+                os.utime(copy, (0.0, 0.0))
+        assert self.writer.close(LONG_S)
+        self.store.close()
+        self.sessions.close()
+        self._open()
 
 
-def collect(sessions: SessionStore, cache_dir: Path) -> None:
-    catalog = BlockCatalog(cache_dir)
+def collect(sessions: SessionStore, cache_dir: Path, sealer: Sealer | None = None) -> None:
+    catalog = BlockCatalog(cache_dir, sealer=sealer)
     known = references(sessions, BLOCK_SIZE)
 
     def is_referenced(block: IndexedBlock) -> bool:
@@ -184,5 +249,19 @@ def described_blocks(values: list[dict[str, list[int] | str]]) -> Iterator[Block
         yield block_behind(BlockKey(bytes.fromhex(str(value["parent"]))), list(value["ids"]))
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("home", type=Path)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--sealed", action="store_true")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--beside-others", action="store_true")
+    given = parser.parse_args()
+    places = Places.of(given.home, is_sealed=given.sealed, limit_bytes=given.limit)
+    takes_nothing = given.beside_others or given.limit is not None
+    actions = [name for name in ACTIONS if not takes_nothing or name not in TAKES_FROM_OTHERS]
+    Work(places, given.seed, actions).run()
+
+
 if __name__ == "__main__":
-    Work(Path(sys.argv[1]), int(sys.argv[2])).run()
+    main()
