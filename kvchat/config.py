@@ -81,6 +81,10 @@ class Keys:
     freeze: str | None = None
     find: str | None = None
     answer: str | None = None
+    send: str | None = None
+    newline: str | None = None
+    palette: str | None = None
+    suspend: str | None = None
     go_on: str | None = None
     messages: str | None = None
     editor: str | None = None

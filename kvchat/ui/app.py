@@ -49,6 +49,8 @@ class KvchatApp(App[None]):
     CSS_PATH = "kvchat.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+q", "leave", "Quit", id="quit", priority=True),
+        Binding("ctrl+p", "command_palette", "Palette", show=False, id="palette", priority=True),
+        Binding("ctrl+z", "suspend_process", "Suspend", show=False, id="suspend", priority=True),
         Binding("ctrl+c", "interrupt", "Stop", show=False, system=True),
     ]
 

@@ -36,6 +36,8 @@ class CourseDesk(Desk, Protocol):
 
     def queue(self, pending: PendingTurn) -> None: ...
 
+    def queue_changed(self) -> None: ...
+
     def give_back(self, text: str) -> None:
         """Put a message that was not sent before what stands in the prompt."""
         ...
@@ -113,8 +115,10 @@ class Courses:
     async def _send_edit(self, question: Turn, text: str) -> None:
         conversation = self._turns.conversation
         self.asked.append(text)
+        self._screen.queue_changed()
         words = await self._agreed(conversation, question, text)
         self.asked.remove(text)
+        self._screen.queue_changed()
         if conversation is not self._turns.conversation:
             self._screen.give_back(text)
             self._screen.warn("the changed message was not sent: you have left its conversation; here it is")

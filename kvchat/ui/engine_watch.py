@@ -1,7 +1,7 @@
 """Reads the engine's state again and again and draws it: cache panel and status bar."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 
 from kvchat.engine.api.snapshot import CacheSnapshot
@@ -9,6 +9,7 @@ from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.session.tree import Session
 from kvchat.ui.bridge import EngineView
 from kvchat.ui.history import History
+from kvchat.ui.key_names import key_name
 from kvchat.ui.token_rate import TokenRate
 from kvchat.ui.trust_words import trust_words
 from kvchat.ui.widgets.cache_panel import CachePanel
@@ -32,6 +33,7 @@ class Shown:
     is_running: bool
     num_queued: int
     last_rate: float | None
+    own_keys: Mapping[str, str] = field(default_factory=dict)
 
 
 class EngineWatch:
@@ -119,6 +121,12 @@ class EngineWatch:
         recent = self._history.observe(monotonic(), snapshot, rate)
         return Live(recent=recent, context_len=_context_tokens(snapshot, shown))
 
+    def _hint(self, shown: Shown) -> str:
+        if self.status.phase is EnginePhase.FAILED:
+            return "/reload loads it again"
+        name, does = ("stop", "stop") if shown.is_running else ("help", "help")
+        return f"{key_name(shown.own_keys, name)} {does}"
+
     def _figures(self, snapshot: CacheSnapshot | None, shown: Shown) -> StatusFigures:
         return StatusFigures(
             status=self.status,
@@ -127,7 +135,7 @@ class EngineWatch:
             tokens_per_s=self._rate.tokens_per_s or shown.last_rate,
             num_queued=shown.num_queued,
             trust=trust_words(shown.session) if shown.session else "",
-            hint="esc stop" if shown.is_running else "f1 help",
+            hint=self._hint(shown),
         )
 
 

@@ -27,13 +27,13 @@ def heading_text(conversation: ConversationView | None, title: str | None, width
     return fitted(title or "new conversation", max(_LEAST_TITLE, width - len(rest))) + rest
 
 
-def editing_text(cost: str, width: int) -> str:
+def editing_text(cost: str, width: int, key: str = "esc") -> str:
     """Return what stands above while an earlier message is changed."""
-    rest = "".join(f" · {part}" for part in (cost, "esc gives up") if part)
+    rest = "".join(f" · {part}" for part in (cost, f"{key} gives up") if part)
     return fitted("editing", max(_LEAST_TITLE, width - len(rest))) + rest
 
 
-def welcome_text(phase: EnginePhase, num_stored: int) -> str:
+def welcome_text(phase: EnginePhase, num_stored: int, key: str = "f1") -> str:
     first = _FIRST_LINES.get(phase, "Say something.")
     stored = f"{plural(num_stored, 'session')} kept · " if num_stored else ""
-    return f"{first}\n\n{stored}/ for commands · f1 help"
+    return f"{first}\n\n{stored}/ for commands · {key} help"

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from textual import work
 from textual.binding import Binding, BindingType
+from textual.widget import Widget
 
 from kvchat.errors import KvchatError
 from kvchat.ui.attaching import Attaching
@@ -22,6 +23,7 @@ from kvchat.ui.host import Host
 from kvchat.ui.housekeeping import Housekeeping
 from kvchat.ui.inspecting import Inspecting
 from kvchat.ui.keeping import Keeping
+from kvchat.ui.key_names import key_name, leave_keys
 from kvchat.ui.outlet import Outlet
 from kvchat.ui.screens.conversation import ConversationScreen
 from kvchat.ui.screens.history import HistoryScreen
@@ -48,6 +50,8 @@ class ChatScreen(ConversationScreen):
         Binding("ctrl+n", "new", "New", id="new"),
         Binding("ctrl+t", "reasoning", "Reasoning", id="reasoning", show=False),
         Binding("escape", "stop", "Stop", id="stop", show=False),
+        Binding("enter", "to_prompt", "Send", id="send", show=False),
+        Binding("ctrl+j,shift+enter,alt+enter", "to_prompt", "New line", id="newline", show=False),
     ]
 
     def __init__(self, chat: ChatService, engine: EngineView, host: Host, initial: str | None) -> None:
@@ -57,6 +61,9 @@ class ChatScreen(ConversationScreen):
     def on_mount(self) -> None:
         self.prompt = self.query_one("#prompt", Prompt)
         self.transcript = self.query_one("#transcript", Transcript)
+        self.prompt.use_keys(self.own_keys)
+        for widget in (self.prompt, self.transcript, *self.query("FindField, SessionList").results(Widget)):
+            leave_keys(widget, self.own_keys)
         self.turns = Turns(self._chat, self.transcript, self, system=self._host.appearance().system)
         self.courses = Courses(self, self._chat, self.turns)
         self.shelf = Shelf(self, self._chat.store, self._host, self.turns)
@@ -213,6 +220,9 @@ class ChatScreen(ConversationScreen):
         else:
             self._stop()
 
+    def action_to_prompt(self) -> None:
+        self.prompt.focus()
+
     def stop_answer(self) -> None:
         """Stop the answer and what waits behind it, and nothing else."""
         if self.turns.is_busy:
@@ -240,4 +250,4 @@ class ChatScreen(ConversationScreen):
         if self.turns.is_busy:
             self._stop()
         else:
-            self.tell("ctrl+q or /quit leaves; everything is kept")
+            self.tell(f"{key_name(self.own_keys, 'quit')} or /quit leaves; everything is kept")

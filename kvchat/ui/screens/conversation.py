@@ -26,6 +26,7 @@ from kvchat.ui.heading import editing_text, heading_text, welcome_text
 from kvchat.ui.host import Host
 from kvchat.ui.keeping import Keeping
 from kvchat.ui.kept_open import KeptOpen
+from kvchat.ui.key_names import key_name
 from kvchat.ui.lane import Draft
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.price_words import reach_words
@@ -38,7 +39,7 @@ from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, ListOptions, SessionWithBranches
 
 _QUIET_S = 2.0
-_ASIDE_NOTE = "  ·  thrown away when you leave · esc goes back"
+_ASIDE_NOTE = "  ·  thrown away when you leave · {} goes back"
 
 
 class ConversationScreen(WindowScreen):
@@ -76,6 +77,8 @@ class ConversationScreen(WindowScreen):
 
     def queue(self, pending: PendingTurn) -> None:
         """Run a turn as soon as the engine is loaded and no other runs."""
+        if self._watch.status.phase is EnginePhase.FAILED:
+            self.warn("the engine has stopped: this waits until /reload has loaded it again")
         self.turns.add(pending)
         self._start_next()
 
@@ -248,7 +251,8 @@ class ConversationScreen(WindowScreen):
         waiting = [
             one_line(shown_message(pending.text)) or pending.kind.value for pending in self.turns.queue
         ]
-        self.draw_lines("#queue", [f"queued  {line}" for line in waiting])
+        asked = [f"changed {one_line(shown_message(text))}" for text in self.courses.asked]
+        self.draw_lines("#queue", [*asked, *(f"queued  {line}" for line in waiting)])
 
     def _start_next(self) -> None:
         if self._watch.is_ready and self.turns.start_next():
@@ -263,6 +267,7 @@ class ConversationScreen(WindowScreen):
             context_len=self.turns.context_len,
             is_running=self.turns.is_running,
             num_queued=len(self.turns.queue),
+            own_keys=self.own_keys,
             last_rate=self._last_rate,
         )
         self.set_timer(self._watch.look(shown), self._look)
@@ -297,13 +302,15 @@ class ConversationScreen(WindowScreen):
         heading = self.query_one("#heading", Static)
         width = heading.content_size.width
         if self.courses.editing is not None:
-            text = editing_text(self.courses.cost, width)
+            text = editing_text(self.courses.cost, width, key_name(self.own_keys, "stop"))
         else:
             stored = self.shelf.sessions.title(conversation.session.id) if conversation else None
-            note = _ASIDE_NOTE if self.branching.aside is not None else ""
+            stop = key_name(self.own_keys, "stop")
+            note = _ASIDE_NOTE.format(stop) if self.branching.aside is not None else ""
             text = heading_text(conversation, stored or self.turns.draft.title, width, note)
         heading.update(Content(text), layout=False)
         self._draw_welcome()
 
     def _draw_welcome(self) -> None:
-        self.transcript.show_welcome(welcome_text(self._watch.status.phase, len(self.shelf.sessions.entries)))
+        num_stored, key = len(self.shelf.sessions.entries), key_name(self.own_keys, "help")
+        self.transcript.show_welcome(welcome_text(self._watch.status.phase, num_stored, key))

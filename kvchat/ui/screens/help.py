@@ -14,8 +14,8 @@ from textual.widgets import Static
 from kvchat.ui.commands import COMMANDS
 
 KEYS = (
-    ("enter", "send", ""),
-    ("ctrl+j, shift+enter", "new line", ""),
+    ("enter", "send", "send"),
+    ("ctrl+j, shift+enter", "new line", "newline"),
     ("esc", "back to the prompt; from there: stop the answer, queued text comes back", "stop"),
     ("@file", "the file goes with the message: tab attaches it at once; backspace leaves it out again", ""),
     ("ctrl+r", "find an earlier message", "history"),
@@ -34,8 +34,8 @@ KEYS = (
     ("f5", "go on with an interrupted answer", "go_on"),
     ("ctrl+n", "new conversation", "new"),
     ("ctrl+t", "show or fold reasoning", "reasoning"),
-    ("ctrl+p", "command palette", ""),
-    ("ctrl+z", "suspend", ""),
+    ("ctrl+p", "command palette", "palette"),
+    ("ctrl+z", "suspend", "suspend"),
     ("ctrl+q", "quit; everything is kept", "quit"),
 )
 """Keys, what they do, and the ids by which a person may change them."""
@@ -50,6 +50,8 @@ _LEGEND = (
 
 _MARKS = (
     ("●  ○  ◐  ·", "on screen, on the device, open but moved off the device, stored"),
+    ("≈", "with an answer that was sampled on approximate KV"),
+    ("▸2", "its branches, folded into one line: right shows them, left folds them"),
     ("★", "pinned: stays on top, its KV on disk"),
     ("▒1.2M  4.0M", "bytes shared with others, bytes of its own"),
     ("?", "KV that was imported and is not all verified; it serves this session alone"),

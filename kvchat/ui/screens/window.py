@@ -11,6 +11,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Static
 
+from kvchat.ui.key_names import key_name
 from kvchat.ui.panes import PaneWish, pane_widths
 from kvchat.ui.screens.desk import DeskScreen
 from kvchat.ui.screens.help import HelpScreen
@@ -55,7 +56,7 @@ class WindowScreen(DeskScreen):
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="body"):
-            yield SessionsPane(id="sessions-pane")
+            yield SessionsPane(key_name(self.own_keys, "find"), id="sessions-pane")
             with Vertical(id="conversation-pane"):
                 yield Static("", id="heading", markup=False)
                 yield Transcript(id="transcript")
@@ -156,7 +157,7 @@ class WindowScreen(DeskScreen):
                 place.update(Content("\n".join(lines[:_MOST_LINES])))
 
     def draw_offers(self, waiting: Sequence[str]) -> None:
-        key = self.own_keys.get("answer", "f9")
+        key = key_name(self.own_keys, "answer")
         self.draw_lines("#offers", [f"? {words} · {key} or /answer" for words in waiting])
 
     def _place_panes(self) -> None:

@@ -10,6 +10,7 @@ from kvchat.chat import Prefill
 from kvchat.engine.api.events import LoadEstimate
 from kvchat.session.tree import Session, Turn
 from kvchat.ui.figures import plural
+from kvchat.ui.key_names import name_for
 from kvchat.ui.plain_text import clean_text
 from kvchat.ui.widgets.footer_line import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
 from kvchat.ui.widgets.markdown_view import AnswerMarkdown, StillMarkdown
@@ -59,7 +60,7 @@ class Reasoning(Static):
         self.display = bool(self._text)
         if self.is_folded:
             num_words = plural(len(self._text.split()), "word")
-            self.update(Content(f"▸ thought for {num_words} · ctrl+t shows them"))
+            self.update(Content(f"▸ thought for {num_words} · {name_for(self, 'reasoning')} shows them"))
         else:
             self.update(Content(f"▾ thought\n{self._text.strip()}"))
 
@@ -163,6 +164,6 @@ class AnswerView(Vertical):
     def _show_turn(self) -> None:
         self._reasoning.show_text(clean_text(self.turn.reasoning))
         self._footer.show_parts(footer_parts(self.turn, self._session))
-        ending = ending_text(self.turn.finish)
+        ending = ending_text(self.turn.finish, name_for(self, "go_on"))
         self._ending.update(Content(f"■ {ending}"))
         self._ending.display = bool(ending)

@@ -38,17 +38,21 @@ def _damage_text(turn: Turn) -> str:
     return f"damaged: {what} not as stored"
 
 
-def ending_text(finish: Finish) -> str:
-    """Return why an answer is not complete and what to do, or nothing for a complete one."""
-    return _ENDINGS.get(finish, "")
+def ending_text(finish: Finish, key: str = "f5") -> str:
+    """Return why an answer is not complete and what to do, or nothing for a complete one.
+
+    Args:
+        key: goes on with it.
+    """
+    ending = _ENDINGS.get(finish)
+    return f"{ending}{SEPARATOR}{key} or /continue goes on" if ending else ""
 
 
-_GO_ON = "f5 or /continue goes on"
 _ENDINGS = {
-    Finish.LENGTH: f"stopped at the length limit{SEPARATOR}{_GO_ON}",
-    Finish.INTERRUPTED: f"interrupted{SEPARATOR}{_GO_ON}",
-    Finish.PARTIAL: f"cut off{SEPARATOR}{_GO_ON}",
-    Finish.ERROR: f"ended by an error{SEPARATOR}{_GO_ON}",
+    Finish.LENGTH: "stopped at the length limit",
+    Finish.INTERRUPTED: "interrupted",
+    Finish.PARTIAL: "cut off",
+    Finish.ERROR: "ended by an error",
 }
 
 

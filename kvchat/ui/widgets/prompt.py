@@ -1,6 +1,6 @@
 """The prompt: many lines, history, slash commands that only typing can run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ from textual.widgets import TextArea
 
 from kvchat.ui.attachments import is_long, looks_binary, tidy
 from kvchat.ui.commands import Command, completions, message_text
+from kvchat.ui.key_names import keys_of
 from kvchat.ui.path_choices import PathChoice, path_at_end, path_choices
 from kvchat.ui.plain_text import clean_text
 
@@ -19,6 +20,7 @@ Line = tuple[str, bool]
 """A line of the history, and whether it is a command."""
 
 _NEWLINE_KEYS = frozenset({"ctrl+j", "shift+enter", "alt+enter"})
+_SEND_KEYS = frozenset({"enter"})
 
 
 class Walk:
@@ -63,7 +65,6 @@ class Prompt(TextArea):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+z", "app.suspend_process", "Suspend", show=False),
         Binding("ctrl+underscore", "undo", "Undo", show=False),
         Binding("ctrl+c", "interrupt", "Copy or stop", show=False),
         Binding("pageup", "screen.page(-1)", "Scroll up", show=False),
@@ -120,6 +121,12 @@ class Prompt(TextArea):
         self._put_aside: list[str] = []
         self._pasted: list[str] = []
         self._has_moved = False
+        self._send_keys, self._newline_keys = _SEND_KEYS, _NEWLINE_KEYS
+
+    def use_keys(self, own_keys: Mapping[str, str]) -> None:
+        """Send and make lines by a person's own keys."""
+        self._send_keys = frozenset(keys_of(own_keys, "send")) or _SEND_KEYS
+        self._newline_keys = frozenset(keys_of(own_keys, "newline")) or _NEWLINE_KEYS
 
     @property
     def is_completing(self) -> bool:
@@ -174,10 +181,10 @@ class Prompt(TextArea):
         self._offer((), 0)
 
     async def _on_key(self, event: events.Key) -> None:
-        if event.key in _NEWLINE_KEYS:
+        if event.key in self._newline_keys or (event.key == "enter" and "enter" not in self._send_keys):
             self._take(event)
             self.insert("\n")
-        elif event.key == "enter":
+        elif event.key in self._send_keys:
             self._take(event)
             self._submit(event.time)
         elif event.key == "backspace" and not self.text:

@@ -26,9 +26,13 @@ class SessionsPane(Vertical):
     class Closed(Message):
         """The person is done with the pane."""
 
+    def __init__(self, find_key: str, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._find_key = find_key
+
     def compose(self) -> ComposeResult:
         yield Static("sessions", classes="pane-title", markup=False)
-        yield FindField("find · ctrl+f", id="find")
+        yield FindField(f"find · {self._find_key}", id="find")
         yield SessionList(id="sessions")
 
     @property

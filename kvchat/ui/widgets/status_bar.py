@@ -9,11 +9,12 @@ from kvchat.engine.api.served import ServedCache
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.figures import percent_text, rate_text, short_count_text
-from kvchat.ui.plain_text import one_line
+from kvchat.ui.plain_text import fitted, one_line
 from kvchat.ui.served_words import share_words
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _GAUGE_WIDTH = 8
+_LEAST_REASON = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +33,14 @@ class StatusFigures:
 def status_text(figures: StatusFigures, width: int) -> str:
     """Return the line; parts that do not fit are left out from the right, the hint first."""
     parts = [*_engine_parts(figures), *_cache_parts(figures)]
+    room = width
+    if figures.status.phase is EnginePhase.FAILED:  # the hint is the way out
+        room = max(_LEAST_REASON, width - len(figures.hint) - 3)
+        parts = [fitted(parts[0], room), *parts[1:]]
     line = ""
     for part in parts:
         joined = f"{line} · {part}" if line else part
-        if len(joined) > width and line:
+        if len(joined) > room and line:
             break
         line = joined
     gap = width - len(line) - len(figures.hint)

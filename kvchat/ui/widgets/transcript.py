@@ -57,6 +57,8 @@ class Transcript(VerticalScroll):
         Binding("up", "select(-1)", "Message above", show=False),
         Binding("down", "select(1)", "Message below", show=False),
         Binding("enter", "choose", "Actions", show=False),
+        Binding("pageup", "screen.page(-1)", "Scroll up, or earlier messages", show=False),
+        Binding("pagedown", "screen.page(1)", "Scroll down", show=False),
     ]
 
     @dataclass
