@@ -93,6 +93,8 @@ class TurnFinished:
     error: str | None = None
     fits_in: tuple[str, ...] = ()
     """Where it broke off for want of room: cache formats in which it could go on, the most exact first."""
+    notices: tuple[str, ...] = ()
+    """What a person should know of what was stored."""
 
 
 ChatEvent = TurnStarted | Loading | Prefill | TextDelta | TurnFinished
@@ -237,7 +239,8 @@ class Answering:
         conversation.show_last(ended)
         finished = None if conversation.recorder is None else conversation.recorder.finished
         fits_in = () if finished is None else finished.fits_in
-        yield TurnFinished(answer=ended, error=problem, fits_in=fits_in)
+        notices = self.store.take_notices()
+        yield TurnFinished(answer=ended, error=problem, fits_in=fits_in, notices=notices)
 
     def release(self, conversation: Conversation) -> None:
         """Let go of a conversation's live branch."""

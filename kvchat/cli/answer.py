@@ -172,9 +172,12 @@ def _figures(answer: Turn) -> dict[str, object]:
     return {"usage": usage, "loaded": None, "backend": answer.backend.url}
 
 
-def notice_event(message: str, cache_format: str) -> dict[str, object]:
-    """Return what says that a conversation goes on in another format than it was asked for in."""
-    return {"v": EVENT_VERSION, "event": "notice", "message": message, "cache_format": cache_format}
+def notice_event(message: str, cache_format: str | None = None) -> dict[str, object]:
+    """Return what a person should know; `cache_format`: in which a conversation goes on, if in another one
+    than it was asked for in.
+    """
+    told: dict[str, object] = {"v": EVENT_VERSION, "event": "notice", "message": message}
+    return told if cache_format is None else told | {"cache_format": cache_format}
 
 
 def error_event(error: KvchatError | str, exit_code: int) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """`kvchat ask`: one question, its answer on standard output, and an exit code that says how it went."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -238,6 +238,8 @@ class _Question:
             if missed is None and (missed := self._missed(event)) is not None:
                 chat.stop(conversation)
             try:
+                if isinstance(event, TurnFinished):
+                    self._pass_on(event.notices)
                 if is_read and missed is None:
                     writer.take(event)
             except BrokenPipeError:
@@ -301,7 +303,17 @@ class _Question:
         is_full = isinstance(event, TurnFinished) and bool(event.fits_in)
         return is_full and self._settings.when_full != EVICT
 
+    def _pass_on(self, notices: Iterable[str]) -> None:
+        """Tell what a person should know of what was stored, before the answer ends."""
+        for words in notices:
+            self._status.note(words)
+            self._notices.append(words)
+            if self._options.ndjson:
+                self._output.json(notice_event(words))
+
     def _tell_problem(self) -> None:
+        for words in self._kvchat.store.take_notices():
+            self._status.note(words)
         snapshot = self._kvchat.engine.snapshot()
         if snapshot is not None and snapshot.problem is not None:
             self._status.note(f"KV is not saved: {snapshot.problem}")

@@ -65,6 +65,7 @@ class TidyStore(SessionStore):
         self.drain: Callable[[], None] = _nothing
         """Waits until an engine of this process has nothing on its way to the disk."""
         self._left_in_cache: Sequence[str] = ()
+        self._notices: list[str] = []
 
     def is_gone(self, owner: str) -> bool:
         """Return whether an owner of blocks is a session that was deleted, maybe by another process.
@@ -100,6 +101,11 @@ class TidyStore(SessionStore):
         with suppress(SessionNotFound):  # deleted elsewhere since: the answer was stored, and went with it
             self._keep_rest(turn.session_id)
         return turn
+
+    def take_notices(self) -> tuple[str, ...]:
+        """Return what of pinned sessions is not kept, each once."""
+        told, self._notices = tuple(self._notices), []
+        return told
 
     def use_blocks_of(self, session_id: SessionId, namespace: str) -> None:
         """Note whose blocks a session uses from now on; of a pinned one those are kept, and no others."""
@@ -220,8 +226,9 @@ class TidyStore(SessionStore):
 
     def _keep_rest(self, session_id: SessionId) -> None:
         """Keep of a pinned session what it has now."""
-        if self.session(session_id).pinned:
-            self._pins.keep_grown(session_id)
+        words = self._pins.keep_grown(session_id) if self.session(session_id).pinned else None
+        if words is not None:
+            self._notices.append(words)
 
     def _remove(
         self, refer: Refer, delete: Callable[[], None], let_go: Callable[["BlockCatalog"], None]

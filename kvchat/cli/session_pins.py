@@ -54,6 +54,8 @@ class SessionPins:
         self._sealer = sealer
         self._limit_bytes = limit_bytes
         self._block_size = block_size
+        self._left_out: frozenset[SessionId] = frozenset()
+        """Sessions of which it was said that not all is kept."""
 
     def keep(self, session_id: SessionId) -> None:
         """Keep the full blocks that a session has by now, there or still to be written, and no others.
@@ -71,12 +73,19 @@ class SessionPins:
             for fingerprint, keys in wanted.items():
                 catalog.keep(_name(session_id, fingerprint), fingerprint, keys)
 
-    def keep_grown(self, session_id: SessionId) -> None:
-        """Keep what a pinned session has added. What cannot be kept is like any other, and is logged."""
+    def keep_grown(self, session_id: SessionId) -> str | None:
+        """Keep what a pinned session has added. What cannot be kept is like any other.
+
+        Returns: why it cannot be kept, once for each session until it can; else None.
+        """
         try:
             self.keep(session_id)
         except KvchatError as error:
             log.warning("what session %s has added is not kept: %s", session_id, error)
+            is_known, self._left_out = session_id in self._left_out, self._left_out | {session_id}
+            return None if is_known else f"what this pinned session has added is not kept on disk: {error}"
+        self._left_out -= {session_id}
+        return None
 
     def let_go(self, session_ids: Iterable[SessionId]) -> None:
         """Let the blocks of sessions make room again."""

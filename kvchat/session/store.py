@@ -161,6 +161,10 @@ class SessionStore(SessionReader):
         """Return in which files deleted words may still be read, each with what to do about it."""
         return self._database.remains()
 
+    def take_notices(self) -> tuple[str, ...]:
+        """Return what a person should know of what was stored since the last call."""
+        return ()
+
     # Branches
 
     def create_branch(

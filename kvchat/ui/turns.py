@@ -50,6 +50,8 @@ class TurnListener(Protocol):
         """The conversation on screen has no room in the cache; it would have some in these formats."""
         ...
 
+    def warn(self, message: str) -> None: ...
+
     def turn_ended(self) -> None: ...
 
     def ended_behind(self, conversation: ConversationView) -> None:
@@ -349,6 +351,8 @@ class Turns:
             self._listener.turn_failed(RuntimeError(event.error), "")
         if event.fits_in:
             self._listener.outgrown(event.fits_in)
+        for words in event.notices:
+            self._listener.warn(words)
 
     async def _draw_failure(self, error: Exception) -> None:
         """Show what is stored now: a question that the engine refused was taken back."""

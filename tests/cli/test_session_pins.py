@@ -85,6 +85,25 @@ def test_a_limit_takes_everything_else_first(
     assert is_whole(ask(kvchat, "pinned", "and?"), first)
 
 
+def test_a_pinned_session_that_grows_beyond_the_share_is_told_of(
+    kvchat: Kvchat, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it adds makes room like any other, which nobody should have to find in a log."""
+    ask(kvchat, "pinned", LONG, is_new=True)
+    size = held(kvchat)["pinned"]
+    assert run("sessions", "pin", "pinned")[0] == 0
+    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(2 * size + size // 2))
+    code, out, err = run("ask", "--max-tokens", "4", "-s", "pinned", f"and {LONG}", "--json")
+    assert code == 0
+    (told,) = [words for words in json.loads(out)["notices"] if "pinned session has added" in words]
+    assert "--kv-disk-bytes" in told
+    assert told in " ".join(err.split())
+    code, out, _ = run("ask", "--max-tokens", "4", "-s", "pinned", "and?", "--ndjson")
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [one["event"] for one in events if "pinned session has added" in str(one)] == ["notice"]
+    assert events[-1]["event"] == "done"
+
+
 def test_an_unpinned_or_deleted_session_keeps_nothing(kvchat: Kvchat, run: Run) -> None:
     for name in ("one", "two"):
         ask(kvchat, name, f"{name}: {LONG}", is_new=True)
