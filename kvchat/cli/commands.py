@@ -254,7 +254,7 @@ KEEPING = (
         "kvchat pack make spec -f rfc.txt",
         "git log -p | kvchat pack make history --system 'Answer from this log.'",
     ),
-    _command("pack list", "pack.list_packs", options.ListOptions, "List all packs."),
+    _command("pack list", "pack.list_packs", options.RowsOptions, "List all packs."),
     _command("pack show", "pack.show_pack", pack_options.PackOptions, "Print a pack's text."),
     _command(
         "pack rm",

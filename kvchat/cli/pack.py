@@ -5,9 +5,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from time import localtime, strftime
 
-from kvchat.cli.options import ListOptions
+from kvchat.cli.options import RowsOptions
 from kvchat.cli.pack_options import PackOptions, RemovePacksOptions
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.streams import Output, Status, written_as_json
 from kvchat.cli.unlocking import alone
 from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
@@ -33,16 +33,16 @@ def catalog_of(settings: Settings) -> BlockCatalog:
     return BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)
 
 
-def list_packs(options: ListOptions) -> None:
+def list_packs(options: RowsOptions) -> None:
     """List all packs by name."""
     settings = options.settings()
     packs = shelf_of(settings).all()
     found = _allon_disk_of(packs, settings)
-    if options.json:
-        Output().json([values_of(pack, found[pack.id]) for pack in packs])
+    output = Output()
+    if written_as_json(options, output, (values_of(pack, found[pack.id]) for pack in packs)):
         return
     for pack in packs:
-        Output().line(f"{pack.name}  {summary_of(pack, found[pack.id])}")
+        output.line(f"{pack.name}  {summary_of(pack, found[pack.id])}")
 
 
 def show_pack(options: PackOptions) -> None:

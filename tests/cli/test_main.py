@@ -4,12 +4,15 @@ import json
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import typer
 
 from kvchat.cli.main import app, arrange, run
+from kvchat.cli.options import PlaceOptions
+from kvchat.cli.shelf import open_store
 
 pytestmark = pytest.mark.pure
 
@@ -161,3 +164,20 @@ main.main()
     assert done.stdout.endswith("config.toml\n")
     assert done.stderr == "a remark"
     assert "the last words" in (home / "state" / "kvchat.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["sessions list", "sessions tree", "sessions search demo", "models list", "cache ls", "pack list"],
+)
+def test_every_list_is_one_value_or_a_line_each(
+    words: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(open_store(PlaceOptions().settings())) as store:
+        store.create_session(title="demo", model="starter")
+    named = [*words.split(), *(["demo"] if words.endswith("tree") else [])]
+    assert run([*named, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert isinstance(rows, list)
+    assert run([*named, "--ndjson"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
