@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks.table import Row, seconds
-from kvchat.engine.api.ids import BlockId, root_key
+from kvchat.engine.api.ids import BlockId, GroupId, root_key
 from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.spec import FullSpec, Group, group_layers
 from kvchat.engine.conversion import Conversion
@@ -52,11 +52,39 @@ class InTurn(BlockShelf):
 def measure(*, quick: bool = False) -> list[Row]:
     torch.set_num_threads(2)
     rounds = 3 if quick else 7
-    rows: list[Row] = []
+    with TemporaryDirectory() as directory:
+        rows = list(_files_alone(Path(directory), 3 * rounds))
     for cache_format in FORMATS:
         with TemporaryDirectory() as directory:
             rows += _converted(Path(directory), cache_format, rounds)
     return rows
+
+
+def _files_alone(directory: Path, rounds: int) -> Iterator[Row]:
+    """Write as many blocks as are converted at one time, in three ways in turn."""
+    converter = Made(*_sides(FORMATS[0]))
+    group = next(group.id for group in converter.target.groups if group.sealed_from is not None)
+    payload = os.urandom(sum(region.nbytes for region in converter.target.pool.layouts()[group]))
+    told: dict[str, list[float]] = {"together": [], "one after the other": [], "plain files": []}
+    for _ in range(rounds):
+        for name, kind in (("together", BlockShelf), ("one after the other", InTurn)):
+            with closing(_shelf(directory / "cache", converter.target, kind)) as shelf:
+                told[name].append(seconds(partial(shelf.write_all, _chain(group, payload))))
+            rmtree(directory / "cache")
+        told["plain files"].append(seconds(partial(_plain, directory / "plain", [len(payload)] * RUN_LEN)))
+    what = f"{RUN_LEN} blocks, {RUN_LEN * len(payload) / 2**20:.0f} MiB"
+    for name, values in told.items():
+        yield Row.of(f"{what}, {name}", "s", values, "wall")
+    ratios = [one / other for one, other in zip(told["one after the other"], told["together"], strict=True)]
+    yield Row.of("  together against one after the other", "x", ratios, "more is faster")
+
+
+def _chain(group: GroupId, payload: bytes) -> list[NewBlock]:
+    blocks: list[NewBlock] = []
+    for start in range(RUN_LEN):
+        parent = blocks[-1].header.key if blocks else ROOTS[0]
+        blocks.append(NewBlock(group, parent, tuple(range(start, start + BLOCK_SIZE)), payload))
+    return blocks
 
 
 def _converted(directory: Path, cache_format: str, rounds: int) -> Iterator[Row]:
