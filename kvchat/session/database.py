@@ -86,9 +86,9 @@ class Database:
     def close(self) -> None:
         """Close the file; once a day a copy of it is kept beside it."""
         with self._lock:
-            if self._connection.total_changes > self._num_changes:
-                # Without a copy less can be recovered; nothing else depends on it.
-                with suppress(StorageError), self._errors_told():
+            # Without a copy less can be recovered; nothing else depends on it. It may be closed already.
+            with suppress(StorageError), self._errors_told():
+                if self._connection.total_changes > self._num_changes:
                     if erasure.is_owed(self.path):
                         self.erase()
                     recovery.back_up(self._connection, self.path)
