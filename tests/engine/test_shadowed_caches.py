@@ -8,6 +8,7 @@ import torch
 import transformers
 
 import kvchat
+from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -15,6 +16,7 @@ from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.api.view import parse_view
 from kvchat.engine.cache.view_spec import ShadowSpec
 from kvchat.engine.engine import Engine
+from kvchat.engine.handle import Handle
 from kvchat.engine.results import Result, collect
 from kvchat.engine.shadow.settings import settings_for
 from kvchat.errors import ConfigError, PoolExhausted, UnsupportedModel
@@ -205,6 +207,32 @@ def test_another_text_on_the_same_branch_is_looked_at_through_its_own_shadow(ope
     engine.demote(handle.branch)  # nothing of it is held any more, so the branch takes any text
     found = finish(engine, submit(engine, texts[1], 8, handle.branch)).token_ids
     assert found == ask(opened(), texts[1], "", 8).token_ids
+
+
+def test_a_conversation_that_goes_on_on_anothers_branch_is_looked_at_through_its_own_shadow(
+    opened: Opened,
+) -> None:
+    """Both are of one session, equally long and computed equally far; only the text tells them apart."""
+    texts = [token_ids(PROMPT), token_ids(PROMPT, seed=1)]
+
+    def go_on(engine: Engine, text: Sequence[int], starts: str, branch: BranchId | None) -> Handle:
+        sampling = SamplingParams(max_tokens=8)
+        request = Request(token_ids=tuple(text), sampling=sampling, namespace=starts, branch=branch)
+        return engine.submit(request)
+
+    alone, engine = opened(), opened()
+    handles = [go_on(one, texts[1], name("a", PROMPT), None) for one in (alone, engine)]
+    said = [finish(one, handle).token_ids for one, handle in zip((alone, engine), handles, strict=True)]
+    longer = [*texts[1], *said[0], *token_ids(20, seed=3)]
+    starts = name("a", PROMPT, len(longer))
+    wanted = finish(alone, go_on(alone, longer, starts, handles[0].branch)).token_ids
+    engine.release(handles[1].branch)
+    other = go_on(engine, texts[0], name("a", PROMPT), None)
+    finish(engine, other)
+    engine.demote(other.branch)
+    found = finish(engine, go_on(engine, longer, starts, other.branch))
+    assert found.usage.cached_tokens == PROMPT + 7
+    assert found.token_ids == wanted
 
 
 def test_answers_side_by_side_are_those_of_each_alone(opened: Opened) -> None:
