@@ -94,19 +94,19 @@ def test_an_index_damaged_while_open_costs_time_only(tmp_path: Path) -> None:
     store.close()
 
 
-def test_an_index_damaged_anywhere_is_survived(tmp_path: Path) -> None:
+def test_an_index_damaged_anywhere_is_survived(quick_path: Path) -> None:
     blocks = chain(list(range(40)))
-    store = open_store(tmp_path)
+    store = open_store(quick_path)
     write_all(store, blocks)
     store.close()
-    index = tmp_path / "index.db"
+    index = quick_path / "index.db"
     whole = index.read_bytes()
     random = Random(0)
     for _ in range(80):
         start, num_bytes = random.randrange(len(whole)), random.choice([1, 8, 64, 512])
         junk = random.choice([bytes(num_bytes), random.randbytes(num_bytes), b"\xff" * num_bytes])
         index.write_bytes((whole[:start] + junk + whole[start + num_bytes :])[: len(whole)])
-        store = open_store(tmp_path)
+        store = open_store(quick_path)
         store.children(blocks[0].key)
         store.has_all([block.key for block in blocks], FULL)
         store.rebuild()  # a row that was changed without a trace is found when every file is looked at
