@@ -19,7 +19,18 @@ from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.config import CACHE_FORMATS, SPECULATE, EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, UsageError
-from kvchat.quantities import integer, number, one_of, or_none, parse_size, path, positive, text, yes_or_no
+from kvchat.quantities import (
+    integer,
+    keys,
+    number,
+    one_of,
+    or_none,
+    parse_size,
+    path,
+    positive,
+    text,
+    yes_or_no,
+)
 
 PROJECT_FILE = ".kvchat.toml"
 STARTER = "starter"
@@ -250,7 +261,7 @@ KEYS: Mapping[str, Key] = {
     "engine.speculate": Key(read=one_of(*SPECULATE), variable="KVCHAT_SPECULATE"),
     "engine.threads": Key(read=or_none(positive), variable="KVCHAT_THREADS"),
     **{
-        f"keys.{one.name}": Key(read=or_none(text), variable=f"KVCHAT_KEY_{one.name.upper()}")
+        f"keys.{one.name}": Key(read=or_none(keys), variable=f"KVCHAT_KEY_{one.name.upper()}")
         for one in fields(Keys)
     },
     "remote.url": Key(read=or_none(text), variable="KVCHAT_REMOTE"),

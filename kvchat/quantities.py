@@ -4,11 +4,23 @@ Every reader returns the value or raises ValueError with what it must be.
 """
 
 import os
+import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
+
+_MODIFIERS = {"ctrl", "alt", "shift", "meta", "super", "hyper"}
+# fmt: off
+_KEYS = {
+    "escape", "enter", "tab", "space", "backspace", "delete", "insert", "home", "end", "pageup", "pagedown",
+    "up", "down", "left", "right", "slash", "backslash", "minus", "plus", "underscore", "at", "dollar_sign",
+    "question_mark", "full_stop",
+}
+# fmt: on
+"""Of those that are more than a character; others have Unicode's names, such as `left_square_bracket`."""
 
 
 def parse_size(value: object) -> int:
@@ -95,6 +107,27 @@ def tokens(value: object) -> int:
     written = value.strip().lower()
     factor = {"k": 2**10, "m": 2**20}.get(written[-1:], 1)
     return positive(written[:-1] if factor > 1 else written) * factor
+
+
+def keys(value: object) -> str:
+    """Return keys as a terminal names them, separated by commas: `f5`, `ctrl+k`, `shift+enter,ctrl+j`."""
+    written = text(value)
+    for key in written.split(","):
+        *modifiers, name = key.strip().split("+")
+        if not (set(modifiers) <= _MODIFIERS and _is_key(name)):
+            raise ValueError(f"must be keys such as f5 or ctrl+k, separated by commas, not {key.strip()!r}")
+        if (len(name) == 1 or name == "space") and set(modifiers) <= {"shift"}:
+            raise ValueError(f"cannot be {key.strip()!r}, which is typed into messages; add ctrl+ or alt+")
+    return written
+
+
+def _is_key(name: str) -> bool:
+    if len(name) == 1 or name in _KEYS or re.fullmatch(r"f([1-9]|1\d|2[0-4])", name):
+        return True
+    try:
+        return bool(unicodedata.lookup(name.replace("_", " ")))
+    except KeyError:
+        return False
 
 
 def path(value: object) -> Path:

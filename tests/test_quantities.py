@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.quantities import parse_size
+from kvchat.quantities import keys, parse_size
 
 pytestmark = pytest.mark.pure
 
@@ -41,3 +41,38 @@ def test_what_is_no_size_is_refused(written: object) -> None:
 def test_anything_is_a_size_or_is_refused_as_a_wrong_value(written: object) -> None:
     with suppress(ValueError):
         assert parse_size(written) >= 0
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "f5",
+        "ctrl+k",
+        "shift+enter,ctrl+j",
+        "ctrl+shift+f12",
+        "alt+a",
+        "ctrl+left_square_bracket",
+        "escape, f20",
+    ],
+)
+def test_keys_are_what_terminals_call_them(written: str) -> None:
+    assert keys(written) == written
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("nonsense", "must be keys"),
+        ("nonsense+k", "must be keys"),
+        ("f25", "must be keys"),
+        ("ctrl+", "must be keys"),
+        ("f5,", "must be keys"),
+        ("a", "typed into messages"),
+        ("f5,shift+A", "typed into messages"),
+        ("space", "typed into messages"),
+        (5, "text"),
+    ],
+)
+def test_what_is_no_key_or_would_take_what_is_typed_is_refused(written: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        keys(written)
