@@ -51,20 +51,24 @@ class DiskOrder:
         """Return whether room is to be made for a block that has not been used since it was computed: not
         where all that would have to go was used again, nor behind a block for which there was none.
         """
-        if self.eviction is Eviction.LRU or name[:2] in self._kept.all():
+        is_behind_refused = _name(name[0], parent) in self._refused
+        if self.eviction is Eviction.LRU or (
+            not is_behind_refused and self._has_room(name, num_bytes, limit_bytes)
+        ):
             return True
-        if _name(name[0], parent) in self._refused:
-            self._refused.add(_name(name[0], name[1]))
-            return False
-        usage = self._index.usage()
-        if usage.num_bytes + num_bytes <= limit_bytes or _name(*name) in self._ghosts:
+        if name[:2] in self._kept.all():
             return True
-        if (self._index.num_unproven() + 1) * SMALL_SHARE < usage.num_blocks + 1:
-            return True
-        if any(leaf.name != parent for leaf in self._free(2, False)):
+        if not is_behind_refused and any(leaf.name != parent for leaf in self._free(2, False)):
             return True
         self._refused.add(_name(name[0], name[1]))
         return False
+
+    def _has_room(self, name: BlockName, num_bytes: int, limit_bytes: int) -> bool:
+        """Whether nothing has to go for a block, or what was used again."""
+        usage = self._index.usage()
+        if usage.num_bytes + num_bytes <= limit_bytes or _name(*name) in self._ghosts:
+            return True
+        return (self._index.num_unproven() + 1) * SMALL_SHARE < usage.num_blocks + 1
 
     def note_gone(self, leaves: Iterable[IndexedBlock]) -> None:
         """Remember what has to go though it was never used again."""
@@ -74,10 +78,8 @@ class DiskOrder:
                     self._ghosts.add(_name(leaf.fingerprint, leaf.name, group))
 
     def is_proven(self, name: BlockName) -> bool:
-        """Return whether a block that is written now is wanted: it had to go not long ago, which is forgotten
-        then, or is to be kept.
-        """
-        return self._ghosts.take(_name(*name)) or name[:2] in self._kept.all()
+        """Return whether a block that is written now had to go not long ago; forgotten then."""
+        return self._ghosts.take(_name(*name))
 
     def accept(self, names: Iterable[BlockName]) -> None:
         """Note that blocks are there now."""

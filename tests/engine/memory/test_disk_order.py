@@ -19,6 +19,7 @@ from kvchat.engine.memory.disk_order import MAX_GHOSTS, DiskOrder
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.files import SystemFiles
 from kvchat.engine.memory.kept_blocks import KeptBlocks
+from kvchat.errors import StorageError
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,
@@ -180,6 +181,17 @@ def test_what_is_kept_stays_whatever_is_used_again(tmp_path: Path, eviction: Evi
     disk.store.close()
 
 
+def test_while_nobody_can_read_what_is_kept_blocks_that_need_no_room_are_written(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 10)
+    (tmp_path / "cache/kept/pack.keep").mkdir(parents=True)  # no list, and nothing says what it held
+    blocks = conversation(1, 12)
+    assert all(disk.write(block) for block in blocks[:10])
+    with pytest.raises(StorageError, match="says which blocks stay"):
+        disk.write(blocks[10])
+    assert disk.found(blocks) == 10
+    disk.store.close()
+
+
 def test_names_of_what_went_are_bounded_and_nothing_of_them_is_on_disk(tmp_path: Path) -> None:
     with closing(open_store(tmp_path)) as store:
         order = DiskOrder(store._index, KeptBlocks(tmp_path), Eviction.S3FIFO)
@@ -228,14 +240,14 @@ class SlowDisk:
     refused: set[BlockKey] = field(default_factory=set)
 
     def write(self, block: Block, now_s: float) -> bool:
-        if block.header.parent in self.refused:
+        if block.header.parent in self.refused and block.key not in self.kept:
             self.refused.add(block.key)
             return False
-        is_proven = block.key in self.ghosts | self.kept
+        is_proven = block.key in self.ghosts
         self.ghosts.discard(block.key)
         self.rows[block.key] = Row(now_s, block.header.parent, is_proven)
         while len(self.rows) > self.num_blocks:
-            victim = self.victim(block.key, is_proven)
+            victim = self.victim(block.key, is_proven or block.key in self.kept)
             if victim is None:
                 del self.rows[block.key]
                 self.refused.add(block.key)
