@@ -12,8 +12,9 @@ from threading import Timer
 from kvchat.chat import ChatEvent
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.app import KvchatApp
-from tests.ui.scripted import Answer, ScriptedChat, ScriptedConversation, ScriptedFiles
+from tests.ui.scripted import Answer, ScriptedChat, ScriptedConversation
 from tests.ui.scripted_engine import ScriptedEngine
+from tests.ui.scripted_files import ScriptedFiles
 
 
 class NoisyChat(ScriptedChat):

@@ -19,13 +19,11 @@ from kvchat.chat import (
 )
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import BranchId
-from kvchat.engine.api.losses import GaugeReport
-from kvchat.errors import FileTaken, SessionNotFound, UsageError
+from kvchat.errors import SessionNotFound
 from kvchat.revision import plan_undo
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.miss import Explanation, explain
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
-from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
 from tests.ui.scripted_unsent import ScriptedUnsent as ScriptedUnsent
 from tests.ui.scripted_variants import ScriptedVariants
@@ -119,81 +117,6 @@ class ScriptedStore:
 
     def still_readable(self) -> Sequence[str]:
         return self.left_on_disk
-
-
-class ScriptedFiles:
-    """A machine that writes nothing, and knows which files, settings and models there are; without `changing`
-    it is still at work on another format.
-    """
-
-    def __init__(self) -> None:
-        self.written: dict[str, tuple[SessionId, str]] = {}
-        self.shown_as = Appearance()
-        self.values = {"display.theme": "kvchat", "sampling.temperature": "0.0"}
-        self.loaded: list[str | None] = []
-        self.formats: list[tuple[str, str]] = []
-        self.gauged = GaugeReport(
-            model="m", num_tokens=9, num_replayed=1, exact_bytes=9, exact_token_bytes=1.0, formats=()
-        )
-        self.more_words = ""
-        self.changing = Event()
-        self.changing.set()
-
-    def appearance(self) -> Appearance:
-        return self.shown_as
-
-    def settings(self) -> Sequence[SettingEntry]:
-        return [SettingEntry(name=name, value=value, origin="file") for name, value in self.values.items()]
-
-    def change_setting(self, name: str, value: str) -> str:
-        if name not in self.values:
-            raise UsageError(f"there is no setting {name!r}")
-        self.values[name] = value
-        return f"{name} = {value}"
-
-    def models(self) -> Sequence[ModelEntry]:
-        return [
-            ModelEntry(name="starter", summary="30 MiB · all of its context fits", is_current=True),
-            ModelEntry(name="large", summary="9 GiB · does not fit"),
-        ]
-
-    def reload(self, model: str | None = None) -> None:
-        if model == "nowhere":
-            raise UsageError("there is no model 'nowhere'")
-        self.loaded.append(model)
-
-    def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
-        if cache_format == "int3":
-            raise UsageError("cache format 'int3' is unknown")
-        words = f"{session_id} on {branch}: {cache_format or 'all'} lose little"
-        return Gauged(words=words + self.more_words, report=self.gauged, kept_agreement=0.99)
-
-    def format_cost(self, session_id: str, cache_format: str) -> str:
-        if cache_format == "int3":
-            raise UsageError("cache format 'int3' is unknown")
-        return "2 MiB would be 1 MiB"
-
-    def use_format(self, session_id: str, cache_format: str) -> str:
-        if cache_format == "int2":
-            raise UsageError("no exact KV of this session is stored")
-        self.formats.append((session_id, cache_format))
-        self.changing.wait(20)
-        return f"converted to {cache_format}"
-
-    def go_on_in(self, session_id: str, cache_format: str) -> str:
-        self.formats.append((session_id, cache_format))
-        return f"goes on in {cache_format}"
-
-    def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
-        if not wish.endswith(".md"):
-            raise UsageError(f"{wish} does not say what to write")
-        if wish in self.written and not force:
-            raise FileTaken(f"{wish} exists already")
-        self.written[wish] = session_id, branch
-        return f"wrote {wish}"
-
-    def freed_by_deleting(self, session_id: SessionId, branch: str | None = None) -> str:
-        return f"the blocks of {session_id if branch is None else branch} would be freed"
 
 
 @dataclass

@@ -8,7 +8,7 @@ from kvchat.ui.gauge_words import report_lines
 from kvchat.ui.host import Appearance
 from kvchat.ui.widgets.frontier_rows import BEATEN, GOOD, TAKEN
 from tests.ui.harness import window
-from tests.ui.scripted import ScriptedFiles
+from tests.ui.scripted_files import ScriptedFiles
 from tests.ui.widgets.test_frontier_rows import STARTER, report
 
 pytestmark = pytest.mark.tui

@@ -14,7 +14,7 @@ from kvchat.ui.widgets.session_list import SessionList
 from tests.scripted_engine import ScriptedEngine
 from tests.tiny_models import STARTER, write_model
 from tests.ui.harness import Window
-from tests.ui.scripted import ScriptedFiles
+from tests.ui.scripted_files import ScriptedFiles
 
 pytestmark = pytest.mark.tui
 
