@@ -6,7 +6,7 @@ belong to and nothing of their bytes.
 """
 
 import stat
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from kvchat.cli.shelf import open_store, short_id
 from kvchat.cli.streams import Output, Status
 from kvchat.config import Settings
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
+from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.models.identity import layouts_of, remember
 from kvchat.errors import BundleError, StorageError
 from kvchat.session.bundle.foreign import Transcript, read_transcripts
@@ -151,13 +152,18 @@ def _install(settings: Settings, path: Path, bundle: Bundle, status: Status) -> 
     remember(settings.paths.cache_dir, kv.fields)
     written: list[tuple[GroupId, BlockKey, int]] = []
     reason = ""
-    with closing(
-        open_shelf(settings, kv.fingerprint, layouts_of(kv.fields), block_size=kv.block_size)
-    ) as shelf:
+    with ExitStack() as opened:
+        shelf: BlockShelf | None = None
+        try:
+            layouts = layouts_of(kv.fields)
+            shelf = open_shelf(settings, kv.fingerprint, layouts, block_size=kv.block_size)
+            opened.enter_context(closing(shelf))
+        except (StorageError, OSError) as error:  # the text is kept without it
+            reason = str(error)
         for number, block in enumerate(read_blocks(path, bundle)):
             status.show(f"importing · {number} of {bundle.num_blocks} blocks …")
-            if reason:  # the file is read to its end all the same, which tells whether it is what it was
-                continue
+            if reason or shelf is None:
+                continue  # it is read to its end all the same, which tells whether it is what it was
             group, parent = GroupId(block.group), names[block.parent]
             try:
                 shelf.write(group, parent, block.token_ids, bytes(block.payload))
@@ -166,9 +172,12 @@ def _install(settings: Settings, path: Path, bundle: Bundle, status: Status) -> 
             else:
                 written.append((group, block_key(parent, block.token_ids), len(block.payload)))
         # What is written last may push out what was written first.
-        sizes = [size for group, key, size in written if group in shelf.groups_of(key)]
+        sizes = [size for group, key, size in written if shelf is not None and group in shelf.groups_of(key)]
     if len(sizes) < bundle.num_blocks and not reason:
-        reason = "the disk limit has no room for it; give it more with KVCHAT_KV_DISK_BYTES"
+        reason = (
+            "the disk limit has no room for it, or `kvchat cache gc` took it meanwhile; give it more with"
+            " KVCHAT_KV_DISK_BYTES, or import it again"
+        )
     return _Installed(num_blocks=len(sizes), num_bytes=sum(sizes), reason=reason)
 
 

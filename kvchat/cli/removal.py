@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -240,25 +240,50 @@ class TidyStore(SessionStore):
         """
         with suppress(EngineFailed):  # then it writes nothing more
             self.drain()
-        if not self._cache_dir.is_dir():
+        self._left_in_cache = ()
+        if not self._has_cache():
             delete()
             return Removed()
-        with closing(self._catalog()) as catalog:
-            blocks = catalog.blocks()
-            own = _by_size(blocks, refer)
+        with ExitStack() as opened:
+            try:
+                catalog = opened.enter_context(closing(self._catalog()))
+                blocks = catalog.blocks()
+                own = _by_size(blocks, refer)
+            except (StorageError, OSError) as error:
+                delete()  # text goes whatever becomes of its blocks
+                self._left_in_cache = (_not_removed(error),)
+                return Removed()
             delete()
-            let_go(catalog)
-            kept = _names(catalog.kept_blocks())
-            others = _by_size(blocks, self._of)
-            shared = [
-                block
-                for block in blocks
-                if _is_referenced(block, own) and (_is_referenced(block, others) or _name(block) in kept)
-            ]
-            freed = catalog.collect(
-                lambda block: not _is_referenced(block, own) or _is_referenced(block, others)
-            )
-            self._left_in_cache = catalog.still_readable
+            try:
+                return self._remove_blocks(catalog, blocks, own, let_go)
+            except (StorageError, OSError) as error:
+                self._left_in_cache = (_not_removed(error),)
+                return Removed()
+
+    def _has_cache(self) -> bool:
+        try:
+            return self._cache_dir.is_dir()
+        except OSError:  # whoever opens it is told why
+            return True
+
+    def _remove_blocks(
+        self,
+        catalog: "BlockCatalog",
+        blocks: Sequence["IndexedBlock"],
+        own: dict[int, References],
+        let_go: Callable[["BlockCatalog"], None],
+    ) -> Removed:
+        """Remove what was referred to by deleted text alone."""
+        let_go(catalog)
+        kept = _names(catalog.kept_blocks())
+        others = _by_size(blocks, self._of)
+        shared = [
+            block
+            for block in blocks
+            if _is_referenced(block, own) and (_is_referenced(block, others) or _name(block) in kept)
+        ]
+        freed = catalog.collect(lambda block: not _is_referenced(block, own) or _is_referenced(block, others))
+        self._left_in_cache = catalog.still_readable
         return Removed(
             freed_blocks=freed.num_blocks,
             freed_bytes=freed.num_bytes,
@@ -322,6 +347,11 @@ class TidyStore(SessionStore):
 
 def _nothing() -> None:
     pass
+
+
+def _not_removed(error: Exception) -> str:
+    """Say that blocks stay whose text is gone, and what to do."""
+    return f"the KV of what was deleted is still on disk: {error}; `kvchat cache gc` removes it then"
 
 
 def _by_size(blocks: Iterable["IndexedBlock"], refer: Refer) -> dict[int, References]:

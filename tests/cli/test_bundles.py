@@ -94,6 +94,18 @@ def test_an_imported_session_goes_on_as_if_it_had_never_been_away_and_computes_o
     assert last_ids(home / "here") == last_ids(home / "never-away")
 
 
+def test_a_cache_that_cannot_be_used_keeps_no_text_out(
+    bundle: Path, tiny_model: Path, home: Path, kvchat: Kvchat
+) -> None:
+    blocks = home / "here" / "cache" / "blocks"
+    blocks.parent.mkdir(parents=True)
+    blocks.write_text("a file where the blocks should be")
+    (imported,) = kvchat("import", str(bundle), "-m", str(tiny_model))
+    assert (imported["kv"], imported["turns"], imported["blocks"]) == ("none", 4, 0)
+    assert "cannot be used" in " ".join(imported["not_stored"])
+    assert last_ids(home / "here")
+
+
 def test_imported_kv_serves_no_other_session_until_it_has_been_verified(
     bundle: Path, tiny_model: Path, kvchat: Kvchat
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.cli.removal import TidyStore
+from tests.cli.secret_home import files_with
 
 pytestmark = pytest.mark.pure
 
@@ -30,3 +31,19 @@ def test_what_was_not_sent_to_a_session_that_is_gone_goes_with_the_next_sweep(
         assert store.unsent.owners() == {here}
         assert store.unsent.take(gone) == ""
         assert store.unsent.take(None) == store.unsent.take(here) == "half a thought"
+
+
+def test_text_is_deleted_also_where_the_cache_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "blocks").write_text("a file where the blocks should be")
+    with closing(TidyStore(tmp_path / "sessions.db", tmp_path / "cache")) as store:
+        doomed, kept = (store.create_session(title=title).id for title in ("quixotry", "kept"))
+        store.delete_session(doomed)
+        assert [one.session.id for one in store.list_sessions()] == [kept]
+        assert not files_with(tmp_path, b"quixotry")
+        (told,) = store.still_readable()
+        assert "KV of what was deleted is still on disk" in told
+        assert "cache gc" in told
+        (tmp_path / "cache" / "blocks").unlink()
+        store.delete_session(kept)
+        assert not store.still_readable()
