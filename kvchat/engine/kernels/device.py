@@ -52,6 +52,11 @@ def upload(values: object, device: torch.device, dtype: torch.dtype = torch.int3
     return tensor.to(device, non_blocking=True)
 
 
+def in_rows(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy where the numbers of its last dimension do not lie in a row."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 OLDEST_E4M3 = (8, 9)
 """From this compute capability on a GPU converts E4M3 by itself."""
 

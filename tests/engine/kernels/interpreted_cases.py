@@ -59,4 +59,7 @@ OTHER_CASES = (
     "rope store",
     "merge",
     "move",
+    "numbers with gaps",
+    "large pools",
+    "large strides",
 )

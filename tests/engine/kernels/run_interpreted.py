@@ -38,6 +38,7 @@ from kvchat.engine.kernels.rope_store import triton as rope_store_triton
 from kvchat.engine.kernels.rope_store.args import RopeStore
 from kvchat.engine.kernels.store_kv import reference as store_reference
 from kvchat.engine.kernels.store_kv import triton as store_triton
+from tests.engine.kernels import interpreted_edges as edges
 from tests.engine.kernels.attention_cases import Case, Shape, make_case
 from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, CONTROLS, LENGTHS, OTHER_CASES
 from tests.engine.kernels.test_latent_attention import Problem, make_problem, packed, single
@@ -350,6 +351,9 @@ CHECKS: dict[str, Callable[[], float]] = {
     "rope store": rope_store_error,
     "merge": merge_error,
     "move": move_error,
+    "numbers with gaps": edges.gaps_error,
+    "large pools": edges.large_pools_error,
+    "large strides": edges.large_strides_error,
 }
 assert tuple(CHECKS) == OTHER_CASES
 

@@ -41,12 +41,18 @@ def compile_attention(
     args: AttentionArgs = PLAIN,
     is_split: bool,
     tiling: Tiling | None = None,
+    pools: str | None = None,
 ) -> Compiled:
-    """Compile for `shape` = (query heads of a key-value head, head size)."""
+    """Compile for `shape` = (query heads of a key-value head, head size).
+
+    Args:
+        pools: their type; None: that of queries.
+    """
     group, dim = shape
     choose = attention.decode_tiling if is_split else attention.prefill_tiling
     tiling = tiling or choose(group, dim, BYTES[dtype])
-    types = dict.fromkeys(("query", "k_pool", "v_pool", "sinks"), f"*{dtype}")
+    types = dict.fromkeys(("query", "sinks"), f"*{dtype}")
+    types |= dict.fromkeys(("k_pool", "v_pool"), f"*{pools or dtype}")
     types |= dict.fromkeys(("out", "lse"), "*fp32" if is_split else f"*{dtype}")
     types |= dict.fromkeys(("counts", "tiles", "q_starts", "q_lens", "positions", "first_blocks"), "*i32")
     types |= {"tables": "*i32", "softmax_scale": "fp32", "softcap": "fp32"}
@@ -72,6 +78,11 @@ def assert_fits(made: Compiled, capability: int) -> None:
 def test_attention_of_the_usual_shape_fits(capability: int, is_split: bool) -> None:
     made = compile_attention(capability, "bf16", (4, 128), is_split=is_split)
     assert_fits(made, capability)
+
+
+def test_queries_of_another_type_than_the_pools_are_multiplied_in_theirs() -> None:
+    """Some models attend in float32 whatever they store."""
+    assert_fits(compile_attention(90, "fp32", (4, 64), is_split=False, pools="bf16"), 90)
 
 
 @pytest.mark.slow

@@ -80,6 +80,12 @@ def test_more_slots_than_a_program_holds_are_refused() -> None:
         kernels.exchange(slots, slots)
 
 
+def test_a_working_set_without_slots_misses_nothing() -> None:
+    held = torch.empty(2, 0, dtype=torch.int64)
+    slots, is_missing = kernels.exchange(held, held)
+    assert slots.shape == is_missing.shape == (2, 0)
+
+
 def with_gaps(tensor: Tensor) -> Tensor:
     """Return the same tensor as every other number of another one."""
     return torch.stack((tensor, tensor), dim=-1)[..., 0]

@@ -245,8 +245,9 @@ def _attend(
             ropes = tl.load(ropes_at, mask=r_there, other=0.0).to(tl.float32).to(q_r.dtype)
         else:
             at_row = (pool + n_at)[:, None]
-            latents = tl.load(at_row + c[None, :], mask=there[:, None] & (c[None, :] < RANK), other=0.0)
-            ropes = tl.load(at_row + RANK + r[None, :], mask=r_there, other=0.0)
+            c_there = there[:, None] & (c[None, :] < RANK)
+            latents = tl.load(at_row + c[None, :], mask=c_there, other=0.0).to(q_c.dtype)
+            ropes = tl.load(at_row + RANK + r[None, :], mask=r_there, other=0.0).to(q_r.dtype)
         scores = tl.dot(q_c, tl.trans(latents), input_precision="ieee")
         scores += tl.dot(q_r, tl.trans(ropes), input_precision="ieee")
         visible = there[None, :] & (n[None, :] <= at[:, None])

@@ -48,6 +48,7 @@ def gather_blocks(regions: BlockRegions, blocks: Tensor, known: Table | None = N
 
 def scatter_blocks(regions: BlockRegions, blocks: Tensor, runs: Tensor, known: Table | None = None) -> None:
     """Do what the reference does; see there for arguments, and `copy_blocks`."""
+    assert runs.is_contiguous(), "runs lie one behind the other"
     if len(blocks):
         arguments = runs.view(torch.int32), regions.buffer.view(torch.int32), blocks, blocks
         row_words = regions.block_bytes // WORD_BYTES

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvchat.engine.kernels.device import in_rows
 from kvchat.engine.kernels.online_softmax.triton import (
     begin,
     blocks_of,
@@ -67,6 +68,7 @@ def paged_attention(
     if tables is None:
         known = args.prepared
         tables = known if isinstance(known, StepTables) else step_tables(args.spans, args.first_visible)
+    query = in_rows(query)
     shape = query.shape[0], query.shape[1], v_pool.shape[3]
     out = query.new_empty(shape) if args.spans else query.new_zeros(shape)  # rows may have no query
     if tables.singles:
@@ -124,7 +126,7 @@ def _launch(
         tables.positions,
         tables.first_blocks,
         tables.tables,
-        query if args.sinks is None else args.sinks,
+        query if args.sinks is None else args.sinks.contiguous(),
         args.softmax_scale,
         0.0 if args.softcap is None else args.softcap,
         target.most_parts,
@@ -254,13 +256,14 @@ def _attend(
         offset = n % BLOCK_SIZE
         k_at = k_pool + block * kp_n + kv_head * kp_h + offset * kp_p
         keys = tl.load(k_at[None, :] + k[:, None], mask=there[None, :] & (k[:, None] < DIM_K), other=0.0)
-        products = tl.dot(q, keys, input_precision="ieee")
+        products = tl.dot(q, keys.to(q.dtype), input_precision="ieee")
         scores = scores_of(products, softmax_scale, softcap, HAS_SOFTCAP)
         visible = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= seen_from[:, None])
         weights, decay, top, total = take_in(tl.where(visible, scores, float("-inf")), top, total)
         v_at = v_pool + block * vp_n + kv_head * vp_h + offset * vp_p
         values = tl.load(v_at[:, None] + v[None, :], mask=there[:, None] & (v[None, :] < DIM_V), other=0.0)
-        acc = acc * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        sums = tl.dot(weights.to(q.dtype), values.to(q.dtype), input_precision="ieee")
+        acc = acc * decay[:, None] + sums
 
     results = acc, top, total
     rows = row * (tl.num_programs(1) * GROUP) + head, row_there

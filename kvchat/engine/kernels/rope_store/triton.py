@@ -9,11 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvchat.engine.kernels.device import in_rows
 from kvchat.engine.kernels.rope_store.args import RopeStore
 
 
 def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Tensor:
-    """Do what the reference does; see there for arguments. The last dimension of each is contiguous."""
+    """Do what the reference does; see there for arguments."""
+    query, key, value = in_rows(query), in_rows(key), in_rows(value)
+    cosines, sines = in_rows(args.cosines), in_rows(args.sines)
     num_tokens, num_heads, dim = query.shape
     out = torch.empty(num_tokens, num_heads, dim, dtype=query.dtype, device=query.device)
     if num_tokens:
@@ -21,8 +24,8 @@ def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Te
             query,
             key,
             value,
-            args.cosines,
-            args.sines,
+            cosines,
+            sines,
             out,
             args.k_pool,
             args.v_pool,
@@ -32,8 +35,8 @@ def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Te
             *query.stride()[:2],
             *key.stride()[:2],
             *value.stride()[:2],
-            args.cosines.stride(0),
-            args.sines.stride(0),
+            cosines.stride(0),
+            sines.stride(0),
             *args.k_pool.stride()[:3],
             *args.v_pool.stride()[:3],
             **constants(args.k_pool.shape[2], dim, value.shape[2], args.cosines.shape[1]),
@@ -91,7 +94,7 @@ def _turn(
     BLOCK_V: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     kv_head = head - num_heads

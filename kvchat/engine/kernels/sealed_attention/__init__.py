@@ -12,10 +12,13 @@ from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step
 from kvchat.engine.kernels.quantised_kv import native as native_codes
 from kvchat.engine.kernels.sealed_attention import native, reference, table_ops, torch_ops
 from kvchat.engine.kernels.sealed_attention.args import SealedPool, SealedStep, check_old_blocks
+from kvchat.engine.kernels.tiling import HALF
 
 __all__ = ["OPERATION", "seal", "sealed_attention"]
 
 OPERATION = "attention over quantised blocks"
+MOST_WIDE_HEADS = 16
+"""More query heads of a key-value head in float32 are left to torch: their tiles spill."""
 
 
 def seal(k_pool: Tensor, v_pool: Tensor, sealed: SealedPool, step: SealedStep) -> None:
@@ -46,7 +49,7 @@ def sealed_attention(
     """Return what the reference returns; see there for arguments."""
     if debugs():
         _check(pools[0], sealed, args, step)
-    if takes_triton(pools[0], OPERATION):
+    if takes_triton(pools[0], OPERATION) and fits(query.shape[1] // pools[0].shape[1], query.element_size()):
         from kvchat.engine.kernels.sealed_attention import triton
 
         return HEALTH.attempt(
@@ -55,6 +58,11 @@ def sealed_attention(
             lambda: _plain(query, pools, sealed, args, step),
         )
     return _plain(query, pools, sealed, args, step)
+
+
+def fits(group: int, element_size: int) -> bool:
+    """Whether the kernel's tiles hold so many query heads of a key-value head. Pure."""
+    return element_size <= HALF or group <= MOST_WIDE_HEADS
 
 
 def _check(pool: Tensor, sealed: SealedPool, args: AttentionArgs, step: SealedStep) -> None:

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvchat.engine.kernels.device import in_rows
 from kvchat.engine.kernels.online_softmax.triton import (
     begin,
     blocks_of,
@@ -37,18 +38,24 @@ def decode_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
     """Return the tiles for single queries whose `group` heads share keys."""
     rows = max(16, triton.next_power_of_2(group))
     if element_size > HALF:
-        return Tiling(block_m=rows, block_n=16, num_warps=8, num_stages=1)
+        return _wide_tiling(rows, head_dim)
     return Tiling(block_m=rows, block_n=32, num_warps=4 if rows <= 32 else 8, num_stages=2)
 
 
 def prefill_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
     """Return the tiles for prompts."""
+    rows = max(16, triton.next_power_of_2(group))
     if element_size > HALF:
-        rows = max(32, triton.next_power_of_2(group))
-        return Tiling(block_m=rows, block_n=16, num_warps=8, num_stages=1)
+        return _wide_tiling(rows, head_dim)
     # More of 4 and 2 bits spills: its numbers are made from codes, scales and minima in registers.
-    rows = max(32 if head_dim > 128 else 64, triton.next_power_of_2(group))
+    rows = max(32 if head_dim > 128 else 64, rows)
     return Tiling(block_m=rows, block_n=32, num_warps=8, num_stages=2 if head_dim <= 64 else 1)
+
+
+def _wide_tiling(rows: int, head_dim: int) -> Tiling:
+    """Return the tiles for float32."""
+    num_warps = 8 if rows == 16 and head_dim <= 128 else 16
+    return Tiling(block_m=rows, block_n=16, num_warps=num_warps, num_stages=1)
 
 
 def sealed_attention(
@@ -65,7 +72,7 @@ def sealed_attention(
     """
     known = args.prepared
     tables = known if isinstance(known, StepTables) else step_tables(args.spans, args.first_visible)
-    old = step.padded()
+    old, query = step.padded(), in_rows(query)
     num_heads, block_size = query.shape[1], pools[1].shape[2]
     shape = query.shape[0], num_heads, pools[1].shape[3]
     out = query.new_empty(shape) if args.spans else query.new_zeros(shape)  # rows may have no query
@@ -115,7 +122,7 @@ def _launch(
         tables.first_blocks,
         tables.tables,
         old,
-        query if args.sinks is None else args.sinks,
+        query if args.sinks is None else args.sinks.contiguous(),
         args.softmax_scale,
         0.0 if args.softcap is None else args.softcap,
         target.most_parts,
@@ -288,12 +295,15 @@ def _attend(
         offset = n % BLOCK_SIZE
         k_at = k_pool + block * kp_n + kv_head * kp_h + offset * kp_p
         keys = tl.load(k_at[None, :] + k[:, None], mask=there[None, :] & (k[:, None] < DIM_K), other=0.0)
-        scores = scores_of(tl.dot(q, keys, input_precision="ieee"), softmax_scale, softcap, HAS_SOFTCAP)
+        scores = scores_of(
+            tl.dot(q, keys.to(q.dtype), input_precision="ieee"), softmax_scale, softcap, HAS_SOFTCAP
+        )
         visible = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= num_old[:, None])
         weights, decay, top, total = take_in(tl.where(visible, scores, float("-inf")), top, total)
         v_at = v_pool + block * vp_n + kv_head * vp_h + offset * vp_p
         values = tl.load(v_at[:, None] + v[None, :], mask=there[:, None] & (v[None, :] < DIM_V), other=0.0)
-        acc = acc * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        sums = tl.dot(weights.to(q.dtype), values.to(q.dtype), input_precision="ieee")
+        acc = acc * decay[:, None] + sums
 
     results = acc, top, total
     rows = row * (tl.num_programs(1) * GROUP) + head, row_there

@@ -96,6 +96,8 @@ def exchange(held: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     if num_slots > MOST_SLOTS:
         raise ValueError(f"{num_slots} slots are more than a program holds: at most {MOST_SLOTS}")
     _assert_in_a_row(held, wanted)
+    if not num_slots:
+        return held.clone(), torch.zeros_like(held, dtype=torch.bool)
     slots, missing = (held.new_empty(held.shape) for _ in range(2))
     is_missing = torch.empty(held.shape, dtype=torch.bool, device=held.device)
     strides = held.stride(0), wanted.stride(0)

@@ -7,9 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvchat.engine.kernels.device import in_rows
+
 
 def store_kv(key: Tensor, value: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor) -> None:
-    """Do what the reference does; see there for arguments. The last dimension of each is contiguous."""
+    """Do what the reference does; see there for arguments."""
+    key, value = in_rows(key), in_rows(value)
     num_tokens, num_heads, dim_k = key.shape
     dim_v = value.shape[2]
     if not num_tokens:
@@ -67,7 +70,7 @@ def _store(
     if slot >= num_slots:
         return
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    h = tl.arange(0, BLOCK_H)[:, None]
+    h = tl.arange(0, BLOCK_H)[:, None].to(tl.int64)
     k = tl.arange(0, BLOCK_K)[None, :]
     v = tl.arange(0, BLOCK_V)[None, :]
     k_there = (h < NUM_HEADS) & (k < DIM_K)
