@@ -129,6 +129,18 @@ def test_one_scan_of_a_long_document_leaves_what_is_used_again(
     assert least <= share <= most
 
 
+@pytest.mark.parametrize(("eviction", "left"), [(Eviction.S3FIFO, [1, 0, 1]), (Eviction.LRU, [0, 1, 1])])
+def test_what_was_used_once_goes_before_what_was_used_again_longer_ago(
+    tmp_path: Path, eviction: Eviction, left: list[int]
+) -> None:
+    disk = Disk(tmp_path, 2, eviction)
+    again, once, new = (conversation(number, 1) for number in range(3))
+    for blocks in (again, again, once, new):
+        disk.request(blocks)
+    assert [disk.found(blocks) for blocks in (again, once, new)] == left
+    disk.store.close()
+
+
 def test_that_something_was_used_again_outlives_the_process(tmp_path: Path) -> None:
     disk = Disk(tmp_path, 10)
     hot = conversation(1, 5)
