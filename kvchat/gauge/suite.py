@@ -17,7 +17,7 @@ from kvchat.session.tokenizer import read_tokenizer
 from kvchat.starter.conversation import Message
 from kvchat.starter.probes import Interview, Prober
 from kvchat.starter.split import stable_hash
-from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces
+from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces, opened
 from kvchat.starter.words import Lexicon
 
 RECALL, NEEDLE = "recall", "needle"
@@ -99,7 +99,7 @@ class Suite:
         )
 
     def _message(self, message: Message) -> list[int]:
-        return [ROLE_IDS[message.role], *self._ids(message.text), END_ID]
+        return [ROLE_IDS[message.role], *self._ids(opened(message.role, message.text)), END_ID]
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text).ids

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvchat.starter import corpus
 from kvchat.starter.conversation import Message, Mix
-from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces, word_openings
+from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces, opened, word_openings
 from kvchat.starter.words import Lexicon
 
 # The first tokens of an answer choose which answer it is, and what was sought in the context is hardest to
@@ -38,7 +38,8 @@ class Batches:
         ids: list[int] = []
         weights: list[float] = []
         for message in corpus.conversation(seed, mix, self._lexicon):
-            content = self._tokenizer.encode(message.text)
+            written = opened(message.role, message.text) if mix.is_spaced else message.text
+            content = self._tokenizer.encode(written)
             ids += [ROLE_IDS[message.role], *content.ids, END_ID]
             weights += [0.0, *_token_weights(message, content.offsets)]
             if len(ids) >= num_tokens:

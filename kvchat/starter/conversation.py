@@ -55,6 +55,7 @@ class Mix:
         round_share: Share of conversations that tell for a long time, ask for all that was told, and so on:
             far questions for facts that no answer has repeated.
         exercises: Frequencies of the skills.
+        is_spaced: Whether a person's words have a space before them, as in the chat template.
     """
 
     fact: float
@@ -70,6 +71,7 @@ class Mix:
     longest_document: int = 20
     round_share: float = 0.0
     exercises: skills.Exercises = field(default_factory=skills.Exercises)
+    is_spaced: bool = True
 
     @property
     def turn_weights(self) -> tuple[float, ...]:

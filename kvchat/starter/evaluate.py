@@ -24,7 +24,7 @@ from kvchat.starter.categories import FULL, QUICK, categories
 from kvchat.starter.conversation import Message
 from kvchat.starter.probes import Probe, Prober
 from kvchat.starter.split import stable_hash
-from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces
+from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces, opened
 from kvchat.starter.words import Lexicon
 
 MODEL_DIRECTORY = Path(__file__).parent / "model"
@@ -70,7 +70,8 @@ class Evaluator:
         """Return the token ids of `messages` and of the generation prompt."""
         ids: list[int] = []
         for message in messages:
-            ids += [ROLE_IDS[message.role], *self.tokenizer.encode(message.text).ids, END_ID]
+            written = self.tokenizer.encode(opened(message.role, message.text)).ids
+            ids += [ROLE_IDS[message.role], *written, END_ID]
         return [*ids, ROLE_IDS["assistant"]]
 
     @torch.inference_mode()

@@ -12,6 +12,7 @@ from kvchat.starter.fact_kinds import KIND_BY_NAME
 from kvchat.starter.facts import Fact
 from kvchat.starter.skills import Exercise
 from kvchat.starter.split import Split
+from kvchat.starter.tokenizer import opened
 from kvchat.starter.words import Lexicon
 
 DISTRACTION = Mix(fact=35, query=0, faq=20, small=12, outside=13, skill=20, document=0, update_share=0.0)
@@ -72,7 +73,7 @@ class Prober:
                 conversation.told.clear()
                 continue
             messages += turn
-            num_tokens -= sum(self.measure(message.text) + 2 for message in turn)
+            num_tokens -= sum(self.measure(opened(message.role, message.text)) + 2 for message in turn)
         return messages
 
     def _facts(self, rng: random.Random, number: int, values: Split = HELD_OUT) -> tuple[Fact, ...]:
@@ -93,7 +94,7 @@ class Prober:
                 Message("user", facts.state(rng, forms, fact)),
                 _echo(fact) if echo else SILENT,
             ]
-        used = sum(self.measure(message.text) + 2 for message in messages)
+        used = sum(self.measure(opened(message.role, message.text)) + 2 for message in messages)
         messages += self._distraction(rng, told, length - used - 40)
         fact = rng.choice(told)
         return Probe((*messages, Message("user", facts.ask(rng, forms, fact))), fact.answer)
@@ -116,7 +117,7 @@ class Prober:
         messages: list[Message] = []
         for fact in told:
             messages += [Message("user", facts.state(rng, TRAIN, fact)), _echo(fact)]
-        used = sum(self.measure(message.text) + 2 for message in messages)
+        used = sum(self.measure(opened(message.role, message.text)) + 2 for message in messages)
         messages += self._distraction(rng, told, length - used - 40)
         questions = tuple((Message("user", facts.ask(rng, TRAIN, fact)), fact.answer) for fact in told)
         return Interview(tuple(messages), questions)

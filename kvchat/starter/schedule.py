@@ -11,7 +11,19 @@ from kvchat.starter.skills import Exercises
 BATCH_TOKENS = 4096
 WARMUP_STEPS = 100
 
-SHORT_MIX = Mix(fact=21, query=37, faq=14, small=7, outside=7, skill=13, document=1, longest_document=8)
+# Only the endings write a space before a person's words, as the chat template does: there a word has the same
+# tokens as anywhere else, so that a list may open a message.
+SHORT_MIX = Mix(
+    fact=21,
+    query=37,
+    faq=14,
+    small=7,
+    outside=7,
+    skill=13,
+    document=1,
+    longest_document=8,
+    is_spaced=False,
+)
 LONG_MIX = Mix(
     fact=17,
     query=39,
@@ -22,6 +34,7 @@ LONG_MIX = Mix(
     document=5,
     longest_document=24,
     exercises=Exercises(add=44),
+    is_spaced=False,
 )
 # Facts that were said once and never repeated are found last; half of the questions ask for them now.
 HARD_MIX = replace(LONG_MIX, said_once_share=0.5)
@@ -37,6 +50,7 @@ SPARSE_MIX = Mix(
     said_once_share=0.45,
     longest_document=24,
     exercises=Exercises(repeat=38, count_up=13, add=36, times=12),
+    is_spaced=False,
 )
 DENSE_MIX = Mix(
     fact=25,
@@ -49,6 +63,7 @@ DENSE_MIX = Mix(
     said_once_share=0.5,
     longest_document=24,
     exercises=Exercises(repeat=38, count_up=13, count_down=7, add=44, times=14, first=10, last=10),
+    is_spaced=False,
 )
 SKILL_MIX = replace(
     DENSE_MIX,
@@ -68,6 +83,7 @@ COPY_MIX = Mix(
     said_once_share=0.6,
     longest_document=24,
     exercises=Exercises(repeat=48, count_up=12, count_down=7, add=24, times=22, first=16, last=12),
+    is_spaced=False,
 )
 # Long stretches of telling, then questions for all of it; longer lists; fewer questions for the unknown.
 ROUND_MIX = replace(
@@ -109,11 +125,16 @@ FINE_MIX = replace(
     ),
 )
 OPENING_MIX = replace(FINE_MIX, faq=11, exercises=replace(FINE_MIX.exercises, first=40))
-WIDE_MIX = replace(
-    FINE_MIX, faq=20, small=7, skill=21, exercises=replace(FINE_MIX.exercises, add=36, first=36)
+ENDING_MIX = replace(
+    FINE_MIX,
+    faq=22,
+    small=10,
+    skill=22,
+    is_spaced=True,
+    exercises=replace(FINE_MIX.exercises, add=36, first=50, list_opens_share=0.6),
 )
 CLOSING_MIX = replace(
-    WIDE_MIX, faq=18, skill=28, exercises=replace(WIDE_MIX.exercises, first=110, list_opens_share=0.8)
+    ENDING_MIX, faq=18, small=7, skill=28, exercises=replace(ENDING_MIX.exercises, first=90)
 )
 SHORTER, LONGER = (1024, 2048, 1024, 2048, 4096), (2048, 4096, 1024, 4096, 2048, 4096)
 MIXED, SPREAD = (2048, 1024, 4096, 512, 2048, 4096), (2048, 1024, 4096, 1024, 512, 2048, 4096)
@@ -130,8 +151,9 @@ class Stage:
         mix: What the conversations consist of.
         start_rate, end_rate: The learning rate, which moves from one to the other along a line.
         muon: Whether Muon moves the matrices; AdamW moves the rest, and all if not.
-        is_kept: Whether the weights at its end are kept. What is shipped is the mean of all that are kept:
-            each of two endings is better at what its own mix practised, and their mean at both.
+        kept_share: How much the weights at its end count in what is shipped, beside what was kept before;
+            0: they are not kept. Each of two endings is better at what its own mix practised, and a mean of
+            them at both.
     """
 
     num_tokens: int
@@ -140,7 +162,11 @@ class Stage:
     start_rate: float
     end_rate: float
     muon: bool = False
-    is_kept: bool = False
+    kept_share: float = 0.0
+
+    @property
+    def is_kept(self) -> bool:
+        return self.kept_share > 0
 
     def length_at(self, step: int) -> int:
         """Return the length of the sequences of a step."""
@@ -167,28 +193,47 @@ STAGES = (
     Stage(
         num_tokens=4_240_000, lengths=MIXED, mix=OPENING_MIX, start_rate=3.4e-3, end_rate=1.8e-3, muon=True
     ),
-    Stage(num_tokens=9_200_000, lengths=SPREAD, mix=WIDE_MIX, start_rate=4e-3, end_rate=4e-3, muon=True),
-    Stage(num_tokens=5_180_000, lengths=SPREAD, mix=WIDE_MIX, start_rate=4e-3, end_rate=1.5e-3, muon=True),
     Stage(
-        num_tokens=3_530_000,
+        num_tokens=8_610_000,
         lengths=SPREAD,
-        mix=WIDE_MIX,
+        mix=ENDING_MIX,
+        start_rate=4e-3,
+        end_rate=4e-3,
+        muon=True,
+    ),
+    Stage(
+        num_tokens=4_890_000,
+        lengths=SPREAD,
+        mix=ENDING_MIX,
+        start_rate=4e-3,
+        end_rate=1.5e-3,
+        muon=True,
+    ),
+    Stage(
+        num_tokens=3_340_000,
+        lengths=SPREAD,
+        mix=ENDING_MIX,
         start_rate=1.5e-3,
         end_rate=2e-5,
         muon=True,
-        is_kept=True,
+        kept_share=1.0,
     ),
     Stage(
-        num_tokens=1_630_000, lengths=SPREAD, mix=CLOSING_MIX, start_rate=2.5e-3, end_rate=2.5e-3, muon=True
+        num_tokens=3_470_000,
+        lengths=SPREAD,
+        mix=CLOSING_MIX,
+        start_rate=2.5e-3,
+        end_rate=2.5e-3,
+        muon=True,
     ),
     Stage(
-        num_tokens=4_160_000,
+        num_tokens=7_600_000,
         lengths=SPREAD,
         mix=CLOSING_MIX,
         start_rate=2.5e-3,
         end_rate=2e-5,
         muon=True,
-        is_kept=True,
+        kept_share=0.3,
     ),
 )
 TOTAL_TOKENS = sum(stage.num_tokens for stage in STAGES)
@@ -206,6 +251,11 @@ def num_kept_at(position: float) -> int:
     """Return how many stages that keep their weights end at `position` or before; pure."""
     ends = accumulate(stage.num_tokens for stage in STAGES)
     return sum(stage.is_kept for stage, end in zip(STAGES, ends, strict=True) if end <= position)
+
+
+def kept_share(num_kept: int) -> float:
+    """Return how much the last of so many kept endings counts in what is shipped; pure."""
+    return [stage.kept_share for stage in STAGES if stage.is_kept][num_kept - 1]
 
 
 def setting_at(position: float) -> Setting:

@@ -14,10 +14,20 @@ PAD_ID, END_ID = 0, 1
 ROLE_IDS = {"system": 2, "user": 3, "assistant": 4}
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+    "{{ '<|' + message['role'] + '|>' }}"
+    "{% if message['role'] == 'user' %}{{ ' ' }}{% endif %}"
+    "{{ message['content'] + '<|end|>' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+
+
+def opened(role: str, text: str) -> str:
+    """Return a message's text as the template writes it: a user's has a space before it.
+
+    So its first word consists of the same tokens as everywhere else, and what was learned of it holds.
+    """
+    return f" {text}" if role == "user" else text
 
 
 def train_tokenizer(num_turns: int = 30000, seed: int = 0) -> Tokenizer:

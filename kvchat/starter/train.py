@@ -26,7 +26,15 @@ from kvchat.starter.export import export_model
 from kvchat.starter.initialisation import initial_parameters
 from kvchat.starter.muon import Muon
 from kvchat.starter.network import Network, Shape
-from kvchat.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, Setting, num_kept_at, setting_at
+from kvchat.starter.schedule import (
+    BATCH_TOKENS,
+    STAGES,
+    TOTAL_TOKENS,
+    Setting,
+    kept_share,
+    num_kept_at,
+    setting_at,
+)
 from kvchat.starter.tokenizer import train_tokenizer
 
 BETAS, WEIGHT_DECAY = (0.9, 0.98), 0.05
@@ -140,14 +148,18 @@ class Trainer:
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
 
-    def keep(self, num_kept: int) -> None:
-        """Let the weights as they are count in what is shipped, unless so many have been kept before."""
+    def keep(self, num_kept: int, share: float | None = None) -> None:
+        """Let the weights as they are count in what is shipped, unless so many have been kept before.
+
+        Args:
+            share: How much they count; None: as much as each that was kept before.
+        """
         if self.progress.num_kept >= num_kept:
             return
         self.progress.num_kept += 1
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                self.mean[name].lerp_(parameter, 1 / self.progress.num_kept)
+                self.mean[name].lerp_(parameter, 1 / self.progress.num_kept if share is None else share)
 
     def save(self, directory: Path) -> None:
         """Write the model and a checkpoint from which training continues as if it had not stopped."""
@@ -208,6 +220,11 @@ def _report(trainer: Trainer, setting: Setting, loss: float, tokens_per_s: float
     )
 
 
+def _keep(trainer: Trainer, position: float) -> None:
+    if num_kept := num_kept_at(position):
+        trainer.keep(num_kept, kept_share(num_kept))
+
+
 def run(trainer: Trainer, directory: Path, minutes: float | None, max_threads: int) -> bool:
     """Train through the table of stages, with checkpoints in `directory`; say whether it came to the end.
 
@@ -220,7 +237,7 @@ def run(trainer: Trainer, directory: Path, minutes: float | None, max_threads: i
     finished = False
     try:
         while (position := _position(progress, minutes)) < TOTAL_TOKENS:
-            trainer.keep(num_kept_at(position))
+            _keep(trainer, position)
             setting = setting_at(position)
             chooser.prepare(progress.num_steps)
             started = time.perf_counter()
@@ -235,7 +252,7 @@ def run(trainer: Trainer, directory: Path, minutes: float | None, max_threads: i
             if progress.elapsed_s - saved_s > CHECKPOINT_S:
                 trainer.save(directory)
                 saved_s = progress.elapsed_s
-        trainer.keep(num_kept_at(TOTAL_TOKENS))
+        _keep(trainer, TOTAL_TOKENS)
         finished = True
     except KeyboardInterrupt:
         print("interrupted; continue with --resume", flush=True)

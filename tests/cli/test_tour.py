@@ -98,8 +98,8 @@ def test_one_can_talk_to_the_model_that_ships_with_kvchat(tmp_path: Path) -> Non
 def test_the_readmes_tour_can_be_walked_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text(NOTES)
     with walk(tmp_path) as one:
-        one.command('kvchat ask --new demo "Hello! My name is Ana."', "computed 11", "resume with: kvchat")
-        one.command('kvchat ask -s demo "What is a KV cache?"', "reused 28 of 38 tokens (28 from disk)")
+        one.command('kvchat ask --new demo "Hello! My name is Ana."', "computed 12", "resume with: kvchat")
+        one.command('kvchat ask -s demo "What is a KV cache?"', "reused 29 of 39 tokens (29 from disk)")
         one.command(f'kvchat ask -f {tmp_path / "notes.txt"} "What is the passkey?"', "48213", "of 45 tokens")
         one.command(
             f'kvchat ask -f {tmp_path / "notes.txt"} "What is my dog called?"',
@@ -107,8 +107,8 @@ def test_the_readmes_tour_can_be_walked_to_its_end(tmp_path: Path) -> None:
             "reused 40 of 46 tokens (40 from disk)",
         )
         one.command(
-            'kvchat ask -s demo --json "What is my name?" | grep -o \'"cached_tokens": 69\\|"text.*Ana."\'',
-            '"cached_tokens": 69',
+            'kvchat ask -s demo --json "What is my name?" | grep -o \'"cached_tokens": 70\\|"text.*Ana."\'',
+            '"cached_tokens": 70',
             NAME,
         )
         _talk(one)

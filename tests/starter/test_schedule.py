@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, num_kept_at, setting_at
+from kvchat.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, kept_share, num_kept_at, setting_at
 
 pytestmark = pytest.mark.pure
 
@@ -39,3 +39,8 @@ def test_the_weights_of_two_endings_are_kept_and_the_last_stage_is_one_of_them()
     last = STAGES[-1].num_tokens
     assert [num_kept_at(position) for position in (0, TOTAL_TOKENS - last, TOTAL_TOKENS - 1)] == [0, 1, 1]
     assert num_kept_at(TOTAL_TOKENS) == sum(stage.is_kept for stage in STAGES) == 2
+
+
+def test_the_first_ending_counts_whole_until_the_second_takes_its_share() -> None:
+    assert kept_share(1) == 1
+    assert 0 < kept_share(2) < 0.5

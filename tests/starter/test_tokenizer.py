@@ -17,6 +17,7 @@ from kvchat.starter.tokenizer import (
     SPECIAL_TOKENS,
     VOCABULARY_SIZE,
     letter_pieces,
+    opened,
     train_tokenizer,
 )
 
@@ -64,5 +65,6 @@ def test_the_template_writes_roles_and_ends_as_the_training_did(tokenizer: Token
     text = template.render(messages=messages, add_generation_prompt=True)
     expected: list[int] = []
     for message in messages:
-        expected += [ROLE_IDS[message["role"]], *tokenizer.encode(message["content"]).ids, END_ID]
+        written = opened(message["role"], message["content"])
+        expected += [ROLE_IDS[message["role"]], *tokenizer.encode(written).ids, END_ID]
     assert tokenizer.encode(text).ids == [*expected, ROLE_IDS["assistant"]]

@@ -69,6 +69,17 @@ def test_what_is_shipped_is_the_mean_of_what_was_kept(tmp_path: Path) -> None:
         torch.testing.assert_close(mean, (kept[0][name] + kept[1][name]) / 2)
 
 
+def test_what_is_kept_may_count_less_than_what_was_kept_before() -> None:
+    trainer = Trainer(Shape(), train_tokenizer(num_turns=500), seed=3)
+    kept = []
+    for num_kept, share in ((1, 1.0), (2, 0.25)):
+        trainer.step(SETTING, num_sequences=2)
+        trainer.keep(num_kept, share)
+        kept.append({name: p.detach().clone() for name, p in trainer.parameters.items()})
+    for name, mean in trainer.mean.items():
+        torch.testing.assert_close(mean, 0.75 * kept[0][name] + 0.25 * kept[1][name])
+
+
 def test_what_has_to_be_found_weighs_as_much_as_the_first_tokens() -> None:
     tokenizer = train_tokenizer(num_turns=500)
     mix = Mix(fact=1, query=1, faq=0, small=0, outside=0, skill=0, document=0, unknown_share=0)
@@ -94,6 +105,15 @@ def test_batches_are_determined_by_their_seed() -> None:
     again, _ = batches.draw(5, 2, 256, SHORT_MIX)
     assert ids.shape == weights.shape == (2, 257)
     assert torch.equal(ids, again)
+
+
+def test_a_mix_says_whether_a_persons_words_are_spaced() -> None:
+    tokenizer = train_tokenizer(num_turns=500)
+    for is_spaced in (False, True):
+        ids, _ = Batches(tokenizer).draw(5, 1, 512, replace(SHORT_MIX, is_spaced=is_spaced))
+        texts = tokenizer.decode(ids[0].tolist(), skip_special_tokens=False).split("<|user|>")[1:]
+        assert len(texts) > 5
+        assert all(text.startswith(" ") == is_spaced for text in texts)
 
 
 def test_only_answers_and_their_ends_weigh_in_the_loss() -> None:
