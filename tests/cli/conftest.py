@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let computing be taken to need days until it is measured: beside the slow reads of a busy machine an
     engine of this process would rightly compute what a test wants to see loaded. What an engine before it has

@@ -22,7 +22,7 @@ from kvchat.session.bundle.record import BLOCK, END, RecordReader
 from kvchat.session.store import SessionStore
 from tests.session.bundle.bundles import write_records, write_small
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 QUESTIONS = ("My name is Ana and I live in Oslo. " * 20, "What is a KV cache?")
 LAST = "Where do I live?"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.secret_home import Run
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 SHARED = " ".join(f"{number} is a number." for number in range(20))
 Kvchat = Callable[..., Any]

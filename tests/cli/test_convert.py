@@ -13,7 +13,7 @@ from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, path_token_ids
 from tests.cli.secret_home import Run
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 WORDS = "remember the sea " * 40
 

@@ -64,6 +64,7 @@ def test_a_fork_begins_at_the_end_or_at_any_message_and_is_active_from_then_on(
 
 
 @pytest.mark.cpu
+@pytest.mark.usefixtures("loading_pays")
 def test_undo_drop_and_edit_cost_what_they_say_and_keep_the_branch_as_it_was(
     tiny_model: Path, store: SessionStore, told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from kvchat.engine.memory.block_index import IndexedBlock
 from kvchat.errors import StorageError
 from tests.cli.secret_home import files_with
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 LONG = " ".join(f"{number} is a number." for number in range(80))
 PATIENCE_S = 30.0

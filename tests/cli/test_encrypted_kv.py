@@ -15,7 +15,7 @@ from kvchat.engine.api.ids import u32le
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from tests.cli.secret_home import CHEAP, Give, files_with
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 QUESTION, LAST = "My name is Ana and I live in Oslo. " * 20, "Where do I live?"
 

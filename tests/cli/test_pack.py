@@ -18,6 +18,7 @@ from kvchat.sealing.sealer import Sealer
 from kvchat.session.packs import Pack, PackShelf, forget_other, new_pack_id
 from tests.cli.secret_home import CHEAP, Give, Run, files_with
 
+pytestmark = pytest.mark.usefixtures("loading_pays")
 pure = pytest.mark.pure
 cpu = pytest.mark.cpu
 

@@ -20,7 +20,7 @@ from tests.cli.secret_home import Run
 from tests.cli.test_sessions import add
 from tests.engine.memory import chains
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 LONG = " ".join(f"{number} is a number." for number in range(20))
 Kvchat = Callable[..., Any]

@@ -10,7 +10,7 @@ from kvchat.engine.api.view import View
 from kvchat.engine.memory.used_views import note_view, used_views
 from tests.cli.secret_home import Run
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 TEXT = " ".join(f"The door of house {number} is {'red' if number % 3 else 'blue'}." for number in range(40))
 

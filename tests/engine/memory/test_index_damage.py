@@ -188,8 +188,9 @@ def check_after(place: Path, damage: Callable[[Path], None]) -> int:
             assert block.key in {near.key for near in store.nearest(block.header.parent, (), len(BLOCKS))}
             assert content(store, block) == block.payload
     with closing(open_store(place, limit_bytes=1)) as store:  # the oldest go first, and all go
-        return int(store.usage().num_blocks)
+        num_left = store.usage().num_blocks
     assert not list((place / "blocks").rglob("*.safetensors"))
+    return num_left
 
 
 def test_the_blocks_here_are_of_both_groups_and_tails_are_among_them() -> None:
