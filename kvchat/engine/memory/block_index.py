@@ -213,17 +213,24 @@ class BlockIndex:
 
     def num_bytes(self, names: Iterable[tuple[bytes, DiskKey]]) -> int:
         """Return what some blocks have on disk, by fingerprint and name, all groups together."""
+        return self._sum_of(names, "coalesce(sum(bytes), 0)", "writer IS NULL")
+
+    def num_unproven_of(self, names: Iterable[tuple[bytes, DiskKey]]) -> int:
+        """Return how many of `num_unproven` some blocks are, by fingerprint and name."""
+        return self._sum_of(names, "count(*)", "proven=0")
+
+    def _sum_of(self, names: Iterable[tuple[bytes, DiskKey]], value: str, where: str) -> int:
         by_fingerprint: dict[bytes, list[DiskKey]] = {}
         for fingerprint, name in names:
             by_fingerprint.setdefault(fingerprint, []).append(name)
-        query = "SELECT coalesce(sum(bytes), 0) FROM blocks WHERE writer IS NULL AND fingerprint=? AND key IN"
+        query = f"SELECT {value} FROM blocks WHERE {where} AND fingerprint=? AND key IN"
         total = 0
         for fingerprint, keys in by_fingerprint.items():
             for start in range(0, len(keys), _KEYS_PER_QUERY):
                 part = keys[start : start + _KEYS_PER_QUERY]
                 marks = ",".join("?" * len(part))
                 rows = self._file.read(f"{query} ({marks})", fingerprint, *part)
-                total += sum(num_bytes for (num_bytes,) in rows)
+                total += sum(number for (number,) in rows)
         return total
 
     def usages(self) -> dict[bytes, DiskUsage]:

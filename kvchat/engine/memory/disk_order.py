@@ -1,11 +1,11 @@
 """Which blocks on disk make room: those that were used once, before those that were used again.
 
 A block is proven once a request uses it after it was stored. While at least one in `SMALL_SHARE` of the
-blocks is not, the unproven ones go, longest unused first, and otherwise the longest unused of the proven: one
-scan of a long document, or one large import, takes no more room than that from what is used again and again.
-What more there is of it is not written, since of a chain the end gives way first; the next request that uses
-the chain has it written. A block that comes back soon after it went is proven at once. Leaves go first, and
-nothing that is kept.
+blocks is neither that nor kept, the unproven ones go, longest unused first, and otherwise the longest unused
+of the proven: one scan of a long document, or one large import, takes no more room than that from what is
+used again and again. What more there is of it is not written, since of a chain the end gives way first; the
+next request that uses the chain has it written. A block that comes back soon after it went is proven at once.
+Leaves go first, and nothing that is kept.
 
 Source: S3-FIFO, Yang et al., SOSP 2023. Differences: the main queue is in the order of the last use, so that
 an eviction writes no row but those of what goes; and names of what went are remembered by the process alone,
@@ -44,7 +44,7 @@ class DiskOrder:
         """
         if self.eviction is Eviction.LRU:
             return self._free(limit, None)
-        is_small_due = self._index.num_unproven() * SMALL_SHARE >= self._index.usage().num_blocks
+        is_small_due = not self._is_small(0, self._index.usage().num_blocks)
         return self._free(limit, not is_small_due) or self._free(limit, is_small_due)
 
     def welcomes(self, name: BlockName, parent: DiskKey, num_bytes: int, limit_bytes: int) -> bool:
@@ -68,7 +68,16 @@ class DiskOrder:
         usage = self._index.usage()
         if usage.num_bytes + num_bytes <= limit_bytes or _name(*name) in self._ghosts:
             return True
-        return (self._index.num_unproven() + 1) * SMALL_SHARE < usage.num_blocks + 1
+        return self._is_small(1, usage.num_blocks + 1)
+
+    def _is_small(self, num_more: int, num_blocks: int) -> bool:
+        """Whether less than its share of the blocks was never used again, and may give way to others."""
+        num_unproven = self._index.num_unproven() + num_more
+        if num_unproven * SMALL_SHARE < num_blocks:
+            return True
+        # Only where it matters, since what is kept has to be looked up.
+        num_unproven -= self._index.num_unproven_of(self._kept.all())
+        return num_unproven * SMALL_SHARE < num_blocks
 
     def note_gone(self, leaves: Iterable[IndexedBlock]) -> None:
         """Remember what has to go though it was never used again."""

@@ -193,6 +193,20 @@ def test_what_is_kept_stays_whatever_is_used_again(tmp_path: Path, eviction: Evi
     disk.store.close()
 
 
+def test_an_unused_pack_keeps_no_new_conversation_from_a_disk_of_what_is_used_again(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 20)
+    pack, hot = conversation(1, 4), conversation(2, 16)
+    disk.request(pack)
+    with closing(BlockCatalog(tmp_path / "cache")) as catalog:
+        catalog.keep("pack", FINGERPRINT, [block.key for block in pack])
+    for _ in range(2):
+        disk.request(hot)
+    new = conversation(3, 2)
+    disk.request(new)
+    assert (disk.found(new), disk.found(pack), disk.found(hot)) == (2, 4, 14)
+    disk.store.close()
+
+
 def test_while_nobody_can_read_what_is_kept_blocks_that_need_no_room_are_written(tmp_path: Path) -> None:
     disk = Disk(tmp_path, 10)
     (tmp_path / "cache/kept/pack.keep").mkdir(parents=True)  # no list, and nothing says what it held
@@ -279,7 +293,7 @@ class SlowDisk:
         if self.eviction is Eviction.LRU:
             return min(free, key=lambda key: free[key].used_s, default=None)
         once, again = ([key for key in free if free[key].is_proven is flag] for flag in (False, True))
-        num_once = sum(not row.is_proven for row in self.rows.values())
+        num_once = sum(not row.is_proven for key, row in self.rows.items() if key not in self.kept)
         if num_once * SMALL_SHARE < len(self.rows):
             order = [again, once]
         else:
