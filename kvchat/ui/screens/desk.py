@@ -1,5 +1,6 @@
 """What commands, courses and sessions ask of the screen they work on, whatever it shows."""
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -15,6 +16,9 @@ from kvchat.ui.screens.note import NoteScreen
 
 _ASKED_S: ContextVar[float] = ContextVar("asked_s")
 """When the key was pressed that the running work answers."""
+
+_UNCOVERED_S = 0.05
+"""How often a screen is looked at that is to go when nothing stands above it."""
 
 
 class DeskScreen(Screen[None]):
@@ -49,7 +53,7 @@ class DeskScreen(Screen[None]):
 
     async def ask(self, screen: ModalScreen[Any]) -> Any:
         """Show a screen and wait for what it is dismissed with; inside a worker."""
-        answer = await self.app.push_screen_wait(screen)
+        answer = await self._shown(screen)
         _ASKED_S.set(self.typed_s)
         return answer
 
@@ -61,11 +65,28 @@ class DeskScreen(Screen[None]):
         while True:
             if not is_wanted:
                 await self.offers.wait(offer)
-            answer = await self.app.push_screen_wait(make())
+            answer = await self._shown(make())
             if not isinstance(answer, GaveWay):
                 _ASKED_S.set(self.typed_s)
                 return answer
             is_wanted = False
+
+    async def _shown(self, screen: ModalScreen[Any]) -> Any:
+        """Show a screen until it is dismissed, or nobody waits for it any more."""
+        try:
+            return await self.app.push_screen_wait(screen)
+        except asyncio.CancelledError:
+            self._withdraw(screen)
+            raise
+
+    def _withdraw(self, screen: ModalScreen[Any]) -> None:
+        """Take a screen away, once nothing stands above it."""
+        if not self.app.is_running:
+            return
+        if screen.is_active:
+            screen.dismiss(None)
+        elif screen in self.app.screen_stack:
+            self.set_timer(_UNCOVERED_S, partial(self._withdraw, screen))
 
     def note(self, title: str, text: str) -> None:
         self.begin(partial(self._note, title, text))

@@ -47,7 +47,7 @@ class LateScreen(ModalScreen[Result | GaveWay], Generic[Result]):
     def text_of(self, event: Typed) -> Sequence[Typed] | None:
         """Return what of the keys pressed so far is text for the prompt; None: the key is the dialog's."""
         if isinstance(event, events.Key) and not self._is_text(event):
-            self._let_go(event)
+            self._stop_waiting()  # it may open something above this one, which a late answer would take away
             return None
         held, is_seen = self._held, event.time > self._opened_s + _SEEN_S
         if isinstance(event, events.Key) and event.key in self.answer_keys and event.time > self._opened_s:
@@ -62,16 +62,12 @@ class LateScreen(ModalScreen[Result | GaveWay], Generic[Result]):
     def _give_way(self, event: Typed, held: events.Key | None) -> Sequence[Typed]:
         """Go, because the person is typing."""
         self._stop_waiting()
-        self.dismiss(GaveWay())
+        self._leave(GaveWay())
         return (event,) if held is None else (held, event)
 
     def _is_text(self, event: events.Key) -> bool:
         is_early = event.time <= self._opened_s or self._held is not None
         return event.is_printable or event.key in self.answer_keys or (is_early and event.key in _TEXT_KEYS)
-
-    def _let_go(self, event: events.Key) -> None:
-        if event.key in ("escape", "ctrl+c"):
-            self._stop_waiting()
 
     def _stop_waiting(self) -> None:
         if self._rest is not None:
@@ -80,4 +76,8 @@ class LateScreen(ModalScreen[Result | GaveWay], Generic[Result]):
 
     def _answer(self, event: events.Key) -> None:
         self._stop_waiting()
-        self.dismiss(self.answer_keys[event.key])
+        self._leave(self.answer_keys[event.key])
+
+    def _leave(self, result: Result | GaveWay) -> None:
+        if self.is_active:  # else Textual would take away what stands above it
+            self.dismiss(result)

@@ -10,6 +10,7 @@ import pytest
 from textual import events
 
 from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.late import REST_S
 from tests.ui.harness import Window, window
 from tests.ui.scripted import ScriptedChat
 
@@ -138,3 +139,46 @@ async def test_answering_again_says_that_it_is_sampled_so_that_it_can_differ(tmp
         await shown.until(lambda: len(shown.chat.store.paths) == 2 and not shown.screen.turns.is_busy)
         await shown.pilot.press("f6", "enter")
         await shown.until_shown("answer again, at 0.8")
+
+
+async def test_a_letter_before_a_key_that_opens_something_else_agrees_to_nothing(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await shown.until(lambda: len(shown.questions) == 2)
+        await burst(shown, "/delete\n")
+        await shown.until(lambda: isinstance(shown.app.screen, ConfirmScreen))
+        dialog = shown.app.screen
+        await shown.pilot.press("y", "ctrl+p")
+        await shown.until(lambda: shown.app.screen not in (dialog, shown.screen))
+        await shown.pilot.pause(2 * REST_S)
+        assert shown.app.screen not in (dialog, shown.screen)
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.app.screen is dialog)
+        assert shown.chat.store.sessions
+        await shown.pilot.press("n")
+        await shown.until(lambda: shown.app.screen is shown.screen)
+        assert shown.chat.store.sessions
+
+
+@pytest.mark.parametrize("is_covered", [False, True])
+async def test_a_question_that_another_takes_the_place_of_goes(tmp_path: Path, is_covered: bool) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await shown.until(lambda: len(shown.questions) == 2)
+        shown.screen.verbs.run("/cache format int4")
+        await shown.until_shown("in int4?")
+        dialog = shown.app.screen
+        if is_covered:
+            await shown.pilot.press("ctrl+p")
+            await shown.until(lambda: shown.app.screen is not dialog)
+        shown.screen.verbs.run("/cache format exact")
+        shown.screen.verbs.run("/cache format int8")
+        if is_covered:
+            await shown.pilot.press("escape")
+        await shown.until(lambda: dialog not in shown.app.screen_stack)
+        if is_covered:
+            await shown.until_shown("in int8? · f9 or /answer")
+            await shown.pilot.press("f9")
+        await shown.until(lambda: isinstance(shown.app.screen, ConfirmScreen))
+        await shown.until_shown("in int8?")
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.app.screen is shown.screen)
+        assert shown.files.formats == []
