@@ -125,7 +125,9 @@ def restored_error(data: object) -> errors.KvchatError:
         return errors.EngineFailed("the process that lends its engine failed")
     kind = getattr(errors, str(data.get("kind")), None)
     if kind is errors.PoolExhausted:
-        return errors.PoolExhausted(str(data.get("message")), tuple(map(str, data.get("fits_in", ()))))
+        fits_in = data.get("fits_in")
+        formats = tuple(map(str, fits_in)) if isinstance(fits_in, list | tuple) else ()
+        return errors.PoolExhausted(str(data.get("message")), formats)
     is_known = isinstance(kind, type) and issubclass(kind, errors.KvchatError)
     return (kind if is_known and kind is not None else errors.EngineFailed)(str(data.get("message")))
 

@@ -144,3 +144,7 @@ def test_errors_keep_their_kind_and_words() -> None:
     assert (str(full), full.fits_in) == ("no room", ("int8", "int4"))
     for strange in ({"kind": "os", "message": "x"}, {"kind": "KeyError"}, None, 5):
         assert type(restored_error(strange)) is EngineFailed
+    for strange in (5, None, "int8"):
+        full = restored_error({"kind": "PoolExhausted", "message": "no room", "fits_in": strange})
+        assert isinstance(full, PoolExhausted)
+        assert (str(full), full.fits_in) == ("no room", ())
