@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
@@ -24,13 +24,18 @@ from kvchat.engine.memory.block_file import (
     render_head,
     scatter_file,
     temporary_path,
-    write_files,
 )
 from kvchat.engine.memory.block_index import BlockIndex, BlockName, WrittenBytes
 from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
-from kvchat.engine.memory.block_shelves import block_files, directories_in, storage_errors
+from kvchat.engine.memory.block_shelves import (
+    block_files,
+    remove_empty_shelves,
+    storage_errors,
+    sync_shelves,
+    write_on_shelves,
+)
 from kvchat.engine.memory.disk_order import DiskOrder
-from kvchat.engine.memory.files import Files, make_all_private, make_private, unlink_if_there
+from kvchat.engine.memory.files import Files, make_private, unlink_if_there
 from kvchat.engine.memory.kept_blocks import KeptBlocks
 from kvchat.engine.memory.quarantine import Quarantine
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
@@ -148,6 +153,24 @@ class BlockDirectory:
         with self._lock:
             return self._write(works, limit_bytes, is_wanted)
 
+    def welcomes(self, identity: FileIdentity, payload: memoryview, limit_bytes: int) -> bool:
+        """Return whether room is to be made for a block that has not been used since it was computed."""
+        block = self._work(identity, payload).block
+        parent = self.seal.name(block.header.parent)
+        with self._lock:
+            room_bytes = self.quarantine.beside(limit_bytes)
+            return self.order.welcomes(self._name(block), parent, block.num_bytes, room_bytes)
+
+    def accept(self, name: BlockName) -> None:
+        """Note that a block is there, whoever wrote it."""
+        with self._lock:
+            self.order.accept([name])
+
+    def has_due(self) -> bool:
+        """Whether there is anything that may make room."""
+        with self._lock:
+            return bool(self.order.due(1))
+
     def _work(self, identity: FileIdentity, payload: memoryview) -> _Work:
         head = render_head(identity, payload)
         block = FoundBlock(
@@ -183,11 +206,9 @@ class BlockDirectory:
 
         Returns: False if what is left is being written or kept, and is too much.
         """
-        quarantined_bytes = self.quarantine.num_bytes()
-        if quarantined_bytes > limit_bytes // 2:
+        if self.quarantine.num_bytes() > limit_bytes // 2:
             self.empty_quarantine()
-            quarantined_bytes = 0
-        limit_bytes -= quarantined_bytes
+        limit_bytes = self.quarantine.beside(limit_bytes)
         while (usage := self.index.usage()).num_bytes > limit_bytes:
             num_excess = (usage.num_bytes - limit_bytes) * usage.num_blocks // usage.num_bytes
             # A part of them at a time, since each that goes may turn its parent into the oldest leaf.
@@ -269,19 +290,12 @@ class BlockDirectory:
 
     def remove_empty(self) -> None:
         """Remove directories that hold nothing."""
-        with suppress(OSError):  # one that cannot be listed stays
-            for directory in directories_in(self.files, self.blocks_dir):
-                shelves: list[Path] = []
-                with suppress(OSError):
-                    shelves = directories_in(self.files, directory)
-                for empty in (*shelves, directory):
-                    with suppress(OSError):  # not empty, or gone
-                        self.files.remove_dir(empty)
+        remove_empty_shelves(self.files, self.blocks_dir)
 
     def sync_removed(self) -> None:
         """Make it durable that files are gone."""
         with self._lock, storage_errors(self.blocks_dir):
-            self._sync(self._unsynced)
+            sync_shelves(self.files, self._unsynced)
             self._unsynced.clear()
 
     def empty_quarantine(self) -> None:
@@ -304,9 +318,9 @@ class BlockDirectory:
         blocks = [work.block for work in works]
         names = [self._name(block) for block in blocks]
         writer = self._announced()
-        proven = [self.order.is_proven(name) or is_wanted for name in names]
-        self.index.reserve(blocks, writer, proven)
+        came_back = [name for name in names if self.order.is_proven(name)]
         try:
+            self.index.reserve(blocks, writer, [is_wanted or name in came_back for name in names])
             try:
                 has_room = limit_bytes is None or self.enforce(limit_bytes)
             finally:
@@ -316,18 +330,21 @@ class BlockDirectory:
             if not has_room:
                 return False
             paths = [self.path(*name) for name in names]
-            self._write_files(
+            write_on_shelves(
+                self.files,
                 [
                     DueFile(
                         path, temporary_path(path, writer), self.seal.sealed(path, work.head, work.payload)
                     )
                     for path, work in zip(paths, works, strict=True)
-                ]
+                ],
             )
             self.index.settle(blocks, writer, self._today())
             self._doubtful.difference_update(names)
             self.order.accept(names)
+            came_back = []
         finally:
+            self.order.restore(came_back)
             self._settle_doubtful()
         return True
 
@@ -364,7 +381,7 @@ class BlockDirectory:
 
     def _settle(self, names: Sequence[BlockName], writer: str) -> None:
         # A file may have got no further than the rename.
-        self._sync({self.path(*name).parent for name in names if self.has_file(name)})
+        sync_shelves(self.files, {self.path(*name).parent for name in names if self.has_file(name)})
         self.index.settle_again(names, writer)
 
     def sees(self, name: BlockName) -> bool:
@@ -399,17 +416,6 @@ class BlockDirectory:
             self._is_announced = True
         return writer
 
-    def _write_files(self, due: Sequence[DueFile]) -> None:
-        shelves = [one.path.parent for one in due]
-        with storage_errors(shelves[0]):
-            try:
-                make_all_private(self.files, shelves)
-                write_files(self.files, due)
-            except FileNotFoundError:
-                # Another process removed a directory because it was empty.
-                make_all_private(self.files, shelves)
-                write_files(self.files, due)
-
     def _identified(self, fingerprint: bytes, path: Path) -> list[FoundBlock]:
         """Return what a file says it is; nothing if it is no block of this fingerprint, now set aside, or if
         it cannot be looked at now.
@@ -429,16 +435,11 @@ class BlockDirectory:
         return [replace(found, modified_s=min(found.modified_s, self._clock()))]
 
     def _adopt(self, found: Sequence[FoundBlock]) -> None:
-        self._sync({self.path(*self._name(block)).parent for block in found})
+        sync_shelves(self.files, {self.path(*self._name(block)).parent for block in found})
         self.index.add(found)
 
     def _name(self, block: FoundBlock) -> BlockName:
         return block.fingerprint, self.seal.name(block.header.key), block.header.group
-
-    def _sync(self, shelves: Iterable[Path]) -> None:
-        for shelf in shelves:
-            with suppress(FileNotFoundError):
-                self.files.sync_dir(shelf)
 
     def _today(self) -> int:
         return date.fromtimestamp(self._clock()).toordinal()

@@ -2,12 +2,13 @@
 
 import errno
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from kvchat.engine.memory.files import Files
+from kvchat.engine.memory.block_file import DueFile, write_files
+from kvchat.engine.memory.files import Files, make_all_private
 from kvchat.errors import StorageError
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -69,3 +70,38 @@ def _told(
     except OSError as error:
         on_unlisted(path, error)
         return []
+
+
+def remove_empty_shelves(files: Files, blocks_dir: Path) -> None:
+    """Remove directories that hold nothing."""
+    with suppress(OSError):  # one that cannot be listed stays
+        for directory in directories_in(files, blocks_dir):
+            shelves: list[Path] = []
+            with suppress(OSError):
+                shelves = directories_in(files, directory)
+            for empty in (*shelves, directory):
+                with suppress(OSError):  # not empty, or gone
+                    files.remove_dir(empty)
+
+
+def write_on_shelves(files: Files, due: Sequence[DueFile]) -> None:
+    """Write files durably, and the directories that they need.
+
+    Raises: StorageError: they cannot be written.
+    """
+    shelves = [one.path.parent for one in due]
+    with storage_errors(shelves[0]):
+        try:
+            make_all_private(files, shelves)
+            write_files(files, due)
+        except FileNotFoundError:
+            # Another process removed a directory because it was empty.
+            make_all_private(files, shelves)
+            write_files(files, due)
+
+
+def sync_shelves(files: Files, shelves: Iterable[Path]) -> None:
+    """Make it durable what stands on shelves, and what is gone from them."""
+    for shelf in shelves:
+        with suppress(FileNotFoundError):
+            files.sync_dir(shelf)

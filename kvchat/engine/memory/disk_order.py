@@ -90,6 +90,11 @@ class DiskOrder:
         """Return whether a block that is written now had to go not long ago; forgotten then."""
         return self._ghosts.take(_name(*name))
 
+    def restore(self, names: Iterable[BlockName]) -> None:
+        """Remember again what had to go, and is not written after all."""
+        for name in names:
+            self._ghosts.add(_name(*name))
+
     def accept(self, names: Iterable[BlockName]) -> None:
         """Note that blocks are there now."""
         for name in names:

@@ -186,8 +186,9 @@ class DiskStore:
             identity, data = self._identity(header), memoryview(payload).cast("B")
             assert len(data) == identity.payload_bytes
             if self._is_there(header):
+                self._directory.accept(self._name(header.key, header.group))
                 continue
-            if is_wanted or self._is_welcome(header, len(data)):
+            if is_wanted or self._is_welcome(identity, data):
                 due.append((identity, data))
             else:
                 self.shortage = self._no_room(len(data))
@@ -299,13 +300,9 @@ class DiskStore:
             return True
         return self._directory.adopt(self._fingerprint, path)
 
-    def _is_welcome(self, header: BlockHeader, num_bytes: int) -> bool:
+    def _is_welcome(self, identity: FileIdentity, payload: memoryview) -> bool:
         """Whether room is to be made for a block that has not been used since it was computed."""
-        if self.limit_bytes is None:
-            return True
-        parent = self._directory.seal.name(header.parent)
-        name = self._name(header.key, header.group)
-        return self._directory.order.welcomes(name, parent, num_bytes, self.limit_bytes)
+        return self.limit_bytes is None or self._directory.welcomes(identity, payload, self.limit_bytes)
 
     def _identity(self, header: BlockHeader) -> FileIdentity:
         assert header.key == block_key(header.parent, header.token_ids)
@@ -326,7 +323,7 @@ class DiskStore:
     def _no_room(self, block_bytes: int) -> str | None:
         """Say what holds the room; None where something may go that only does not go for this block."""
         assert self.limit_bytes is not None
-        if block_bytes <= self.limit_bytes and self._directory.order.due(1):
+        if block_bytes <= self.limit_bytes and self._directory.has_due():
             return None
         return no_room(
             limit_bytes=self.limit_bytes,

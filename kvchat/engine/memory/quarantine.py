@@ -37,6 +37,11 @@ class Quarantine:
         except OSError:
             return 0
 
+    def beside(self, limit_bytes: int) -> int:
+        """Return what blocks may take of a limit: all of it where what is here has too much and goes."""
+        aside_bytes = self.num_bytes()
+        return limit_bytes if aside_bytes > limit_bytes // 2 else limit_bytes - aside_bytes
+
     def empty(self) -> None:
         """Remove everything.
 
