@@ -67,17 +67,49 @@ def compact(connection: sqlite3.Connection) -> None:
 
     Raises: sqlite3.Error: there is no room, or somebody else has read or written for longer than is waited.
     """
-    (patience_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
     try:
         connection.execute("VACUUM")
-    finally:
-        connection.execute(f"PRAGMA busy_timeout = {min(patience_ms, _LOG_PATIENCE_MS)}")
+    except sqlite3.Error:
+        with suppress(sqlite3.Error):  # what kept it from being written anew is told
+            empty_log(connection)
+        raise
+    empty_log(connection)
+
+
+def empty_log(connection: sqlite3.Connection) -> None:
+    """Bring what the log holds into the database, and empty it.
+
+    Raises: sqlite3.Error: somebody else has read or written for longer than is waited.
+    """
+    (patience_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    connection.execute(f"PRAGMA busy_timeout = {min(patience_ms, _LOG_PATIENCE_MS)}")
+    try:
         (is_busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
         connection.execute(f"PRAGMA busy_timeout = {patience_ms}")
     if is_busy:
         busy = sqlite3.OperationalError("its log is being read by another program")
         busy.sqlite_errorcode, busy.sqlite_errorname = sqlite3.SQLITE_BUSY, "SQLITE_BUSY"
         raise busy
+
+
+def is_alone(connection: sqlite3.Connection) -> bool:
+    """Return whether nobody else has the database open, in this process or another; does not wait.
+
+    Effect: if so, it is for a moment without a log; who opens it then gives it one again.
+    """
+    (patience_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        connection.execute("PRAGMA journal_mode = DELETE").fetchone()  # refused while anybody is connected
+        connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            return False
+        raise
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {patience_ms}")
+    return True
 
 
 def first_bytes(path: Path, num_bytes: int) -> bytes:

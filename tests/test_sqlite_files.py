@@ -117,3 +117,14 @@ def test_a_second_store_in_one_process_takes_no_lock_from_the_first(tmp_path: Pa
         store.create_session(title="second")
     with closing(SessionStore(path)) as store:
         assert sorted(one.session.title for one in store.list_sessions()) == ["first", "second"]
+
+
+def test_a_database_that_cannot_be_written_anew_says_so_and_is_as_patient_as_before(path: Path) -> None:
+    """Neither can its log be emptied then, and that must not be told instead."""
+    with closing(sqlite_files.connect(path, timeout_s=7.0)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("CREATE TABLE t (x)")
+        with pytest.raises(sqlite3.OperationalError, match="cannot VACUUM"):
+            sqlite_files.compact(connection)
+        assert connection.execute("PRAGMA busy_timeout").fetchone() == (7000,)

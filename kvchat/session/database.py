@@ -88,9 +88,9 @@ class Database:
         with self._lock:
             # Without a copy less can be recovered; nothing else depends on it. It may be closed already.
             with suppress(StorageError), self._errors_told():
+                if self._is_unerased or erasure.is_owed(self.path):
+                    self.erase()
                 if self._connection.total_changes > self._num_changes:
-                    if erasure.is_owed(self.path):
-                        self.erase()
                     recovery.back_up(self._connection, self.path)
             self._connection.close()
 
@@ -103,17 +103,43 @@ class Database:
             with self.write() as connection:
                 yield connection
 
-    def erase(self) -> None:
+    def erase(self, *, is_writing: bool = False) -> None:
         """Take what was deleted out of every file that this database has, as far as that can be done now; see
         `remains`. O(all).
+
+        A large database waits until nobody else has it open: pieces of answers would wait for it otherwise.
+
+        Args:
+            is_writing: whether an answer is being written here.
         """
         try:
             with self._lock, self._errors_told():
+                self._follow()
+                if erasure.is_long(self.path) and (is_writing or not sqlite_files.is_alone(self._connection)):
+                    self._is_unerased = not erasure.is_owed(self.path)
+                    return
                 erasure.erase(self._connection, self.path, indexes_words=self._tables.sealer is None)
             self._is_unerased = False
         except StorageError as error:
             log.warning("deleted words are still in some files: %s", error)
             self._is_unerased = True
+
+    def empty_log(self) -> None:
+        """Take what was deleted out of the log alone, where it lies in no copy."""
+        try:
+            with self._lock, self._errors_told():
+                self._follow()
+                sqlite_files.empty_log(self._connection)
+        except StorageError as error:
+            log.warning("deleted words are still in the log: %s", error)
+            with suppress(OSError):
+                erasure.owe(self.path)
+            self._is_unerased = not erasure.is_owed(self.path)
+
+    def may_be_copied(self, since: float) -> bool:
+        """Whether a copy of it may hold what was stored at or after a moment."""
+        with self._errors_told():
+            return erasure.may_be_copied(self.path, since)
 
     def remains(self) -> Sequence[str]:
         """Return in which files deleted words may still be read, each with what to do about it."""
@@ -254,8 +280,14 @@ class MemoryDatabase(Database):
         with self.write() as connection:
             yield connection
 
-    def erase(self) -> None:
+    def erase(self, *, is_writing: bool = False) -> None:
         """Nothing: there are no files."""
+
+    def empty_log(self) -> None:
+        """Nothing, too."""
+
+    def may_be_copied(self, since: float) -> bool:
+        return False
 
     def remains(self) -> Sequence[str]:
         return ()

@@ -8,10 +8,14 @@ whoever ends next does it where a process was killed.
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kvchat import sqlite_files
 from kvchat.session import recovery
+
+_LONG_BYTES = 16 << 20
+"""Some 0.3 s of optimize and VACUUM, during which nobody else can write."""
 
 
 def owe(path: Path) -> None:
@@ -34,7 +38,7 @@ def erase(connection: sqlite3.Connection, path: Path, *, indexes_words: bool) ->
 
     Raises: sqlite3.Error, OSError: some of it could not be done, and is still owed.
     """
-    owed_ns = _mark(path).stat().st_mtime_ns if is_owed(path) else None
+    owed_ns = _owed_ns(path)
     try:
         if indexes_words:
             connection.execute("INSERT INTO turns_fts (turns_fts) VALUES ('optimize')")
@@ -42,8 +46,22 @@ def erase(connection: sqlite3.Connection, path: Path, *, indexes_words: bool) ->
         sqlite_files.compact(connection)
     # Last: a copy that was begun before the deletion is whole by now, and goes too.
     recovery.forget_backups(path)
-    if owed_ns is not None and is_owed(path) and _mark(path).stat().st_mtime_ns == owed_ns:
+    if owed_ns is not None and _owed_ns(path) == owed_ns:
         _mark(path).unlink(missing_ok=True)  # nobody has deleted more meanwhile
+
+
+def is_long(path: Path) -> bool:
+    """Whether erasing takes so long that others' writes would wait for it noticeably."""
+    return path.stat().st_size > _LONG_BYTES
+
+
+def may_be_copied(path: Path, since: float) -> bool:
+    """Whether a copy may hold what was stored at or after a moment."""
+    for copy in recovery.backup_paths(path):
+        with suppress(FileNotFoundError):
+            if copy.stat().st_mtime >= since:
+                return True
+    return False
 
 
 def remains(path: Path, *, is_unerased: bool = False) -> Sequence[str]:
@@ -57,7 +75,7 @@ def remains(path: Path, *, is_unerased: bool = False) -> Sequence[str]:
         copies = [copy for copy in recovery.backup_paths(path) if copy.exists()]
         names = ", ".join(map(str, (path, path.with_name(path.name + "-wal"), *copies)))
         found.append(
-            f"deleted words may still be in {names}: they go when the next kvchat that has stored something"
+            f"deleted words may still be in {names}: they go when the last kvchat that uses them"
             " ends; free some space and close what else reads these files"
         )
     found += [
@@ -66,6 +84,13 @@ def remains(path: Path, *, is_unerased: bool = False) -> Sequence[str]:
         for copy in recovery.damaged_copies(path)
     ]
     return found
+
+
+def _owed_ns(path: Path) -> int | None:
+    """Return when words were last deleted. Who else erases may remove the mark at any time."""
+    with suppress(FileNotFoundError):
+        return _mark(path).stat().st_mtime_ns
+    return None
 
 
 def _mark(path: Path) -> Path:

@@ -145,17 +145,23 @@ class SessionStore(SessionReader):
 
     def delete_sessions(self, doomed: Iterable[SessionId]) -> None:
         """Delete sessions one after another; see `delete_session` and `still_readable`."""
+        num_said = num_bare = 0
         try:
             for session_id in doomed:
-                with self._database.delete() as connection:
+                is_bare = self._is_bare(session_id)
+                num_bare, num_said = num_bare + is_bare, num_said + (not is_bare)
+                with self._database.write() if is_bare else self._database.delete() as connection:
                     statements.delete_session(connection, session_id)
                 self.unsent.forget(session_id)
         finally:
-            self._database.erase()
+            if num_said:
+                self._erase()
+            elif num_bare:
+                self._database.empty_log()
 
     def erase_deleted(self) -> None:
         """Take what was deleted and withdrawn out of every file, as far as that can be done now. O(all)."""
-        self._database.erase()
+        self._erase()
 
     def still_readable(self) -> Sequence[str]:
         """Return in which files deleted words may still be read, each with what to do about it."""
@@ -205,7 +211,7 @@ class SessionStore(SessionReader):
         Raises:
             StorageError: somebody rests on one of them by now; nothing was changed.
         """
-        with self._database.delete() as connection:
+        with self._database.delete() if turn_ids else self._database.write() as connection:
             connection.execute(
                 "DELETE FROM branches WHERE session_id = ? AND name = ?", (branch.session_id, branch.name)
             )
@@ -213,7 +219,7 @@ class SessionStore(SessionReader):
                 connection.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
             statements.change_session(connection, branch.session_id, active_branch=successor.name)
         if turn_ids:
-            self._database.erase()
+            self._erase()
 
     def remove_branch(self, session_id: SessionId, name: str) -> object:
         """Delete a branch with the messages that no other branch has."""
@@ -260,7 +266,7 @@ class SessionStore(SessionReader):
 
         Effect: their words are erased when something else is deleted, or this store is closed.
         """
-        with self._database.delete() as connection:
+        with self._database.delete() if turn_ids else self._database.write() as connection:
             moved = statements.move(connection, branch, leaf_id)
             for turn_id in reversed(turn_ids):
                 connection.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
@@ -355,6 +361,17 @@ class SessionStore(SessionReader):
             for turn in left:
                 statements.fold(connection, turn)
         return len(left)
+
+    def _is_bare(self, session_id: SessionId) -> bool:
+        """Whether nothing was ever said in a session, and no copy can hold its title."""
+        with self._database.read() as connection:
+            session = statements.session(connection, session_id)
+            query = "SELECT 1 FROM turns WHERE session_id = ? LIMIT 1"
+            is_empty = connection.execute(query, (session_id,)).fetchone() is None
+        return is_empty and not self._database.may_be_copied(session.created_at)
+
+    def _erase(self) -> None:
+        self._database.erase(is_writing=bool(self._reader.writing))
 
     def _writer(self) -> str:
         with self._database.read():

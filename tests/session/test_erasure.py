@@ -12,12 +12,14 @@ from time import sleep
 
 import pytest
 
+from kvchat import sqlite_files
 from kvchat.errors import StorageError
+from kvchat.session import erasure
 from kvchat.session.recovery import backup_paths, damage_mark
-from kvchat.session.store import SessionStore
-from kvchat.session.tree import MAIN, Branch, SessionId
+from kvchat.session.store import Outcome, SessionStore
+from kvchat.session.tree import MAIN, Branch, Finish, SessionId
 from tests.cli.secret_home import files_with
-from tests.session.turns import exchange, question
+from tests.session.turns import exchange, open_answer, question
 
 pytestmark = pytest.mark.pure
 
@@ -186,3 +188,113 @@ def test_what_is_left_is_found_without_its_first_page(path: Path, place: int) ->
 
 def words_in(store: SessionStore) -> list[str]:
     return [turn.text for one in store.list_sessions() for turn in store.all_turns(one.session.id)]
+
+
+def test_a_session_in_which_nothing_was_said_is_deleted_at_the_cost_of_its_rows(path: Path) -> None:
+    """The database is not written anew, and its copies stay."""
+    with closing(SessionStore(path)) as store:
+        bare = store.create_session(title="a marmalade", system="more marmalade").id
+        told = traced(store)
+        store.delete_session(bare)
+        assert not [one for one in told if "VACUUM" in one or "optimize" in one]
+        assert not store.still_readable()
+        assert not files_with(path.parent, b"marmalade")
+    assert not path.with_name("sessions.db.unerased").exists()
+    assert backup_paths(path)[0].exists()
+
+
+def traced(store: SessionStore) -> list[str]:
+    """Return a list that every statement of a store is added to from now on."""
+    told: list[str] = []
+    with store._database.read() as connection:
+        connection.set_trace_callback(told.append)
+    return told
+
+
+def test_the_title_of_an_empty_session_goes_from_the_copies_too(path: Path) -> None:
+    with closing(SessionStore(path)) as store:
+        bare = store.create_session(title="a marmalade").id
+        backup_paths(path)[0].unlink()
+    assert backup_paths(path)[0] in files_with(path.parent, b"marmalade")
+    with closing(SessionStore(path)) as store:
+        store.delete_session(bare)
+        assert not files_with(path.parent, b"marmalade")
+
+
+@pytest.fixture
+def large(path: Path) -> Path:
+    """The same with so much in it that writing it anew takes long."""
+    with closing(SessionStore(path)) as store:
+        filler = begin(store, "filler")
+        for number in range(10):
+            filler = store.add_turn(filler, question(filler.session_id, f"{number} " * 900_000))
+    assert path.stat().st_size > 16 << 20
+    return path
+
+
+def test_a_large_database_is_written_anew_when_the_last_one_leaves_it(large: Path) -> None:
+    with closing(SessionStore(large)) as window:
+        with closing(SessionStore(large)) as store:
+            told = traced(store)
+            store.delete_session(the_doomed(store))
+            assert "VACUUM" not in told
+            (words,) = store.still_readable()
+            assert str(large) in words
+        assert window.still_readable()
+    assert not files_with(large.parent, *DOOMED)
+    with closing(SessionStore(large)) as store:
+        assert not store.still_readable()
+
+
+def test_a_large_database_that_nobody_else_has_open_is_written_anew_at_once(large: Path) -> None:
+    with closing(SessionStore(large)) as store:
+        store.delete_session(the_doomed(store))
+        assert not files_with(large.parent, *DOOMED)
+        assert not store.still_readable()
+
+
+def test_a_large_database_waits_for_an_answer_that_is_being_written_here(large: Path) -> None:
+    with closing(SessionStore(large)) as store:
+        kept = next(one.session for one in store.list_sessions() if one.session.title == "kept")
+        asked = question(kept.id, "still there?", parent=store.branch(kept.id, MAIN).leaf_id)
+        answer = open_answer(asked)
+        store.add_turns(store.branch(kept.id, MAIN), (asked, answer))
+        store.delete_session(the_doomed(store))
+        assert store.still_readable()
+        store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
+    assert not files_with(large.parent, *DOOMED)
+
+
+class Fleeting(type(Path())):  # type: ignore[misc]
+    """A path whose file is gone once it was seen, as if another process had removed it."""
+
+    def exists(self) -> bool:
+        was_there = super().exists()
+        if was_there:
+            self.unlink()
+        return bool(was_there)
+
+
+def test_what_another_process_has_erased_meanwhile_is_no_error(path: Path) -> None:
+    erasure.owe(path)
+    with closing(sqlite_files.connect(path, timeout_s=1.0)) as connection:
+        erasure.erase(connection, Fleeting(path), indexes_words=True)
+
+
+def test_what_was_deleted_goes_from_the_file_that_has_the_name_now(path: Path) -> None:
+    """Another process has put a recovered one in its place."""
+    with closing(SessionStore(path)) as store:
+        store.list_sessions()
+        with closing(SessionStore(path)) as other:
+            doomed = the_doomed(other)
+        damage_mark(path).touch()
+        with closing(SessionStore(path)) as other:
+            other.create_session(title="another")
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("PRAGMA foreign_keys = OFF")
+            for table in ("turns", "branches"):
+                connection.execute(f"DELETE FROM {table} WHERE session_id = ?", (doomed,))
+            connection.execute("DELETE FROM sessions WHERE id = ?", (doomed,))
+        assert path in files_with(path.parent, *DOOMED)
+        store.erase_deleted()
+        assert path not in files_with(path.parent, *DOOMED)
