@@ -19,7 +19,7 @@ from kvchat.engine.memory.block_file import BlockHeader, FoundBlock
 from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
 from kvchat.engine.memory.files import Files
 from kvchat.engine.memory.index_file import IndexFile, Row
-from kvchat.engine.memory.index_schema import RECOUNT, schema_of
+from kvchat.engine.memory.index_schema import RECOUNT, WRITTEN, schema_of
 
 BlockName = tuple[bytes, DiskKey, GroupId]
 """Fingerprint, key as it is on disk, and group: what names one file."""
@@ -98,7 +98,8 @@ class BlockIndex:
         Raises: StorageError: the directory cannot be written.
         """
         self._seal = seal
-        self._file = IndexFile(path, schema_of(seal), files, {"is_there": lambda *name: is_there(name)})
+        functions = {"is_there": lambda *name: is_there(name)}
+        self._file = IndexFile(path, schema_of(seal), files, functions, carried=[WRITTEN])
 
     def take_lost(self) -> bool:
         """Return whether rows were lost since the last call, so that the files should be looked at again."""
@@ -175,21 +176,28 @@ class BlockIndex:
         self._file.erase()
 
     def oldest_leaves(self, limit: int, *, is_proven: bool | None = None) -> list[IndexedBlock]:
-        """Return settled blocks that no block on disk has as its parent, longest unused first.
+        """Return settled blocks that no block on disk has as its parent, longest unused first; fewer than
+        `limit` only where there are no more.
 
         Args:
             is_proven: only those that were, or were not, used after they were stored.
         """
         is_leaf = """NOT EXISTS (SELECT 1 FROM blocks AS child
                      WHERE child.fingerprint = blocks.fingerprint AND child.parent = blocks.key)"""
+        # One row stands for a block of several groups, so that the limit counts blocks.
+        worth = ["last_used", "grp"] if is_proven is None else ["proven", "last_used", "grp"]
+        own, others = (", ".join(f"{table}.{column}" for column in worth) for table in ("blocks", "other"))
+        is_newest = f"""NOT EXISTS (SELECT 1 FROM blocks AS other
+                       WHERE other.fingerprint = blocks.fingerprint AND other.key = blocks.key
+                       AND other.writer IS NULL AND ({others}) > ({own}))"""
         chosen = "TRUE" if is_proven is None else "proven=?"
         rows = self._file.read(
-            f"SELECT fingerprint, key FROM blocks WHERE {chosen} AND writer IS NULL AND {is_leaf}"
-            " ORDER BY last_used LIMIT ?",
+            f"SELECT fingerprint, key FROM blocks WHERE {chosen} AND writer IS NULL"
+            f" AND {is_newest} AND {is_leaf} ORDER BY last_used LIMIT ?",
             *([] if is_proven is None else [is_proven]),
             limit,
         )
-        found = (self._with_name(fingerprint, name) for fingerprint, name in dict.fromkeys(rows))
+        found = (self._with_name(fingerprint, name) for fingerprint, name in rows)
         return [block for block in found if block is not None]
 
     def num_unproven(self) -> int:

@@ -6,7 +6,7 @@ says that the block files should be looked at again.
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
@@ -38,18 +38,25 @@ class IndexFile:
     """One database of a fixed schema. May be called from several threads and opened by several processes."""
 
     def __init__(
-        self, path: Path, schema: Sequence[str], files: Files, functions: Mapping[str, Callable[..., bool]]
+        self,
+        path: Path,
+        schema: Sequence[str],
+        files: Files,
+        functions: Mapping[str, Callable[..., bool]],
+        carried: Iterable[str] = (),
     ) -> None:
         """Open the file, or begin an empty one; tables of another version are dropped.
 
         Args:
             schema: the statements that create all tables, indexes and triggers.
             functions: what statements may call by name, with any number of values; must not raise.
+            carried: those of `schema` whose tables stay as they are when the others are of another version.
 
         Raises: StorageError: it can be neither opened nor created.
         """
         self._path = path
         self._schema = tuple(schema)
+        self._carried = frozenset(carried)
         self._files = files
         self._functions = functions
         self._lock = Lock()
@@ -241,11 +248,14 @@ class IndexFile:
     def _create_tables(self, connection: sqlite3.Connection) -> None:
         connection.execute("BEGIN EXCLUSIVE")
         if not self._has_our_tables(connection):
-            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-            for (table,) in tables:
-                connection.execute(f'DROP TABLE "{table}"')
+            tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
+            carried = {statement for _, statement in tables} & self._carried
+            for table, statement in tables:
+                if statement not in carried:
+                    connection.execute(f'DROP TABLE "{table}"')
             for statement in self._schema:
-                connection.execute(statement)
+                if statement not in carried:
+                    connection.execute(statement)
             self._was_lost = True
         self._files.commit(connection)
 

@@ -4,6 +4,9 @@ from typing import Final
 
 from kvchat.engine.memory.block_seal import BlockSeal
 
+WRITTEN: Final = "CREATE TABLE written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID"
+"""What no file tells: it stays when the other tables are of another version."""
+
 # The checks are for `integrity_check`, which finds rows that a damaged disk has changed.
 # Triggers keep the totals, so that a limit can be enforced before every write without counting rows.
 SCHEMA: Final = (
@@ -39,7 +42,7 @@ SCHEMA: Final = (
     num_proven INTEGER NOT NULL
 ) WITHOUT ROWID""",
     "CREATE TABLE writers (id TEXT PRIMARY KEY, boot TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID",
+    WRITTEN,
     """CREATE TRIGGER count_added AFTER INSERT ON blocks BEGIN
     INSERT INTO totals SELECT new.fingerprint, 0, 0, 0, 0
         WHERE NOT EXISTS (SELECT 1 FROM totals WHERE fingerprint = new.fingerprint);

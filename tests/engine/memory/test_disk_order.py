@@ -324,10 +324,12 @@ def test_the_index_of_an_earlier_version_is_filled_again_from_the_files(tmp_path
     with closing(sqlite3.connect(index)) as connection:
         connection.executescript(OLD_TABLES)
         connection.execute("INSERT INTO totals VALUES (?, 99, 99, 99)", (FINGERPRINT,))
+        connection.execute("INSERT INTO written VALUES (700000, 123456)")
         connection.commit()
     disk.reopen()
     assert disk.found(hot) == 5
     assert (disk.store.usage().num_blocks, disk.store._index.num_unproven()) == (5, 5)
+    assert disk.store._index.written(700000).today == 123456
     disk.request(hot)
     disk.request(conversation(77, 40))
     assert disk.found(hot) == 5

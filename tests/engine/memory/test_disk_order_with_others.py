@@ -5,11 +5,41 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import FULL, open_store, write_all
+from tests.engine.memory.chains import FINGERPRINT, FULL, SLIDING, block_behind, open_store, write_all
 from tests.engine.memory.small_disk import Disk, conversation
 
 pytestmark = pytest.mark.pure
+
+
+def test_kept_blocks_of_two_groups_do_not_end_the_search_for_what_may_go(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 12)
+    kept = [conversation(number, 1)[0] for number in range(4)]
+    for block in kept:
+        disk.write(block)
+        disk.write(block_behind(block.header.parent, list(block.header.token_ids), SLIDING))
+    disk.request(conversation(8, 3))
+    with closing(BlockCatalog(tmp_path / "cache")) as catalog:
+        catalog.keep("pack", FINGERPRINT, [block.key for block in kept])
+    order = disk.store._directory.order
+    assert [leaf.key for leaf in order.due(1)] == [conversation(8, 3)[-1].key]
+    disk.store.close()
+
+
+def test_leaves_are_counted_by_blocks_and_the_latest_use_of_any_group_is_theirs(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 20)
+    both, one, late = (conversation(number, 1)[0] for number in range(3))
+    for block in (both, one, late):
+        disk.write(block)
+    disk.touch([one])
+    disk.write(block_behind(both.header.parent, list(both.header.token_ids), SLIDING))
+    disk.write(block_behind(one.header.parent, list(one.header.token_ids), SLIDING))
+    index = disk.store._index
+    assert [leaf.key for leaf in index.oldest_leaves(3)] == [late.key, both.key, one.key]
+    assert [leaf.key for leaf in index.oldest_leaves(2, is_proven=False)] == [late.key, both.key]
+    assert [leaf.key for leaf in index.oldest_leaves(2, is_proven=True)] == [one.key]
+    disk.store.close()
 
 
 def test_a_damaged_block_that_was_set_aside_lets_no_scan_push_out_what_is_used_again(tmp_path: Path) -> None:
