@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from time import time
 from typing import Any, Final
 
 from kvchat.directories import make_private
@@ -30,6 +31,7 @@ MAX_RECORDS: Final = 32
 MAX_BYTES: Final = 1 << 20
 """A larger file was not written here, and is not read."""
 _DIGEST_BYTES = 16
+_STALE_S = 60.0
 _MAX_KINDS = 64
 _KINDS = {f"{tier} {direction}": (tier, direction) for tier in Tier for direction in Direction}
 
@@ -115,12 +117,21 @@ def _write(file: Path, records: Records) -> None:
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         make_private(file.parent)
+        _remove_unfinished(file)
         with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as stream:
             stream.write(_digest(line) + b"\n" + line)
         temporary.replace(file)
     except OSError:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _remove_unfinished(file: Path) -> None:
+    """Remove what a killed process has left half written; nobody takes so long to write it."""
+    for left in file.parent.glob(f".{file.name}.*.tmp"):
+        with suppress(OSError):
+            if time() - left.stat().st_mtime > _STALE_S:
+                left.unlink()
 
 
 def _listed(record: Measured) -> dict[str, Any]:

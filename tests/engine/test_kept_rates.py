@@ -106,6 +106,15 @@ def test_the_file_is_its_owners_alone_and_nothing_else_is_left_behind(tmp_path: 
     assert os.listdir(file.parent) == [FILE_NAME]
 
 
+def test_what_a_killed_process_left_half_written_goes_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    left, current = tmp_path / ".rates.77.tmp", tmp_path / ".rates.78.tmp"
+    for file in (left, current):
+        file.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    keep(tmp_path, measured_here())
+    assert (left.exists(), current.exists()) == (False, True)
+
+
 @pytest.mark.parametrize("bit", [0, 3, 7])
 def test_a_flipped_bit_anywhere_in_the_file_counts_as_no_file(tmp_path: Path, bit: int) -> None:
     """A digit that became another would be a wrong figure that looks like a right one."""

@@ -330,6 +330,7 @@ class DiskStore:
             kept_bytes=self._index.num_bytes(self._directory.kept.all()),
             elsewhere_bytes=self.elsewhere_bytes,
             block_bytes=block_bytes,
+            aside_bytes=self._directory.quarantine.num_bytes(),
         )
 
     def _enforce_limit(self) -> None:

@@ -3,7 +3,9 @@
 _MIB = 2**20
 
 
-def no_room(*, limit_bytes: int, kept_bytes: int, elsewhere_bytes: int, block_bytes: int) -> str:
+def no_room(
+    *, limit_bytes: int, kept_bytes: int, elsewhere_bytes: int, block_bytes: int, aside_bytes: int = 0
+) -> str:
     """Return what holds the room, and what to do.
 
     Args:
@@ -11,6 +13,7 @@ def no_room(*, limit_bytes: int, kept_bytes: int, elsewhere_bytes: int, block_by
         kept_bytes: what packs and pinned sessions have of that.
         elsewhere_bytes: what prepared weights take of the limit that a person gave.
         block_bytes: of the block that finds no room.
+        aside_bytes: what damaged blocks that were set aside have of what blocks may take.
     """
     told = f"blocks may take {_mib(limit_bytes)} on disk"
     if elsewhere_bytes:
@@ -21,6 +24,9 @@ def no_room(*, limit_bytes: int, kept_bytes: int, elsewhere_bytes: int, block_by
     if kept_bytes:
         told += f", and packs and pinned sessions keep {_mib(kept_bytes)} of it"
         advice += ", unpin sessions with `kvchat sessions unpin`, or remove packs with `kvchat pack rm`"
+    if aside_bytes:
+        told += f", and damaged blocks that were set aside hold {_mib(aside_bytes)} of it"
+        advice += ", or let `kvchat cache gc` empty what was set aside"
     return f"{told}, and there is no room for more; {advice}"
 
 

@@ -55,6 +55,19 @@ def test_a_damaged_block_that_was_set_aside_lets_no_scan_push_out_what_is_used_a
     disk.store.close()
 
 
+def test_where_there_is_no_room_it_is_said_what_damaged_blocks_hold_and_how_they_go(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 10)
+    pack, (damaged,) = conversation(1, 9), conversation(2, 1)
+    disk.request([*pack, damaged])
+    with closing(BlockCatalog(tmp_path / "cache")) as catalog:
+        catalog.keep("pack", FINGERPRINT, [block.key for block in pack])
+    disk.store.set_aside(damaged.key, FULL)
+    assert not disk.write(conversation(3, 1)[0])
+    assert "set aside" in (disk.store.shortage or "")
+    assert "`kvchat cache gc`" in (disk.store.shortage or "")
+    disk.store.close()
+
+
 def test_what_another_process_wrote_meanwhile_is_refused_no_longer_nor_what_is_behind_it(
     tmp_path: Path,
 ) -> None:
