@@ -1,6 +1,9 @@
 """What a deletion would free, and what would stay, in words."""
 
+from collections.abc import Callable
+
 from kvchat.cli.removal import Removed
+from kvchat.errors import StorageError
 from kvchat.session.branch_removal import BranchRemoval
 from kvchat.ui.figures import bytes_text, plural
 
@@ -27,3 +30,17 @@ def deletion_words(would: Removed, owners: str = "sessions") -> str:
         shared = f"{plural(would.shared_blocks, 'block')} ({bytes_text(would.shared_bytes)})"
         words += f"; {shared} stay, since other {owners} share them"
     return words
+
+
+def expected_words(count: Callable[[], Removed], owners: str = "sessions") -> str:
+    """Return what a deletion would free, and what would stay; all of its KV where the cache cannot be used.
+
+    Args:
+        count: returns what would be freed.
+        owners: who else may have it.
+    """
+    try:
+        return deletion_words(count(), owners)
+    except (StorageError, OSError) as error:
+        again = "`kvchat cache gc` removes it once the cache can be used again"
+        return f"its KV would stay on disk: {error}; {again}"

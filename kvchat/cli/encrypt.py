@@ -13,7 +13,8 @@ from kvchat.errors import UsageError
 from kvchat.sealing.key_file import LOG_N, KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
 from kvchat.sealing.sealer import KEY_BYTES, Sealer, require_packages
 from kvchat.session.packs import PackShelf
-from kvchat.session.rewriting import damaged_copies, rewrite
+from kvchat.session.recovery import damaged_copies
+from kvchat.session.rewriting import rewrite
 from kvchat.session.sealed_tables import SealedTables
 from kvchat.session.store import SessionStore
 from kvchat.session.tables import PLAIN, Tables

@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 from kvchat.cli.gauge_figures import read_figures
 from kvchat.cli.own_process import ended
 from kvchat.config import Settings
+from kvchat.errors import EngineFailed
 from kvchat.ui.host import Gauged
 
 
@@ -18,10 +19,16 @@ def gauged(settings: Settings, session_id: str, branch: str, cache_format: str) 
     Raises:
         EngineFailed: with what the command said instead.
     """
-    with TemporaryDirectory(prefix="kvchat-gauge-") as scratch:
-        path = Path(scratch, "figures.json")
-        words = gauge_text(settings, session_id, branch, cache_format, path)
-        report, kept_agreement = read_figures(path)
+    try:
+        with TemporaryDirectory(prefix="kvchat-gauge-") as scratch:
+            path = Path(scratch, "figures.json")
+            words = gauge_text(settings, session_id, branch, cache_format, path)
+            report, kept_agreement = read_figures(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineFailed(
+            f"the figures of the gauge cannot be kept or read: {error}; see that the directory for temporary"
+            " files can be written and has room, and try again"
+        ) from error
     return Gauged(words=words, report=report, kept_agreement=kept_agreement)
 
 

@@ -297,7 +297,7 @@ class TidyStore(SessionStore):
         Args:
             pinned: sessions whose pins would keep no more than others refer to.
         """
-        if not self._cache_dir.is_dir():
+        if not self._has_cache():
             return Removed()
         with closing(self._catalog()) as catalog:
             kept = _names(catalog.kept_blocks(but=self._pins.names(catalog, pinned)))
@@ -325,7 +325,7 @@ class TidyStore(SessionStore):
             StorageError: the blocks or the texts cannot be removed.
         """
         self._forget_stray_texts()
-        if not self._cache_dir.is_dir():
+        if not self._has_cache():
             return Removed()
         with closing(self._catalog()) as catalog:
             known = _by_size(catalog.blocks(), self._of)
@@ -351,7 +351,10 @@ def _nothing() -> None:
 
 def _not_removed(error: Exception) -> str:
     """Say that blocks stay whose text is gone, and what to do."""
-    return f"the KV of what was deleted is still on disk: {error}; `kvchat cache gc` removes it then"
+    return (
+        f"the KV of what was deleted is still on disk: {error}; `kvchat cache gc` removes it once the cache"
+        " can be used again"
+    )
 
 
 def _by_size(blocks: Iterable["IndexedBlock"], refer: Refer) -> dict[int, References]:

@@ -8,6 +8,8 @@ from kvchat.engine.api.served import ServedCache
 from kvchat.errors import RemoteError
 from kvchat.ui.served_words import request_words, reuse_words, share_words
 
+_UNTOLD = "its /metrics tell nothing of one; vLLM, SGLang, llama.cpp and `kvchat serve` report theirs"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
@@ -49,5 +51,5 @@ def server_state(remote: Remote) -> ServerState | None:
         cache = served_cache(endpoint.metrics())
     except RemoteError as error:
         return ServerState(url=endpoint.url, cache=None, problem=str(error))
-    problem = None if cache is not None else "its /metrics tell nothing of one"
+    problem = None if cache is not None else _UNTOLD
     return ServerState(url=endpoint.url, cache=cache, problem=problem)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvchat.cli.deletion_words import OTHERS, branch_words, deletion_words
+from kvchat.cli.deletion_words import OTHERS, branch_words, expected_words
 from kvchat.cli.export_format import Format, format_of
 from kvchat.cli.removal import TidyStore
 from kvchat.cli.streams import Status
@@ -47,9 +47,9 @@ class SessionFiles:
         stay.
         """
         if branch is None:
-            return deletion_words(self._store.would_remove([session_id]))
+            return expected_words(lambda: self._store.would_remove([session_id]))
         plan = self._store.removal_of(session_id, branch)
-        freed = deletion_words(self._store.would_remove_branch(plan), OTHERS)
+        freed = expected_words(lambda: self._store.would_remove_branch(plan), OTHERS)
         return f"{branch_words(plan)}.\n{freed}"
 
 

@@ -8,7 +8,7 @@ from time import localtime, strftime, time
 
 import typer
 
-from kvchat.cli.deletion_words import OTHERS, branch_words, deletion_words
+from kvchat.cli.deletion_words import OTHERS, branch_words, expected_words
 from kvchat.cli.options import ListOptions, RowsOptions
 from kvchat.cli.removal import Removed, TidyStore
 from kvchat.cli.session_options import (
@@ -189,7 +189,7 @@ def _remove_branch(options: RemoveOptions, name: str) -> int | None:
         plan = store.removal_of(session.id, name)
         if not options.yes and sys.stdin.isatty():
             status.note(branch_words(plan))
-            status.note(deletion_words(store.would_remove_branch(plan), OTHERS))
+            status.note(expected_words(lambda: store.would_remove_branch(plan), OTHERS))
             question = f"remove branch {one_line(name)} of {session.id} ({one_line(session.title)}) for good?"
             if not typer.confirm(question, err=True):
                 status.note("nothing was removed")
@@ -338,6 +338,6 @@ def _confirmed(store: TidyStore, doomed: Sequence[Session], status: Status) -> b
     """Ask on a terminal; elsewhere there is nobody to ask, and removing was asked for."""
     if not sys.stdin.isatty():
         return True
-    status.note(deletion_words(store.would_remove([one.id for one in doomed])))
+    status.note(expected_words(lambda: store.would_remove([one.id for one in doomed])))
     names = ", ".join(f"{one.id} ({one_line(one.title)})" for one in doomed)
     return typer.confirm(f"remove {names} for good?", err=True)

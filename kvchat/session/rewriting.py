@@ -60,11 +60,6 @@ def converting_path(path: Path) -> Path:
     return path.with_name(path.name + ".converting")
 
 
-def damaged_copies(path: Path) -> list[Path]:
-    """Return the damaged databases that were kept beside this one, which no conversion touches."""
-    return sorted(path.parent.glob(path.name + ".damaged-*"))
-
-
 def _alone(path: Path, tables: Tables) -> sqlite3.Connection:
     """Open a database and keep everybody else out until it is closed."""
     connection = sqlite_files.connect(path, timeout_s=_BUSY_S)

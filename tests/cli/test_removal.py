@@ -1,12 +1,15 @@
 """What goes with sessions that are removed."""
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from kvchat.cli.removal import TidyStore
+from kvchat.cli.session_files import SessionFiles
+from kvchat.config import read_settings
+from kvchat.errors import StorageError
 from tests.cli.secret_home import files_with
 
 pytestmark = pytest.mark.pure
@@ -47,3 +50,32 @@ def test_text_is_deleted_also_where_the_cache_cannot_be_used(tmp_path: Path) -> 
         (tmp_path / "cache" / "blocks").unlink()
         store.delete_session(kept)
         assert not store.still_readable()
+
+
+def test_what_a_cache_that_cannot_be_used_would_free_is_said_before_it_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "blocks").write_text("a file where the blocks should be")
+    with closing(TidyStore(tmp_path / "sessions.db", tmp_path / "cache")) as store:
+        session = store.create_session(title="doomed")
+        files = SessionFiles(read_settings(), store)
+        told = files.freed_by_deleting(session.id)
+        assert told.startswith("its KV would stay on disk: ")
+        assert "`kvchat cache gc` removes it once the cache can be used again" in told
+
+
+def test_a_cache_that_cannot_be_looked_for_is_told_by_whoever_opens_it(tmp_path: Path) -> None:
+    """As below a directory that may not be searched: looking is refused, which is not to be nowhere."""
+    with closing(TidyStore(tmp_path / "sessions.db", Unsearchable(tmp_path / "cache"))) as store:
+        session = store.create_session(title="doomed")
+        for look in (lambda: store.would_remove([session.id]), store.collect):
+            with suppress(StorageError):
+                look()
+        store.delete_session(session.id)
+        assert not store.list_sessions()
+
+
+class Unsearchable(type(Path())):  # type: ignore[misc]
+    """A path that cannot be asked about, also where a person may do everything."""
+
+    def is_dir(self) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))

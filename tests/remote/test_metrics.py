@@ -290,7 +290,8 @@ def test_cache_status_goes_on_where_the_server_tells_nothing(
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "home"))
     metrics.text = "other_metric 1\n"
     assert run(["cache", "status", "--remote", metrics.url]) == 0
-    assert "its cache is unknown: its /metrics tell nothing of one" in capsys.readouterr().out
+    assert "its cache is unknown: its /metrics tell nothing of one" in (told := capsys.readouterr().out)
+    assert "vLLM, SGLang, llama.cpp and `kvchat serve` report theirs" in told
     monkeypatch.setenv("KVCHAT_REMOTE", "http://127.0.0.1:1")
     assert run(["cache", "status", "--json"]) == 0
     server = json.loads(capsys.readouterr().out)["server"]
