@@ -36,8 +36,12 @@ class Desk(Protocol):
         """Show a screen that may come while something is typed; it is offered in a line then."""
         ...
 
-    def begin(self, work: Work, *, group: str = "") -> object:
-        """Run something that may wait. Work of a group replaces what runs in it."""
+    def begin(self, work: Work, *, group: str = "", asked_s: float | None = None) -> object:
+        """Run something that may wait. Work of a group replaces what runs in it.
+
+        Args:
+            asked_s: when the key was pressed that led to it, where that is not the key that is answered now.
+        """
         ...
 
     def set_timer(self, delay: float, callback: Callable[[], None]) -> Timer: ...

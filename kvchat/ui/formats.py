@@ -63,11 +63,16 @@ class Formats:
             self._screen.tell(f"looking at what {wanted} saves and loses; go on meanwhile")
             self._screen.begin(partial(self._choose, conversation, wanted), group="format")
 
-    def offer(self, wanted: str) -> None:
-        """Offer the conversation on screen, which has outgrown the cache, a format in which it has room."""
+    def offer(self, wanted: str, asked_s: float) -> None:
+        """Offer the conversation on screen, which has outgrown the cache, a format in which it has room.
+
+        Args:
+            asked_s: when the key was pressed that the answer was for.
+        """
         conversation = self._turns.conversation
         if conversation is not None:
-            self._screen.begin(partial(self._offer, conversation, wanted), group="format")
+            offer = partial(self._offer, conversation, wanted)
+            self._screen.begin(offer, group="format", asked_s=asked_s)
 
     async def _offer(self, conversation: ConversationView, wanted: str) -> None:
         session_id = conversation.session.id

@@ -68,6 +68,7 @@ class ConversationScreen(WindowScreen):
         self._last_rate: float | None = None
         self._kept = KeptOpen()
         self._place: object = None
+        self._queued_s = 0.0
 
     def on_unmount(self) -> None:
         if (turns := getattr(self, "turns", None)) is not None:
@@ -79,6 +80,7 @@ class ConversationScreen(WindowScreen):
         """Run a turn as soon as the engine is loaded and no other runs."""
         if self._watch.status.phase is EnginePhase.FAILED:
             self.warn("the engine has stopped: this waits until /reload has loaded it again")
+        self._queued_s = self.asked_s
         self.turns.add(pending)
         self._start_next()
 
@@ -224,7 +226,7 @@ class ConversationScreen(WindowScreen):
         self.give_back(unsent)
 
     def outgrown(self, fits_in: tuple[str, ...]) -> None:
-        self.formats.offer(fits_in[0])
+        self.formats.offer(fits_in[0], self._queued_s)
 
     def ended_behind(self, conversation: ConversationView) -> None:
         if self.branching.end_behind(conversation):

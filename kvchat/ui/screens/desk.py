@@ -61,7 +61,7 @@ class DeskScreen(Screen[None]):
         """Show a screen that may come while something is typed; then `offer` stands in a line instead, and
         the screen comes when the person asks for it. Inside a worker.
         """
-        is_wanted = _ASKED_S.get(self.typed_s) >= self.typed_s and self.app.screen is self
+        is_wanted = self.asked_s >= self.typed_s and self.app.screen is self
         while True:
             if not is_wanted:
                 await self.offers.wait(offer)
@@ -94,10 +94,18 @@ class DeskScreen(Screen[None]):
     async def _note(self, title: str, text: str) -> None:
         await self.ask_late(title, partial(NoteScreen, title, text))
 
-    def begin(self, work: Work, *, group: str = "") -> None:
-        """Run something that may wait. Work of a group replaces what runs in it."""
-        asked_s = self.typed_s if self._command_s is None else self._command_s
-        asked = partial(_asked, _ASKED_S.get(asked_s), work)
+    @property
+    def asked_s(self) -> float:
+        """When the key was pressed that what runs now answers; of work that nothing else is known of, now."""
+        return _ASKED_S.get(self.typed_s if self._command_s is None else self._command_s)
+
+    def begin(self, work: Work, *, group: str = "", asked_s: float | None = None) -> None:
+        """Run something that may wait. Work of a group replaces what runs in it.
+
+        Args:
+            asked_s: when the key was pressed that led to it, where that is not the key that is answered now.
+        """
+        asked = partial(_asked, self.asked_s if asked_s is None else asked_s, work)
         self.run_worker(asked, group=group or "course", exclusive=bool(group))  # type: ignore[arg-type]
 
     def at_key(self, pressed_s: float, run: Callable[[], object]) -> None:

@@ -176,3 +176,19 @@ async def test_an_answer_that_broke_off_for_want_of_room_is_offered_the_same(tmp
         await shown.pilot.press("y")
         await shown.until(lambda: shown.files.formats == [("s1", "int8")])
         await shown.until(lambda: any("f5 goes on with an answer" in words for words in told(shown)))
+
+
+async def test_what_has_been_typed_since_the_message_is_not_covered_by_an_offer(tmp_path: Path) -> None:
+    gate = Event()
+    async with window(tmp_path, Answer(hold=gate, fits_in=("int8",))) as shown:
+        await shown.say("hello")
+        await shown.until(lambda: shown.screen.turns.is_running)
+        await shown.type("and the")
+        gate.set()
+        await shown.until_shown("int8? · f9 or /answer")
+        assert shown.app.screen is shown.screen
+        assert shown.screen.prompt.text == "and the"
+        await shown.pilot.press("f9")
+        await until_asked(shown)
+        await shown.pilot.press("escape")
+        assert shown.files.formats == []
