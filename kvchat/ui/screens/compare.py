@@ -91,6 +91,7 @@ class CompareScreen(LateScreen[Turn | None]):
         self.answers: tuple[Turn, ...] = ()
         self._problem: str | None = None
         self._chosen = 0
+        self._is_typing = False
         self._status = Static(price, id="compare-status", markup=False)
 
     def compose(self) -> ComposeResult:
@@ -113,12 +114,26 @@ class CompareScreen(LateScreen[Turn | None]):
         grid.styles.grid_size_rows = -(-self._num // columns)
 
     def text_of(self, event: Typed) -> Sequence[Typed] | None:
-        """Return what is no key of this screen, which stays: what is written here takes its time."""
-        is_late = isinstance(event, events.Key) and event.time > self._opened_s
-        if is_late and isinstance(event, events.Key) and event.key in self._bindings.key_to_bindings:
-            return None
-        is_text = isinstance(event, events.Paste) or self._is_text(event)
-        return (event,) if is_text else None
+        """Return what is no key of this screen, which stays: what is written here takes its time.
+
+        Behind a text that was begun, all keys that move in texts belong to it until `esc`. Enter does nothing
+        then: it neither takes an answer nor sends a message into a conversation that is being compared.
+        """
+        if isinstance(event, events.Paste):
+            return self._typed(event)
+        if self._is_typing and event.key in ("escape", "enter"):
+            self._is_typing = event.key == "enter"
+            self._show()
+            return ()
+        is_own = event.time > self._opened_s and event.key in self._bindings.key_to_bindings
+        if self._is_typing and (is_own or event.key == "backspace") and event.key != "ctrl+c":
+            return (event,)
+        return self._typed(event) if not is_own and self._is_text(event) else None
+
+    def _typed(self, event: Typed) -> Sequence[Typed]:
+        self._is_typing = True
+        self._show()
+        return (event,)
 
     def action_move(self, step: int) -> None:
         self.action_choose((self._chosen + step) % self._num)
@@ -172,6 +187,8 @@ class CompareScreen(LateScreen[Turn | None]):
         keys = "esc stops them all" if self._feed.is_running else "esc keeps the old answer"
         take = "" if self._feed.is_running else "enter takes it · "
         problem = f"{self._problem} · " if self._problem else ""
-        self.query_one("#compare-keys", Static).update(
-            Content(f"{problem}1–{self._num} or ←→ · {take}{keys}")
+        choice = f"1–{self._num} or ←→ · {take}{keys}"
+        choice = (
+            "you are typing the next message · esc goes back to the answers" if self._is_typing else choice
         )
+        self.query_one("#compare-keys", Static).update(Content(problem + choice))

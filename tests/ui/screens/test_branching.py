@@ -116,6 +116,25 @@ async def test_comparing_can_be_stopped_and_left(tmp_path: Path) -> None:
         assert [view.turn.text for view in shown.answers][-1] == "Seven hours or so."
 
 
+async def test_a_text_begun_beside_compared_answers_keeps_its_digits_and_keys_until_esc(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say("/retry 3")
+        await shown.until_shown("enter takes it")
+        screen = shown.app.screen
+        await shown.type("at 27:15x")
+        await shown.pilot.press("backspace", "left", "left", "3", "enter")
+        await shown.until(lambda: shown.screen.prompt.text == "at 27:315")
+        await shown.until_shown("esc goes back to the answers")
+        await shown.pilot.press("escape", "2")
+        await shown.until_shown("▸ 2")
+        assert (shown.app.screen, shown.screen.prompt.text) == (screen, "at 27:315")
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.app.screen is shown.screen)
+
+
 @pytest.mark.parametrize("number", ["0", "9", "300"])
 async def test_only_a_few_answers_can_be_compared(tmp_path: Path, number: str) -> None:
     async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
