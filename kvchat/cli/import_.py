@@ -174,11 +174,16 @@ def _install(settings: Settings, path: Path, bundle: Bundle, status: Status) -> 
         # What is written last may push out what was written first.
         sizes = [size for group, key, size in written if shelf is not None and group in shelf.groups_of(key)]
     if len(sizes) < bundle.num_blocks and not reason:
-        reason = (
-            "the disk limit has no room for it, or `kvchat cache gc` took it meanwhile; give it more with"
-            " KVCHAT_KV_DISK_BYTES, or import it again"
-        )
+        reason = _no_room(len(sizes), bundle.num_blocks)
     return _Installed(num_blocks=len(sizes), num_bytes=sum(sizes), reason=reason)
+
+
+def _no_room(num_blocks: int, of_blocks: int) -> str:
+    return (
+        f"the disk limit has no room for more than {num_blocks} of {plural(of_blocks, 'block')}, since"
+        " conversations that are used again, and what is kept, hold the rest, or `kvchat cache gc` took them"
+        " meanwhile; give it more with KVCHAT_KV_DISK_BYTES, or import it again"
+    )
 
 
 def _reasons(agreement: Agreement) -> tuple[str, ...]:

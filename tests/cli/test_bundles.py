@@ -309,6 +309,8 @@ def test_an_import_says_what_it_could_store_and_the_rest_is_computed(
         (found,) = kvchat("import", str(bundle), "-m", str(tiny_model), at=variable)
         assert (found["kv"], found["blocks"], found["of_blocks"], found["bytes"]) == ("none", 0, whole, 0)
         assert reason in found["not_stored"][0]
+        if variable == "KVCHAT_KV_DISK_BYTES":
+            assert f"more than 0 of {whole} blocks, since" in found["not_stored"][0]
         assert kvchat("cache", at=variable)["disk_bytes"] == 0
         monkeypatch.delenv(variable)
         answer = kvchat("ask", *asked(tiny_model), "-s", "demo", LAST, at=variable)
