@@ -153,8 +153,8 @@ class InterfaceHost(SessionFiles):
             self._engine.swap()
             raise
         else:
-            self._kvchat.use_format(wanted)
             self._engine.swap(cache_format=wanted)
+            self._kvchat.use_format(wanted)  # what is lent is named by the format that it has
         finally:
             self._kvchat.lend_again()
         return words
@@ -171,9 +171,11 @@ class InterfaceHost(SessionFiles):
     def _load_in(self, wanted: str) -> None:
         """Load the engine again, in another format."""
         self._kvchat.stop_lending()
-        self._kvchat.use_format(wanted)
-        self._engine.swap(cache_format=wanted)
-        self._kvchat.lend_again()
+        try:
+            self._engine.swap(cache_format=wanted)
+            self._kvchat.use_format(wanted)  # what is lent is named by the format that it has
+        finally:
+            self._kvchat.lend_again()
 
 
 def _short(origin: str) -> str:

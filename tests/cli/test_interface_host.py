@@ -167,6 +167,20 @@ def test_a_window_lends_its_engine_again_after_it_has_begun_anew(window: Window,
     other.close()
 
 
+def test_a_format_that_the_engine_refuses_leaves_it_lent(
+    window: Window, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = window.chat.create("talk").session
+    window.kvchat.lend_if_possible()
+    with monkeypatch.context() as changed:
+        changed.setattr(window.kvchat.engine, "_made", None)
+        with pytest.raises(AssertionError):
+            window.host.use_format(session.id, "shadow:64:forced")
+    again = borrowed_from(window.settings, tiny_model)
+    assert again is not None
+    again.close()
+
+
 def test_a_window_that_lends_nothing_lends_nothing_after_a_reload(home: Path, tiny_model: Path) -> None:
     settings = read_settings()
     engine = EngineSwap()
