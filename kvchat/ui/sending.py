@@ -72,13 +72,13 @@ class Sending:
                 marked = await asyncio.to_thread(look_up, words, marks)
         finally:
             self._attaching.waiting.remove(words)
-        problem = self._problem(marked, are_read=are_read)
+        problem, again = self._problem(marked, are_read=are_read), "enter again sends it without"
         if place is not self._turns.place:
-            problem = "you have left its conversation"
+            problem, again = "you have left its conversation", "enter sends it to the one on screen"
         if problem and words != self._refused:
             self._refused = words
             self._screen.give_back(words)
-            self._screen.warn(f"{problem}\nnothing was sent; enter again sends it without")
+            self._screen.warn(f"{problem}\nnothing was sent; {again}")
             return
         self._refused = ""
         if marked.others:
@@ -108,12 +108,12 @@ def look_up(words: str, marks: Sequence[str]) -> Marked:
         if path is None and not _looks_like_path(mark):
             others.append(mark)
             continue
+        path = path or mark.rstrip(_AFTER_NAMES)  # maybe there by now
         try:
-            files.append(read_attachment(Path(path or mark.rstrip(_AFTER_NAMES))))
+            files.append(read_attachment(Path(path)))
         except KvchatError as error:
             problems.append(str(error))
         else:
-            assert path is not None
             as_text = path.replace("\\", r"\\")
             words = re.sub(rf"(?<!\S)@{re.escape(path)}", as_text, words)
     return Marked(words=words, files=tuple(files), others=tuple(others), problems=tuple(problems))

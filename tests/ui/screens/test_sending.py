@@ -1,12 +1,15 @@
 """What becomes of a message: files that are marked in it, lines of a command, files of what is changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Event
 
 import pytest
 from textual import events
 
+from kvchat.ui import sending
 from kvchat.ui.attachments import Attachment, before_message
+from kvchat.ui.sending import look_up
 from tests.ui.harness import Window, window
 from tests.ui.screens.test_late import burst
 from tests.ui.scripted import ScriptedChat
@@ -134,3 +137,33 @@ async def test_what_waits_for_its_file_is_kept_when_the_window_closes(tmp_path: 
         shown.screen.attaching.waiting.append("half")
         shown.screen.courses.begin_edit(shown.transcript.views[2].turn)
         assert [one.text for one in shown.screen.keeping._take_all()] == ["half"]
+
+
+async def test_a_message_whose_conversation_was_left_says_where_enter_sends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Event()
+
+    def late(words: str, marks: Sequence[str]) -> sending.Marked:
+        gate.wait(20)
+        return look_up(words, marks)
+
+    monkeypatch.setattr(sending, "look_up", late)
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await burst(shown, "look at @notes.txt\n")
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: shown.screen.turns.conversation is None)
+        gate.set()
+        words = "enter sends it to the one on screen"
+        await shown.until(lambda: any(words in one.message for one in shown.app._notifications))
+        assert shown.screen.prompt.text == "look at @notes.txt"
+        await shown.pilot.press("enter")
+        await until_sent(shown, lambda: shown.chat.sent == ["hello", f"{FILE}look at notes.txt"])
+
+
+def test_a_file_that_appears_between_two_looks_goes_with_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "_is_there", lambda path: False)
+    assert look_up("see @notes.txt", ["notes.txt"]).words == "see notes.txt"
