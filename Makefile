@@ -68,7 +68,9 @@ demo: $(RUNTIME)
 	  $(BIN)/kvchat sessions list && $(BIN)/kvchat cache status
 
 # Most tests wait for processes and files of their own, so that two at once finish a third sooner on two cores.
-test: lint native
+# The kernels are compiled while packages are installed.
+test:
+	@$(MAKE) --no-print-directory --jobs=2 lint native
 	@$(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 test-slow: $(DEV) native

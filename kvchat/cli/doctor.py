@@ -87,8 +87,13 @@ def _compiled(paths: Paths) -> Iterator[Finding]:
         yield Finding(
             name="compiled layers",
             lines=tuple(choice.in_words() for choice in choices),
-            values={"compiled_layers": [asdict(choice) for choice in choices]},
+            values={"compiled_layers": [_without_nothing(asdict(choice)) for choice in choices]},
         )
+
+
+def _without_nothing(values: dict[str, object]) -> dict[str, object]:
+    """Return the values without a problem that there is not."""
+    return {name: value for name, value in values.items() if name != "problem" or value}
 
 
 def _machine(paths: Paths) -> Iterator[Finding]:
