@@ -136,6 +136,7 @@ ENDING_MIX = replace(
 CLOSING_MIX = replace(
     ENDING_MIX, faq=18, small=7, skill=28, exercises=replace(ENDING_MIX.exercises, first=90)
 )
+LAST_MIX = replace(ENDING_MIX, faq=24, small=11, skill=24, exercises=replace(ENDING_MIX.exercises, first=70))
 SHORTER, LONGER = (1024, 2048, 1024, 2048, 4096), (2048, 4096, 1024, 4096, 2048, 4096)
 MIXED, SPREAD = (2048, 1024, 4096, 512, 2048, 4096), (2048, 1024, 4096, 1024, 512, 2048, 4096)
 
@@ -233,7 +234,16 @@ STAGES = (
         start_rate=2.5e-3,
         end_rate=2e-5,
         muon=True,
-        kept_share=0.3,
+    ),
+    Stage(num_tokens=850_000, lengths=SPREAD, mix=LAST_MIX, start_rate=2e-3, end_rate=2e-3, muon=True),
+    Stage(
+        num_tokens=3_060_000,
+        lengths=SPREAD,
+        mix=LAST_MIX,
+        start_rate=2e-3,
+        end_rate=2e-5,
+        muon=True,
+        kept_share=0.4,
     ),
 )
 TOTAL_TOKENS = sum(stage.num_tokens for stage in STAGES)
