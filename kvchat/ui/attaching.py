@@ -37,6 +37,7 @@ class Attaching:
         self.waiting: list[str] = []
         self._reading: Reading | None = None
         self._put_aside: tuple[Attachment, ...] | None = None
+        self._of_edit: tuple[Attachment, ...] = ()
         self._num_unread = 0
         self._are_read = asyncio.Event()
         self._has_failed = False
@@ -61,15 +62,15 @@ class Attaching:
 
     def begin_edit(self, files: tuple[Attachment, ...]) -> None:
         """Let the files of a message that is being changed go with it, and put aside what is attached."""
-        if self._put_aside is None:
-            self._put_aside = self.attachments
+        self.end_edit()
+        self._put_aside, self._of_edit = self.attachments, files
         self._set(files)
 
     def end_edit(self) -> None:
-        """Attach again what was put aside."""
+        """Attach again what was put aside, and what was attached to a change that is given up."""
         if self._put_aside is not None:
-            attachments, self._put_aside = self._put_aside, None
-            self._set(attachments)
+            put_aside, self._put_aside = self._put_aside, None
+            self._set((*put_aside, *(one for one in self.attachments if one not in self._of_edit)))
 
     def attach(self, path: str) -> None:
         """Read a file and let it go with the next message."""

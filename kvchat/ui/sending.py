@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvchat.errors import KvchatError
+from kvchat.session.tree import Turn, TurnId
 from kvchat.ui.attaching import Attaching
 from kvchat.ui.attachments import Attachment, before_message, read_attachment
 from kvchat.ui.courses import Courses
@@ -18,6 +19,8 @@ from kvchat.ui.turns import PendingTurn, TurnKind, Turns
 
 _MARKED = re.compile(r"(?<!\S)@(\S+)")
 _AFTER_NAMES = ".,;:!?)\"'"
+_MOST_PASTES = 100
+_AS_IT_IS = {True: "enter sends it as a message", False: "enter sends it as the change"}
 
 
 class SendingDesk(Desk, Protocol):
@@ -54,18 +57,31 @@ class Sending:
         self._courses = courses
         self._in_order = asyncio.Lock()
         self._refused = ""
+        self._pasted: tuple[str, ...] = ()
 
     def send(self, words: str, pasted: Sequence[str] = ()) -> None:
-        """Send a message, or a changed one; what is marked in `pasted` texts is text."""
-        marks = [mark for mark in _MARKED.findall(words) if not any(f"@{mark}" in one for one in pasted)]
+        """Send a message, or a changed one.
+
+        What is marked in `pasted` texts is text, also when it comes back: only what was typed reads a file.
+        """
+        marks = self._typed_marks(words, pasted)
         if marks or self._attaching.is_reading or self._attaching.waiting:
             self._attaching.waiting.append(words)
             self._screen.begin(partial(self._send_when_read, words, marks))
         else:
             self._send(words, ())
 
+    def _typed_marks(self, words: str, pasted: Sequence[str]) -> list[str]:
+        marks: list[str] = _MARKED.findall(words)
+        earlier = [mark for mark in marks if _is_in(mark, self._pasted) and not _is_in(mark, pasted)]
+        if earlier:
+            names = ", ".join(f"@{one_line(mark)}" for mark in earlier)
+            self._screen.tell(f"{names} was pasted earlier, so it is text; tab behind it attaches a file")
+        self._pasted = (*self._pasted, *(one for one in pasted if "@" in one))[-_MOST_PASTES:]
+        return [mark for mark in marks if not _is_in(mark, self._pasted)]
+
     async def _send_when_read(self, words: str, marks: Sequence[str]) -> None:
-        place = self._turns.place
+        place, editing = self._turns.place, _id_of(self._courses.editing)
         try:
             async with self._in_order:
                 are_read = await self._attaching.settled()
@@ -75,6 +91,11 @@ class Sending:
         problem, again = self._problem(marked, are_read=are_read), "enter again sends it without"
         if place is not self._turns.place:
             problem, again = "you have left its conversation", "enter sends it to the one on screen"
+        elif editing != _id_of(self._courses.editing):
+            problem, again = (
+                "you have begun or left a change meanwhile",
+                _AS_IT_IS[self._courses.editing is None],
+            )
         if problem and words != self._refused:
             self._refused = words
             self._screen.give_back(words)
@@ -98,6 +119,14 @@ class Sending:
             self._courses.send_edit(text)
         else:
             self._screen.queue(PendingTurn(kind=TurnKind.SEND, text=text, reading=reading))
+
+
+def _is_in(mark: str, texts: Sequence[str]) -> bool:
+    return any(f"@{mark}" in one for one in texts)
+
+
+def _id_of(turn: Turn | None) -> TurnId | None:
+    return None if turn is None else turn.id
 
 
 def look_up(words: str, marks: Sequence[str]) -> Marked:

@@ -167,3 +167,52 @@ def test_a_file_that_appears_between_two_looks_goes_with_the_message(
 ) -> None:
     monkeypatch.setattr(sending, "_is_there", lambda path: False)
     assert look_up("see @notes.txt", ["notes.txt"]).words == "see notes.txt"
+
+
+async def test_a_pasted_mark_that_comes_back_reads_no_file_either(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await paste(shown, "see @notes.txt")
+        await shown.pilot.press("enter")
+        await until_sent(shown, lambda: shown.chat.sent == ["see @notes.txt"])
+        await shown.pilot.press("up")
+        await shown.until(lambda: shown.screen.prompt.text == "see @notes.txt")
+        await shown.pilot.press("enter")
+        await until_sent(shown, lambda: len(shown.chat.sent) == 2)
+        assert shown.chat.sent == ["see @notes.txt"] * 2
+        await shown.until_shown("@notes.txt was pasted earlier")
+
+
+async def test_what_is_attached_to_a_change_that_is_given_up_goes_with_the_next_message(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path, prepare=with_file, initial="Oslo") as shown:
+        await shown.until(lambda: len(shown.questions) == 2)
+        await shown.say("/edit")
+        await shown.until(lambda: shown.screen.prompt.text == "What is it?")
+        await paste(shown, "long " * 2000)
+        await shown.until(lambda: len(shown.screen.attaching.attachments) == 2)
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.screen.courses.editing is None)
+        assert [one.name for one in shown.screen.attaching.attachments] == ["pasted text"]
+
+
+async def test_a_message_that_waits_for_a_file_does_not_become_a_change_begun_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Event()
+
+    def late(words: str, marks: Sequence[str]) -> sending.Marked:
+        gate.wait(20)
+        return look_up(words, marks)
+
+    monkeypatch.setattr(sending, "look_up", late)
+    async with window(tmp_path, prepare=with_file, initial="Oslo") as shown:
+        await shown.until(lambda: len(shown.questions) == 2)
+        await burst(shown, "look at @notes.txt\n")
+        await shown.say("/edit")
+        await shown.until(lambda: shown.screen.courses.editing is not None)
+        gate.set()
+        words = "enter sends it as the change"
+        await shown.until(lambda: any(words in one.message for one in shown.app._notifications))
+        assert shown.chat.sent == []
+        assert shown.screen.prompt.text == "look at @notes.txt\nWhat is it?"
