@@ -27,8 +27,12 @@ def key_name(own_keys: Mapping[str, str], name: str) -> str:
 
 
 def name_for(widget: Widget, name: str) -> str:
-    """Return the same for the window that a widget is in."""
-    return key_name(getattr(widget.screen, "own_keys", {}), name)
+    """Return the same for the window that a widget is in; its usual name for one that is in no window.
+
+    Textual mounts a widget that was removed in the meantime too: it has no screen, and nobody sees it.
+    """
+    own_keys: Mapping[str, str] = getattr(widget.screen, "own_keys", {}) if widget.is_attached else {}
+    return key_name(own_keys, name)
 
 
 def leave_keys(widget: Widget, own_keys: Mapping[str, str]) -> None:

@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
 
+from textual import events
+from textual.keys import _character_to_key
 from textual.pilot import Pilot
 
 from kvchat.ui.app import KvchatApp
@@ -69,8 +71,13 @@ class Window:
         return "\n".join(line[area.x : area.right].rstrip() for line in lines)
 
     async def type(self, text: str) -> None:
-        for character in text:
-            await self.pilot.press({"\n": "ctrl+j", " ": "space", "/": "slash"}.get(character, character))
+        """Type in one burst, as a terminal may; a pilot waits for rest behind each key it presses."""
+        if not text:
+            return
+        assert self.app._driver is not None
+        for character in text[:-1]:
+            self.app._driver.send_message(events.Key(_key_of(character), _letter_of(character)))
+        await self.pilot.press(_key_of(text[-1]))
 
     async def say(self, text: str) -> None:
         await self.type(text)
@@ -117,6 +124,17 @@ async def window(
         shown = Window(app, pilot, chat, engine, files)
         await shown.until(lambda: bool(shown.screen.is_mounted))
         yield shown
+
+
+def _key_of(character: str) -> str:
+    """Return what Textual calls the key of a character."""
+    if character == "\n":
+        return "ctrl+j"
+    return character if character.isalnum() else _character_to_key(character)
+
+
+def _letter_of(character: str) -> str | None:
+    return None if character == "\n" else character
 
 
 def _or_default(answers: Sequence[Answer]) -> Sequence[Answer]:
