@@ -17,7 +17,7 @@ SHELL := /bin/sh
 PYTHON ?= python3
 VENV ?= .venv
 SCENARIO ?=
-PROCESSES ?= 2
+PROCESSES ?= 3
 
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.kvchat-runtime
@@ -25,7 +25,7 @@ DEV := $(VENV)/.kvchat-dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo native test test-slow test-kill lint format bench models starter clean
+.PHONY: help chat demo native test pytest test-slow test-kill lint style types format bench models starter clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -67,11 +67,14 @@ demo: $(RUNTIME)
 	  say "What is my name?" "-s demo" && \
 	  $(BIN)/kvchat sessions list && $(BIN)/kvchat cache status
 
-# Most tests wait for processes and files of their own, so that two at once finish a third sooner on two cores.
-# The kernels are compiled while packages are installed.
+# Tests wait for processes, files and windows of their own: more of them at once than there are cores, with the
+# types checked beside them. The kernels are compiled while packages are installed.
 test:
-	@$(MAKE) --no-print-directory --jobs=2 lint native
-	@$(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
+	@$(MAKE) --no-print-directory --jobs=2 style native
+	@$(MAKE) --no-print-directory --jobs=2 types pytest
+
+pytest: $(DEV) native
+	@env -u MAKEFLAGS $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 test-slow: $(DEV) native
 	@$(BIN)/python -m pytest -m slow
@@ -79,9 +82,13 @@ test-slow: $(DEV) native
 test-kill: $(DEV)
 	@$(BIN)/python -m tests.kill_loop --times 500
 
-lint: $(DEV)
+lint: style types
+
+style: $(DEV)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
+
+types: $(DEV)
 	@$(BIN)/mypy
 
 format: $(DEV)
