@@ -221,7 +221,7 @@ def _key_times(window: _Window, num_keys: int) -> list[float]:
     while len(times) < num_keys:
         num_before = window.num_answers
         window.ask()
-        window.shown.drain(0.6)
+        window.shown.drain(0.3)
         typed = ""
         while window.num_answers == num_before and len(times) < num_keys:
             if len(typed) >= 40:

@@ -24,6 +24,8 @@ from kvchat.ui.app import KvchatApp
 from kvchat.ui.widgets.cache_panel import CachePanel
 
 SAMPLING = SamplingParams(temperature=1.0, max_tokens=160, ignore_eos=True, seed=1)
+STARTER_TOKENS = 1200
+"""An answer of the starter is written in a quarter of a second otherwise, and no key falls into it."""
 KV_BYTES = 256 * 2**20
 
 
@@ -87,8 +89,9 @@ class ReportingChat:
 
 def main(side: str, model: str, home: Path, report: Path) -> None:
     settings = read_settings(environ={"KVCHAT_HOME": str(home)}, cwd=home)
+    sampling = replace(SAMPLING, max_tokens=STARTER_TOKENS) if model == "starter" else SAMPLING
     settings = replace(
-        settings, sampling=SAMPLING, engine=replace(settings.engine, device_bytes=KV_BYTES, cache_dir=None)
+        settings, sampling=sampling, engine=replace(settings.engine, device_bytes=KV_BYTES, cache_dir=None)
     )
     engine, redraws = EngineSwap(), Redraws()
     with opened(settings, engine) as kvchat:
