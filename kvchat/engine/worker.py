@@ -6,12 +6,14 @@ whoever waits.
 """
 
 import logging
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock, Thread, get_native_id
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvchat.engine.api.config import EngineConfig, EngineInfo
@@ -31,6 +33,8 @@ SNAPSHOT_INTERVAL_S = 1 / 15
 IDLE_WAIT_S = 0.5
 LOADING_WAIT_S = 0.01
 """While blocks come ahead of use: how long until those that have landed are named."""
+NICENESS = 10
+"""More of it has an engine beside a window: what draws gets the processor at once when it wants it."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,11 +59,16 @@ class WorkerHandle(EventQueue):
 class Worker:
     """Loads a model in its own thread and serves requests from any thread."""
 
-    def __init__(self, model: str, model_dir: Path, config: EngineConfig) -> None:
+    def __init__(
+        self, model: str, model_dir: Path, config: EngineConfig, *, steps_aside: bool = False
+    ) -> None:
         """Args:
         model: the name to show.
         model_dir: directory with config and weights.
+        steps_aside: let the process's other threads have the processor first (on Linux). One that draws holds
+            the interpreter's lock, and this one waits for it.
         """
+        self._steps_aside = steps_aside
         self._model = model
         self._model_dir = model_dir
         self._config = config
@@ -202,6 +211,10 @@ class Worker:
     # The engine's thread
 
     def _run(self) -> None:
+        if self._steps_aside and sys.platform == "linux":
+            # Of this thread, and of those that it begins to compute with.
+            niceness = os.getpriority(os.PRIO_PROCESS, get_native_id()) + NICENESS
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), min(niceness, 19))
         try:
             engine = self._load()
             self._serve(engine)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from time import monotonic, thread_time
 from typing import Final
 
-SHARE_OF_ALL: Final = 0.05
+SHARE_OF_ALL: Final = 0.02
 """Of all cores together, that drawing may take while an answer streams."""
 LONGEST_S: Final = 0.2
 """However dear a drawing is, text comes as often as this."""

@@ -1,5 +1,8 @@
 """The engine's thread serves any thread, and nobody waits for it in vain."""
 
+import os
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
@@ -37,9 +40,9 @@ def model_dir(tiny: TinyModels) -> Path:
 def start_worker() -> Iterator[StartWorker]:
     workers = []
 
-    def start(model_dir: Path, **settings: object) -> Worker:
+    def start(model_dir: Path, *, steps_aside: bool = False, **settings: object) -> Worker:
         config = EngineConfig(device="cpu", block_size=16, **settings)  # type: ignore[arg-type]
-        worker = Worker("tiny", model_dir, config)
+        worker = Worker("tiny", model_dir, config, steps_aside=steps_aside)
         workers.append(worker)
         worker.start()
         return worker
@@ -254,3 +257,18 @@ def test_a_closed_worker_refuses_and_closes_again(model_dir: Path, start_worker:
         worker.submit(ask(5, 3))
     worker.cancel(RequestId(1))
     worker.release(BranchId(1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness belongs to threads on Linux alone")
+@pytest.mark.parametrize("steps_aside", [False, True])
+def test_an_engine_beside_a_window_lets_it_have_the_processor_first(
+    model_dir: Path, start_worker: StartWorker, *, steps_aside: bool
+) -> None:
+    before = {thread.native_id for thread in threading.enumerate()}
+    worker = start_worker(model_dir, steps_aside=steps_aside)
+    worker.info()
+    mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    [engines] = [thread for thread in threading.enumerate() if thread.native_id not in before]
+    assert engines.native_id is not None
+    niceness = os.getpriority(os.PRIO_PROCESS, engines.native_id)
+    assert niceness > mine if steps_aside else niceness == mine
