@@ -174,77 +174,43 @@ class Stage:
         return self.lengths[step % len(self.lengths)]
 
 
+def _adamw(num_tokens: int, lengths: tuple[int, ...], mix: Mix, rates: tuple[float, float]) -> Stage:
+    """Return a stage whose weights AdamW moves, from one rate to the other."""
+    return Stage(num_tokens=num_tokens, lengths=lengths, mix=mix, start_rate=rates[0], end_rate=rates[1])
+
+
+def _muon(
+    num_tokens: int, lengths: tuple[int, ...], mix: Mix, rates: tuple[float, float], kept_share: float = 0.0
+) -> Stage:
+    """Return a stage whose matrices Muon moves."""
+    return replace(_adamw(num_tokens, lengths, mix, rates), muon=True, kept_share=kept_share)
+
+
 STAGES = (
-    Stage(num_tokens=1_000_000, lengths=(256,), mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
-    Stage(num_tokens=4_000_000, lengths=(512,), mix=SHORT_MIX, start_rate=2e-3, end_rate=2e-3),
-    Stage(num_tokens=4_800_000, lengths=(1024,), mix=LONG_MIX, start_rate=2e-3, end_rate=1.6e-3),
-    Stage(num_tokens=150_000, lengths=(1024,), mix=HARD_MIX, start_rate=1.6e-3, end_rate=1.6e-3),
-    Stage(num_tokens=1_700_000, lengths=(2048,), mix=HARD_MIX, start_rate=1.6e-3, end_rate=1.1e-3),
-    Stage(num_tokens=1_870_000, lengths=(1024,), mix=SPARSE_MIX, start_rate=1.6e-3, end_rate=1.6e-3),
-    Stage(num_tokens=1_460_000, lengths=(2048,), mix=SPARSE_MIX, start_rate=1.6e-3, end_rate=1.6e-3),
-    Stage(num_tokens=6_930_000, lengths=SHORTER, mix=DENSE_MIX, start_rate=4e-3, end_rate=4e-3, muon=True),
-    Stage(num_tokens=1_430_000, lengths=LONGER, mix=DENSE_MIX, start_rate=4e-3, end_rate=3.4e-3, muon=True),
-    Stage(num_tokens=3_600_000, lengths=LONGER, mix=SKILL_MIX, start_rate=3.4e-3, end_rate=2.5e-3, muon=True),
-    Stage(num_tokens=1_880_000, lengths=LONGER, mix=SKILL_MIX, start_rate=2.5e-3, end_rate=2e-3, muon=True),
-    Stage(num_tokens=2_340_000, lengths=MIXED, mix=COPY_MIX, start_rate=4e-3, end_rate=4e-3, muon=True),
-    Stage(num_tokens=8_330_000, lengths=MIXED, mix=ROUND_MIX, start_rate=4e-3, end_rate=4e-3, muon=True),
-    Stage(num_tokens=2_810_000, lengths=MIXED, mix=LIST_MIX, start_rate=4e-3, end_rate=4e-3, muon=True),
-    Stage(num_tokens=3_150_000, lengths=MIXED, mix=FINE_MIX, start_rate=4e-3, end_rate=4e-3, muon=True),
-    Stage(num_tokens=1_520_000, lengths=MIXED, mix=FINE_MIX, start_rate=4e-3, end_rate=3.4e-3, muon=True),
-    Stage(
-        num_tokens=4_240_000, lengths=MIXED, mix=OPENING_MIX, start_rate=3.4e-3, end_rate=1.8e-3, muon=True
-    ),
-    Stage(
-        num_tokens=8_610_000,
-        lengths=SPREAD,
-        mix=ENDING_MIX,
-        start_rate=4e-3,
-        end_rate=4e-3,
-        muon=True,
-    ),
-    Stage(
-        num_tokens=4_890_000,
-        lengths=SPREAD,
-        mix=ENDING_MIX,
-        start_rate=4e-3,
-        end_rate=1.5e-3,
-        muon=True,
-    ),
-    Stage(
-        num_tokens=3_340_000,
-        lengths=SPREAD,
-        mix=ENDING_MIX,
-        start_rate=1.5e-3,
-        end_rate=2e-5,
-        muon=True,
-        kept_share=1.0,
-    ),
-    Stage(
-        num_tokens=3_470_000,
-        lengths=SPREAD,
-        mix=CLOSING_MIX,
-        start_rate=2.5e-3,
-        end_rate=2.5e-3,
-        muon=True,
-    ),
-    Stage(
-        num_tokens=7_600_000,
-        lengths=SPREAD,
-        mix=CLOSING_MIX,
-        start_rate=2.5e-3,
-        end_rate=2e-5,
-        muon=True,
-    ),
-    Stage(num_tokens=850_000, lengths=SPREAD, mix=LAST_MIX, start_rate=2e-3, end_rate=2e-3, muon=True),
-    Stage(
-        num_tokens=3_060_000,
-        lengths=SPREAD,
-        mix=LAST_MIX,
-        start_rate=2e-3,
-        end_rate=2e-5,
-        muon=True,
-        kept_share=0.4,
-    ),
+    _adamw(1_000_000, (256,), SHORT_MIX, (2e-3, 2e-3)),
+    _adamw(4_000_000, (512,), SHORT_MIX, (2e-3, 2e-3)),
+    _adamw(4_800_000, (1024,), LONG_MIX, (2e-3, 1.6e-3)),
+    _adamw(150_000, (1024,), HARD_MIX, (1.6e-3, 1.6e-3)),
+    _adamw(1_700_000, (2048,), HARD_MIX, (1.6e-3, 1.1e-3)),
+    _adamw(1_870_000, (1024,), SPARSE_MIX, (1.6e-3, 1.6e-3)),
+    _adamw(1_460_000, (2048,), SPARSE_MIX, (1.6e-3, 1.6e-3)),
+    _muon(6_930_000, SHORTER, DENSE_MIX, (4e-3, 4e-3)),
+    _muon(1_430_000, LONGER, DENSE_MIX, (4e-3, 3.4e-3)),
+    _muon(3_600_000, LONGER, SKILL_MIX, (3.4e-3, 2.5e-3)),
+    _muon(1_880_000, LONGER, SKILL_MIX, (2.5e-3, 2e-3)),
+    _muon(2_340_000, MIXED, COPY_MIX, (4e-3, 4e-3)),
+    _muon(8_330_000, MIXED, ROUND_MIX, (4e-3, 4e-3)),
+    _muon(2_810_000, MIXED, LIST_MIX, (4e-3, 4e-3)),
+    _muon(3_150_000, MIXED, FINE_MIX, (4e-3, 4e-3)),
+    _muon(1_520_000, MIXED, FINE_MIX, (4e-3, 3.4e-3)),
+    _muon(4_240_000, MIXED, OPENING_MIX, (3.4e-3, 1.8e-3)),
+    _muon(8_610_000, SPREAD, ENDING_MIX, (4e-3, 4e-3)),
+    _muon(4_890_000, SPREAD, ENDING_MIX, (4e-3, 1.5e-3)),
+    _muon(3_340_000, SPREAD, ENDING_MIX, (1.5e-3, 2e-5), kept_share=1.0),
+    _muon(3_470_000, SPREAD, CLOSING_MIX, (2.5e-3, 2.5e-3)),
+    _muon(7_600_000, SPREAD, CLOSING_MIX, (2.5e-3, 2e-5)),
+    _muon(850_000, SPREAD, LAST_MIX, (2e-3, 2e-3)),
+    _muon(3_060_000, SPREAD, LAST_MIX, (2e-3, 2e-5), kept_share=0.4),
 )
 TOTAL_TOKENS = sum(stage.num_tokens for stage in STAGES)
 
