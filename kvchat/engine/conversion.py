@@ -4,6 +4,7 @@ Paths of a session share their beginnings, and blocks of theirs are read, quanti
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -96,8 +97,12 @@ class Conversion:
     @property
     def room_bytes(self) -> int:
         """What exact and converted blocks take on disk together, at the most. Pure."""
-        layouts = [self._source.layouts[group] for one in self._blocks.values() for group in one.found.groups]
-        layouts += [self._target.layouts[group] for one in self._blocks.values() for group in one.groups]
+        layouts = (self._source.layouts[group] for one in self._blocks.values() for group in one.found.groups)
+        return self._new_bytes + sum(_file_bytes(layout, self._size) for layout in layouts)
+
+    @property
+    def _new_bytes(self) -> int:
+        layouts = (self._target.layouts[group] for one in self._blocks.values() for group in one.groups)
         return sum(_file_bytes(layout, self._size) for layout in layouts)
 
     def run(self, report: Callable[[str], None] = lambda _: None) -> Converted:
@@ -107,13 +112,13 @@ class Conversion:
             CacheError: an exact block is gone or damaged.
             StorageError: the disk, or its limits, have no room.
         """
-        blocks = list(self._blocks.values())
-        # Where room must be made, it is made by others first.
-        self._source.touch(block.found.key for block in blocks)
+        # Where room must be made, it is made by others first; and before anything is read, so that what is
+        # written beside the reading takes none of what is still to be read.
+        self._source.touch(block.found.key for block in self._blocks.values())
+        if not self._target.make_room(self._new_bytes):
+            raise _no_room()
         try:
-            for first in range(0, len(blocks), RUN_LEN):
-                report(f"converting · {first} of {len(blocks)} blocks …")
-                self._convert(blocks[first : first + RUN_LEN])
+            self._convert(report)
             if not all(
                 block.groups <= set(self._target.groups_of(key)) for key, block in self._blocks.items()
             ):
@@ -124,14 +129,30 @@ class Conversion:
             raise
         return self.planned
 
-    def _convert(self, run: Sequence[_Planned]) -> None:
+    def _convert(self, report: Callable[[str], None]) -> None:
+        """Convert run by run; each is written while the next one is read and quantised."""
+        blocks = list(self._blocks.values())
+        with ThreadPoolExecutor(1) as writer:
+            written: Future[None] | None = None
+            for first in range(0, len(blocks), RUN_LEN):
+                report(f"converting · {first} of {len(blocks)} blocks …")
+                due = self._converted(blocks[first : first + RUN_LEN])
+                if written is not None:
+                    written.result()
+                written = writer.submit(self._write, due)
+            if written is not None:
+                written.result()
+
+    def _converted(self, run: Sequence[_Planned]) -> list[NewBlock]:
         payloads = [self._read(block) for block in run]
         converted = self._converter.convert(payloads, lambda group, place: group in run[place].groups)
-        due = [
+        return [
             NewBlock(group, block.parent, block.found.token_ids, bytes(payload))
             for block, parts in zip(run, converted, strict=True)
             for group, payload in parts.items()
         ]
+
+    def _write(self, due: Sequence[NewBlock]) -> None:
         if self._target.write_all(due, is_wanted=True) < len(due):
             raise _no_room()
 

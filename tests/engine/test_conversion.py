@@ -1,18 +1,20 @@
 """A session's blocks are converted whole or not at all, each once, and what is told is what is there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockKey, GroupId, root_key
 from kvchat.engine.conversion import Conversion
-from kvchat.engine.convert import Converter, load_exact
+from kvchat.engine.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.memory.block_catalog import BlockCatalog
-from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.memory.bundle_blocks import BlockShelf, NewBlock
 from kvchat.errors import CacheError, StorageError
 from kvchat.session.stored_paths import blocks_on
 from tests.engine.conftest import OpenEngine, TinyModels
@@ -25,13 +27,29 @@ NAMESPACE = "int4<-exact"
 
 
 class CountingShelf(BlockShelf):
-    """Counts what is read and written."""
+    """Counts what is read and written, and says when more than one run has been read."""
 
     num_calls = 0
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.is_ahead = Event()
+
     def read(self, group: GroupId, parent: BlockKey, token_ids: bytes) -> bytes | None:
         self.num_calls += 1
+        if self.num_calls > RUN_LEN:
+            self.is_ahead.set()
         return super().read(group, parent, token_ids)
+
+
+class PatientShelf(BlockShelf):
+    """Writes nothing before more than one run has been read."""
+
+    is_ahead: Event
+
+    def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
+        assert self.is_ahead.wait(20)
+        return super().write_all(blocks, is_wanted=is_wanted)
 
 
 @dataclass(frozen=True)
@@ -53,9 +71,14 @@ class Stored:
         side = self.converter.exact
         return CountingShelf(self.cache_dir, side.fingerprint, side.pool.layouts(), block_size=16)
 
-    def target(self, limit_bytes: int | None = None, daily_bytes: int | None = None) -> BlockShelf:
+    def target(
+        self,
+        limit_bytes: int | None = None,
+        daily_bytes: int | None = None,
+        kind: type[BlockShelf] = BlockShelf,
+    ) -> BlockShelf:
         side = self.converter.target
-        return BlockShelf(
+        return kind(
             self.cache_dir,
             side.fingerprint,
             side.pool.layouts(),
@@ -150,6 +173,32 @@ def test_blocks_that_paths_share_are_read_and_counted_once(store: Store) -> None
         done = conversion.run()
     assert done.num_tokens == len(stored.path)
     assert source.num_calls == -(-len(stored.path) // 16)
+
+
+def test_a_run_is_written_while_the_next_one_is_read(store: Store) -> None:
+    """One after the other would never end: the first run is written once the second has begun."""
+    stored = store(length=400)
+    with closing(stored.source()) as source, closing(stored.target(kind=PatientShelf)) as target:
+        assert isinstance(target, PatientShelf)
+        target.is_ahead = source.is_ahead
+        done = Conversion(stored.converter, source, target, stored.roots, [stored.path]).run()
+        assert done.num_tokens == len(stored.path)
+        found = list(blocks_on(target, stored.path, stored.roots[1], stored.roots[1]))
+        assert sum(len(block.token_ids) for block in found) == len(stored.path)
+
+
+def test_where_no_room_can_be_made_nothing_is_read(store: Store) -> None:
+    stored = store()
+    num_bytes = sum(map(len, stored.exact_files().values()))
+    with closing(stored.source()) as source:
+        keys = [block.key for block in blocks_on(source, stored.path, stored.roots[0], stored.roots[0])]
+        with closing(BlockCatalog(stored.cache_dir)) as catalog:
+            catalog.keep("pack", stored.converter.exact.fingerprint, keys)
+        with closing(stored.target(num_bytes)) as target:
+            conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
+            with pytest.raises(StorageError, match="KVCHAT_KV_DISK_BYTES"):
+                conversion.run()
+    assert source.num_calls == 0
 
 
 def test_each_leaf_has_its_recent_blocks(store: Store) -> None:

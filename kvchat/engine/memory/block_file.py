@@ -21,6 +21,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -146,12 +147,13 @@ class DueFile:
 
 
 def write_files(files: Files, due: Sequence[DueFile]) -> None:
-    """Write blocks durably: temporary names, fsync of all, renames, fsync of their directories.
+    """Write blocks durably: temporary names, bytes and fsync of all, renames, fsync of their directories.
 
     No file gets its name before all of them are synced.
 
-    Effect: blocks until the bytes are on the medium; what may be waited for side by side is. After an error
-    no temporary file is left, unless it cannot be removed either; some files may have their names.
+    Effect: blocks until the bytes are on the medium; what may be waited for side by side is, from the first
+    byte on. After an error no temporary file is left, unless it cannot be removed either; some files may have
+    their names.
 
     Raises: OSError: disk full, read-only, no permission.
     """
@@ -161,8 +163,7 @@ def write_files(files: Files, due: Sequence[DueFile]) -> None:
             for one in due:
                 descriptors.append(files.create(one.temporary))
                 opened.callback(files.close, descriptors[-1])
-                write_all(files, descriptors[-1], one.parts)
-            at_once(files.sync, descriptors)
+            at_once(partial(_fill, files), list(zip(descriptors, due, strict=True)))
         for one in due:
             files.rename(one.temporary, one.path)
     except BaseException:
@@ -171,6 +172,13 @@ def write_files(files: Files, due: Sequence[DueFile]) -> None:
                 files.unlink(one.temporary)
         raise
     at_once(files.sync_dir, list(dict.fromkeys(one.path.parent for one in due)))
+
+
+def _fill(files: Files, file: tuple[int, DueFile]) -> None:
+    """Write a file's bytes, and wait until they are on the medium."""
+    descriptor, due = file
+    write_all(files, descriptor, due.parts)
+    files.sync(descriptor)
 
 
 def read_file(

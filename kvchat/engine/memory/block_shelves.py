@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from kvchat.engine.memory.block_file import DueFile, write_files
-from kvchat.engine.memory.files import Files, make_all_private
+from kvchat.engine.memory.files import Files, at_once, make_all_private
 from kvchat.errors import StorageError
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -101,7 +101,10 @@ def write_on_shelves(files: Files, due: Sequence[DueFile]) -> None:
 
 
 def sync_shelves(files: Files, shelves: Iterable[Path]) -> None:
-    """Make it durable what stands on shelves, and what is gone from them."""
-    for shelf in shelves:
+    """Make it durable what stands on shelves, and what is gone from them; waits for all side by side."""
+
+    def sync(shelf: Path) -> None:
         with suppress(FileNotFoundError):
             files.sync_dir(shelf)
+
+    at_once(sync, list(shelves))

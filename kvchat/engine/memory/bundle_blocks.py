@@ -128,6 +128,15 @@ class BlockShelf:
         found = ((block.header, block.payload) for block in blocks)
         return self._store.write_all(found, is_wanted=is_wanted)
 
+    def make_room(self, num_bytes: int) -> bool:
+        """Let others go now for so many bytes of files that are to be written; False if the limit has no room
+        for them.
+
+        Raises:
+            StorageError: so much may not be written today, or others cannot be removed.
+        """
+        return self._store.make_room(num_bytes)
+
     def set_aside(self, group: GroupId, key: BlockKey) -> None:
         """Move a block that is not what it says to the quarantine."""
         self._store.set_aside(key, group)

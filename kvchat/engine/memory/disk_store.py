@@ -16,7 +16,7 @@ from kvchat.engine.memory.block_index import BlockName, DiskUsage, IndexedBlock,
 from kvchat.engine.memory.block_seal import seal_of
 from kvchat.engine.memory.block_shelves import storage_errors
 from kvchat.engine.memory.files import SYSTEM, Buffer, Files
-from kvchat.engine.memory.room import no_room
+from kvchat.engine.memory.room import no_room, require_allowance
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.sealing.sealer import Sealer
 
@@ -197,6 +197,18 @@ class DiskStore:
         has_room = self._directory.write(due, self.limit_bytes, self.daily_bytes, is_wanted=is_wanted)
         self.shortage = None if has_room else self._no_room(max(len(data) for _, data in due))
         return len(due) if has_room else 0
+
+    def make_room(self, num_bytes: int) -> bool:
+        """Let others go now for so many bytes of files that are to be written.
+
+        Returns: False if the limit has no room for them; what may go may have gone then.
+        Raises: StorageError: so much may not be written today, and nothing went; or others cannot be removed.
+        """
+        require_allowance(today_bytes=self.written().today, num_bytes=num_bytes, daily_bytes=self.daily_bytes)
+        if self.limit_bytes is None:
+            return True
+        self.flush_touched()
+        return num_bytes <= self.limit_bytes and self._directory.enforce(self.limit_bytes - num_bytes)
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         """Remove one group's file of a block; nothing happens if it is not there, or is kept."""

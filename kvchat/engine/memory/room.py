@@ -1,6 +1,23 @@
-"""What is said where blocks find no room on disk, although all that may go has gone."""
+"""What is said where blocks find no room on disk, although all that may go has gone, or where enough was
+written on a day.
+"""
+
+from kvchat.errors import StorageError
 
 _MIB = 2**20
+
+
+def require_allowance(*, today_bytes: int, num_bytes: int, daily_bytes: int | None) -> None:
+    """Raise StorageError if so many bytes more would be written on one day than may be.
+
+    Args:
+        daily_bytes: most bytes of one day; None: any number.
+    """
+    if daily_bytes is not None and today_bytes + num_bytes > daily_bytes:
+        raise StorageError(
+            f"The cache has written its {daily_bytes:,} bytes of today; blocks are saved again tomorrow. "
+            "Give it more with --kv-disk-daily-bytes."
+        )
 
 
 def no_room(

@@ -1,16 +1,17 @@
 """Blocks that are written at once: the same files as one after another, and fewer waits for the medium."""
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Barrier
 
 import pytest
 
-from kvchat.engine.memory.files import at_once
+from kvchat.engine.memory.files import SystemFiles, at_once
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FULL, chain, open_store, read
 from tests.engine.memory.failing_files import FailingFiles
-from tests.engine.memory.recorded_files import RecordingFiles, Rename, Sync, SyncDir
+from tests.engine.memory.recorded_files import Commit, RecordingFiles, Rename, Sync, SyncDir
 
 pytestmark = pytest.mark.pure
 
@@ -96,10 +97,68 @@ def test_a_refusal_anywhere_leaves_whole_blocks_and_right_totals(tmp_path: Path,
     assert num_refused > len(DUE)
 
 
+class MeetingFiles(SystemFiles):
+    """Takes no byte of a file before bytes of all of them are offered."""
+
+    def __init__(self, num_files: int) -> None:
+        self.begun = Barrier(num_files, timeout=20)
+
+    def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
+        self.begun.wait()
+        return super().write(descriptor, parts)
+
+
+def test_bytes_of_all_files_are_on_their_way_at_one_time(tmp_path: Path) -> None:
+    """One file after another would never end."""
+    store = open_store(tmp_path, files=MeetingFiles(len(DUE)))
+    assert store.write_all(DUE) == len(DUE)
+    assert [read(store, block) for block in BLOCKS] == [block.payload for block in BLOCKS]
+
+
+def test_rows_of_all_are_reserved_in_one_commit_and_settled_in_one(tmp_path: Path) -> None:
+    files = RecordingFiles(tmp_path)
+    store = open_store(tmp_path, files=files)
+    store.write_all(DUE[:1])  # makes the writer known
+    before = len(files.operations)
+    assert store.write_all(DUE) == len(DUE) - 1
+    commits = [one for one in files.operations[before:] if isinstance(one, Commit)]
+    assert [one.is_durable for one in commits] == [False, False]
+
+
+class LateShelves(SystemFiles):
+    """Lets nobody past a directory before all of them are asked for."""
+
+    def __init__(self) -> None:
+        self.begun: Barrier | None = None
+
+    def sync_dir(self, path: Path) -> None:
+        if self.begun is not None:
+            self.begun.wait()
+
+
+def test_directories_that_blocks_went_from_are_waited_for_side_by_side(tmp_path: Path) -> None:
+    files = LateShelves()
+    store = open_store(tmp_path, files=files)
+    store.write_all(DUE)
+    shelves = {path.parent for path in files_in(tmp_path)}
+    assert len(shelves) > 4
+    assert store.remove_keys(block.key for block in BLOCKS) > 0
+    files.begun = Barrier(len(shelves), timeout=20)
+    store._directory.sync_removed()
+    files.begun = None
+
+
 def test_what_can_be_waited_for_side_by_side_is() -> None:
     """Each waits until all of them have begun: one after another would never end."""
-    begun = Barrier(4, timeout=20)
-    at_once(lambda _: begun.wait(), range(4))
+    begun, ended = Barrier(4, timeout=20), []
+
+    def wait(item: int) -> None:
+        begun.wait()
+        ended.append(item)
+
+    at_once(wait, range(4))
+    assert sorted(ended) == [0, 1, 2, 3]
+    assert not begun.broken
 
 
 def test_the_first_to_fail_is_told() -> None:
