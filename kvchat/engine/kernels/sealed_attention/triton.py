@@ -49,7 +49,8 @@ def prefill_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
         return _wide_tiling(rows, head_dim)
     # More of 4 and 2 bits spills: its numbers are made from codes, scales and minima in registers.
     rows = max(32 if head_dim > 128 else 64, rows)
-    return Tiling(block_m=rows, block_n=32, num_warps=8, num_stages=2 if head_dim <= 64 else 1)
+    num_stages = 2 if head_dim <= 64 and rows <= 64 else 1
+    return Tiling(block_m=rows, block_n=32, num_warps=8, num_stages=num_stages)
 
 
 def _wide_tiling(rows: int, head_dim: int) -> Tiling:
