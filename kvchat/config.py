@@ -11,6 +11,7 @@ talk to it, and nothing that costs disk space, opens a path or reaches further.
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from kvchat.quantities import (
     parse_size,
     path,
     positive,
+    shared_key,
+    some_text,
     text,
     yes_or_no,
 )
@@ -191,13 +194,13 @@ def read_layers(
         raise ConfigError(f"there is no configuration file {chosen}")
     files = [] if system_file is None else [system_file]
     files.append(chosen or paths.config_file)
-    project_file = (cwd or Path.cwd()) / PROJECT_FILE
-    return (
-        *(Layer(origin=str(file), values=_from_file(file)) for file in files),
-        Layer(origin=str(project_file), values=_from_file(project_file, is_project=True)),
-        *_from_environment(environ),
-        Layer(origin=FLAG, values=_checked("", flags or {}, UsageError)),
-    )
+    layers = [Layer(origin=str(file), values=_from_file(file)) for file in files]
+    with suppress(FileNotFoundError):  # a directory that is gone has no project file
+        project_file = (cwd or Path.cwd()) / PROJECT_FILE
+        layers.append(Layer(origin=str(project_file), values=_from_file(project_file, is_project=True)))
+    layers += [*_from_environment(environ), Layer(origin=FLAG, values=_checked("", flags or {}, UsageError))]
+    _refuse_shared_key("", {name: value for layer in layers for name, value in layer.values.items()})
+    return tuple(layers)
 
 
 def own_file(config_file: Path | None = None, *, environ: Mapping[str, str] | None = None) -> Path:
@@ -229,7 +232,7 @@ def _when_full(value: object) -> str:
 
 
 KEYS: Mapping[str, Key] = {
-    "model": Key(read=text, variable="KVCHAT_MODEL", in_project=True),
+    "model": Key(read=some_text, variable="KVCHAT_MODEL", in_project=True),
     "system": Key(read=text, variable="KVCHAT_SYSTEM", in_project=True),
     "when_full": Key(read=_when_full, variable="KVCHAT_WHEN_FULL"),
     "sampling.max_tokens": Key(read=or_none(integer), variable="KVCHAT_MAX_TOKENS", in_project=True),
@@ -264,7 +267,7 @@ KEYS: Mapping[str, Key] = {
         f"keys.{one.name}": Key(read=or_none(keys), variable=f"KVCHAT_KEY_{one.name.upper()}")
         for one in fields(Keys)
     },
-    "remote.url": Key(read=or_none(text), variable="KVCHAT_REMOTE"),
+    "remote.url": Key(read=or_none(some_text), variable="KVCHAT_REMOTE"),
     "remote.key_file": Key(read=or_none(path), variable="KVCHAT_REMOTE_KEY_FILE"),
     "paths.data_dir": Key(read=path, variable="KVCHAT_DATA_DIR"),
     "paths.cache_dir": Key(read=path, variable="KVCHAT_CACHE_DIR"),
@@ -292,10 +295,13 @@ def _places(environ: Mapping[str, str]) -> tuple[Paths, Path | None]:
         from platformdirs import PlatformDirs
 
         dirs = PlatformDirs("kvchat", appauthor=False)
-        data_dir, cache_dir, state_dir = dirs.user_data_path, dirs.user_cache_path, dirs.user_state_path
-        runtime_root = environ.get("XDG_RUNTIME_DIR")
-        runtime_dir = Path(runtime_root) / "kvchat" if runtime_root else state_dir / "run"
-        config_file = dirs.user_config_path / "config.toml"
+        try:
+            data_dir, cache_dir, state_dir = dirs.user_data_path, dirs.user_cache_path, dirs.user_state_path
+            config_file = dirs.user_config_path / "config.toml"
+        except RuntimeError as error:
+            raise ConfigError("nobody knows where your home is; set HOME, or KVCHAT_HOME") from error
+        runtime_root = environ.get("XDG_RUNTIME_DIR", "")
+        runtime_dir = Path(runtime_root) / "kvchat" if runtime_root.startswith("/") else state_dir / "run"
         system_file = dirs.site_config_path / "config.toml"
     paths = Paths(
         config_file=config_file,
@@ -319,6 +325,8 @@ def file_text(file: Path) -> str:
         ConfigError: it cannot be read.
     """
     try:
+        if file.exists() and not (file.is_file() or file.is_dir()):  # a pipe may never end
+            raise ConfigError(f"{file} is no regular file; settings are read from those alone")
         return file.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return ""
@@ -336,8 +344,10 @@ def settings_in(document: str, file: Path, *, is_project: bool = False) -> dict[
     """
     try:
         values = _flatten(tomllib.loads(document))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
     for name in values:
         if name not in KEYS:
             raise ConfigError(f"{file}: there is no setting '{name}'{did_you_mean(name, KEYS)}")
@@ -353,10 +363,12 @@ def _flatten(document: Mapping[str, object]) -> dict[str, object]:
     """Return `{"sampling.seed": 1}` for `{"sampling": {"seed": 1}}`; deeper tables stay as they are."""
     flat: dict[str, object] = {}
     for name, value in document.items():
+        named = {name: value}
         if isinstance(value, dict) and name not in KEYS:
-            flat |= {f"{name}.{inner}": inner_value for inner, inner_value in value.items()}
-        else:
-            flat[name] = value
+            named = {f"{name}.{inner}": one for inner, one in value.items()}
+        if twice := flat.keys() & named.keys():
+            raise ConfigError(f"'{min(twice)}' is set twice; take one of them out")
+        flat |= named
     return flat
 
 
@@ -387,7 +399,16 @@ def _checked(origin: str, values: Mapping[str, object], refusal: type[KvchatErro
         SamplingParams(**_section("sampling", read))
     except InvalidRequest as error:
         raise refusal(f"{origin}{error}") from error
+    _refuse_shared_key(origin, read)
     return read
+
+
+def _refuse_shared_key(origin: str, values: Mapping[str, object]) -> None:
+    """Refuse one key for two things: the interface would do one of them, and nothing would say why."""
+    own = {name: str(value) for name, value in values.items() if name.startswith("keys.") and value}
+    if (shared := shared_key(own)) is not None:
+        key, one, other = shared
+        raise ConfigError(f"{origin}{one} and {other} are both '{key}'; change one: kvchat config edit")
 
 
 def _section(name: str, values: Mapping[str, object]) -> dict[str, Any]:

@@ -6,8 +6,9 @@ Every reader returns the value or raises ValueError with what it must be.
 import os
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
@@ -21,6 +22,8 @@ _KEYS = {
 }
 # fmt: on
 """Of those that are more than a character; others have Unicode's names, such as `left_square_bracket`."""
+MOST_TOKENS = 2**40
+"""Of a context that is planned: bytes of it are still counted exactly."""
 
 
 def parse_size(value: object) -> int:
@@ -63,7 +66,20 @@ _UNITS = {"": 1, "b": 1} | {
 def text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("must be text")
+    if not is_text(value):
+        raise ValueError("must be text in UTF-8")
     return value
+
+
+def some_text(value: object) -> str:
+    if not text(value).strip():
+        raise ValueError("must be said, and is empty")
+    return text(value)
+
+
+def is_text(written: str) -> bool:
+    """Return whether all of it was UTF-8: other bytes of a command line or a variable are lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in written)
 
 
 _WORDS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
@@ -76,9 +92,14 @@ def yes_or_no(value: object) -> bool:
     return known
 
 
+_MOST_DIGITS = 40
+
+
 def integer(value: object) -> int:
-    if isinstance(value, str):
-        value = int(value) if value.strip().removeprefix("-").isdecimal() else value
+    if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
+        if len(value) > _MOST_DIGITS:
+            raise ValueError(f"must have at most {_MOST_DIGITS} digits")
+        value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"must be a whole number, not {value!r}")
     return value
@@ -88,9 +109,12 @@ def number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("must be a number")
     try:
-        return float(value)
-    except ValueError:
+        read = float(value)
+    except (ValueError, OverflowError):
         raise ValueError(f"must be a number, not {value!r}") from None
+    if isnan(read):
+        raise ValueError(f"must be a number, not {value!r}")
+    return read
 
 
 def positive(value: object) -> int:
@@ -102,18 +126,41 @@ def positive(value: object) -> int:
 
 def tokens(value: object) -> int:
     """Return a number of tokens: 4096, `4096`, `128k` (1,024 each) or `1m`."""
-    if not isinstance(value, str):
-        return positive(value)
-    written = value.strip().lower()
-    factor = {"k": 2**10, "m": 2**20}.get(written[-1:], 1)
-    return positive(written[:-1] if factor > 1 else written) * factor
+    if isinstance(value, str):
+        written = value.strip().lower()
+        factor = {"k": 2**10, "m": 2**20}.get(written[-1:], 1)
+        count = positive(written[:-1] if factor > 1 else written) * factor
+    else:
+        count = positive(value)
+    if count > MOST_TOKENS:
+        raise ValueError(f"must be at most {MOST_TOKENS:,}")
+    return count
+
+
+def shared_key(written: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """Return a key that two names have, and both names; None: no two have the same.
+
+    Args:
+        written: what `keys` has read, by names.
+    """
+    owners: dict[str, str] = {}
+    for name, its_keys in written.items():
+        for key in its_keys.split(","):
+            *modifiers, last = _parts(key)
+            if owners.setdefault(one := "+".join([*sorted(modifiers), last]), name) != name:
+                return one, owners[one], name
+    return None
+
+
+def _parts(key: str) -> list[str]:
+    return key.strip().split("+")
 
 
 def keys(value: object) -> str:
     """Return keys as a terminal names them, separated by commas: `f5`, `ctrl+k`, `shift+enter,ctrl+j`."""
     written = text(value)
     for key in written.split(","):
-        *modifiers, name = key.strip().split("+")
+        *modifiers, name = _parts(key)
         if not (set(modifiers) <= _MODIFIERS and _is_key(name)):
             raise ValueError(f"must be keys such as f5 or ctrl+k, separated by commas, not {key.strip()!r}")
         if (len(name) == 1 or name == "space") and set(modifiers) <= {"shift"}:
@@ -131,11 +178,17 @@ def _is_key(name: str) -> bool:
 
 
 def path(value: object) -> Path:
-    written = text(os.fspath(value) if isinstance(value, Path) else value)
+    written = os.fspath(value) if isinstance(value, Path) else value
+    if not isinstance(written, str):
+        raise ValueError("must be text")
+    if not written:
+        raise ValueError("must be a path, and is empty")
     try:
         return Path(written).expanduser().absolute()
     except RuntimeError as error:  # `~name` of nobody
         raise ValueError(f"must be a path; {written} is in nobody's home") from error
+    except OSError as error:
+        raise ValueError(f"must be a path from /; {written} is in a directory that is gone") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,21 @@ def test_flags_overrule_the_environment_the_project_the_user(home: Path, cwd: Pa
     assert (settings.sampling.seed, settings.sampling.top_k, settings.sampling.top_p) == (2, 1, 0.5)
 
 
+def test_the_file_of_the_system_counts_where_nothing_else_says_so_and_not_beside_a_home(
+    tmp_path: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("CONFIG_HOME", "user"), ("CONFIG_DIRS", "system"), ("DATA_HOME", "data")):
+        monkeypatch.setenv(f"XDG_{name}", str(tmp_path / value))
+    for place, text in (("system", 'model = "system"\nsystem = "system"'), ("user", 'model = "user"')):
+        (tmp_path / place / "kvchat").mkdir(parents=True)
+        (tmp_path / place / "kvchat" / "config.toml").write_text(text)
+    settings = read_settings(environ={}, cwd=cwd)
+    assert (settings.model, settings.system) == ("user", "system")
+    settings = read_settings(environ={"KVCHAT_SYSTEM": "environment"}, cwd=cwd)
+    assert settings.system == "environment"
+    assert read_settings(environ={"KVCHAT_HOME": str(tmp_path / "home")}, cwd=cwd).system == ""
+
+
 def test_an_unknown_key_is_refused_with_file_key_and_the_nearest_one(home: Path, cwd: Path) -> None:
     (home / "config.toml").write_text("[sampling]\ntemprature = 1\n")
     with pytest.raises(

@@ -17,7 +17,7 @@ from typing import Any
 
 from kvchat.cli.bench_options import BenchOptions
 from kvchat.cli.signals import StopSignals
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.streams import Output, Status, as_json
 from kvchat.errors import KvchatError, UsageError
 
 PROGRAMS = {"cpu": ("--quick",), "gpu": ()}
@@ -45,7 +45,7 @@ def measure(options: BenchOptions, tree: Path) -> int:
     given = list(dict.fromkeys(options.scenarios or ()))
     programs = [name for name in given if name in PROGRAMS]
     scenarios = [name for name in given if name not in PROGRAMS]
-    if options.json and programs:
+    if as_json(options) and programs:
         raise UsageError(f"{' and '.join(programs)} print tables alone; leave out --json")
     _require_known(scenarios, tree)
     if not given:
@@ -54,7 +54,7 @@ def measure(options: BenchOptions, tree: Path) -> int:
     plots = [] if options.svg is None else ["--svg", str(_plot_dir(options.svg))]
     first_code = 0
     if scenarios or not programs:
-        first_code = _scenarios([*scenarios, *quick, *plots], tree, as_json=options.json)
+        first_code = _scenarios([*scenarios, *quick, *plots], tree, as_json=as_json(options))
     for name in programs:
         if first_code >= _SIGNALLED:
             break

@@ -7,10 +7,10 @@ from shutil import disk_usage
 
 from kvchat.cli.cache_options import EvictOptions, StatusOptions
 from kvchat.cli.holders import evicted, holders
-from kvchat.cli.options import ListOptions, PlaceOptions, RowsOptions
+from kvchat.cli.options import ListOptions
 from kvchat.cli.served import server_state
 from kvchat.cli.shelf import open_store
-from kvchat.cli.streams import Output, written_as_json
+from kvchat.cli.streams import Output, as_json, tell_path, written_as_json
 from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import DiskUsage, WrittenBytes
@@ -44,7 +44,7 @@ def cache_status(options: StatusOptions) -> None:
     output = Output()
     state = disk_state(settings.paths.cache_dir, settings.engine.sealer)
     server = server_state(settings.remote)
-    if options.json:
+    if as_json(options):
         values = _status_values(settings, state)
         output.json(values | {"server": None if server is None else server.values()})
         return
@@ -68,14 +68,14 @@ def cache_gc(options: ListOptions) -> None:
     """Remove the blocks that no session refers to. Blocks of sessions in another data directory go too."""
     with closing(open_store(options.settings())) as store:
         removed = store.collect()
-    if options.json:
+    if as_json(options):
         Output().json({"freed_blocks": removed.freed_blocks, "freed_bytes": removed.freed_bytes})
     else:
         blocks = plural(removed.freed_blocks, "block")
         Output().line(f"removed {blocks}, {bytes_text(removed.freed_bytes)}")
 
 
-def list_blocks(options: RowsOptions) -> None:
+def list_blocks(options: ListOptions) -> None:
     """List whose blocks are on disk: of sessions, of packs, and of nobody any more."""
     settings, output = options.settings(), Output()
     with closing(open_store(settings)) as store:
@@ -96,15 +96,15 @@ def evict_blocks(options: EvictOptions) -> None:
     settings = options.settings()
     with closing(open_store(settings)) as store:
         freed = evicted(store, settings, options.sessions or (), options.to_bytes)
-    if options.json:
+    if as_json(options):
         Output().json({"freed_blocks": freed.num_blocks, "freed_bytes": freed.num_bytes})
     else:
         Output().line(f"removed {plural(freed.num_blocks, 'block')}, {bytes_text(freed.num_bytes)}")
 
 
-def cache_path(options: PlaceOptions) -> None:
+def cache_path(options: ListOptions) -> None:
     """Print the directory of the blocks. It may be deleted at any time; conversations are not in it."""
-    Output().line(str(options.settings(unlock=False).paths.cache_dir))
+    tell_path(options, options.settings(unlock=False).paths.cache_dir)
 
 
 def disk_state(cache_dir: Path, sealer: Sealer | None) -> DiskState:

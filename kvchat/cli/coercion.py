@@ -7,6 +7,7 @@ are read here; choices and whatever else a parameter says are left to Typer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -14,7 +15,14 @@ from typer._click import Context
 from typer._click.exceptions import BadParameter
 from typer._coercion import RuntimeParam
 
+from kvchat.quantities import is_text
+
 HELP_NAMES = ("-h", "--help")
+_NEVER_EMPTY = frozenset({"model", "named", "output", "pack", "remote", "session", "sessions"})
+"""Nothing in their place, as from a variable of a shell that is not set, would mean something else. No path
+may be empty either: it would be the current directory."""
+_ANY_BYTES = frozenset({"question"})
+"""Read by whoever replaces what is no text."""
 _READERS = {str: "text", bool: "true or false", Path: "path", int: "whole number", float: "number"}
 _WORDS = dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True) | dict.fromkeys(
     ("0", "false", "f", "no", "n", "off"), False
@@ -33,9 +41,13 @@ class PlainParam(RuntimeParam):
         return self._read(value, param, ctx)
 
     def _read(self, value: Any, param: Any, ctx: Context) -> Any:
+        if isinstance(value, str) and (problem := self._problem(value, param)):
+            raise BadParameter(problem, ctx=ctx, param=param)
         try:
             if not isinstance(value, self.kind):
                 value = _WORDS[value.lower()] if self.kind is bool else self.kind(value)
+            if self.kind is float and isnan(value):
+                raise ValueError  # it would pass any limit
         except (KeyError, ValueError, AttributeError) as error:
             message = f"{value!r} is not a valid {_READERS[self.kind]}."
             raise BadParameter(message, ctx=ctx, param=param) from error
@@ -43,8 +55,17 @@ class PlainParam(RuntimeParam):
         if (least is not None and value < least) or (most is not None and value > most):
             words = "at least" if least is not None and value < least else "at most"
             bound = least if words == "at least" else most
-            raise BadParameter(f"{value} must be {words} {bound:g}.", ctx=ctx, param=param)
+            shown = bound if isinstance(bound, int) else f"{bound:g}"
+            raise BadParameter(f"{value} must be {words} {shown}.", ctx=ctx, param=param)
         return value
+
+    def _problem(self, written: str, param: Any) -> str | None:
+        """Return what keeps words from being a value of this kind at all."""
+        if not written and (self.kind is Path or param.name in _NEVER_EMPTY):
+            return "it is empty; give a value."
+        if self.kind is str and param.name not in _ANY_BYTES and not is_text(written):
+            return f"{written!r} is no text in UTF-8."
+        return None
 
 
 def ease(command: Any, words: Sequence[str]) -> None:

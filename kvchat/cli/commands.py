@@ -111,6 +111,7 @@ TALKING = (
         options.PlanOptions,
         "Say how many bytes a model's cache takes.",
         "kvchat plan config.json --context 128k",
+        "kvchat plan starter --format int4 --format k=int8,v=int4",
     ),
     _command(
         "bench",
@@ -150,7 +151,7 @@ SESSIONS = (
     _command(
         "sessions list",
         "sessions.list_sessions",
-        options.RowsOptions,
+        options.ListOptions,
         "List all sessions, pinned ones first, then last used first.",
         "kvchat sessions",
         "kvchat sessions list --ndjson | jq -r .title",
@@ -172,7 +173,7 @@ SESSIONS = (
     _command(
         "sessions tree",
         "sessions.show_tree",
-        session_options.SessionRowsOptions,
+        session_options.SessionOptions,
         "Print the tree of its turns.",
     ),
     _command(
@@ -254,7 +255,7 @@ KEEPING = (
         "kvchat pack make spec -f rfc.txt",
         "git log -p | kvchat pack make history --system 'Answer from this log.'",
     ),
-    _command("pack list", "pack.list_packs", options.RowsOptions, "List all packs."),
+    _command("pack list", "pack.list_packs", options.ListOptions, "List all packs."),
     _command("pack show", "pack.show_pack", pack_options.PackOptions, "Print a pack's text."),
     _command(
         "pack rm",
@@ -266,7 +267,7 @@ KEEPING = (
     _command(
         "models list",
         "models.list_models",
-        options.RowsOptions,
+        options.ListOptions,
         "List the models that are here, and whether they fit.",
         "kvchat models",
         "kvchat models list --json | jq -r '.[].name'",
@@ -304,7 +305,7 @@ KEEPING = (
     _command(
         "cache ls",
         "cache.list_blocks",
-        options.RowsOptions,
+        options.ListOptions,
         "List whose blocks are on disk.",
         "kvchat cache ls --json | jq '.[0]'",
     ),
@@ -320,7 +321,7 @@ KEEPING = (
     _command(
         "cache path",
         "cache.cache_path",
-        options.PlaceOptions,
+        options.ListOptions,
         "Print the directory of the blocks.",
         "rm -r $(kvchat cache path)    # costs time, never a word",
     ),
@@ -347,18 +348,18 @@ KEEPING = (
         "Open your configuration file in an editor.",
     ),
     _command(
-        "config path", "config.show_path", options.PlaceOptions, "Print where your configuration file is."
+        "config path", "config.show_path", options.ListOptions, "Print where your configuration file is."
     ),
     _command(
         "config schema",
         "config.show_schema",
-        options.PlaceOptions,
+        options.ListOptions,
         "Print what can be set, as a JSON schema.",
     ),
     _command(
         "encrypt on", "encrypt.turn_on", options.EncryptOptions, "Encrypt all conversations, and all KV."
     ),
-    _command("encrypt off", "encrypt.turn_off", options.PlaceOptions, "Keep everything in the clear again."),
+    _command("encrypt off", "encrypt.turn_off", options.ListOptions, "Keep everything in the clear again."),
     _command("encrypt change", "encrypt.change", options.EncryptOptions, "Change the passphrase."),
     _command("encrypt status", "encrypt.show_status", options.ListOptions, "Say what is encrypted."),
 )

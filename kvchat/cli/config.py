@@ -3,13 +3,14 @@
 import json
 import os
 import subprocess
+import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
 from kvchat.cli.config_file import change_file, write_private
 from kvchat.cli.config_options import SetOptions, ShowOptions
-from kvchat.cli.options import PlaceOptions
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.options import ListOptions, PlaceOptions
+from kvchat.cli.streams import Output, Status, as_json, tell_path
 from kvchat.config import (
     KEYS,
     Layer,
@@ -35,11 +36,15 @@ def show_config(options: ShowOptions) -> None:
     settings = read_settings(flags, config_file=options.config)
     origins = {name: layer.origin for layer in layers for name in layer.values}
     output = Output()
+    values = {
+        name: {"value": _plain(value_of(settings, name)), "from": origins.get(name, _DEFAULT)}
+        for name in KEYS
+    }
+    if options.ndjson:
+        for name, value in values.items():
+            output.json({"name": name} | value)
+        return
     if options.json:
-        values = {
-            name: {"value": _plain(value_of(settings, name)), "from": origins.get(name, _DEFAULT)}
-            for name in KEYS
-        }
         output.json({"settings": values, "paths": {n: str(p) for n, p in asdict(settings.paths).items()}})
         return
     for name in KEYS:
@@ -57,12 +62,17 @@ def set_value(options: SetOptions) -> None:
         raise UsageError(f"give a value, or --unset: kvchat config set {name} VALUE")
     file = own_file(options.config)
     value = change_file(file, name, options.value)
+    origins = [one.origin for one in read_layers(config_file=options.config) if name in one.values]
+    overruled_by = origins[-1] if value is not None and origins and origins[-1] != str(file) else None
+    if as_json(options):
+        written = None if value is None else tomllib.loads(f"value = {value}")["value"]
+        Output().json({"name": name, "value": written, "file": str(file), "overruled_by": overruled_by})
+        return
     done = f"{name} is no longer set" if value is None else f"{name} = {value}"
     status = Status(quiet=options.quiet)
     status.note(f"{done} in {file}")
-    overruling = [one.origin for one in read_layers(config_file=options.config) if name in one.values]
-    if value is not None and overruling and overruling[-1] != str(file):
-        status.note(f"{overruling[-1]} overrules it here")
+    if overruled_by is not None:
+        status.note(f"{overruled_by} overrules it here")
 
 
 def edit_config(options: PlaceOptions) -> None:
@@ -80,12 +90,12 @@ def edit_config(options: PlaceOptions) -> None:
     read_layers(config_file=file)
 
 
-def show_path(options: PlaceOptions) -> None:
+def show_path(options: ListOptions) -> None:
     """Print where the person's configuration file is, or would be."""
-    Output().line(str(own_file(options.config)))
+    tell_path(options, own_file(options.config))
 
 
-def show_schema(options: PlaceOptions) -> None:
+def show_schema(options: ListOptions) -> None:
     """Print what can be set as a JSON schema of the configuration file."""
     settings = Settings(paths=read_settings(config_file=options.config).paths)
     properties: dict[str, dict[str, object]] = {}
@@ -114,7 +124,7 @@ def show_schema(options: PlaceOptions) -> None:
         "additionalProperties": False,
         "properties": properties,
     }
-    Output().line(json.dumps(schema, indent=2))
+    Output().line(json.dumps(schema, indent=None if as_json(options) else 2))
 
 
 def value_of(settings: Settings, name: str) -> object:

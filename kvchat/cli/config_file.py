@@ -82,6 +82,8 @@ def with_setting(text: str, name: str, value: str | None) -> str:
 def write_private(file: Path, text: str) -> None:
     """Replace a file at once, for its owner alone; where a link leads to it, the link stays."""
     file = Path(os.path.realpath(file))
+    if file.exists() and not file.is_file():
+        raise StorageError(f"{file} is no regular file, and would be replaced by one; name another")
     try:
         directories.write_private(file, text.encode())
     except OSError as error:

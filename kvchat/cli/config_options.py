@@ -6,18 +6,20 @@ from typing import Annotated
 import typer
 
 from kvchat.cli.completion import complete_setting
-from kvchat.cli.options import EngineOptions, PlaceOptions
+from kvchat.cli.option_types import Json, Ndjson
+from kvchat.cli.options import EngineOptions, ListOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowOptions(EngineOptions):
     """Any flag may be given, to see what it overrules."""
 
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    json: Json = False
+    ndjson: Ndjson = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetOptions(PlaceOptions):
+class SetOptions(ListOptions):
     name: Annotated[
         str,
         typer.Argument(help="As `config show` names it.", metavar="NAME", autocompletion=complete_setting),

@@ -16,7 +16,7 @@ from kvchat.cli.convert_options import ConvertOptions
 from kvchat.cli.session_pins import pin_names
 from kvchat.cli.session_settings import with_adapter
 from kvchat.cli.shelf import open_store
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.streams import Output, Status, as_json
 from kvchat.config import Settings
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
@@ -75,7 +75,7 @@ def _convert(options: ConvertOptions, work: _Work, wanted: str, status: Status) 
     converter = Converter(candidate, replace(config, cache_dir=work.settings.paths.cache_dir), wanted)
     report = _measured(options, work, candidate, wanted, status)
     status.clear()
-    if not options.json and report is not None:
+    if not as_json(options) and report is not None:
         status.note(_loss_words(report))
     is_done = not options.dry_run and (options.yes or not sys.stdin.isatty() or _confirmed())
     if not is_done:
@@ -185,7 +185,7 @@ def _back(options: ConvertOptions, work: _Work, status: Status) -> int | None:
 def _tell_back(
     options: ConvertOptions, session: Session, status: Status, words: str, *, is_done: bool
 ) -> None:
-    if options.json:
+    if as_json(options):
         Output().json({"session": session.id, "done": is_done, "cache_format": EXACT})
     else:
         status.note(words)
@@ -234,7 +234,7 @@ def _tell(
     done: "Converted | None",
     status: Status,
 ) -> None:
-    if options.json:
+    if as_json(options):
         loss = None if report is None else asdict(report.formats[0])
         values = None if done is None else asdict(done)
         Output().json({"session": session.id, "done": done is not None, "loss": loss, "converted": values})

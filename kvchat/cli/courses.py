@@ -14,7 +14,7 @@ from kvchat.chat import Chat, EditCost, Revision
 from kvchat.cli.compose import LateStart, opened
 from kvchat.cli.session_options import ForkOptions, ReviseOptions
 from kvchat.cli.shelf import open_store
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.streams import Output, Status, as_json
 from kvchat.cli.waiting import wait_until_loaded
 from kvchat.conversation import Conversation
 from kvchat.errors import UsageError
@@ -44,7 +44,7 @@ def fork_session(options: ForkOptions) -> None:
             raise UsageError("this answer is still being written; wait for its end, then fork")
         leaf_id: TurnId | None = None if leaf is None else leaf.id
         branch = store.create_branch(session.id, leaf_id=leaf_id, name=options.name, beside=beside.name)
-    if options.json:
+    if as_json(options):
         Output().json({"session": session.id, "branch": branch.name, "leaf": branch.leaf_id})
     else:
         Status(quiet=options.quiet).note(f"on branch {one_line(branch.name)}; it shares all that was said")
@@ -72,12 +72,12 @@ def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
         engine.start()
         wait_until_loaded(kvchat.engine, status)
         cost = chat.revision_cost(conversation, revision)
-        if not options.json:
+        if not as_json(options):
             status.note(f"{excerpt(revision)}\n{words(revision, cost)}")
         is_done = not options.dry_run and (options.yes or _confirmed())
         if is_done:
             chat.revise(conversation, revision)
-        if options.json:
+        if as_json(options):
             Output().json(_values(conversation, revision, cost, is_done=is_done))
         elif is_done:
             status.note(f"on branch {one_line(conversation.branch.name)}")

@@ -13,6 +13,7 @@ from shutil import disk_usage
 from stat import S_IMODE
 
 from kvchat.cli.cache import disk_state
+from kvchat.cli.doctor_disk import disk_speed, model_cache
 from kvchat.cli.encryption_check import find_encryption
 from kvchat.cli.finding import Finding, State
 from kvchat.cli.options import DoctorOptions
@@ -43,11 +44,13 @@ def doctor(options: DoctorOptions) -> int:
     findings = []
     for finding in _findings(settings, load_model=not options.no_model):
         findings.append(finding)
-        if not options.json:
-            _tell(output, finding)
+        if options.ndjson:
+            output.json(_as_values(finding))
+        elif not options.json:
+            tell(output, finding)
     if options.json:
         output.json({"state": _worst(findings), "checks": [_as_values(finding) for finding in findings]})
-    elif _worst(findings) == State.OK:
+    elif not options.ndjson and _worst(findings) == State.OK:
         output.line("all is well")
     return next((finding.exit_code for finding in findings if finding.state == State.BROKEN), 0)
 
@@ -61,6 +64,8 @@ def _findings(settings: Settings, *, load_model: bool) -> Iterator[Finding]:
     yield encryption
     if opened is not None:
         yield _store(opened)
+    yield disk_speed(settings.paths.cache_dir)
+    yield model_cache()
     yield from (_extra(package, gives) for package, gives in _EXTRAS.items())
     if load_model:
         yield from _model(settings)
@@ -314,14 +319,15 @@ def _capacity_finding(capacity: Capacity, info: EngineInfo) -> Finding:
     )
 
 
-def _tell(output: Output, finding: Finding) -> None:
+def tell(output: Output, finding: Finding) -> None:
+    """Print a finding for people: its lines below each other, then what to do."""
     first, *others = finding.lines
-    output.line(f"{finding.state:<6}  {finding.name:<{_NAME_WIDTH}} {first}")
-    indent = " " * (9 + _NAME_WIDTH)
+    indent = 9 + _NAME_WIDTH
+    output.folded(f"{finding.state:<6}  {finding.name:<{_NAME_WIDTH}} {first}", indent)
     for line in others:
-        output.line(indent + line)
+        output.folded(" " * indent + line, indent)
     if finding.advice is not None:
-        output.line(f"{indent}-> {finding.advice}")
+        output.folded(f"{' ' * indent}-> {finding.advice}", indent + 3)
 
 
 def _worst(findings: list[Finding]) -> State:

@@ -6,8 +6,8 @@ from contextlib import closing
 from dataclasses import replace
 
 from kvchat.cli import passphrase, unlocking
-from kvchat.cli.options import EncryptOptions, ListOptions, PlaceOptions
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.options import EncryptOptions, ListOptions
+from kvchat.cli.streams import Output, Status, as_json
 from kvchat.config import Paths, Settings
 from kvchat.errors import UsageError
 from kvchat.sealing.key_file import LOG_N, KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
@@ -47,9 +47,11 @@ def turn_on(options: EncryptOptions) -> None:
         status.note("nobody can read them without the keyring: `kvchat encrypt change` sets a passphrase")
     for copy in damaged_copies(paths.sessions_db):
         status.note(f"still in the clear: {copy}, a damaged database that was kept; remove it if you can")
+    if as_json(options):
+        Output().json(_values(key))
 
 
-def turn_off(options: PlaceOptions) -> None:
+def turn_off(options: ListOptions) -> None:
     """Keep all conversations in the clear again."""
     settings = options.settings(unlock=False)
     paths, status = settings.paths, Status(quiet=options.quiet)
@@ -58,6 +60,8 @@ def turn_off(options: PlaceOptions) -> None:
     switch(paths, replace(key, state=State.TURNING_OFF), SealedTables(sealer), PLAIN)
     unlocking.forget_in_keyring(key)
     status.note(f"{_num_sessions(settings, None)} in the clear again")
+    if as_json(options):
+        Output().json(_values(None))
 
 
 def change(options: EncryptOptions) -> None:
@@ -70,6 +74,8 @@ def change(options: EncryptOptions) -> None:
         write_key(key_path(settings.paths.data_dir), changed)
     unlocking.forget_in_keyring(key)
     Status(quiet=options.quiet).note(f"{_OPENERS[changed.kind]} opens the conversations from now on")
+    if as_json(options):
+        Output().json(_values(changed))
 
 
 def switch(paths: Paths, key: KeyFile, source: Tables, target: Tables) -> None:
@@ -97,12 +103,16 @@ def show_status(options: ListOptions) -> None:
     """Say whether conversations and KV are encrypted, and what opens them. Asks for no passphrase."""
     settings = options.settings(unlock=False)
     key = unlocking.key_in_use(settings.paths)
-    if options.json:
-        Output().json({"encrypted": key is not None, "opened_by": None if key is None else str(key.kind)})
+    if as_json(options):
+        Output().json(_values(key))
     elif key is None:
         Output().line("conversations and KV are in the clear; `kvchat encrypt on` encrypts them")
     else:
         Output().line(f"conversations and KV are encrypted; {_OPENERS[key.kind]} opens them")
+
+
+def _values(key: KeyFile | None) -> dict[str, object]:
+    return {"encrypted": key is not None, "opened_by": None if key is None else str(key.kind)}
 
 
 def _key_of(settings: Settings) -> KeyFile:

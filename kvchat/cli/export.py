@@ -10,7 +10,7 @@ from kvchat.cli.export_format import Format, format_of
 from kvchat.cli.readable import portable_name, readable_text
 from kvchat.cli.session_options import ExportOptions
 from kvchat.cli.shelf import open_store
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.streams import Output, Status, as_json
 from kvchat.config import Settings
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.models.identity import layouts_of, recall
@@ -74,7 +74,7 @@ def export_session(options: ExportOptions) -> None:
         exporter = Exporter(settings, store, status, with_kv=not options.no_kv)
         exported = exporter.write(session, options.branch, format, target)
     status.clear()
-    if options.json:
+    if as_json(options):
         figures = {"turns": exported.num_turns, "tokens": exported.num_tokens, "blocks": exported.num_blocks}
         values = {"file": None if target is None else str(target), "session": session.id, "format": format}
         Output().json(values | figures | {"bytes": exported.num_bytes, "digest": exported.digest})
@@ -170,14 +170,21 @@ def _chosen(
 def _refuse_stdout(options: ExportOptions, format: Format) -> None:
     if format is Format.BUNDLE and Output().is_terminal:
         raise UsageError("a bundle is no text for a terminal; give a file with -o, or a pipe")
-    if options.json:
+    if as_json(options):
         raise UsageError("--json and -o - both write to standard output; choose one")
 
 
 def target_of(output: Path | None, session: Session, format: Format) -> Path:
-    """Return the file to write; its name is the session's unless `output` is a file."""
+    """Return the file to write; its name is the session's unless `output` is a file.
+
+    Raises: UsageError: a device, a pipe or the like has that name.
+    """
     target = output or Path(file_name(session, format))
-    return target / file_name(session, format) if target.is_dir() else target
+    if target.is_dir():
+        target = target / file_name(session, format)
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target} is no regular file, and would be replaced by one; `-o -` prints instead")
+    return target
 
 
 def file_name(session: Session, format: Format) -> str:

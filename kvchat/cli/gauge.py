@@ -12,8 +12,9 @@ from kvchat.cli.gauge_figures import figures_of, write_text
 from kvchat.cli.gauge_options import GaugeOptions
 from kvchat.cli.session_settings import with_adapter
 from kvchat.cli.shelf import open_store
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.streams import Output, Status, as_json
 from kvchat.config import Settings
+from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.exams import FormatMarks, Item
 from kvchat.engine.api.losses import FormatLoss, GaugeReport
 from kvchat.engine.models.locate import locate_model
@@ -34,6 +35,8 @@ _STARTER = "starter"
 
 def gauge(options: GaugeOptions) -> None:
     """Measure what formats lose, and say which one to take."""
+    for name in (*(options.cache_format or ()), *([options.layers] if options.layers else [])):
+        canonical_cache_format(name)  # what is no format is told before a model is loaded
     if options.session is None:
         _ask_suite(options)
     else:
@@ -72,7 +75,7 @@ def _tell(options: GaugeOptions, report: GaugeReport, session: Session) -> None:
         _draw(options.svg, report.formats, session.title, report.exact_token_bytes)
     if options.figures is not None:
         write_text(options.figures, json.dumps(figures), "--figures")
-    if options.json:
+    if as_json(options):
         Output().json(figures)
         return
     for line in report_lines(report, options.keep):
@@ -96,7 +99,7 @@ def _ask_suite(options: GaugeOptions) -> None:
         _draw(options.svg, _as_losses(marks), f"kvchat's questions, {model}", marks[0].token_bytes)
     if options.figures is not None:
         write_text(options.figures, json.dumps(figures), "--figures")
-    if options.json:
+    if as_json(options):
         Output().json(figures)
         return
     for line in suite_lines(items, marks):

@@ -19,8 +19,9 @@ from kvchat.cli.coercion import HELP_NAMES, ease
 from kvchat.cli.commands import COMMANDS, DEFAULT_VERBS, FAMILIES, examples_text, help_text
 from kvchat.cli.completion import complete_session
 from kvchat.cli.options import takes
-from kvchat.cli.standard_streams import CLOSED_PIPE, complain, flushed, occupy
-from kvchat.errors import KvchatError, OutOfMemory, StorageError
+from kvchat.cli.standard_streams import CLOSED_PIPE, complain, flushed, occupy, soften
+from kvchat.config import did_you_mean
+from kvchat.errors import KvchatError, OutOfMemory, StorageError, UsageError
 
 _EXAMPLES = (
     "kvchat    # open the terminal interface",
@@ -99,6 +100,7 @@ def _add_commands() -> None:
 _add_commands()
 
 
+_MOST_TOLD, _TOLD_END = 2000, 900
 _NEW_OBJECTS_UNTIL_COLLECTION = 50_000
 """What importing makes stays: looking through it over and over again took an eighth of the time to begin."""
 
@@ -107,6 +109,7 @@ def main() -> None:
     """Run the command line of this process and end it."""
     gc.set_threshold(_NEW_OBJECTS_UNTIL_COLLECTION)
     occupy()
+    soften()
     code = flushed(run(sys.argv[1:]))
     # A model that is still being loaded: native code in a thread does not survive the interpreter's end.
     is_loading = any(thread is not main_thread() and thread.daemon for thread in enumerate_threads())
@@ -142,6 +145,9 @@ def run(words: Sequence[str]) -> int:
 def arrange(words: Sequence[str], command: Any) -> list[str]:
     """Return a command line with its command first: `-q demo` becomes `resume -q demo`.
 
+    Raises:
+        UsageError: a family has no such command.
+
     Whatever is no command is a session, so that `kvchat demo` opens it; `resume` reaches one whose name is a
     command. Options may stand anywhere.
     """
@@ -154,13 +160,18 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
     name = words.pop(place)
     if not hasattr(command.commands[name], "commands"):
         return [name, *words]
+    verbs = command.commands[name].commands
     verb = _first_word(words, takes_value)
     if verb is None:
         wants_help = "-h" in words or "--help" in words
         return [name, *words] if wants_help else [name, DEFAULT_VERBS[name], *words]
     said = words.pop(verb)
-    verbs = command.commands[name].commands
-    return [name, "list" if said == "ls" and "ls" not in verbs and "list" in verbs else said, *words]
+    if said == "ls" and "ls" not in verbs and "list" in verbs:
+        said = "list"
+    if said not in verbs:
+        hint = did_you_mean(said, verbs) or f"; there are {', '.join(verbs)}"
+        raise UsageError(f"`kvchat {name}` has no command '{said}'{hint}")
+    return [name, said, *words]
 
 
 def _own_options(command: Any) -> set[str]:
@@ -198,18 +209,25 @@ def _fail(words: Sequence[str], error: KvchatError | str, exit_code: int) -> int
     """Say what went wrong on standard error, and to whoever reads JSON on standard output too."""
     from kvchat.session.plain_text import clean_text
 
-    complain(f"kvchat: {clean_text(str(error))}")  # it may name what an import brought
+    complain(f"kvchat: {_short(clean_text(str(error)))}")  # it may name what an import brought
     return _end_json(words, error, exit_code)
+
+
+def _short(message: str) -> str:
+    """Return a message of which a person sees both ends, whatever was typed: what to do is at the end."""
+    return message if len(message) <= _MOST_TOLD else f"{message[:_TOLD_END]} … {message[-_TOLD_END:]}"
 
 
 def _end_json(words: Sequence[str], error: KvchatError | str, exit_code: int) -> int:
     """Tell whoever reads JSON what went wrong; return the exit code."""
-    if "--json" in words or "--ndjson" in words:
+    options = words[: words.index("--")] if "--" in words else words
+    if "--json" in options or "--ndjson" in options:
         from kvchat.cli.answer import error_event
         from kvchat.cli.streams import Output
 
         try:
-            Output().json(error_event(error, exit_code))
+            event = error_event(error, exit_code)
+            Output().json(event | {"message": _short(str(error))})
         except BrokenPipeError:
             return CLOSED_PIPE
         except StorageError:  # standard output itself is what went wrong

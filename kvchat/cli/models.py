@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvchat.cli.models_options import ModelOptions
-from kvchat.cli.options import RowsOptions
-from kvchat.cli.streams import Output, Status, written_as_json
+from kvchat.cli.options import ListOptions
+from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.engine.cache.arithmetic import cache_sizes, read_shape
 from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.models.locate import STARTER, locate_model
@@ -20,6 +20,9 @@ from kvchat.ui.plain_text import one_line
 _CONTEXT = 8192
 """A conversation of this many tokens, or of all that the model can read, has to fit beside the weights."""
 _REPO_PREFIX = "models--"
+_LABEL_WIDTH = 10
+_COLUMNS_WIDTH = 31
+"""Of what stands between a model's name and whether it fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class Installed:
     problem: str | None = None
 
 
-def list_models(options: RowsOptions) -> None:
+def list_models(options: ListOptions) -> None:
     """List the starter, and what is in the Hugging Face cache."""
     output = Output()
     free_bytes = available_bytes()
@@ -56,7 +59,7 @@ def list_models(options: RowsOptions) -> None:
         return
     width = max(len(one_line(one.name)) for one in found)
     for one in found:
-        output.line(f"{one_line(one.name):{width}}  {_line(one)}")
+        output.folded(f"{one_line(one.name):{width}}  {_line(one)}", width + _COLUMNS_WIDTH)
     status = Status(quiet=options.quiet)
     status.note(f"{bytes_text(free_bytes)} of memory are free; a GPU's are not counted")
 
@@ -66,15 +69,22 @@ def show_model(options: ModelOptions) -> None:
     path = dict(installed_models()).get(options.model) or _directory(options.model)
     one = describe(options.model, path, available_bytes())
     output = Output()
-    if options.json:
+    if as_json(options):
         output.json(asdict(one))
         return
-    output.line(f"{one_line(one.name)}\nplace     {one.path}\nweights   {bytes_text(one.num_bytes)}")
+    output.folded(one_line(one.name), 0)
+    for label, words in _facts(one):
+        output.folded(f"{label:{_LABEL_WIDTH}}{words}", _LABEL_WIDTH)
+
+
+def _facts(one: Installed) -> Iterator[tuple[str, str]]:
+    yield "place", one.path
+    yield "weights", bytes_text(one.num_bytes)
     if one.max_context is not None:
-        output.line(f"context   {count_text(one.max_context)} tokens")
+        yield "context", f"{count_text(one.max_context)} tokens"
     if one.token_bytes is not None:
-        output.line(f"KV        {bytes_text(one.token_bytes)} per token (`kvchat plan` says more)")
-    output.line(f"here      {_fit_words(one)}")
+        yield "KV", f"{bytes_text(one.token_bytes)} per token (`kvchat plan` says more)"
+    yield "here", _fit_words(one)
 
 
 def installed_models() -> Iterator[tuple[str, Path]]:

@@ -84,15 +84,9 @@ class PlaceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOptions(PlaceOptions):
-    """Options of commands that print what is stored."""
+    """Options of commands that print something: people read it, or programs in either form of JSON."""
 
     json: Json = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowsOptions(ListOptions):
-    """Options of commands that print many things of one kind."""
-
     ndjson: Ndjson = False
 
 
@@ -176,6 +170,7 @@ class DoctorOptions(EngineOptions):
     """Options of looking at everything."""
 
     json: Json = False
+    ndjson: Ndjson = False
     no_model: Annotated[bool, typer.Option("--no-model", help="Do not load the model.")] = False
 
 
@@ -251,7 +246,7 @@ class AskOptions(TalkOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncryptOptions(PlaceOptions):
+class EncryptOptions(ListOptions):
     """Options of choosing what opens the conversations."""
 
     keyring: Annotated[
@@ -272,6 +267,13 @@ class PlanOptions(ListOptions):
     context: Annotated[
         str, typer.Option(help="Length of the context in tokens, such as 8192 or 128k.", metavar="N")
     ] = "128k"
+    format: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="This cache format alone, as `--cache-format` names it; may be given several times.",
+            metavar="FORMAT",
+        ),
+    ] = None
 
 
 def given(flags: Mapping[str, object]) -> dict[str, object]:

@@ -5,9 +5,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from time import localtime, strftime
 
-from kvchat.cli.options import RowsOptions
+from kvchat.cli.options import ListOptions
 from kvchat.cli.pack_options import PackOptions, RemovePacksOptions
-from kvchat.cli.streams import Output, Status, written_as_json
+from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.unlocking import alone
 from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
@@ -33,7 +33,7 @@ def catalog_of(settings: Settings) -> BlockCatalog:
     return BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)
 
 
-def list_packs(options: RowsOptions) -> None:
+def list_packs(options: ListOptions) -> None:
     """List all packs by name."""
     settings = options.settings()
     packs = shelf_of(settings).all()
@@ -51,7 +51,7 @@ def show_pack(options: PackOptions) -> None:
     pack = shelf_of(settings).find(options.name)
     on_disk = _allon_disk_of([pack], settings)[pack.id]
     output = Output()
-    if options.json:
+    if as_json(options):
         output.json(values_of(pack, on_disk) | {"text": pack.text})
         return
     made = strftime("%Y-%m-%d %H:%M", localtime(pack.created_at))
@@ -74,7 +74,8 @@ def remove_packs(options: RemovePacksOptions) -> None:
         with closing(catalog_of(settings)) as catalog:
             for pack in packs:
                 catalog.let_go(pack.id)
-    Status(quiet=options.quiet).note(f"removed {', '.join(pack.name for pack in packs)}")
+    if not written_as_json(options, Output(), ({"name": pack.name} for pack in packs)):
+        Status(quiet=options.quiet).note(f"removed {', '.join(pack.name for pack in packs)}")
 
 
 def _allon_disk_of(packs: Sequence[Pack], settings: Settings) -> dict[str, OnDisk]:

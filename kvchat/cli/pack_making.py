@@ -11,7 +11,7 @@ from kvchat.cli.pack import OnDisk, catalog_of, on_disk_of, shelf_of, summary_of
 from kvchat.cli.pack_options import MakeOptions
 from kvchat.cli.prompt import piped_stdin, read_prompt
 from kvchat.cli.signals import StopAsked, StopSignals
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.streams import Output, Status, as_json
 from kvchat.cli.unlocking import alone
 from kvchat.cli.waiting import wait_until_loaded
 from kvchat.config import Settings
@@ -52,7 +52,7 @@ def make_pack(options: MakeOptions) -> int:
             return signals.exit_code or 0
     with closing(catalog_of(settings)) as catalog:
         on_disk = _finish(pack, settings, catalog, patience_s)
-    if options.json:
+    if as_json(options):
         Output().json(values_of(pack, on_disk))
     else:
         Output().line(f"{pack.name}: {summary_of(pack, on_disk)}")

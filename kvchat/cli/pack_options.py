@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from kvchat.cli.completion import complete_pack
-from kvchat.cli.option_types import Files, Json
-from kvchat.cli.options import EngineOptions, ListOptions, PlaceOptions
+from kvchat.cli.option_types import Files, Json, Ndjson
+from kvchat.cli.options import EngineOptions, ListOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,7 @@ class MakeOptions(EngineOptions):
     name: Annotated[str, typer.Argument(help="What to call it.", metavar="NAME")]
     file: Files = None
     json: Json = False
+    ndjson: Ndjson = False
     force: Annotated[bool, typer.Option("--force", help="Make it anew if it exists.")] = False
     no_attach: Annotated[
         bool, typer.Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
@@ -31,7 +32,7 @@ class PackOptions(ListOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemovePacksOptions(PlaceOptions):
+class RemovePacksOptions(ListOptions):
     names: Annotated[
         list[str], typer.Argument(help="Packs to remove.", metavar="NAME...", autocompletion=complete_pack)
     ]

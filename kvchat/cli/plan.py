@@ -1,11 +1,11 @@
 """`kvchat plan`: how many bytes a model's cache takes. Reads the config alone and loads no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from kvchat.cli.options import PlanOptions
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.streams import Output, Status, as_json
 from kvchat.engine.cache.arithmetic import (
     ASSUMED_DTYPE,
     AttentionShape,
@@ -36,6 +36,7 @@ KNOWN_TYPES = frozenset(
     }
 )
 """Model types whose `config.json` says everything; others are completed by transformers."""
+_INDENT = 4
 
 
 def plan(options: PlanOptions) -> None:
@@ -51,9 +52,9 @@ def plan(options: PlanOptions) -> None:
         status.note(f"the config names no type of numbers; counted as {ASSUMED_DTYPE}")
     shape = read_shape(config)
     sizes = cache_sizes(shape, context_len)
-    formats = format_sizes(shape, context_len)
+    formats = format_sizes(shape, context_len, options.format or ())
     output = Output()
-    if options.json:
+    if as_json(options):
         output.json(
             asdict(shape)
             | {"context_len": context_len, "by_transformers": is_completed}
@@ -61,10 +62,11 @@ def plan(options: PlanOptions) -> None:
             | {"formats": [asdict(size) for size in formats]}
         )
         return
-    output.line(f"{options.model}: {_summary(shape)}")
+    output.folded(f"{options.model}: {_summary(shape)}", _INDENT)
     output.line()
-    for line in _aligned([*_rows(sizes, context_len), *_format_rows(formats, len(shape.visible))]):
-        output.line(line)
+    rows = [*_rows(sizes, context_len), *_format_rows(formats, len(shape.visible))]
+    for line in _aligned(rows, output.width):
+        output.folded(line, _INDENT)
 
 
 def _completed(config: Mapping[str, Any], status: Status) -> tuple[bool, Mapping[str, Any]]:
@@ -128,11 +130,27 @@ def _format_rows(formats: Sequence[FormatSize], num_layers: int) -> list[tuple[s
     ]
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _aligned(rows: Sequence[tuple[str, ...]], width: int | None) -> Iterator[str]:
+    """Yield a line for each row; where one does not fit, a long name stands above the figures, and what is
+    assumed below them.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in (1, 2, 3)), row[4]]
-        ).rstrip()
-        for row in rows
-    ]
+    figures_width = sum(widths[1:]) + 2 * 3
+    name_width = widths[0] if width is None else max(0, min(widths[0], width - figures_width))
+    for row in rows:
+        figures = "".join("  " + row[column].rjust(widths[column]) for column in (1, 2, 3))
+        line = f"{row[0].ljust(name_width)}{figures}  {row[4]}".rstrip()
+        if width is None or (len(row[0]) <= name_width and len(line) <= width):
+            yield line
+        else:
+            yield from _in_lines(row, figures, name_width)
+
+
+def _in_lines(row: tuple[str, ...], figures: str, name_width: int) -> Iterator[str]:
+    name, assumed = row[0], row[4]
+    if len(name) > name_width:
+        yield name
+        name = ""
+    yield f"{name.ljust(name_width)}{figures}".rstrip()
+    if assumed:
+        yield " " * _INDENT + assumed

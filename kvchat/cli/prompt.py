@@ -13,6 +13,8 @@ from kvchat.errors import UsageError
 
 _STDIN = Path("-")
 _ENCODING = "utf-8-sig"
+_MOST_BYTES = 64 * 2**20
+"""More than any model reads; a device that never ends has to end somewhere."""
 
 
 def read_prompt(
@@ -57,23 +59,29 @@ def _words(question: Sequence[str]) -> str:
 
 def _read_stdin(stdin: BinaryIO) -> str:
     try:
-        return _decode(stdin.read(), "standard input")
+        return _decode(stdin.read(_MOST_BYTES + 1), "standard input")
     except OSError as error:
         raise UsageError(f"cannot read standard input: {error.strerror or error}") from error
 
 
 def _read(file: Path) -> str:
     try:
-        return _decode(file.read_bytes(), str(file))
+        with file.open("rb") as stream:
+            return _decode(stream.read(_MOST_BYTES + 1), str(file))
+    except IsADirectoryError as error:
+        reason = f"{error.strerror}; name the files in it, each with -f"
+        raise UsageError(f"cannot read {file}: {reason}") from error
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
 
 
 def _decode(data: bytes, name: str) -> str:
+    if len(data) > _MOST_BYTES:
+        raise UsageError(f"{name} has more than 64 MiB, which no model reads; give a part of it")
     try:
         text = data.decode(_ENCODING)
     except UnicodeDecodeError as error:
-        raise UsageError(f"{name} is not UTF-8 text") from error
+        raise UsageError(f"{name} is not UTF-8 text; convert it, for example with iconv") from error
     if "\x00" in text:
         raise UsageError(f"{name} is not text: it has NUL characters")
     return text

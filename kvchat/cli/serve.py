@@ -8,7 +8,7 @@ from kvchat.cli.compose import Kvchat, opened, start_worker
 from kvchat.cli.logs import start_log
 from kvchat.cli.serve_options import ServeOptions
 from kvchat.cli.signals import StopAsked, StopSignals
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.streams import Output, Status, as_json
 from kvchat.cli.waiting import wait_until_loaded
 from kvchat.config import Paths
 from kvchat.errors import ConfigError, EngineFailed, UsageError
@@ -32,7 +32,8 @@ def serve(options: ServeOptions) -> int:
             with opened(settings, start_worker) as kvchat:
                 chat = kvchat.load(None, options.model)
                 if endpoint is None:
-                    lend(kvchat, status, signals, _IDLE_S if options.idle is None else options.idle)
+                    idle_s = _IDLE_S if options.idle is None else options.idle
+                    lend(kvchat, status, signals, idle_s, Output() if as_json(options) else None)
                 else:
                     endpoint.run(kvchat, chat, status, signals)
         except StopAsked:
@@ -53,6 +54,7 @@ class _Endpoint:
         self._key_file = options.api_key_file or paths.runtime_dir / "api-key"
         self._key = read_key(self._key_file) if options.api_key_file else own_key(self._key_file)
         self._port = options.port
+        self._options = options
 
     def run(self, kvchat: Kvchat, chat: Chat, status: Status, signals: StopSignals) -> None:
         """Answer until a signal comes; the URL is what standard output carries."""
@@ -65,11 +67,18 @@ class _Endpoint:
         try:
             server.start()
             status.note(f"serving {kvchat.engine.info().model}; the API key is in {self._key_file}")
-            Output().line(server.url)
+            self._tell(kvchat, server.url)
             while not stop.wait(_POLL_S):
                 _check(kvchat)
         finally:
             server.close()
+
+    def _tell(self, kvchat: Kvchat, url: str) -> None:
+        if as_json(self._options):
+            model, key_file = kvchat.engine.info().model, str(self._key_file)
+            Output().json({"url": url, "model": model, "api_key_file": key_file})
+        else:
+            Output().line(url)
 
 
 def _server_parts() -> tuple[Any, Any]:
@@ -83,13 +92,22 @@ def _server_parts() -> tuple[Any, Any]:
     return make_app, Server
 
 
-def lend(kvchat: Kvchat, status: Status, signals: StopSignals, idle_s: float) -> None:
-    """Lend an engine through the socket alone. `idle_s`: end after so long without a borrower; 0 never."""
+def lend(
+    kvchat: Kvchat, status: Status, signals: StopSignals, idle_s: float, output: Output | None = None
+) -> None:
+    """Lend an engine through the socket alone.
+
+    Args:
+        idle_s: end after so long without a borrower; 0 never.
+        output: where a program reads that it is lent.
+    """
     lender = kvchat.lend()
     if lender is None:
         raise UsageError("a running kvchat lends this model already; `kvchat ask` uses it")
     wait_until_loaded(kvchat.engine, status)
     status.note(f"lending {kvchat.engine.info().model} to `kvchat ask`" + _ending_words(idle_s))
+    if output is not None:
+        output.json({"model": kvchat.engine.info().model, "idle_s": idle_s})
     stop = Event()
     signals.stop_with(stop.set)
     while not stop.wait(_POLL_S) and not (idle_s and lender.idle_s >= idle_s):

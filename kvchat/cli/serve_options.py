@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
+from kvchat.cli.option_types import Json, Ndjson
 from kvchat.cli.options import EngineOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(EngineOptions):
+    json: Json = False
+    ndjson: Ndjson = False
     socket_only: Annotated[
         bool, typer.Option("--socket-only", help="Open no port; only lend the engine to `kvchat ask`.")
     ] = False

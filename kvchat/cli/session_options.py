@@ -15,24 +15,20 @@ from kvchat.cli.option_types import (
     Dtype,
     HubModel,
     Json,
+    Ndjson,
     NoKv,
     SessionWord,
     Weights,
     Yes,
 )
-from kvchat.cli.options import EngineOptions, ListOptions, PlaceOptions, RowsOptions, given
+from kvchat.cli.options import EngineOptions, ListOptions, PlaceOptions, given
+
+MOST_HITS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions(ListOptions):
     """Options of commands about one session."""
-
-    session: SessionWord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRowsOptions(RowsOptions):
-    """Options of commands that print the parts of one session."""
 
     session: SessionWord
 
@@ -75,6 +71,7 @@ class ReviseOptions(EngineOptions):
     yes: Yes = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False
     json: Json = False
+    ndjson: Ndjson = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +154,7 @@ class VerifyCacheOptions(VerifyOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PinOptions(PlaceOptions):
+class PinOptions(ListOptions):
     sessions: Annotated[
         list[str],
         typer.Argument(help="Sessions to pin.", metavar="SESSION...", autocompletion=complete_session),
@@ -178,12 +175,12 @@ class RemoveOptions(ListOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenameOptions(PlaceOptions):
+class RenameOptions(ListOptions):
     session: SessionWord
     title: Annotated[str, typer.Argument(help="Its new title.", metavar="TITLE")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions(RowsOptions):
+class SearchOptions(ListOptions):
     words: Annotated[list[str], typer.Argument(help="Words that a message must hold.", metavar="WORD...")]
-    limit: Annotated[int, typer.Option(help="Most messages to show.", metavar="N", min=1)] = 20
+    limit: Annotated[int, typer.Option(help="Most messages to show.", metavar="N", min=1, max=MOST_HITS)] = 20

@@ -9,7 +9,7 @@ from time import localtime, strftime, time
 import typer
 
 from kvchat.cli.deletion_words import OTHERS, branch_words, expected_words
-from kvchat.cli.options import ListOptions, RowsOptions
+from kvchat.cli.options import ListOptions
 from kvchat.cli.removal import Removed, TidyStore
 from kvchat.cli.session_options import (
     PinOptions,
@@ -17,23 +17,22 @@ from kvchat.cli.session_options import (
     RenameOptions,
     SearchOptions,
     SessionOptions,
-    SessionRowsOptions,
 )
 from kvchat.cli.shelf import open_store, short_id
-from kvchat.cli.streams import Output, Status, written_as_json
+from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.origin import origin_of
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn, Verdict
 from kvchat.session.trust import is_imported, trust_of
 from kvchat.ui.figures import age_text, bytes_text, plural, short_count_text
-from kvchat.ui.plain_text import one_line
+from kvchat.ui.plain_text import fitted, one_line
 from kvchat.ui.trust_words import trust_words
 
 _EXCERPT_LEN = 60
 
 
-def list_sessions(options: RowsOptions) -> None:
+def list_sessions(options: ListOptions) -> None:
     """List all sessions, pinned ones first, then last used first."""
     output = Output()
     with closing(open_store(options.settings())) as store:
@@ -54,6 +53,10 @@ def show_session(options: SessionOptions) -> None:
         session = store.find(options.session)
         branches = store.branches(session.id)
         turns = store.turns_to(store.branch(session.id, session.active_branch).leaf_id)
+    if options.ndjson:
+        for turn in turns:
+            output.json(_all_of(turn))
+        return
     if options.json:
         output.json(
             _all_of_session(session)
@@ -92,7 +95,7 @@ def show_last(options: ListOptions) -> None:
         session = summaries[0].session
         turns = store.turns_to(store.branch(session.id, session.active_branch).leaf_id)
     answers = [turn for turn in turns if turn.role is Role.ASSISTANT]
-    if options.json:
+    if as_json(options):
         output.json(
             {"session": session.id, "title": session.title} | _all_of(answers[-1]) if answers else None
         )
@@ -103,7 +106,7 @@ def show_last(options: ListOptions) -> None:
     Status(quiet=options.quiet).note(f"{session.id}  {one_line(session.title)}".rstrip())
 
 
-def show_tree(options: SessionRowsOptions) -> None:
+def show_tree(options: SessionOptions) -> None:
     """Print the tree of a session's turns with its branches."""
     output = Output()
     with closing(open_store(options.settings())) as store:
@@ -136,7 +139,11 @@ def rename_session(options: RenameOptions) -> None:
     """Give a session another title."""
     with closing(open_store(options.settings())) as store:
         session = store.rename(store.find(options.session).id, options.title)
-    Status(quiet=options.quiet).note(f"{session.id} is now called {one_line(session.title)}")
+    if as_json(options):
+        Output().json({"session": session.id, "title": session.title})
+        return
+    title = fitted(one_line(session.title), _EXCERPT_LEN)
+    Status(quiet=options.quiet).note(f"{session.id} is now called {title}")
 
 
 def pin_sessions(options: PinOptions) -> None:
@@ -151,10 +158,14 @@ def unpin_sessions(options: PinOptions) -> None:
 
 def _pin(options: PinOptions, *, is_pinned: bool) -> None:
     with closing(open_store(options.settings())) as store:
-        for session in [store.find(one) for one in options.sessions]:
+        sessions = [store.find(one) for one in options.sessions]
+        for session in sessions:
             store.pin(session.id, is_pinned=is_pinned)
-            words = "stays on top of the list, its KV on disk" if is_pinned else "is no longer pinned"
-            Status(quiet=options.quiet).note(f"{session.id}  {one_line(session.title)} {words}")
+            if not as_json(options):
+                words = "stays on top of the list, its KV on disk" if is_pinned else "is no longer pinned"
+                Status(quiet=options.quiet).note(f"{session.id}  {one_line(session.title)} {words}")
+    rows = ({"session": one.id, "title": one.title, "pinned": is_pinned} for one in sessions)
+    written_as_json(options, Output(), rows)
 
 
 def remove_sessions(options: RemoveOptions) -> int | None:
@@ -169,7 +180,7 @@ def remove_sessions(options: RemoveOptions) -> int | None:
             return 1
         removed = store.remove_sessions([one.id for one in doomed])
         left = store.still_readable()
-    if options.json:
+    if as_json(options):
         output.json({"removed": [one.id for one in doomed]} | asdict(removed) | {"still_readable": [*left]})
         return None
     for session in doomed:
@@ -196,7 +207,7 @@ def _remove_branch(options: RemoveOptions, name: str) -> int | None:
                 return 1
         removed = store.remove_branch(session.id, name)
         left = store.still_readable() if plan.doomed else ()
-    if options.json:
+    if as_json(options):
         counts = {
             "num_turns": len(plan.doomed),
             "num_shared_turns": plan.num_shared,

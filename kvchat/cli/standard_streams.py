@@ -3,10 +3,13 @@
 What cannot be written is given up for good, so that the interpreter does not complain of it at its end.
 """
 
+import codecs
 import os
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import TextIO
+from unicodedata import normalize
 
 CLOSED_PIPE = 141
 
@@ -26,6 +29,39 @@ def occupy() -> None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def soften() -> None:
+    """Let nothing that is to be printed fail for want of a character in the encoding of where it goes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            soften_stream(stream)
+
+
+def soften_stream(stream: TextIOWrapper) -> None:
+    """Write what an encoding lacks in its simplest form: `…` as `...`, `é` as `e`, else `?`.
+
+    A byte of a file's name that is no text goes into a file or a pipe as it is, and is spelt out for a
+    terminal, which it might steer.
+    """
+    keeps_bytes = not stream.isatty()
+
+    def simplest(error: UnicodeError) -> tuple[bytes, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        due = error.object[error.start : error.end]
+        return b"".join(_simplest(character, keeps_bytes=keeps_bytes) for character in due), error.end
+
+    name = f"kvchat-{'bytes' if keeps_bytes else 'spelt'}"
+    codecs.register_error(name, simplest)
+    stream.reconfigure(errors=name)
+
+
+def _simplest(character: str, *, keeps_bytes: bool) -> bytes:
+    if "\udc80" <= character <= "\udcff":
+        raw = ord(character) - 0xDC00
+        return bytes([raw]) if keeps_bytes else f"\\x{raw:02x}".encode()
+    return normalize("NFKD", character).encode("ascii", "ignore") or b"?"
 
 
 def is_input_closed() -> bool:

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import select
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol, TextIO
 
+from kvchat.cli.folding import fold
 from kvchat.errors import StorageError
 from kvchat.ui.plain_text import clean_text
 
@@ -21,12 +24,14 @@ class Output:
 
     Attributes:
         has_ended: the last event of an answer was written.
+        width: of the terminal in cells; None where it is none, and lines are as long as they are.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         # None where standard output was closed from the beginning.
         self._stream: TextIO | None = sys.stdout if stream is None else stream
         self.is_terminal = self._stream is not None and self._stream.isatty()
+        self.width = _terminal_width(self._stream) if self._stream is not None and self.is_terminal else None
         self.has_ended = False
 
     def write(self, text: str) -> None:
@@ -43,6 +48,11 @@ class Output:
 
     def line(self, text: str = "") -> None:
         self.write(text + "\n")
+
+    def folded(self, text: str, indent: int) -> None:
+        """Write a line; on a terminal that is narrower as several, all but the first indented."""
+        for line in [text] if self.width is None else fold(text, self.width, indent):
+            self.line(line)
 
     def json(self, value: object) -> None:
         """Write a value as one line of JSON; ASCII, so that nothing in it can steer a terminal."""
@@ -73,8 +83,8 @@ class Output:
             ) from error
 
 
-class RowsWanted(Protocol):
-    """How things of one kind are to be printed."""
+class Wanted(Protocol):
+    """How what was asked for is to be printed."""
 
     @property
     def json(self) -> bool: ...
@@ -83,14 +93,27 @@ class RowsWanted(Protocol):
     def ndjson(self) -> bool: ...
 
 
-def written_as_json(wanted: RowsWanted, output: Output, rows: Iterable[object]) -> bool:
+def as_json(wanted: Wanted) -> bool:
+    """Return whether a program reads it: one thing is the same line of JSON in both forms."""
+    return wanted.json or wanted.ndjson
+
+
+def written_as_json(wanted: Wanted, output: Output, rows: Iterable[object]) -> bool:
     """Write rows as one list or as a line each, if that was asked for; return whether it was."""
     if wanted.ndjson:
         for row in rows:
             output.json(row)
     elif wanted.json:
         output.json(list(rows))
-    return wanted.json or wanted.ndjson
+    return as_json(wanted)
+
+
+def tell_path(wanted: Wanted, path: Path) -> None:
+    """Print a path, as it is or as JSON."""
+    if as_json(wanted):
+        Output().json({"path": str(path)})
+    else:
+        Output().line(str(path))
 
 
 class Status:
@@ -157,7 +180,10 @@ def is_abandoned(stream: TextIO) -> bool:
 
 
 def _terminal_width(stream: TextIO) -> int:
+    """Return the width of a terminal; of one that does not tell it what COLUMNS says, else the usual one."""
     try:
-        return os.get_terminal_size(stream.fileno()).columns
+        width = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
-        return 80
+        width = 0
+    said = os.environ.get("COLUMNS", "")
+    return width or (int(said) if re.fullmatch(r"[1-9]\d{0,5}", said, re.ASCII) else 80)

@@ -16,7 +16,7 @@ from kvchat.cli.block_shelf import drop_blocks, open_shelf
 from kvchat.cli.session_options import VerifyCacheOptions, VerifyOptions, VerifySessionOptions
 from kvchat.cli.session_settings import with_adapter
 from kvchat.cli.shelf import open_store
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.streams import Output, Status, as_json
 from kvchat.cli.view_blocks import add_view_turns
 from kvchat.config import Settings
 from kvchat.engine.api.cache_format import parse_cache_format
@@ -261,7 +261,7 @@ def _report(
 ) -> int | None:
     status.clear()
     is_wrong = bool(found.different or found.wrong_logits or scope.num_damaged)
-    if options.json:
+    if as_json(options):
         Output().json(
             {
                 "session": None if session is None else session.id,

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from statistics import median
 from time import time
 from typing import Any, Final
 
@@ -95,6 +96,14 @@ class KeptRates:
         """Let what is saved from now on be of other weights of the same model, which take as long."""
         self._kept = None
         self._computing = Computing(fingerprint=fingerprint, device=self._computing.device)
+
+
+def last_moves(cache_dir: Path) -> dict[tuple[Tier, Direction], float]:
+    """Return the seconds that a byte took to move for the last process that has measured it; medians."""
+    moves: dict[tuple[Tier, Direction], Samples] = {}
+    for record in _read(cache_dir / FILE_NAME).values():
+        moves |= record.moves
+    return {kind: median(samples) for kind, samples in moves.items()}
 
 
 def _read(file: Path | None) -> Records:

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from kvchat.cli.main import run
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.rates import Direction, Rates
+from kvchat.engine.kept_rates import Computing, KeptRates
 from kvchat.engine.kernels.health import HEALTH
+from tests.cli.test_models import cached
 
 pytestmark = pytest.mark.cpu
 
@@ -122,3 +126,36 @@ def test_kernels_that_failed_their_trial_are_told_behind_the_model(tiny_model: P
     assert checks["gpu kernels"]["refused"] == {"attention": "its numbers are 0.5 away"}
     assert checks["gpu kernels"]["state"] == "look"
     assert [*checks].index("gpu kernels") > [*checks].index("model")
+
+
+def test_each_check_is_a_line_of_its_own_for_programs_that_read_lines(
+    examined: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = examined("--no-model")
+    assert run(["doctor", "--no-model", "--ndjson"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert list(dict.fromkeys(line["name"] for line in lines)) == [*checks]
+    assert lines[0] == checks["versions"]
+
+
+def test_the_speed_of_the_disk_is_what_was_measured_while_blocks_moved(home: Path, examined: Any) -> None:
+    assert examined("--no-model")["disk speed"]["reads_bytes_per_s"] is None
+    rates = Rates()
+    for _ in range(3):
+        rates.observe_move(Tier.DISK, Direction.LOAD, 2**30, 0.5)
+    KeptRates(home / "cache", Computing(fingerprint="00", device="cpu")).save(rates)
+    speed = examined("--no-model")["disk speed"]
+    assert speed["reads_bytes_per_s"] == pytest.approx(2**31, rel=1e-3)
+    assert speed["writes_bytes_per_s"] is None
+
+
+def test_models_of_the_hub_cache_are_counted_with_those_that_cannot_be_loaded(
+    model_dir: Path, tmp_path: Path, examined: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached(tmp_path / "hub", "someone/whole", model_dir)
+    (cached(tmp_path / "hub", "someone/half", model_dir) / "model.safetensors").unlink()
+    found = examined("--no-model")["hub cache"]
+    assert (found["num_models"], found["num_broken"]) == (2, 1)
+    assert found["path"] == str(tmp_path / "hub")
+    assert found["num_bytes"] == (model_dir / "model.safetensors").stat().st_size

@@ -73,7 +73,9 @@ def offered(line: str) -> list[str]:
         "COMP_CWORD": str(len(words) - 1),
     }
     program = "import sys; from kvchat.cli.main import main; sys.argv[0] = 'kvchat'; main()"
-    command = [sys.executable, "-c", program]
+    # Whatever is offered is offered without them.
+    nothing_heavy = "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'textual'));"
+    command = [sys.executable, "-c", nothing_heavy + program]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return [word for word in done.stdout.split("\n") if word]

@@ -199,3 +199,17 @@ def test_every_format_that_the_model_can_take_has_a_row(
     formats = json.loads(capsys.readouterr().out)["formats"]
     assert [one["name"] for one in formats if one["is_exact"]] == ["exact"]
     assert len(formats) == len(rows) + 1
+
+
+def test_formats_may_be_chosen_also_unusual_ones(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(json.dumps(QWEN_72B))
+    assert run(["plan", str(config), "--format", "k=int8,v=int4", "--format", "int4", "--json"]) == 0
+    formats = json.loads(capsys.readouterr().out)["formats"]
+    assert [one["name"] for one in formats] == ["exact", "k=int8,v=int4", "int4"]
+    sizes = [one["context_bytes"] for one in formats]
+    assert sizes == sorted(sizes, reverse=True)
+    assert run(["plan", str(config), "--format", "int3"]) == 3
+    assert "cache format 'int3' is unknown" in capsys.readouterr().err
+    config.write_text(json.dumps(DEEPSEEK_V3))
+    assert run(["plan", str(config), "--format", "int4"]) == 3
+    assert "int4" in capsys.readouterr().err, "a latent has no such form"

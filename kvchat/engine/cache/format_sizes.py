@@ -3,6 +3,7 @@
 Whole blocks are counted, as pools hold them, and all metadata.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvchat.engine.api.cache_format import parse_cache_format
@@ -33,15 +34,26 @@ class FormatSize:
     is_exact: bool
 
 
-def format_sizes(shape: AttentionShape, context_len: int) -> tuple[FormatSize, ...]:
-    """Return the formats that a model of this shape can be stored in, `exact` first."""
+def format_sizes(
+    shape: AttentionShape, context_len: int, wanted: Sequence[str] = ()
+) -> tuple[FormatSize, ...]:
+    """Return the formats that a model of this shape can be stored in, `exact` first.
+
+    Args:
+        wanted: these alone behind it; else the usual ones.
+
+    Raises:
+        ConfigError: one that is wanted is no format, or none for this model.
+    """
     groups = _groups(shape)
     sizes: list[FormatSize] = []
-    for text in FORMATS:
+    for text in dict.fromkeys((FORMATS[0], *(wanted or FORMATS))):
         found = parse_cache_format(text)
         try:
             stored = stored_groups(groups, text, BLOCK_SIZE)
         except ConfigError:
+            if wanted:
+                raise
             continue  # the model keeps something that has no such form
         num_bytes = _held_bytes(stored, context_len)
         sizes.append(FormatSize(name=str(found), context_bytes=num_bytes, is_exact=found.is_exact))

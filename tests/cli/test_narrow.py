@@ -1,0 +1,100 @@
+"""Lines that are wider than a terminal are broken between words; a pipe gets them as they are."""
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from kvchat.cli.doctor import tell
+from kvchat.cli.finding import Finding, State
+from kvchat.cli.folding import fold
+from kvchat.cli.main import run
+from kvchat.cli.streams import Output
+from tests.engine.cache.test_arithmetic import DEEPSEEK_V3
+
+pytestmark = pytest.mark.pure
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V3))
+    return tmp_path / "config.json"
+
+
+def shown(words: list[str], width: int | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the lines that a command prints on a terminal of this width; None: into a pipe."""
+    with monkeypatch.context() as patch:
+        stream = StringIO() if width is None else Terminal()
+        patch.setenv("COLUMNS", str(width or 80))
+        patch.setattr("sys.stdout", stream)
+        assert run(words) == 0
+    return stream.getvalue().splitlines()
+
+
+def words_of(lines: list[str]) -> list[str]:
+    return " ".join(lines).split()
+
+
+def too_wide(lines: list[str], width: int) -> list[str]:
+    """Return the lines that a terminal would break inside a word, or that could have been broken."""
+    return [line for line in lines if cell_len(line) > width and len(line.split()) > 1]
+
+
+@pytest.mark.parametrize("width", [80, 60, 24, 1])
+@pytest.mark.parametrize("words", ["plan {config}", "models list", "models show starter"])
+def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(
+    words: str, width: int, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = words.format(config=config).split()
+    piped = shown(command, None, monkeypatch)
+    assert max(map(cell_len, piped)) > 40
+    lines = shown(command, width, monkeypatch)
+    assert too_wide(lines, max(width, 20)) == []
+    assert words_of(lines) == words_of(piped)
+
+
+def test_figures_stay_in_their_columns_where_what_is_assumed_does_not_fit(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = shown(["plan", str(config)], 80, monkeypatch)
+    figures = [line for line in lines if line.endswith(("x", "as it is"))]
+    assert len(figures) > 4
+    assert len({len(line) for line in figures}) == 1, "the last column ends below itself"
+    assert lines[lines.index(figures[0]) + 1] == "    61 layers x (512 latent + 64 rope key) x 2 B"
+
+
+def test_a_finding_of_the_doctor_goes_on_below_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = Terminal()
+    output = Output(terminal)
+    assert output.width == 80
+    finding = Finding(
+        name="versions",
+        lines=("python 3.11, " * 9, "second"),
+        state=State.LOOK,
+        advice="take a newer one of each of them, " * 3,
+    )
+    tell(output, finding)
+    lines = terminal.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    assert lines[0].startswith("look    versions   python 3.11, ")
+    assert {line[:19] for line in lines[1:]} == {" " * 19}
+    advice = next(at for at, line in enumerate(lines) if line[19:].startswith("-> take"))
+    assert {line[:22] for line in lines[advice + 1 :]} == {" " * 22}, "below its words"
+
+
+@given(st.text(st.sampled_from("ab界 "), max_size=200), st.integers(20, 90), st.integers(0, 80))
+def test_what_is_folded_has_the_same_words_and_fits(text: str, width: int, indent: int) -> None:
+    lines = fold(text, width, indent)
+    assert words_of(lines) == text.split()
+    assert too_wide(lines, width) == []
+    assert all(line.strip() or len(lines) == 1 for line in lines)
