@@ -141,30 +141,115 @@ def _views(pool: Tensor, record: Fp8Record | None, by_bits: bool) -> tuple[Tenso
 
 
 @triton.jit
+def _queries(query, row, row_there, dims):
+    """Return what rows [M] ask latents [M, C] and rope keys [M, R]."""
+    RANK: tl.constexpr = dims[0]
+    ROPE: tl.constexpr = dims[1]
+    c = tl.arange(0, dims[2])
+    r = tl.arange(0, dims[3])
+    at = query + row[:, None] * (RANK + ROPE)
+    q_c = tl.load(at + c[None, :], mask=row_there[:, None] & (c[None, :] < RANK), other=0.0)
+    q_r = tl.load(at + RANK + r[None, :], mask=row_there[:, None] & (r[None, :] < ROPE), other=0.0)
+    return q_c, q_r
+
+
+@triton.jit
+def _take_latents(
+    queries,
+    at,
+    pools,
+    strides,
+    table,
+    turns,
+    factor,
+    layout,
+    dims,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Return sums of latents [M, C], largest scores and sums of weights [M] of the keys of a part.
+
+    Args:
+        queries: of `_queries`.
+        at: position of each row [M].
+        pools: the pool as latents, scales and rope keys.
+        strides: of blocks and tokens.
+        turns: first and end of the keys.
+        factor: of products, for scores in powers of two.
+        layout: what `record_constants` returns, in its order; known when compiling.
+        dims: sizes of latents and rope keys, and of their tiles; known when compiling.
+    """
+    q_c, q_r = queries
+    numbers = tl.arange(0, dims[2]), tl.arange(0, dims[3])
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, dims[2]], tl.float32)
+    for n_start in range(turns[0], turns[1], BLOCK_N):
+        n = n_start + tl.arange(0, BLOCK_N)
+        there = n < turns[1]
+        block = tl.load(table + n // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+        n_at = block * strides[0] + (n % BLOCK_SIZE) * strides[1]
+        latents, ropes = _rows_of_turn(pools, n_at, there, numbers, q_c.dtype, layout, dims, BLOCK_N)
+        scores = tl.dot(q_c, tl.trans(latents), input_precision="ieee")
+        scores += tl.dot(q_r, tl.trans(ropes), input_precision="ieee")
+        visible = there[None, :] & (n[None, :] <= at[:, None])
+        weights, decay, top, total = take_in(tl.where(visible, scores * factor, float("-inf")), top, total)
+        acc = acc * decay[:, None] + tl.dot(weights.to(latents.dtype), latents, input_precision="ieee")
+    return acc, top, total
+
+
+@triton.jit
+def _rows_of_turn(pools, n_at, there, numbers, dtype: tl.constexpr, layout, dims, BLOCK_N: tl.constexpr):
+    """Return latents [N, C] and rope keys [N, R] of a turn.
+
+    Args:
+        n_at: where each token's row begins [N].
+        there: which are read [N].
+        numbers: of latents [C] and of rope keys [R], from 0 on.
+    """
+    TILE: tl.constexpr = layout[0]
+    ROPE_AT: tl.constexpr = layout[2]
+    RANK: tl.constexpr = dims[0]
+    c, r = numbers
+    r_there = there[:, None] & (r[None, :] < dims[1])
+    if TILE:
+        latents = _latents(pools, n_at, there, dtype, layout, RANK, BLOCK_N, dims[2])
+        ropes_at = pools[2] + (n_at // 2)[:, None] + ROPE_AT // 2 + r[None, :]
+        ropes = tl.load(ropes_at, mask=r_there, other=0.0).to(tl.float32).to(dtype)
+    else:
+        at_row = (pools[0] + n_at)[:, None]
+        c_there = there[:, None] & (c[None, :] < RANK)
+        latents = tl.load(at_row + c[None, :], mask=c_there, other=0.0).to(dtype)
+        ropes = tl.load(at_row + RANK + r[None, :], mask=r_there, other=0.0).to(dtype)
+    return latents, ropes
+
+
+@triton.jit
 def _latents(
-    pool,
-    scales_pool,
+    pools,
     n_at,
     there,
     dtype: tl.constexpr,
+    layout,
     RANK: tl.constexpr,
-    TILE: tl.constexpr,
-    SCALES_AT: tl.constexpr,
-    BY_BITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     """Return the latents of records as numbers [N, C]."""
+    TILE: tl.constexpr = layout[0]
+    SCALES_AT: tl.constexpr = layout[1]
     t = tl.arange(0, BLOCK_C // TILE)
     at_tile = t[None, :, None] * TILE + tl.arange(0, TILE)[None, None, :]
     tile_there = there[:, None, None] & (at_tile < RANK)
+    BY_BITS: tl.constexpr = layout[3]
     if BY_BITS:
         # Shifted by the missing bits of its mantissa, E4M3 is float16 but for a power of two.
-        codes = tl.load(pool + n_at[:, None, None] + at_tile, mask=tile_there, other=0)
+        codes = tl.load(pools[0] + n_at[:, None, None] + at_tile, mask=tile_there, other=0)
         codes = ((codes.to(tl.int16) << 7) & -0x4001).to(tl.float16, bitcast=True) * 256
     else:
-        codes = tl.load(pool + n_at[:, None, None] + at_tile, mask=tile_there, other=0.0)
-    scales_at = scales_pool + (n_at // 4)[:, None] + SCALES_AT // 4 + t[None, :]
+        codes = tl.load(pools[0] + n_at[:, None, None] + at_tile, mask=tile_there, other=0.0)
+    scales_at = pools[1] + (n_at // 4)[:, None] + SCALES_AT // 4 + t[None, :]
     scales = tl.load(scales_at, mask=there[:, None] & (t[None, :] * TILE < RANK), other=0.0)
     # Scales are powers of two: nothing is rounded but what is too small or too large for float16.
     return tl.reshape(codes.to(dtype) * scales.to(dtype)[:, :, None], [BLOCK_N, BLOCK_C])
@@ -222,43 +307,27 @@ def _attend(
     row_there = m < num_queries * NUM_HEADS
     at = position + m // NUM_HEADS
     row = (first_query * NUM_HEADS + m).to(tl.int64)
-    c = tl.arange(0, BLOCK_C)
-    r = tl.arange(0, BLOCK_R)
-    q_at = query + row[:, None] * (RANK + ROPE)
-    q_c = tl.load(q_at + c[None, :], mask=row_there[:, None] & (c[None, :] < RANK), other=0.0)
-    q_r = tl.load(q_at + RANK + r[None, :], mask=row_there[:, None] & (r[None, :] < ROPE), other=0.0)
-
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    for n_start in range(low, high, BLOCK_N):
-        n = n_start + tl.arange(0, BLOCK_N)
-        there = n < high
-        block = tl.load(tables + sequence * table_b + n // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
-        n_at = block * pool_n + (n % BLOCK_SIZE) * pool_p
-        r_there = there[:, None] & (r[None, :] < ROPE)
-        if TILE:
-            latents = _latents(
-                pool, pool_f32, n_at, there, q_c.dtype, RANK, TILE, SCALES_AT, BY_BITS, BLOCK_N, BLOCK_C
-            )
-            ropes_at = pool_bf16 + (n_at // 2)[:, None] + ROPE_AT // 2 + r[None, :]
-            ropes = tl.load(ropes_at, mask=r_there, other=0.0).to(tl.float32).to(q_r.dtype)
-        else:
-            at_row = (pool + n_at)[:, None]
-            c_there = there[:, None] & (c[None, :] < RANK)
-            latents = tl.load(at_row + c[None, :], mask=c_there, other=0.0).to(q_c.dtype)
-            ropes = tl.load(at_row + RANK + r[None, :], mask=r_there, other=0.0).to(q_r.dtype)
-        scores = tl.dot(q_c, tl.trans(latents), input_precision="ieee")
-        scores += tl.dot(q_r, tl.trans(ropes), input_precision="ieee")
-        visible = there[None, :] & (n[None, :] <= at[:, None])
-        scores = tl.where(visible, scores * (softmax_scale * LOG2E), float("-inf"))
-        weights, decay, top, total = take_in(scores, top, total)
-        acc = acc * decay[:, None] + tl.dot(weights.to(latents.dtype), latents, input_precision="ieee")
+    queries = _queries(query, row, row_there, (RANK, ROPE, BLOCK_C, BLOCK_R))
+    acc, top, total = _take_latents(
+        queries,
+        at,
+        (pool, pool_f32, pool_bf16),
+        (pool_n, pool_p),
+        tables + sequence * table_b,
+        (low, high),
+        softmax_scale * LOG2E,
+        (TILE, SCALES_AT, ROPE_AT, BY_BITS),
+        (RANK, ROPE, BLOCK_C, BLOCK_R),
+        BLOCK_SIZE,
+        BLOCK_M,
+        BLOCK_N,
+    )
 
     # A query that stands before this part of the context sees none of it. What is small is stored before the
     # division: behind it sm_100 has no register left for it, and 24 bytes spill.
     divisor = tl.where(total == 0.0, 1.0, total)
     place = row * most_parts + part
     store_lse(lse, counts, place, row, top, divisor, part, num_parts, row_there, BLOCK_M)
+    c = tl.arange(0, BLOCK_C)
     out_mask = row_there[:, None] & (c[None, :] < RANK)
     tl.store(parts + place[:, None] * RANK + c[None, :], acc / divisor[:, None], mask=out_mask)

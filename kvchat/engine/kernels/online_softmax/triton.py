@@ -97,11 +97,11 @@ def store_result(
     """Store what a program has found, or its part of it.
 
     Args:
-        results: sums of values [M, D], largest scores and sums of weights [M].
+        results: largest scores and sums of weights [M], sums of values [M, D].
         rows: where each row stands among all queries and heads [M], and whether it is there.
         parts: number of this part, of all parts of the sequence, and of those that there is room for.
     """
-    acc, top, total = results
+    top, total, acc = results
     row, there = rows
     part, num_parts, most_parts = parts
     divisor = tl.where(total == 0.0, 1.0, total)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.device import upload
-from kvchat.engine.kernels.paged_attention.args import SequenceSpan, StepTables, attended
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan, StepTables, attended
 
 
 def padded_tables(spans: Sequence[SequenceSpan]) -> Tensor:
@@ -41,6 +41,12 @@ def step_tables(spans: Sequence[SequenceSpan], first_visible: Callable[[int], in
         others=tuple((number, row[1]) for number, row in enumerate(rows) if row[1] > 1),
         most_visible=max(visible, default=0),
     )
+
+
+def tables_of(args: AttentionArgs) -> StepTables:
+    """Return the sequences of a call as tensors, those of the step where it has made them."""
+    known = args.prepared
+    return known if isinstance(known, StepTables) else step_tables(args.spans, args.first_visible)
 
 
 def check_tables(tables: StepTables, pool: Tensor) -> None:

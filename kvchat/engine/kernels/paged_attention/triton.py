@@ -11,19 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvchat.engine.kernels.attention_tiles.triton import load_queries, rows_of, take_blocks, tile_of
 from kvchat.engine.kernels.device import in_rows
-from kvchat.engine.kernels.online_softmax.triton import (
-    begin,
-    blocks_of,
-    count_parts,
-    keys_of_part,
-    scores_of,
-    store_result,
-    take_in,
-)
+from kvchat.engine.kernels.online_softmax.triton import begin, count_parts, keys_of_part, store_result
+from kvchat.engine.kernels.paged_attention import launches
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
-from kvchat.engine.kernels.paged_attention.parts import Target, in_parts, whole
-from kvchat.engine.kernels.paged_attention.step_tables import step_tables
+from kvchat.engine.kernels.paged_attention.launches import Target
+from kvchat.engine.kernels.paged_attention.step_tables import tables_of
 from kvchat.engine.kernels.tiling import HALF, Tiling
 
 PART_LEN = 512
@@ -65,80 +59,46 @@ def paged_attention(
     Args:
         tables: the same sequences as tensors, where a step has made them for all its layers.
     """
-    if tables is None:
-        known = args.prepared
-        tables = known if isinstance(known, StepTables) else step_tables(args.spans, args.first_visible)
+    tables = tables or tables_of(args)
     query = in_rows(query)
-    shape = query.shape[0], query.shape[1], v_pool.shape[3]
-    out = query.new_empty(shape) if args.spans else query.new_zeros(shape)  # rows may have no query
-    if tables.singles:
-        _decode(query, k_pool, v_pool, args, tables, out)
-    if tables.others:
-        _prefill(query, k_pool, v_pool, args, tables, out)
-    return out
-
-
-def _decode(
-    query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs, tables: StepTables, out: Tensor
-) -> None:
+    out = launches.empty_result(query, v_pool.shape[3], args)
     group = query.shape[1] // k_pool.shape[1]
+    sizes = group, max(k_pool.shape[3], v_pool.shape[3]), query.element_size()
     most_parts = min(MOST_PARTS, -(-tables.most_visible // PART_LEN))
-    tiling = decode_tiling(group, max(k_pool.shape[3], v_pool.shape[3]), query.element_size())
-    tiles = tables.single_tiles()
 
-    def launch(target: Target) -> None:
-        _launch(query, k_pool, v_pool, args, tables, tiles, tiling, target)
+    def launch(tiles: Tensor, tiling: Tiling, target: Target) -> None:
+        _launch(query, (k_pool, v_pool), args, (tables, tiles), (tiling, target))
 
-    in_parts(out, tables, most_parts, launch)
-
-
-def _prefill(
-    query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs, tables: StepTables, out: Tensor
-) -> None:
-    group = query.shape[1] // k_pool.shape[1]
-    tiling = prefill_tiling(group, max(k_pool.shape[3], v_pool.shape[3]), query.element_size())
-    tiles = tables.other_tiles(tiling.block_m // group)
-    _launch(query, k_pool, v_pool, args, tables, tiles, tiling, whole(out))
+    tilings = decode_tiling(*sizes), prefill_tiling(*sizes)
+    launches.attend(out, tables, (group, most_parts), tilings, launch)
+    return out
 
 
 def _launch(
     query: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    pools: tuple[Tensor, Tensor],
     args: AttentionArgs,
-    tables: StepTables,
-    tiles: Tensor,
-    tiling: Tiling,
-    target: Target,
+    where: tuple[StepTables, Tensor],
+    how: tuple[Tiling, Target],
 ) -> None:
+    tables, tiles = where
+    tiling, target = how
     num_heads, dim_k = query.shape[1:]
-    num_kv_heads, block_size, dim_v = v_pool.shape[1:]
+    num_kv_heads, block_size, dim_v = pools[1].shape[1:]
     _attend[(tiles.shape[0], num_kv_heads, target.most_parts)](
         query,
-        k_pool,
-        v_pool,
-        target.out,
-        target.lse,
-        target.counts,
+        *pools,
+        *target.tensors(),
         tiles,
-        tables.q_starts,
-        tables.q_lens,
-        tables.positions,
-        tables.first_blocks,
-        tables.tables,
-        query if args.sinks is None else args.sinks.contiguous(),
-        args.softmax_scale,
-        0.0 if args.softcap is None else args.softcap,
+        *launches.sequences(tables),
+        *launches.scores(query, args),
         target.most_parts,
         tables.tables.stride(0),
         *query.stride()[:2],
-        *k_pool.stride()[:3],
-        *v_pool.stride()[:3],
+        *pools[0].stride()[:3],
+        *pools[1].stride()[:3],
         **constants(args, num_heads // num_kv_heads, block_size, (dim_k, dim_v), target.is_split),
-        BLOCK_M=tiling.block_m,
-        BLOCK_N=tiling.block_n,
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
+        **launches.options(tiling),
     )
 
 
@@ -147,17 +107,9 @@ def constants(
 ) -> dict[str, int | bool]:
     """Return what the kernel is compiled for besides dtypes and tiles."""
     return {
-        "GROUP": group,
-        "BLOCK_SIZE": block_size,
-        "DIM_K": dims[0],
-        "DIM_V": dims[1],
-        "BLOCK_K": max(16, triton.next_power_of_2(dims[0])),
-        "BLOCK_V": max(16, triton.next_power_of_2(dims[1])),
+        **launches.constants(args, group, block_size, dims, is_split),
         "WINDOW": args.window or 0,
         "CHUNK": args.chunk or 0,
-        "HAS_SOFTCAP": args.softcap is not None,
-        "HAS_SINKS": args.sinks is not None,
-        "IS_SPLIT": is_split,
         "PART_LEN": PART_LEN,
         "MOST_PARTS": MOST_PARTS,
     }
@@ -216,17 +168,13 @@ def _attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    sequence = tl.load(tiles + 2 * tl.program_id(0))
-    start = tl.load(tiles + 2 * tl.program_id(0) + 1)
+    sequence, start, position, num_queries = tile_of(tiles, q_lens, positions, GROUP, BLOCK_M)
     kv_head = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
 
-    # The queries of the tile, and the keys [first, last) that one of them sees.
-    length = tl.load(q_lens + sequence)
-    position = tl.load(positions + sequence) + start
-    in_tile = tl.minimum(length - start, BLOCK_M // GROUP)
+    # The keys [first, last) that a query of the tile sees.
     first = _first_visible(position, WINDOW, CHUNK)
-    last = position + in_tile
+    last = position + num_queries
     num_parts = 1
     if IS_SPLIT:
         num_parts = count_parts(last - first, PART_LEN, MOST_PARTS)
@@ -234,38 +182,26 @@ def _attend(
         return
     low, high = keys_of_part(part, num_parts, first, last, BLOCK_N)
 
-    m = tl.arange(0, BLOCK_M)
-    row_there = m < in_tile * GROUP
-    at = position + m // GROUP
-    head = kv_head * GROUP + m % GROUP
-    row = (tl.load(q_starts + sequence) + start + m // GROUP).to(tl.int64)
-    k = tl.arange(0, BLOCK_K)
-    v = tl.arange(0, BLOCK_V)
-    q_mask = row_there[:, None] & (k[None, :] < DIM_K)
-    q = tl.load(query + row[:, None] * q_t + head[:, None] * q_h + k[None, :], mask=q_mask, other=0.0)
-    seen_from = _first_visible(at, WINDOW, CHUNK)
+    first_row = tl.load(q_starts + sequence) + start
+    rows = rows_of(first_row, position, num_queries, kv_head, GROUP, BLOCK_M)
+    row_there, at, row, head = rows
+    q = load_queries(query, (q_t, q_h), rows, DIM_K, BLOCK_K)
     top, total = begin(sinks, head, row_there, part, HAS_SINKS, BLOCK_M)
-    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    results = take_blocks(
+        q,
+        (top, total, tl.zeros([BLOCK_M, BLOCK_V], tl.float32)),
+        (k_pool, kv_head, kp_n, kp_h, kp_p),
+        (v_pool, kv_head, vp_n, vp_h, vp_p),
+        (tables + sequence.to(tl.int64) * table_b, tl.load(first_blocks + sequence)),
+        (low, first, high),
+        (_first_visible(at, WINDOW, CHUNK), at),
+        (softmax_scale, softcap),
+        (DIM_K, DIM_V, BLOCK_K, BLOCK_V),
+        BLOCK_SIZE,
+        BLOCK_N,
+        HAS_SOFTCAP,
+    )
 
-    table = tables + sequence.to(tl.int64) * table_b
-    first_block = tl.load(first_blocks + sequence)
-    for n_start in range(low, high, BLOCK_N):
-        n = n_start + tl.arange(0, BLOCK_N)
-        there = (n >= first) & (n < high)
-        block = blocks_of(table, n_start, n, there, first_block, BLOCK_SIZE, BLOCK_N)
-        offset = n % BLOCK_SIZE
-        k_at = k_pool + block * kp_n + kv_head * kp_h + offset * kp_p
-        keys = tl.load(k_at[None, :] + k[:, None], mask=there[None, :] & (k[:, None] < DIM_K), other=0.0)
-        products = tl.dot(q, keys.to(q.dtype), input_precision="ieee")
-        scores = scores_of(products, softmax_scale, softcap, HAS_SOFTCAP)
-        visible = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= seen_from[:, None])
-        weights, decay, top, total = take_in(tl.where(visible, scores, float("-inf")), top, total)
-        v_at = v_pool + block * vp_n + kv_head * vp_h + offset * vp_p
-        values = tl.load(v_at[:, None] + v[None, :], mask=there[:, None] & (v[None, :] < DIM_V), other=0.0)
-        sums = tl.dot(weights.to(q.dtype), values.to(q.dtype), input_precision="ieee")
-        acc = acc * decay[:, None] + sums
-
-    results = acc, top, total
-    rows = row * (tl.num_programs(1) * GROUP) + head, row_there
+    there = row * (tl.num_programs(1) * GROUP) + head, row_there
     parts = part, num_parts, most_parts
-    store_result(out, lse, counts, results, rows, parts, DIM_V, IS_SPLIT, BLOCK_M, BLOCK_V)
+    store_result(out, lse, counts, results, there, parts, DIM_V, IS_SPLIT, BLOCK_M, BLOCK_V)

@@ -47,16 +47,12 @@ def constants(side: str, record: SealedRecord) -> dict[str, int | bool]:
 
 
 @triton.jit
-def _codes(
-    units,
-    place,
-    BITS: tl.constexpr,
-    IS_FP8: tl.constexpr,
-    UNIT: tl.constexpr,
-    UNITS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def _codes(units, place, layout, BLOCK_D: tl.constexpr):
     """Return the codes of tokens [N, D]: integers, or of fp8 float16 divided by 256; zero where none is."""
+    BITS: tl.constexpr = layout[0]
+    IS_FP8: tl.constexpr = layout[1]
+    UNIT: tl.constexpr = layout[2]
+    UNITS: tl.constexpr = layout[3]
     word, _, offset, there = place
     unit = tl.arange(0, BLOCK_D * BITS // (8 * UNIT))[None, :]
     at = (word * (4 // UNIT) + offset * UNITS)[:, None] + unit
@@ -99,16 +95,9 @@ def _token_scales(side, place, IS_FP8: tl.constexpr, ONE_BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _by_channel(
-    codes,
-    side,
-    place,
-    DIM: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def _by_channel(codes, side, place, layout, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
     """Return numbers [N, D], float32, of codes with a scale and a minimum for each channel of 32 tokens."""
+    ONE_BLOCK: tl.constexpr = layout[4]
     _, scales, minima, factors = side
     word, start, offset, there = place
     d = tl.arange(0, BLOCK_D)
@@ -127,16 +116,9 @@ def _by_channel(
 
 
 @triton.jit
-def _by_token(
-    codes,
-    side,
-    place,
-    DIM: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def _by_token(codes, side, place, layout, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
     """Return numbers [N, D], float32, of codes with a scale and a minimum for 32 channels of each token."""
+    ONE_BLOCK: tl.constexpr = layout[4]
     _, scales, minima, factors = side
     word, _, offset, there = place
     NUM_GROUPS: tl.constexpr = (DIM + GROUP - 1) // GROUP
@@ -163,64 +145,54 @@ def _rounded(numbers, dtype: tl.constexpr):
 
 @triton.jit
 def products_with_keys(
-    query,
-    side,
-    place,
-    DIM: tl.constexpr,
-    BITS: tl.constexpr,
-    IS_FP8: tl.constexpr,
-    UNIT: tl.constexpr,
-    UNITS: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    query, side, place, layout, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     """Return the products [M, N] of queries [M, D] with the keys of tokens.
 
     Args:
         side: units of codes, scales, minima and factors, as `views` returns them.
-        place: first word of each token's record [N], a scalar if ONE_BLOCK; the first token's place in its
-            block; each token's place there [N]; which tokens are read [N]. Products with others mean nothing,
-            and are finite.
+        place: first word of each token's record [N], a scalar if all lie in one block; the first token's
+            place in its block; each token's place there [N]; which tokens are read [N]. Products with others
+            mean nothing, and are finite.
+        layout: bits of a code, whether codes are fp8, bytes of a unit, units of a token, and whether all
+            tokens of a turn lie in one block; known when compiling.
     """
-    codes = _codes(side[0], place, BITS, IS_FP8, UNIT, UNITS, BLOCK_D)
+    BITS: tl.constexpr = layout[0]
+    codes = _codes(side[0], place, layout, BLOCK_D)
     if BITS == 8:
-        scale = _token_scales(side, place, IS_FP8, ONE_BLOCK)
+        scale = _token_scales(side, place, layout[1], layout[4])
         return tl.dot(query, tl.trans(codes.to(query.dtype)), input_precision="ieee") * scale[None, :]
     else:
-        keys = _by_channel(codes, side, place, DIM, ONE_BLOCK, BLOCK_N, BLOCK_D)
+        keys = _by_channel(codes, side, place, layout, DIM, BLOCK_N, BLOCK_D)
         return tl.dot(query, tl.trans(_rounded(keys, query.dtype)), input_precision="ieee")
 
 
 @triton.jit
 def weighted_values(
     weights,
-    like,
+    dtype: tl.constexpr,
     side,
     place,
+    layout,
     DIM: tl.constexpr,
-    BITS: tl.constexpr,
-    IS_FP8: tl.constexpr,
-    UNIT: tl.constexpr,
-    UNITS: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """Return the sums [M, D] of the values of tokens by their weights [M, N].
 
     Args:
-        like: of the dtype of what is multiplied.
-        side, place: as of keys.
+        dtype: of what is multiplied.
+        side, place, layout: as of keys.
     """
-    codes = _codes(side[0], place, BITS, IS_FP8, UNIT, UNITS, BLOCK_D)
+    BITS: tl.constexpr = layout[0]
+    codes = _codes(side[0], place, layout, BLOCK_D)
     if BITS == 8:
-        scale = _token_scales(side, place, IS_FP8, ONE_BLOCK)
-        if like.dtype == tl.float16:  # a weight times a scale may be too small for it
-            values = _rounded(codes.to(tl.float32) * scale[:, None], like.dtype)
+        scale = _token_scales(side, place, layout[1], layout[4])
+        if dtype == tl.float16:  # a weight times a scale may be too small for it
+            values = _rounded(codes.to(tl.float32) * scale[:, None], dtype)
         else:
-            values = codes.to(like.dtype)
+            values = codes.to(dtype)
             weights = weights * scale[None, :]
     else:
-        values = _rounded(_by_token(codes, side, place, DIM, ONE_BLOCK, BLOCK_N, BLOCK_D), like.dtype)
-    return tl.dot(weights.to(like.dtype), values, input_precision="ieee")
+        values = _rounded(_by_token(codes, side, place, layout, DIM, BLOCK_N, BLOCK_D), dtype)
+    return tl.dot(weights.to(dtype), values, input_precision="ieee")

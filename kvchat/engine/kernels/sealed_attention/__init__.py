@@ -7,8 +7,8 @@ from torch import Tensor
 from kvchat.engine.kernels.checks import check_blocks, check_targets, debugs
 from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
-from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step_tables
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.paged_attention.step_tables import check_tables, tables_of
 from kvchat.engine.kernels.quantised_kv import native as native_codes
 from kvchat.engine.kernels.sealed_attention import native, reference, table_ops, torch_ops
 from kvchat.engine.kernels.sealed_attention.args import SealedPool, SealedStep, check_old_blocks
@@ -67,8 +67,7 @@ def fits(group: int, element_size: int) -> bool:
 
 def _check(pool: Tensor, sealed: SealedPool, args: AttentionArgs, step: SealedStep) -> None:
     """Raise AssertionError unless all blocks that sequences may read lie in their pools."""
-    known = args.prepared
-    tables = known if isinstance(known, StepTables) else step_tables(args.spans, args.first_visible)
+    tables = tables_of(args)
     check_tables(tables, pool)
     check_old_blocks(step.padded(), tables, sealed.keys.shape[0], pool.shape[2])
 

@@ -11,19 +11,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvchat.engine.kernels.attention_tiles.triton import load_queries, rows_of, take_blocks, tile_of
 from kvchat.engine.kernels.device import in_rows
 from kvchat.engine.kernels.online_softmax.triton import (
     begin,
-    blocks_of,
     count_parts,
     keys_of_part,
     scores_of,
     store_result,
     take_in,
 )
+from kvchat.engine.kernels.paged_attention import launches
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
-from kvchat.engine.kernels.paged_attention.parts import Target, in_parts, whole
-from kvchat.engine.kernels.paged_attention.step_tables import step_tables
+from kvchat.engine.kernels.paged_attention.launches import Target
+from kvchat.engine.kernels.paged_attention.step_tables import tables_of
 from kvchat.engine.kernels.quantised_kv import triton as packed
 from kvchat.engine.kernels.quantised_kv.triton import products_with_keys, weighted_values
 from kvchat.engine.kernels.sealed_attention.args import SealedPool, SealedStep
@@ -71,27 +72,21 @@ def sealed_attention(
     Args:
         step: with the quantised blocks of each sequence, listed or as tables.
     """
-    known = args.prepared
-    tables = known if isinstance(known, StepTables) else step_tables(args.spans, args.first_visible)
+    tables = tables_of(args)
     old, query = step.padded(), in_rows(query)
-    num_heads, block_size = query.shape[1], pools[1].shape[2]
-    shape = query.shape[0], num_heads, pools[1].shape[3]
-    out = query.new_empty(shape) if args.spans else query.new_zeros(shape)  # rows may have no query
-    group = num_heads // pools[1].shape[1]
-    sizes = group, max(pools[0].shape[3], pools[1].shape[3]), query.element_size()
+    block_size, dim_v = pools[1].shape[2:]
+    out = launches.empty_result(query, dim_v, args)
+    group = query.shape[1] // pools[1].shape[1]
+    sizes = group, max(pools[0].shape[3], dim_v), query.element_size()
+    # What lies in front of the exact blocks is not counted there.
+    most_visible = old.shape[1] * block_size + tables.most_visible
+    most_parts = max(1, min(MOST_PARTS, -(-most_visible // PART_LEN)))
 
     def launch(tiles: Tensor, tiling: Tiling, target: Target) -> None:
         _launch(query, pools, sealed, args, (tables, old, tiles), (tiling, target))
 
-    if tables.singles:
-        # What lies in front of the exact blocks is not counted there.
-        most_visible = old.shape[1] * block_size + tables.most_visible
-        most_parts = max(1, min(MOST_PARTS, -(-most_visible // PART_LEN)))
-        tiling = decode_tiling(*sizes)
-        in_parts(out, tables, most_parts, lambda target: launch(tables.single_tiles(), tiling, target))
-    if tables.others:
-        tiling = prefill_tiling(*sizes)
-        launch(tables.other_tiles(tiling.block_m // group), tiling, whole(out))
+    tilings = decode_tiling(*sizes), prefill_tiling(*sizes)
+    launches.attend(out, tables, (group, most_parts), tilings, launch)
     return out
 
 
@@ -113,19 +108,11 @@ def _launch(
         *pools,
         *packed.views(sealed.keys, sealed.key_record),
         *packed.views(sealed.values, sealed.value_record),
-        target.out,
-        target.lse,
-        target.counts,
+        *target.tensors(),
         tiles,
-        tables.q_starts,
-        tables.q_lens,
-        tables.positions,
-        tables.first_blocks,
-        tables.tables,
+        *launches.sequences(tables),
         old,
-        query if args.sinks is None else args.sinks.contiguous(),
-        args.softmax_scale,
-        0.0 if args.softcap is None else args.softcap,
+        *launches.scores(query, args),
         target.most_parts,
         tables.tables.stride(0),
         old.stride(0),
@@ -135,10 +122,7 @@ def _launch(
         *words[0],
         *words[1],
         **constants(args, query.shape[1] // pools[1].shape[1], sealed, target.is_split),
-        BLOCK_M=tiling.block_m,
-        BLOCK_N=tiling.block_n,
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
+        **launches.options(tiling),
     )
 
 
@@ -146,17 +130,9 @@ def constants(args: AttentionArgs, group: int, sealed: SealedPool, is_split: boo
     """Return what the kernel is compiled for besides dtypes and tiles."""
     keys, values = sealed.key_record, sealed.value_record
     return {
-        "GROUP": group,
-        "BLOCK_SIZE": keys.num_tokens,
-        "DIM_K": keys.dim,
-        "DIM_V": values.dim,
-        "BLOCK_K": max(16, triton.next_power_of_2(keys.dim)),
-        "BLOCK_V": max(16, triton.next_power_of_2(values.dim)),
+        **launches.constants(args, group, keys.num_tokens, (keys.dim, values.dim), is_split),
         **packed.constants("K", keys),
         **packed.constants("V", values),
-        "HAS_SOFTCAP": args.softcap is not None,
-        "HAS_SINKS": args.sinks is not None,
-        "IS_SPLIT": is_split,
         "PART_LEN": PART_LEN,
         "MOST_PARTS": MOST_PARTS,
     }
@@ -169,6 +145,48 @@ def _old_blocks(table, n_start, n, there, ONE_BLOCK: tl.constexpr, BLOCK_SIZE: t
         return tl.load(table + n_start // BLOCK_SIZE).to(tl.int64)
     else:
         return tl.load(table + n // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+
+
+@triton.jit
+def _take_quantised(
+    q,
+    found,
+    keys,
+    values,
+    table,
+    turns,
+    num_old,
+    scaling,
+    k_layout,
+    v_layout,
+    dims,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """Take in keys and values of quantised blocks, and return what is found then.
+
+    Args:
+        q, found, scaling, dims: as of `take_blocks`.
+        keys, values: views of their records, number of the head, and strides of blocks and heads in words.
+        turns: where the first turn begins, and the end of the keys.
+        num_old: how many of them each row sees [M].
+        k_layout, v_layout: as of `products_with_keys`.
+    """
+    top, total, acc = found
+    for n_start in range(turns[0], turns[1], BLOCK_N):
+        n = n_start + tl.arange(0, BLOCK_N)
+        there = n < turns[1]
+        block = _old_blocks(table, n_start, n, there, BLOCK_SIZE % BLOCK_N == 0, BLOCK_SIZE)
+        place = block * keys[2] + keys[1] * keys[3], n_start % BLOCK_SIZE, n % BLOCK_SIZE, there
+        products = products_with_keys(q, keys[0], place, k_layout, dims[0], BLOCK_N, dims[2])
+        scores = scores_of(products, scaling[0], scaling[1], HAS_SOFTCAP)
+        visible = there[None, :] & (n[None, :] < num_old[:, None])
+        weights, decay, top, total = take_in(tl.where(visible, scores, float("-inf")), top, total)
+        place = block * values[2] + values[1] * values[3], n_start % BLOCK_SIZE, n % BLOCK_SIZE, there
+        sums = weighted_values(weights, q.dtype, values[0], place, v_layout, dims[1], BLOCK_N, dims[3])
+        acc = acc * decay[:, None] + sums
+    return top, total, acc
 
 
 @triton.jit
@@ -234,17 +252,13 @@ def _attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    sequence = tl.load(tiles + 2 * tl.program_id(0))
-    start = tl.load(tiles + 2 * tl.program_id(0) + 1)
+    sequence, start, position, num_queries = tile_of(tiles, q_lens, positions, GROUP, BLOCK_M)
     kv_head = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
 
-    # The queries of the tile; of the keys that one of them sees [0, last), quantised are at most [0, old_end)
-    # and exact at least [recent, last).
-    length = tl.load(q_lens + sequence)
-    position = tl.load(positions + sequence) + start
-    in_tile = tl.minimum(length - start, BLOCK_M // GROUP)
-    last = position + in_tile
+    # Of the keys that a query of the tile sees [0, last), quantised are at most [0, old_end) and exact at
+    # least [recent, last).
+    last = position + num_queries
     num_parts = 1
     if IS_SPLIT:
         num_parts = count_parts(last, PART_LEN, MOST_PARTS)
@@ -254,59 +268,43 @@ def _attend(
     old_end = tl.minimum(tl.maximum((last - 1) // BLOCK_SIZE - 1, 0) * BLOCK_SIZE, high)
     recent = tl.maximum(position // BLOCK_SIZE - 1, 0) * BLOCK_SIZE
 
-    m = tl.arange(0, BLOCK_M)
-    row_there = m < in_tile * GROUP
-    at = position + m // GROUP
+    first_row = tl.load(q_starts + sequence) + start
+    rows = rows_of(first_row, position, num_queries, kv_head, GROUP, BLOCK_M)
+    row_there, at, row, head = rows
     num_old = tl.maximum(at // BLOCK_SIZE - 1, 0) * BLOCK_SIZE
-    head = kv_head * GROUP + m % GROUP
-    row = (tl.load(q_starts + sequence) + start + m // GROUP).to(tl.int64)
-    k = tl.arange(0, BLOCK_K)
-    v = tl.arange(0, BLOCK_V)
-    q_mask = row_there[:, None] & (k[None, :] < DIM_K)
-    q = tl.load(query + row[:, None] * q_t + head[:, None] * q_h + k[None, :], mask=q_mask, other=0.0)
+    q = load_queries(query, (q_t, q_h), rows, DIM_K, BLOCK_K)
     top, total = begin(sinks, head, row_there, part, HAS_SINKS, BLOCK_M)
-    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    results = _take_quantised(
+        q,
+        (top, total, tl.zeros([BLOCK_M, BLOCK_V], tl.float32)),
+        ((k_units, k_scales, k_minima, k_factors), kv_head, ks_n, ks_h),
+        ((v_units, v_scales, v_minima, v_factors), kv_head, vs_n, vs_h),
+        old_tables + sequence.to(tl.int64) * old_b,
+        (low, old_end),
+        num_old,
+        (softmax_scale, softcap),
+        (K_BITS, K_IS_FP8, K_UNIT, K_UNITS, BLOCK_SIZE % BLOCK_N == 0),
+        (V_BITS, V_IS_FP8, V_UNIT, V_UNITS, BLOCK_SIZE % BLOCK_N == 0),
+        (DIM_K, DIM_V, BLOCK_K, BLOCK_V),
+        BLOCK_SIZE,
+        BLOCK_N,
+        HAS_SOFTCAP,
+    )
+    results = take_blocks(
+        q,
+        results,
+        (k_pool, kv_head, kp_n, kp_h, kp_p),
+        (v_pool, kv_head, vp_n, vp_h, vp_p),
+        (tables + sequence.to(tl.int64) * table_b, tl.load(first_blocks + sequence)),
+        (tl.maximum(low, recent // BLOCK_N * BLOCK_N), recent, high),
+        (num_old, at),
+        (softmax_scale, softcap),
+        (DIM_K, DIM_V, BLOCK_K, BLOCK_V),
+        BLOCK_SIZE,
+        BLOCK_N,
+        HAS_SOFTCAP,
+    )
 
-    ONE_BLOCK: tl.constexpr = BLOCK_SIZE % BLOCK_N == 0
-    k_side, v_side = (k_units, k_scales, k_minima, k_factors), (v_units, v_scales, v_minima, v_factors)
-    old_table = old_tables + sequence.to(tl.int64) * old_b
-    for n_start in range(low, old_end, BLOCK_N):
-        n = n_start + tl.arange(0, BLOCK_N)
-        there = n < old_end
-        block = _old_blocks(old_table, n_start, n, there, ONE_BLOCK, BLOCK_SIZE)
-        place = block * ks_n + kv_head * ks_h, n_start % BLOCK_SIZE, n % BLOCK_SIZE, there
-        products = products_with_keys(
-            q, k_side, place, DIM_K, K_BITS, K_IS_FP8, K_UNIT, K_UNITS, ONE_BLOCK, BLOCK_N, BLOCK_K
-        )
-        scores = scores_of(products, softmax_scale, softcap, HAS_SOFTCAP)
-        visible = there[None, :] & (n[None, :] < num_old[:, None])
-        weights, decay, top, total = take_in(tl.where(visible, scores, float("-inf")), top, total)
-        place = block * vs_n + kv_head * vs_h, n_start % BLOCK_SIZE, n % BLOCK_SIZE, there
-        sums = weighted_values(
-            weights, q, v_side, place, DIM_V, V_BITS, V_IS_FP8, V_UNIT, V_UNITS, ONE_BLOCK, BLOCK_N, BLOCK_V
-        )
-        acc = acc * decay[:, None] + sums
-
-    table = tables + sequence.to(tl.int64) * table_b
-    first_block = tl.load(first_blocks + sequence)
-    for n_start in range(tl.maximum(low, recent // BLOCK_N * BLOCK_N), high, BLOCK_N):
-        n = n_start + tl.arange(0, BLOCK_N)
-        there = (n >= recent) & (n < high)
-        block = blocks_of(table, n_start, n, there, first_block, BLOCK_SIZE, BLOCK_N)
-        offset = n % BLOCK_SIZE
-        k_at = k_pool + block * kp_n + kv_head * kp_h + offset * kp_p
-        keys = tl.load(k_at[None, :] + k[:, None], mask=there[None, :] & (k[:, None] < DIM_K), other=0.0)
-        scores = scores_of(
-            tl.dot(q, keys.to(q.dtype), input_precision="ieee"), softmax_scale, softcap, HAS_SOFTCAP
-        )
-        visible = there[None, :] & (n[None, :] <= at[:, None]) & (n[None, :] >= num_old[:, None])
-        weights, decay, top, total = take_in(tl.where(visible, scores, float("-inf")), top, total)
-        v_at = v_pool + block * vp_n + kv_head * vp_h + offset * vp_p
-        values = tl.load(v_at[:, None] + v[None, :], mask=there[:, None] & (v[None, :] < DIM_V), other=0.0)
-        sums = tl.dot(weights.to(q.dtype), values.to(q.dtype), input_precision="ieee")
-        acc = acc * decay[:, None] + sums
-
-    results = acc, top, total
-    rows = row * (tl.num_programs(1) * GROUP) + head, row_there
+    there = row * (tl.num_programs(1) * GROUP) + head, row_there
     parts = part, num_parts, most_parts
-    store_result(out, lse, counts, results, rows, parts, DIM_V, IS_SPLIT, BLOCK_M, BLOCK_V)
+    store_result(out, lse, counts, results, there, parts, DIM_V, IS_SPLIT, BLOCK_M, BLOCK_V)
