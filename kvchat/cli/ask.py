@@ -101,6 +101,10 @@ def answer(
         try:
             with opened(settings, engine_factory, temp=options.temp) as kvchat:
                 code = _Question(options, settings, kvchat, (output, status), pack).run(prompt, signals)
+            if _may_compress(options, settings):
+                from kvchat.cli.nearly_full import compress_unused
+
+                compress_unused(settings, status)
         except StopAsked:
             code = 0
             if (options.json or options.ndjson) and not output.has_ended:
@@ -336,6 +340,12 @@ def _rest_of(sampling: SamplingParams, conversation: Conversation) -> SamplingPa
     num_there = len(conversation.turns[-1].token_ids or ())
     most = None if sampling.max_tokens is None else max(1, sampling.max_tokens - num_there)
     return replace(sampling, max_tokens=most)
+
+
+def _may_compress(options: AskOptions, settings: Settings) -> bool:
+    """Whether this question may have left blocks on disk, and conversations may be compressed for them."""
+    is_allowed = settings.when_full != EVICT and not options.strict_cache
+    return is_allowed and not options.temp and settings.remote.url is None
 
 
 def _choices(options: AskOptions) -> dict[str, bool]:

@@ -13,6 +13,18 @@ _BY_ITSELF = ("int8", "fp8")
 """What is taken where no format was named: on the built-in questions they lose nothing measurable."""
 
 
+def wanted_formats(when_full: str) -> Sequence[str]:
+    """Return the formats that may be taken, the first that can be; none where nothing is compressed. Pure.
+
+    Args:
+        when_full: the setting of this name.
+    """
+    verb, _, named = when_full.partition(":")
+    if verb == EVICT:
+        return ()
+    return (named,) if named else _BY_ITSELF
+
+
 def compressed_format(full: PoolExhausted, when_full: str) -> str | None:
     """Return the format in which a conversation goes on for which there was no room; None: it is refused.
 
@@ -22,10 +34,9 @@ def compressed_format(full: PoolExhausted, when_full: str) -> str | None:
     Raises:
         PoolExhausted: it would not fit in that format either.
     """
-    verb, _, named = when_full.partition(":")
-    if verb == EVICT:
+    wanted = wanted_formats(when_full)
+    if not wanted:
         return None
-    wanted: Sequence[str] = (named,) if named else _BY_ITSELF
     found = next((one for one in full.fits_in if one in wanted), None)
     if found is None:
         raise PoolExhausted(f"{full}; {' or '.join(wanted)} would not make it fit", full.fits_in)

@@ -37,8 +37,9 @@ CacheFormat = Annotated[
 WhenFull = Annotated[
     str | None,
     typer.Option(
-        help="What becomes of a conversation for which the cache has no room: evict refuses it; compress "
-        "keeps its KV in int8, compress:int4 in int4 (approximate).",
+        help="What becomes of KV for which there is no room: evict refuses a conversation that outgrows "
+        "memory, and lets what was used longest ago leave a full disk; compress keeps both in int8, "
+        "compress:int4 in int4 (approximate).",
         metavar="CHOICE",
     ),
 ]

@@ -35,14 +35,15 @@ def own_turn(store: SessionStore, paths: Paths, session_id: SessionId, status: S
         status.show("another answer is being written in this session …")
 
     with turn_lock(paths.data_dir / "locks", session_id, show):
-        while _is_being_answered(store, session_id):
+        while is_being_answered(store, session_id):
             show()
             sleep(_POLL_S)
         status.clear()
         yield
 
 
-def _is_being_answered(store: SessionStore, session_id: SessionId) -> bool:
+def is_being_answered(store: SessionStore, session_id: SessionId) -> bool:
+    """Whether an answer is being written in a session, in whatever process."""
     store.settle(session_id)
     leaf_id = store.branch(session_id, store.session(session_id).active_branch).leaf_id
     return leaf_id is not None and store.turn(leaf_id).finish is Finish.PARTIAL

@@ -1,0 +1,109 @@
+"""`--when-full compress` on a nearly full disk: what was used longest ago stays, in fewer bits."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kvchat.cli.nearly_full import FREE_SHARE, Unused, first_that_pays, is_nearly_full
+from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.session.origin import origin_of
+from kvchat.session.store import SessionStore
+from kvchat.session.tree import Session, SessionId
+from kvchat.session.turn_lock import turn_lock
+from tests.cli.secret_home import Run
+
+WORDS, OTHER_WORDS = "remember the sea ", "look at the moon "
+
+
+@pytest.fixture
+def ask(run: Run, tiny_model: Path) -> Run:
+    def one(*words: str) -> tuple[int, str, str]:
+        return run("ask", "-m", str(tiny_model), "--max-tokens", "8", *words)
+
+    return one
+
+
+def used_bytes(home: Path) -> int:
+    with closing(BlockCatalog(home / "cache", sealer=None)) as catalog:
+        return catalog.usage().num_bytes
+
+
+def session_of(home: Path, title: str) -> Session:
+    with closing(SessionStore(home / "data" / "sessions.db")) as store:
+        return store.find(title)
+
+
+@pytest.fixture
+def nearly_full(ask: Run, home: Path) -> tuple[str, str]:
+    """An old small conversation and a large one, which leave a sixth of a disk that is no larger."""
+    assert ask("--new", "small", OTHER_WORDS * 20)[0] == 0
+    assert ask("--new", "large", WORDS * 100)[0] == 0
+    return "--kv-disk-bytes", str(used_bytes(home) * 6 // 5)
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("loading_pays")
+def test_what_was_used_longest_ago_is_kept_in_fewer_bits_and_found_there(
+    ask: Run, run: Run, home: Path, nearly_full: tuple[str, str]
+) -> None:
+    roomy = ("--kv-disk-bytes", str(10 * int(nearly_full[1])))
+    for words in (nearly_full, (*roomy, "--when-full", "compress")):
+        code, _, told = ask("-s", "large", *words, "and?")
+        assert (code, "nearly full" in told) == (0, False)
+        assert session_of(home, "small").namespace == "", "it was not chosen, or there is room"
+    code, out, told = ask("--json", "-s", "large", *nearly_full, "--when-full", "compress", "and?")
+    assert code == 0, told
+    assert json.loads(out)["exact"] is True
+    assert "“small” is kept in int8, and approximate" in told
+    assert "exact goes back" in told
+    origin = origin_of(session_of(home, "small").namespace)
+    assert origin is not None
+    assert (origin.cache_format, origin.source) == ("int8", "exact")
+    assert session_of(home, "large").namespace == "", "it was used last"
+    assert used_bytes(home) <= int(nearly_full[1])
+    answer = json.loads(ask("--json", "-s", "small", *nearly_full, "and?")[1])
+    assert answer["exact"] is False
+    assert answer["usage"]["prompt_tokens"] - answer["usage"]["cached_tokens"] < 64, "all of it stayed"
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("loading_pays")
+def test_what_is_pinned_or_being_answered_and_what_is_strict_stays_as_it_is(
+    ask: Run, run: Run, home: Path, nearly_full: tuple[str, str]
+) -> None:
+    chosen = ("-s", "large", *nearly_full, "--when-full", "compress")
+    code, _, told = ask(*chosen, "--strict-cache", "and?")
+    assert (code, "nearly full" in told) == (0, False)
+    with turn_lock(home / "data" / "locks", session_of(home, "small").id):
+        code, _, told = ask(*chosen, "and?")
+    assert code == 0
+    assert "“small” stays exact: an answer is being written in it" in told
+    assert run("sessions", "pin", "small")[0] == 0
+    code, _, told = ask(*chosen, "and?")
+    assert (code, "nearly full" in told) == (0, False)
+    assert {session_of(home, title).namespace for title in ("small", "large")} == {""}
+
+
+def unused(title: str, num_bytes: int, own_bytes: int) -> Unused:
+    session = Session(
+        id=SessionId(title), title=title, system="", model="tiny", created_at=0.0, updated_at=0.0
+    )
+    return Unused(session=session, num_bytes=num_bytes, own_bytes=own_bytes)
+
+
+@pytest.mark.pure
+def test_the_first_is_taken_that_finds_room_beside_itself_and_gives_more_back_than_it_takes() -> None:
+    shared, large, small = unused("a", 100, 59), unused("b", 300, 300), unused("c", 100, 60)
+    assert first_that_pays([shared, large, small], 60) is small
+    assert first_that_pays([shared, large, small], 180) is large
+    assert first_that_pays([shared, large, small], 59) is None
+    assert first_that_pays([], 100) is None
+
+
+@pytest.mark.pure
+def test_a_disk_is_nearly_full_before_anything_has_to_go() -> None:
+    assert is_nearly_full(100 // FREE_SHARE - 1, 100)
+    assert is_nearly_full(-5, 100)
+    assert not is_nearly_full(100 // FREE_SHARE, 100)
