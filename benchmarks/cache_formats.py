@@ -97,7 +97,7 @@ def _attention(shapes: Sequence[tuple[int, int, int]], rounds: int) -> Iterator[
     for num_heads, num_kv_heads, dim in shapes:
         ways = [
             _exact_way(num_heads, num_kv_heads, dim),
-            *(_sealed_way(code, num_heads, num_kv_heads, dim) for code in (Code.INT8, Code.INT4)),
+            *(_sealed_way(code, num_heads, num_kv_heads, dim) for code in (Code.INT8, Code.INT4, Code.INT2)),
         ]
         what = f"attention, {num_heads} heads on {num_kv_heads} of {dim}"
         yield from _side_by_side(what, ways, rounds)
@@ -220,7 +220,7 @@ def _decoding(candidate: Candidate, rounds: int) -> Iterator[Row]:
     for layer in exact.pool.layers.values():
         layer.keys.normal_()
         layer.values.normal_()
-    for name in ("exact", "int8"):
+    for name in ("exact", "int8", "int4"):
         replay = exact if name == "exact" else _replay(candidate, name)
         if replay is not exact:
             replay.convert(exact, CONTEXT_LEN - 2)

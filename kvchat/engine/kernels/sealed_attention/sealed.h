@@ -1,6 +1,6 @@
 // Attention over quantised and exact blocks on a processor: paged attention, whose older tiles are multiplied
-// as whole numbers where they have 8 bits, and else turned back into numbers, one tile of one head at a time,
-// in memory that stays in the cache.
+// as whole numbers where they have 8 bits, as they lie where they have 4 or 2, and else turned back into
+// numbers, one tile of one head at a time, in memory that stays in the cache.
 //
 // Which form a query reads follows from its position, and the tiles do too: a query's result has the same
 // bits whatever stands beside it, however its prompt was cut, and however many threads compute it. Records
@@ -11,6 +11,7 @@
 #include "kvchat/engine/kernels/native/threads.h"
 #include "kvchat/engine/kernels/native/vector.h"
 #include "kvchat/engine/kernels/paged_attention/attention.h"
+#include "kvchat/engine/kernels/sealed_attention/coded.h"
 #include "kvchat/engine/kernels/sealed_attention/whole.h"
 
 namespace {
@@ -197,13 +198,47 @@ INLINE void add_values(float* acc, int64_t stride, const float* decay, float (*w
   whole::add_values<ROWS, FINE>(acc, stride, decay, weights, tile, call.dim_v);
 }
 
+// A tile whose codes are multiplied as they lie; see `Tile` for what has the same name there.
+struct CodedTile {
+  coded::Part keys, values;
+  int64_t key_bits, value_bits;
+  int64_t first, token_group;  // its first token in the block, and how many tokens share a scale of a channel
+  int64_t p, length;
+  const float* key_scales = nullptr;
+  const float* value_scales = nullptr;
+};
+
+template <int ROWS>
+INLINE void dot_keys(float (*scores)[MOST_KEYS + W], const CodedTile& tile, const float* query,
+                     int64_t stride, int64_t, const AttentionCall& call, int64_t, int64_t) {
+  const auto dot = tile.key_bits == 4 ? coded::dot_keys<ROWS, 4> : coded::dot_keys<ROWS, 2>;
+  dot(scores, query, stride, tile.keys, call.dim_k, tile.first, tile.token_group, tile.length);
+}
+template <int ROWS>
+INLINE void add_values(float* acc, int64_t stride, const float* decay, float (*weights)[MOST_KEYS + W],
+                       const CodedTile& tile, const AttentionCall& call, int64_t, int64_t) {
+  const auto add = tile.value_bits == 4 ? coded::add_values<ROWS, 4> : coded::add_values<ROWS, 2>;
+  add(acc, stride, decay, weights, tile.values, call.dim_v, tile.length);
+}
+
 // Tiles whose keys and values are both of one byte are multiplied as whole numbers, `FINE` as float32 or as
-// 16-bit types; others become numbers in the scratch memory.
+// 16-bit types; those of fewer bits as they lie, where there are instructions for it; others become numbers
+// in the scratch memory.
 template <bool FINE>
 struct Quantised {
   const SealedCall* call;
 
   bool is_whole() const { return call->keys.code == INT8 && call->values.code == INT8; }
+
+  bool is_coded() const {
+    const Side &keys = call->keys, &values = call->values;
+    const int64_t columns = values.num_columns;
+    return coded::IS_THERE && bits_of(keys.code) < 8 && bits_of(values.code) < 8 &&
+           keys.channel_group == 1 && values.channel_group == coded::CHANNELS && values.token_group == 1 &&
+           call->attention.dim_k % W == 0 && call->attention.dim_k <= coded::MOST_DIM &&
+           call->attention.dim_v % coded::CHANNELS == 0 && columns <= coded::MOST_COLUMNS &&
+           (columns & (columns - 1)) == 0;
+  }
 
   // Behind a full successor.
   int64_t first_reader(int64_t p) const {
@@ -211,6 +246,7 @@ struct Quantised {
   }
 
   int64_t scratch(int64_t rows, int64_t stride_k, int64_t stride_v) const {
+    if (is_coded()) return 0;
     if (!is_whole()) return (MOST_KEYS + 2) * (stride_k + stride_v);
     return (queries(nullptr, stride_k).row_bytes() * rows + turned_bytes()) / 4;
   }
@@ -237,6 +273,8 @@ struct Quantised {
     const Record keys(call->keys, block, head), values(call->values, block, head);
     if (is_whole())
       open_whole(scratch, stride_k, keys, values, next_of(span, head, p), p, length, take);
+    else if (is_coded())
+      open_coded(keys, values, next_of(span, head, p), p, length, take);
     else
       open_numbers(scratch, stride_k, stride_v, keys, values, p, length, take);
   }
@@ -272,6 +310,24 @@ struct Quantised {
                        turned_values);
     const whole::Activations x = queries(scratch + turned_bytes() / 4, stride_k);
     take(WholeTile<FINE>{{turned, turned_values, p, length, scales[0], scales[1], &x}});
+  }
+
+  template <typename Take>
+  void open_coded(const Record& keys, const Record& values, Next next, int64_t p, int64_t length,
+                  Take take) const {
+    const int64_t first = p % call->attention.block_size;
+    take(CodedTile{part_of(keys, next, first), part_of(values, next, first), bits_of(call->keys.code),
+                   bits_of(call->values.code), first, call->keys.token_group, p, length});
+  }
+
+  // Asks for the scales that are read after these, and says where their codes lie.
+  static coded::Part part_of(const Record& record, Next next, int64_t first) {
+    const Side& side = record.side;
+    const uint8_t* later = Record::at(side, next.block, next.head);
+    fetch(later + side.scales_at, side.factor_at + 4 - side.scales_at);
+    const int64_t row = first / side.token_group;
+    return {record.token(first), later + first * side.token_bytes, record.scales(row), record.minima(row),
+            record.factor,       side.token_bytes,                 side.num_columns};
   }
 
   template <typename Take>
