@@ -8,16 +8,7 @@ from pathlib import Path
 import torch
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.cache.spec import (
-    ChunkedSpec,
-    Fp8LatentSpec,
-    FullSpec,
-    Group,
-    LatentSpec,
-    RecentSpec,
-    SealedSpec,
-    SlidingSpec,
-)
+from kvchat.engine.cache.spec import Group
 from kvchat.engine.capacity import Lengths
 from kvchat.engine.compiled import choose
 from kvchat.engine.cuda_graphs import CudaGraphs
@@ -132,14 +123,13 @@ def can_record(forward: ForwardPass, groups: Sequence[Group]) -> bool:
 
 def why_not(forward: ForwardPass, groups: Sequence[Group]) -> str | None:
     """Return why a step of the model does not follow from tensors alone; None: it does. Pure."""
-    kinds = FullSpec, SlidingSpec, ChunkedSpec, LatentSpec, Fp8LatentSpec, RecentSpec, SealedSpec
     if not isinstance(forward, (PackedPass, LayerPass)):
         return "the model computes one sequence after the other"
     if not forward.follows_from_tensors:
         return "layers of the model ask how long their past is"
     if any(group.borrowers for group in groups):
         return "layers of the model attend to what others have stored"
-    if any(type(group.spec) not in kinds for group in groups):
+    if any(group.spec.is_view or group.spec.is_shadowed for group in groups):
         return "the cache format chooses what a step sees"
     return None
 

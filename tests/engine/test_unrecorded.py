@@ -9,8 +9,10 @@ import torch
 
 from kvchat.cli.doctor import _layers_text
 from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.attention.gather import GatherCache
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps, Limits
+from kvchat.engine.forward import SequencePass
 from kvchat.engine.gpu import can_record, unrecorded, why_not
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.runner import ForwardPass
@@ -21,29 +23,24 @@ from tests.engine.tiny_models import open_engine
 
 pytestmark = pytest.mark.cpu
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 BLOCK_SIZE = 16
 
 
-class OnGpu:
-    """A pass that says it computes on a GPU."""
-
-    device = torch.device("cuda")
-
-    def logits(self, row: Any) -> torch.Tensor:
-        raise NotImplementedError
-
-
-def model(model_dir: Path, cache_format: str = "exact") -> tuple[ForwardPass, tuple[Group, ...]]:
+def model(
+    model_dir: Path, cache_format: str = "exact", *, one_by_one: bool = False
+) -> tuple[ForwardPass, tuple[Group, ...]]:
     config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, cache_format=cache_format)
     candidate = load_candidate(Source(model_dir=model_dir), config, CPU)
     groups = candidate.served.groups
     pool = DevicePool(groups, {group.id: 4 for group in groups}, BLOCK_SIZE, CPU)
+    if one_by_one:
+        return SequencePass(candidate.loaded.module, GatherCache(pool.layers)), groups
     return candidate.served.make_pass(pool), groups
 
 
 def on_gpu(forward: ForwardPass) -> ForwardPass:
-    forward.device = OnGpu.device  # type: ignore[misc]
+    forward.device = GPU  # type: ignore[misc]
     return forward
 
 
@@ -53,9 +50,12 @@ def test_why_a_step_is_not_recorded_is_known(tiny: TinyModels) -> None:
     assert why_not(forward, groups) is None
     borrowing = (replace(groups[0], borrowers=((9, 0),)),)
     assert "what others have stored" in str(why_not(forward, borrowing))
-    assert "one sequence after the other" in str(why_not(OnGpu(), groups))
-    windowed, views = model(tiny("llama"), "window")
-    assert "chooses what a step sees" in str(why_not(windowed, views))
+    assert "one sequence after the other" in str(why_not(*model(tiny("llama"), one_by_one=True)))
+
+
+@pytest.mark.parametrize("cache_format", ["window", "snapkv:48", "shadow:64:forced"])
+def test_formats_that_choose_what_a_step_sees_are_not_recorded(cache_format: str, tiny: TinyModels) -> None:
+    assert "chooses what a step sees" in str(why_not(*model(tiny("llama"), cache_format)))
 
 
 def test_it_is_told_of_gpus_alone(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
