@@ -28,18 +28,22 @@ KINDS = ("llama", "qwen3", "gpt2")
 CPU = torch.device("cpu")
 
 
-class Failing:
-    """A model on a device that answers everything with an error."""
+class Table:
+    """A model that has a row of logits for each token, on a device that may answer all with an error."""
 
-    def __init__(self, error: type[Exception]) -> None:
+    LOGITS = torch.eye(8)
+
+    def __init__(self, error: type[Exception] | None = None) -> None:
         self._error = error
 
     @property
     def device(self) -> torch.device:
-        raise self._error
+        if self._error is not None:
+            raise self._error
+        return CPU
 
     def logits(self, row: Row) -> Tensor:
-        raise NotImplementedError
+        return self.LOGITS[row.token_ids[row.sampling]]
 
 
 class Sequences:
@@ -183,9 +187,14 @@ def test_sizes_whose_buffers_find_no_memory_are_left_out_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
-    steps = DecodeSteps(Failing(torch.OutOfMemoryError), (), limits, ComputesAnew())
+    batch = Batch((Chunk(RequestId(1), BranchId(1), 0, (5,), True),), (), (), ())
+    working = DecodeSteps(Table(), (), limits, ComputesAnew())
+    working.prepare()
+    assert working.takes(batch)
+    assert torch.equal(working.logits(batch), Table.LOGITS[5:6])
+    steps = DecodeSteps(Table(torch.OutOfMemoryError), (), limits, ComputesAnew())
     steps.prepare()
-    assert not steps.takes(Batch((Chunk(RequestId(1), BranchId(1), 0, (5,), True),), (), (), ()))
+    assert not steps.takes(batch)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "decode steps of 1, 2," in warning
     assert "--kv-device-bytes" in warning
@@ -194,7 +203,7 @@ def test_sizes_whose_buffers_find_no_memory_are_left_out_with_one_warning(
 def test_a_device_that_failed_is_not_taken_for_one_that_cannot_record() -> None:
     limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
     with pytest.raises(torch.AcceleratorError):
-        DecodeSteps(Failing(torch.AcceleratorError), (), limits, ComputesAnew()).prepare()
+        DecodeSteps(Table(torch.AcceleratorError), (), limits, ComputesAnew()).prepare()
 
 
 class Card:

@@ -30,7 +30,7 @@ from tests.engine.tiny_models import KINDS, save_model
 
 pytestmark = pytest.mark.cpu
 
-BLOCK_SIZE, NUM_BLOCKS = 16, 40
+BLOCK_SIZE, NUM_BLOCKS, NUM_ROWS = 16, 40, 4
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
@@ -55,8 +55,8 @@ def moved_as_it_is(module: torch.nn.Module) -> None:
         torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-def make_step(model_dir: Path, cache_format: str, dtype: str = "auto") -> Callable[[], None]:
-    """Return a step of four rows on a device without numbers."""
+def make_step(model_dir: Path, cache_format: str, dtype: str = "auto") -> Callable[[], Tensor]:
+    """Return a step on a device without numbers, which returns its logits."""
     config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, cache_format=cache_format, dtype=dtype)
     candidate = load_candidate(Source(model_dir=model_dir), config, CPU)
     moved_as_it_is(candidate.loaded.module)
@@ -65,14 +65,21 @@ def make_step(model_dir: Path, cache_format: str, dtype: str = "auto") -> Callab
     num_slots = {group.id: NUM_BLOCKS * BLOCK_SIZE for group in groups}
     limits = Limits(block_size=BLOCK_SIZE, context_len=128, num_slots=num_slots)
     forward: ForwardPass = candidate.served.make_pass(pool)
-    step = _Step(forward, groups, limits, Size(4, 128))
+    step = _Step(forward, groups, limits, Size(NUM_ROWS, 128))
     step.fill((), {})
 
-    def run() -> None:
+    def run() -> Tensor:
         with torch.inference_mode(), NoCopies():
             step._compute()
+        assert step._logits is not None
+        return step._logits
 
     return run
+
+
+def place_of(logits: Tensor) -> tuple[int, torch.device]:
+    """Return how many rows of logits there are, and where."""
+    return len(logits), logits.device
 
 
 @pytest.mark.parametrize(
@@ -80,13 +87,14 @@ def make_step(model_dir: Path, cache_format: str, dtype: str = "auto") -> Callab
     [*((kind, "exact") for kind in KINDS), ("llama", "int8"), ("llama", "k=fp8,v=int4; layers 0-1=exact")],
 )
 def test_a_step_waits_for_nothing(kind: str, cache_format: str, tiny: TinyModels) -> None:
-    make_step(tiny(kind), cache_format)()
+    assert place_of(make_step(tiny(kind), cache_format)()) == (NUM_ROWS, META)
 
 
 @pytest.mark.parametrize("cache_format", ["exact", "fp8"])
 def test_a_step_over_latents_waits_for_nothing(cache_format: str, tmp_path: Path) -> None:
     """But where experts are looked up on the host, which `first_k_dense_replace` leaves out."""
-    make_step(model_of("V2", tmp_path, first_k_dense_replace=3), cache_format)()
+    step = make_step(model_of("V2", tmp_path, first_k_dense_replace=3), cache_format)
+    assert place_of(step()) == (NUM_ROWS, META)
 
 
 def test_a_step_of_experts_in_bfloat16_waits_for_nothing(tmp_path: Path) -> None:
@@ -96,7 +104,7 @@ def test_a_step_of_experts_in_bfloat16_waits_for_nothing(tmp_path: Path) -> None
     sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     ids = {"bos_token_id": None, "eos_token_id": None, "max_position_embeddings": 256}
     model_dir = save_model(transformers.Qwen3MoeConfig(**heads | experts | sizes | ids), tmp_path)
-    make_step(model_dir, "exact", "bfloat16")()
+    assert place_of(make_step(model_dir, "exact", "bfloat16")()) == (NUM_ROWS, META)
     with pytest.raises(RuntimeError, match="BF16"):
         make_step(model_dir, "exact", "float32")()
 
