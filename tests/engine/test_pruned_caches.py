@@ -1,19 +1,16 @@
 """A long prompt is pruned once it has been read: what is computed then is attention over what was kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.namespace import Namespace
-from kvchat.engine.api.request import Request
-from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
-from kvchat.engine.results import Result, collect
 from kvchat.errors import ConfigError
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
+from tests.engine.namespaced import ask, name
 from tests.engine.pruned import Pruned
 from tests.engine.tiny_models import finish, reference, submit, token_ids
 
@@ -102,20 +99,6 @@ def test_a_pruned_answer_is_dense_attention_with_a_mask_for_each_head(
         assert int(wanted[position].argmax()) == found[position - 202]
     exact = reference(tiny(kind)).logits(prompt + found)
     assert not torch.allclose(recorder.row(handle.branch, 210), exact[210], atol=0.05)
-
-
-def name(owner: str, *answer_starts: int) -> str:
-    return str(Namespace(owner=owner, answer_starts=answer_starts))
-
-
-def ask(engine: Engine, ids: Sequence[int], namespace: str, num_tokens: int = 4) -> Result:
-    sampling = SamplingParams(max_tokens=num_tokens)
-    result = collect(engine.submit(Request(token_ids=tuple(ids), sampling=sampling, namespace=namespace)))
-    engine.check_integrity()
-    for branch in result.branches:
-        engine.release(branch)
-    engine.check_integrity()
-    return result
 
 
 Opened = Callable[..., Engine]

@@ -9,7 +9,6 @@ import transformers
 
 import kvchat
 from kvchat.engine.api.ids import BranchId
-from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import ShadowUsage
@@ -17,11 +16,11 @@ from kvchat.engine.api.view import parse_view
 from kvchat.engine.cache.view_spec import ShadowSpec
 from kvchat.engine.engine import Engine
 from kvchat.engine.handle import Handle
-from kvchat.engine.results import Result, collect
 from kvchat.engine.shadow.settings import settings_for
 from kvchat.errors import ConfigError, PoolExhausted, UnsupportedModel
 from kvchat.gauge.suite import Suite, SuiteSize
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
+from tests.engine.namespaced import ask, name
 from tests.engine.shadowed import Shadowed
 from tests.engine.tiny_models import finish, reference, save_model, submit, token_ids
 
@@ -36,20 +35,6 @@ PROMPT = 203
 WHOLE = PROMPT - PROMPT % BLOCK
 QUERY_BLOCK = 64
 STARTER = Path(kvchat.__file__).parent / "starter" / "model"
-
-
-def name(owner: str, *answer_starts: int) -> str:
-    return str(Namespace(owner=owner, answer_starts=answer_starts))
-
-
-def ask(engine: Engine, ids: Sequence[int], namespace: str, num_tokens: int = 4) -> Result:
-    sampling = SamplingParams(max_tokens=num_tokens)
-    result = collect(engine.submit(Request(token_ids=tuple(ids), sampling=sampling, namespace=namespace)))
-    engine.check_integrity()
-    for branch in result.branches:
-        engine.release(branch)
-    engine.check_integrity()
-    return result
 
 
 def shadows(engine: Engine) -> list[ShadowUsage]:
