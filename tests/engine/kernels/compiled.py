@@ -13,6 +13,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 WARP_SIZE = 32
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Bytes of a number of Triton's types."""
 SHARED_LIMITS = {80: 166_912, 90: 232_448, 100: 232_448}
 """Bytes of shared memory that one program may take, by compute capability (CUDA C++ Programming Guide)."""
 
@@ -33,6 +35,7 @@ def compile_kernel(
     *,
     capability: int,
     unaligned: Collection[str] = (),
+    ones: Collection[str] = (),
     **options: int,
 ) -> Compiled:
     """Compile a kernel for a compute capability.
@@ -41,19 +44,27 @@ def compile_kernel(
         types: type of each argument that is not an int; pointers begin with `*`. Ints are multiples of 16.
         constants: the compile-time arguments.
         unaligned: pointers and ints of which nothing is known.
+        ones: ints that are 1, which a launch makes known when compiling.
         options: num_warps, num_stages.
     """
     names = kernel.arg_names
+    constants = dict(constants) | dict.fromkeys(ones, 1)
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     aligned = {
         (number,): [["tt.divisibility", 16]]
         for number, name in enumerate(names)
         if signature[name].startswith(("*", "i")) and name not in unaligned
     }
-    source = ASTSource(kernel, signature, dict(constants), aligned)
+    source = ASTSource(kernel, signature, constants, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", capability, WARP_SIZE), options=options)
     registers, stack = _resources(made.asm["cubin"])
     return Compiled(shared_bytes=made.metadata.shared, stack_bytes=stack, num_registers=registers)
+
+
+def assert_fits(made: Compiled, capability: int) -> None:
+    """Hold that nothing spills, and that shared memory is large enough."""
+    assert made.stack_bytes == 0, made
+    assert made.shared_bytes <= SHARED_LIMITS[capability], made
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

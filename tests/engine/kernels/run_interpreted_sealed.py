@@ -4,7 +4,6 @@ A program of its own, as `run_interpreted`; prints one JSON line per case, with 
 what is allowed. What no query may see is NaN, exact or quantised, and tables are in an order by chance.
 """
 
-import json
 import os
 import sys
 import warnings
@@ -24,6 +23,7 @@ from kvchat.engine.kernels.sealed_attention import reference, table_ops
 from kvchat.engine.kernels.sealed_attention import triton as kernels
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.kernels.sealed_record import Code
+from tests.engine.kernels.interpreted import tell
 from tests.engine.kernels.sealed_cases import SealedCase, SealedShape, make_sealed_case
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
@@ -194,6 +194,5 @@ CONTROLS = ("a block twice", "a key too few", "a block that nobody may read")
 if __name__ == "__main__":
     # The interpreter computes with numpy, which warns about the infinities of keys that nobody sees.
     warnings.simplefilter("ignore", RuntimeWarning)
-    for name in sys.argv[1:] or (*CASES, *CONTROLS):
-        error = control_error(name) if name in CONTROLS else CASES[name]()
-        print(json.dumps({"case": name, "error": error}), flush=True)
+    names = sys.argv[1:] or (*CASES, *CONTROLS)
+    tell(names, lambda name: control_error(name) if name in CONTROLS else CASES[name]())

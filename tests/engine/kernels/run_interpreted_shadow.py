@@ -4,7 +4,6 @@ A program of its own, as `run_interpreted`; prints one JSON line per case, with 
 what is allowed. What is not to be written is poisoned with NaN and must stay so.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.kernels.shadow_kv import triton as kernels
+from tests.engine.kernels.interpreted import tell
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
 SINGLE = torch.float32
@@ -188,5 +188,4 @@ CASES: dict[str, Callable[[], float]] = {
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or CASES:
-        print(json.dumps({"case": name, "error": CASES[name]()}), flush=True)
+    tell(sys.argv[1:] or CASES, lambda name: CASES[name]())

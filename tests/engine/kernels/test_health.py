@@ -1,11 +1,13 @@
 """A kernel that fails or computes other numbers is not used again, and everybody is told once."""
 
 import logging
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 from kvchat.engine.kernels.checks import check_slots
+from kvchat.engine.kernels.device import why_unsupported
 from kvchat.engine.kernels.health import EVERY, Health
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables
@@ -66,6 +68,31 @@ def test_a_card_that_is_too_old_gets_no_kernel() -> None:
     health.refuse_all("this GPU has compute capability 7.5")
     assert not health.is_well("attention")
     assert list(health.problems) == [EVERY]
+
+
+@pytest.mark.parametrize(
+    ("number", "capability", "hip", "words"),
+    [
+        (90, (7, 5), None, "capability 7.5, and they are made for 8.0 and newer"),
+        (91, (9, 0), "6.4", "made for NVIDIA GPUs"),
+        (92, (8, 0), None, None),
+        (93, (12, 0), None, None),
+    ],
+)
+def test_why_a_card_gets_no_kernel_is_known(
+    number: int,
+    capability: tuple[int, int],
+    hip: str | None,
+    words: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Asked of torch, which has none of these cards; each has a number of its own, as its answer is kept."""
+    if words is None and find_spec("triton") is None:
+        pytest.skip("Triton is there on Linux only")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", {number: capability}.__getitem__)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    problem = why_unsupported(number)
+    assert problem is None if words is None else words in str(problem)
 
 
 @pytest.mark.parametrize(("error", "is_used"), [(1e-6, True), (0.5, False), (float("nan"), False)])

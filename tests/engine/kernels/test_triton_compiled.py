@@ -1,5 +1,6 @@
 """Every Triton kernel compiles for the GPUs it is meant for, without spills and within shared memory."""
 
+from collections.abc import Collection
 from importlib.util import find_spec
 from itertools import product
 
@@ -20,14 +21,13 @@ from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.rope_store import triton as rope_store_triton
 from kvchat.engine.kernels.store_kv import triton as store_triton
 from kvchat.engine.kernels.tiling import Tiling
-from tests.engine.kernels.compiled import SHARED_LIMITS, Compiled, compile_kernel
+from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, Compiled, assert_fits, compile_kernel
 
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 RECORD = Fp8Record(512, 64)
 PLAIN = AttentionArgs((), 1.0)
 FULL = AttentionArgs((), 1.0, window=512, softcap=50.0)
@@ -42,11 +42,13 @@ def compile_attention(
     is_split: bool,
     tiling: Tiling | None = None,
     pools: str | None = None,
+    ones: Collection[str] = (),
 ) -> Compiled:
     """Compile for `shape` = (query heads of a key-value head, head size).
 
     Args:
         pools: their type; None: that of queries.
+        ones: as of `compile_kernel`.
     """
     group, dim = shape
     choose = attention.decode_tiling if is_split else attention.prefill_tiling
@@ -63,14 +65,10 @@ def compile_attention(
         types,
         constants,
         capability=capability,
+        ones=ones,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
-
-
-def assert_fits(made: Compiled, capability: int) -> None:
-    assert made.stack_bytes == 0
-    assert made.shared_bytes <= SHARED_LIMITS[capability]
 
 
 @pytest.mark.parametrize("is_split", [True, False], ids=["decode", "prefill"])
@@ -78,6 +76,19 @@ def assert_fits(made: Compiled, capability: int) -> None:
 def test_attention_of_the_usual_shape_fits(capability: int, is_split: bool) -> None:
     made = compile_attention(capability, "bf16", (4, 128), is_split=is_split)
     assert_fits(made, capability)
+
+
+def test_attention_over_one_block_in_one_part_fits() -> None:
+    """Launches make known when compiling which ints are 1; a short context has a table of one block."""
+    made = compile_attention(90, "bf16", (4, 128), is_split=False, ones=("most_parts", "table_b"))
+    assert_fits(made, 90)
+
+
+@pytest.mark.slow
+def test_latent_attention_over_one_block_in_one_part_fits() -> None:
+    ones = ("most_parts", "table_b")
+    assert_fits(compile_latents(90, 16, record=None, dtype="bf16", ones=ones), 90)
+    assert_fits(compile_latents(90, 16, record=RECORD, dtype="bf16", ones=ones), 90)
 
 
 def test_queries_of_another_type_than_the_pools_are_multiplied_in_theirs() -> None:
@@ -97,7 +108,9 @@ def test_attention_of_every_shape_fits(
     assert_fits(compile_attention(capability, dtype, (group, dim), args=args, is_split=is_split), capability)
 
 
-def compile_latents(capability: int, num_heads: int, *, record: Fp8Record | None, dtype: str) -> Compiled:
+def compile_latents(
+    capability: int, num_heads: int, *, record: Fp8Record | None, dtype: str, ones: Collection[str] = ()
+) -> Compiled:
     """Compile for DeepSeek's sizes; GPUs older than 8.9 read E4M3 by its bits."""
     by_bits = record is not None and capability < 89
     if record is None:
@@ -115,6 +128,7 @@ def compile_latents(capability: int, num_heads: int, *, record: Fp8Record | None
         types,
         constants | {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n},
         capability=capability,
+        ones=ones,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )

@@ -1,12 +1,10 @@
 """Every Triton kernel is its reference: proven without a GPU, under Triton's interpreter."""
 
-import json
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 
+from tests.engine.kernels.interpreted import errors_of
 from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, CONTROLS, OTHER_CASES
 
 pytestmark = [
@@ -19,11 +17,7 @@ CASES = (*ATTENTION_CASES, *OTHER_CASES)
 @pytest.fixture(scope="module")
 def errors() -> dict[str, float]:
     """Return each case's error as a multiple of what is allowed."""
-    command = [sys.executable, "-m", "tests.engine.kernels.run_interpreted", *CASES, *CONTROLS]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-4000:]
-    lines = [json.loads(line) for line in run.stdout.splitlines()]
-    return {line["case"]: line["error"] for line in lines}
+    return errors_of("run_interpreted", (*CASES, *CONTROLS))
 
 
 @pytest.mark.parametrize("case", CASES)

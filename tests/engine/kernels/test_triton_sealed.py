@@ -1,8 +1,6 @@
 """Attention over quantised blocks in Triton is its definition, and compiles for GPUs without spills."""
 
-import json
-import subprocess
-import sys
+from collections.abc import Collection
 from importlib.util import find_spec
 from itertools import product
 
@@ -19,7 +17,8 @@ from kvchat.engine.kernels.sealed_attention import triton as kernels
 from kvchat.engine.kernels.sealed_attention.args import SealedPool
 from kvchat.engine.kernels.sealed_record import Code, SealedRecord
 from kvchat.engine.kernels.tiling import Tiling
-from tests.engine.kernels.compiled import SHARED_LIMITS, Compiled, compile_kernel
+from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, Compiled, assert_fits, compile_kernel
+from tests.engine.kernels.interpreted import errors_of
 
 pytestmark = [
     pytest.mark.cpu,
@@ -45,7 +44,6 @@ CASES = (
     "padding",
 )
 CONTROLS = ("a block twice", "a key too few", "a block that nobody may read")
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PLAIN = AttentionArgs((), 1.0)
 CAPPED = AttentionArgs((), 1.0, softcap=50.0)
 UNALIGNED = (
@@ -58,11 +56,7 @@ UNALIGNED = (
 @pytest.fixture(scope="module")
 def errors() -> dict[str, float]:
     """Return each case's error as a multiple of what is allowed, under the interpreter."""
-    command = [sys.executable, "-m", "tests.engine.kernels.run_interpreted_sealed", *CASES, *CONTROLS]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-4000:]
-    lines = [json.loads(line) for line in run.stdout.splitlines()]
-    return {line["case"]: line["error"] for line in lines}
+    return errors_of("run_interpreted_sealed", (*CASES, *CONTROLS))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -84,6 +78,7 @@ def compile_attention(
     is_split: bool,
     args: AttentionArgs = PLAIN,
     tiling: Tiling | None = None,
+    ones: Collection[str] = (),
 ) -> Compiled:
     """Compile for `shape` = (query heads of a key-value head, head size)."""
     group, dim = shape
@@ -105,14 +100,10 @@ def compile_attention(
         constants | {"BLOCK_M": tiling.block_m, "BLOCK_N": tiling.block_n},
         capability=capability,
         unaligned=UNALIGNED,
+        ones=ones,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
-
-
-def assert_fits(made: Compiled, capability: int) -> None:
-    assert made.stack_bytes == 0
-    assert made.shared_bytes <= SHARED_LIMITS[capability]
 
 
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
@@ -123,6 +114,15 @@ def test_the_kernel_of_the_usual_shape_fits(capability: int) -> None:
 
 def test_the_kernel_of_prompts_fits() -> None:
     assert_fits(compile_attention(90, "bf16", (4, 128), (Code.INT4, Code.FP8), is_split=False), 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_split", [True, False], ids=["decode", "prefill"])
+def test_the_kernel_over_one_block_of_each_kind_fits(is_split: bool) -> None:
+    """Launches make known when compiling which ints are 1."""
+    ones = ("table_b", "old_b") if is_split else ("table_b", "old_b", "most_parts")
+    made = compile_attention(90, "bf16", (4, 128), (Code.INT8, Code.INT4), is_split=is_split, ones=ones)
+    assert_fits(made, 90)
 
 
 @pytest.mark.slow

@@ -1,8 +1,5 @@
 """The Triton kernels of a shadowed context are their references, and compile for GPUs without spills."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
@@ -14,7 +11,8 @@ if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
 
 from kvchat.engine.kernels.shadow_kv import triton as kernels
-from tests.engine.kernels.compiled import SHARED_LIMITS, Compiled, compile_kernel
+from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, Compiled, assert_fits, compile_kernel
+from tests.engine.kernels.interpreted import errors_of
 
 pytestmark = [
     pytest.mark.cpu,
@@ -46,7 +44,6 @@ CASES = (
     "values, with gaps",
     "keys, with gaps",
 )
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 CONTROL = "control, other positions"
 WEIGHED = "control, seen chunks weighed"
 
@@ -54,11 +51,7 @@ WEIGHED = "control, seen chunks weighed"
 @pytest.fixture(scope="module")
 def errors() -> dict[str, float]:
     """Return each case's error as a multiple of what is allowed, under the interpreter."""
-    command = [sys.executable, "-m", "tests.engine.kernels.run_interpreted_shadow", *CASES, CONTROL, WEIGHED]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-4000:]
-    lines = [json.loads(line) for line in run.stdout.splitlines()]
-    return {line["case"]: line["error"] for line in lines}
+    return errors_of("run_interpreted_shadow", (*CASES, CONTROL, WEIGHED))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -122,11 +115,6 @@ def test_tensors_with_gaps_are_not_read_as_if_they_had_none(name: str) -> None:
         sides = [with_gaps(side) if number == place else side for place, side in enumerate(plain)]
         with pytest.raises(AssertionError, match="lie in a row"):
             call(sides)
-
-
-def assert_fits(made: Compiled, capability: int) -> None:
-    assert made.stack_bytes == 0
-    assert made.shared_bytes <= SHARED_LIMITS[capability]
 
 
 def compile_scores(capability: int, dtype: str, group: int, dim: int) -> Compiled:
