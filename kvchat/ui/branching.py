@@ -112,7 +112,7 @@ class Branching:
                 Action(key="c", label="copy"),
                 Action(key="o", label="open in $EDITOR"),
             )
-        is_last = conversation.turns[-1].id == turn.id
+        is_last = [one.id for one in conversation.turns[-1:]] == [turn.id]
         tokens = plural(len(turn.token_ids or ()), "token")
         again = await self._again_actions(conversation) if is_last else ()
         return (
@@ -241,8 +241,11 @@ class Branching:
             self._screen.warn("this answer has no tokens")
             return
         looks = _Looks(self._chat, conversation, turn, self._screen)
-        chosen = await self._screen.ask(TokensScreen(texts, turn.token_ids or (), looks))
-        if chosen is not None and conversation is self._turns.conversation:
+        tokens = partial(TokensScreen, texts, turn.token_ids or (), looks)
+        chosen = await self._screen.ask_late("an answer as tokens", tokens)
+        if chosen is not None and conversation is not self._turns.conversation:
+            self._screen.warn("another conversation is on the screen now; nothing was changed")
+        elif chosen is not None:
             at, token_id = chosen
             self._screen.queue(PendingTurn(kind=TurnKind.TOKEN, turn_id=turn.id, at=at, token_id=token_id))
 

@@ -64,7 +64,8 @@ class Housekeeping:
                 self._screen.warn(str(error))
                 return
             lines = [setting_line(entry) for entry in entries]
-            chosen = await self._screen.ask(ChoiceScreen("settings", lines, highlighted=at))
+            listed = partial(ChoiceScreen, "settings", lines, highlighted=at)
+            chosen = await self._screen.ask_late("the settings are listed", listed)
             if chosen is None:
                 return
             at = chosen
@@ -96,7 +97,8 @@ class Housekeeping:
         lines = [
             f"{'●' if entry.is_current else ' '} {entry.name:<{width}}  {entry.summary}" for entry in entries
         ]
-        chosen = await self._screen.ask(ChoiceScreen("models · /model NAME loads any other", lines))
+        listed = partial(ChoiceScreen, "models · /model NAME loads any other", lines)
+        chosen = await self._screen.ask_late("the models that are here are listed", listed)
         if chosen is not None and not entries[chosen].is_current:
             self.reload(entries[chosen].name)
 

@@ -6,12 +6,14 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from kvchat.ui.screens.dialog import Dialog
+from kvchat.ui.screens.late import LateScreen
 
-class ChoiceScreen(ModalScreen[int | None]):
+
+class ChoiceScreen(LateScreen[int | None]):
     """A list; the dismissal value is the number of the line that was chosen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "Close")]
@@ -37,7 +39,7 @@ class ChoiceScreen(ModalScreen[int | None]):
         self.dismiss(event.option_index)
 
 
-class LineScreen(ModalScreen[str | None]):
+class LineScreen(Dialog[str | None]):
     """One line; the dismissal value is what was written."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "Close")]

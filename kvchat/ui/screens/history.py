@@ -6,18 +6,26 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from kvchat.ui.plain_text import fitted, one_line
+from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.widgets.find_field import FindField
 
 _MOST = 100
 _LINE_LEN = 200
 
 
-class HistoryScreen(ModalScreen[str | None]):
+class _Found(Option):
+    """A message in the list. Another may be at its place by the time that it is known to be chosen."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(fitted(one_line(message), _LINE_LEN))
+        self.message = message
+
+
+class HistoryScreen(Dialog[str | None]):
     """The newest first; the dismissal value is the message that was chosen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "dismiss(None)", "Close")]
@@ -25,7 +33,6 @@ class HistoryScreen(ModalScreen[str | None]):
     def __init__(self, messages: Sequence[str]) -> None:
         super().__init__()
         self._messages = tuple(reversed(messages))
-        self._found: tuple[str, ...] = ()
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
@@ -55,12 +62,12 @@ class HistoryScreen(ModalScreen[str | None]):
         self.dismiss(None)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(self._found[event.option_index])
+        if isinstance(event.option, _Found):
+            self.dismiss(event.option.message)
 
     def _show(self, words: str) -> None:
         wanted = words.casefold().split()
         found = [one for one in self._messages if all(word in one.casefold() for word in wanted)]
-        self._found = tuple(found[:_MOST])
         listed = self.query_one(OptionList)
-        listed.set_options(Option(fitted(one_line(one), _LINE_LEN)) for one in self._found)
-        listed.highlighted = 0 if self._found else None
+        listed.set_options(map(_Found, found[:_MOST]))
+        listed.highlighted = 0 if found else None

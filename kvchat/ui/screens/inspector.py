@@ -9,7 +9,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.style import Style
 from textual.widgets import Static
 
@@ -17,6 +16,7 @@ from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.ui.history import SHOWN_S
+from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.widgets.block_rows import (
     Source,
     block_heading,
@@ -50,7 +50,7 @@ class InspectorLooks(Protocol):
         ...
 
 
-class InspectorScreen(ModalScreen[None]):
+class InspectorScreen(Dialog[None]):
     """Follows the engine until it is told to stand still."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -132,6 +132,8 @@ class InspectorScreen(ModalScreen[None]):
 
     def _show(self, blocks: BlocksWithWords) -> None:
         """Draw the blocks; those whose place changed stand out for a moment."""
+        if not self.is_open:
+            return
         now_s = monotonic()
         places = {block.start: place_text(block) for block, _ in blocks}
         for start, place in places.items():
@@ -142,7 +144,7 @@ class InspectorScreen(ModalScreen[None]):
         self.query_one(BlockTable).show(tuple(blocks), moved)
 
     def _draw(self) -> None:
-        if not self.is_mounted:
+        if not (self.is_mounted and self.is_open):
             return
         table = self.query_one(BlockTable)
         width = self.query_one("#inspector-sources").content_size.width

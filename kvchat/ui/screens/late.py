@@ -5,8 +5,9 @@ from time import monotonic
 from typing import Any, ClassVar, Generic, TypeVar
 
 from textual import events
-from textual.screen import ModalScreen
 from textual.timer import Timer
+
+from kvchat.ui.screens.dialog import Dialog
 
 Result = TypeVar("Result")
 
@@ -24,7 +25,7 @@ class GaveWay:
     """What a dialog is dismissed with that went because the person was typing something else."""
 
 
-class LateScreen(ModalScreen[Result | GaveWay], Generic[Result]):
+class LateScreen(Dialog[Result | GaveWay], Generic[Result]):
     """A dialog that takes no key that was meant for the prompt.
 
     What was typed before it came belongs to the prompt, and so does every text that begins with a key that
@@ -62,7 +63,7 @@ class LateScreen(ModalScreen[Result | GaveWay], Generic[Result]):
     def _give_way(self, event: Typed, held: events.Key | None) -> Sequence[Typed]:
         """Go, because the person is typing."""
         self._stop_waiting()
-        self._leave(GaveWay())
+        self.dismiss(GaveWay())
         return (event,) if held is None else (held, event)
 
     def _is_text(self, event: events.Key) -> bool:
@@ -76,8 +77,4 @@ class LateScreen(ModalScreen[Result | GaveWay], Generic[Result]):
 
     def _answer(self, event: events.Key) -> None:
         self._stop_waiting()
-        self._leave(self.answer_keys[event.key])
-
-    def _leave(self, result: Result | GaveWay) -> None:
-        if self.is_active:  # else Textual would take away what stands above it
-            self.dismiss(result)
+        self.dismiss(self.answer_keys[event.key])

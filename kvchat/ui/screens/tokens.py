@@ -8,7 +8,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.style import Style
 from textual.timer import Timer
 from textual.widgets import Static
@@ -17,6 +16,7 @@ from kvchat.errors import KvchatError
 from kvchat.ui.bridge import Alternative
 from kvchat.ui.desk import Work
 from kvchat.ui.plain_text import clean_text, padded
+from kvchat.ui.screens.late import LateScreen
 
 _REST_S = 0.06
 _BAR_WIDTH = 20
@@ -35,7 +35,7 @@ class TokenLooks(Protocol):
     def price(self, at: int) -> Awaitable[str]: ...
 
 
-class TokensScreen(ModalScreen[TokenChoice | None]):
+class TokensScreen(LateScreen[TokenChoice | None]):
     """Moves over the tokens of an answer; the dismissal value is a place and another token.
 
     Args:
@@ -67,7 +67,7 @@ class TokensScreen(ModalScreen[TokenChoice | None]):
         self._known: dict[int, Sequence[Alternative]] = {}
         self._price = ""
         self._problem = ""
-        self._rest: Timer | None = None
+        self._look_soon: Timer | None = None
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog tokens"):
@@ -88,9 +88,9 @@ class TokensScreen(ModalScreen[TokenChoice | None]):
     def action_move(self, step: int) -> None:
         self._at = min(max(0, self._at + step), len(self._texts) - 1)
         self._chosen, self._price, self._problem = 0, "", ""
-        if self._rest is not None:
-            self._rest.stop()
-        self._rest = self.set_timer(_REST_S, self._look)
+        if self._look_soon is not None:
+            self._look_soon.stop()
+        self._look_soon = self.set_timer(_REST_S, self._look)
         self._draw()
 
     def action_choose(self, step: int) -> None:
@@ -119,6 +119,8 @@ class TokensScreen(ModalScreen[TokenChoice | None]):
         self._draw()
 
     def _draw(self) -> None:
+        if not self.is_open:
+            return
         self.query_one("#tokens-flow", Static).update(self._flow())
         listed = [self._line(number) for number in range(len(self.alternatives))]
         waiting = Content(self._problem or "asking the model …")

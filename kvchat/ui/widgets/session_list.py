@@ -96,8 +96,9 @@ class SessionList(OptionList):
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
-        line = self.lines[event.option_index]
-        self.post_message(self.Opened(line.session_id, line.branch, line.turn_id))
+        line = next((line for line in self.lines if line.key == event.option_id), None)
+        if line is not None:  # it may have gone since
+            self.post_message(self.Opened(line.session_id, line.branch, line.turn_id))
 
     def on_option_list_option_highlighted(self) -> None:
         self._rest_later()

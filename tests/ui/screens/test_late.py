@@ -25,6 +25,9 @@ LATE: dict[str, tuple[Owner, str]] = {
     "/delete": (lambda shown: shown.files, "freed_by_deleting"),
     "/retry 2": (lambda shown: shown.chat.variants, "retry_cost"),
     "/why": (lambda shown: shown.chat, "why"),
+    "/tokens": (lambda shown: shown.chat.variants, "token_texts"),
+    "/set": (lambda shown: shown.files, "settings"),
+    "/model": (lambda shown: shown.files, "models"),
 }
 
 
@@ -139,6 +142,7 @@ async def test_answering_again_says_that_it_is_sampled_so_that_it_can_differ(tmp
         await shown.until(lambda: len(shown.chat.store.paths) == 2 and not shown.screen.turns.is_busy)
         await shown.pilot.press("f6", "enter")
         await shown.until_shown("answer again, at 0.8")
+        assert len(shown.chat.store.paths) == 2
 
 
 async def test_a_letter_before_a_key_that_opens_something_else_agrees_to_nothing(tmp_path: Path) -> None:
@@ -182,3 +186,19 @@ async def test_a_question_that_another_takes_the_place_of_goes(tmp_path: Path, i
         await shown.pilot.press("escape")
         await shown.until(lambda: shown.app.screen is shown.screen)
         assert shown.files.formats == []
+
+
+async def test_tokens_that_are_chosen_from_another_conversation_change_nothing(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await shown.until(lambda: len(shown.questions) == 2 and shown.screen.is_engine_ready)
+        gate = held(shown.chat.variants, "token_texts")
+        await burst(shown, "/tokens\n")
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: shown.questions == [])
+        gate.set()
+        await shown.until_shown("an answer as tokens · f9 or /answer")
+        await shown.pilot.press("f9")
+        await shown.until_shown("75.00%")
+        shown.app.simulate_key("enter")
+        await shown.until_shown("another conversation is on the screen now")
+        assert (len(shown.chat.store.paths), shown.questions) == (1, [])

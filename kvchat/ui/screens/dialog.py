@@ -1,0 +1,23 @@
+"""Dialogs: screens above the window, each of which goes once."""
+
+from typing import Generic, TypeVar
+
+from textual.await_complete import AwaitComplete
+from textual.screen import ModalScreen
+
+Result = TypeVar("Result")
+
+
+class Dialog(ModalScreen[Result], Generic[Result]):
+    """A dialog that takes nothing away but itself: Textual would take away whatever is on top.
+
+    A key that was pressed twice, or a list that was chosen from twice, dismisses it more than once.
+    """
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has its widgets: what it looks up may come when it has been dismissed."""
+        return self in self.app.screen_stack
+
+    def dismiss(self, result: Result | None = None) -> AwaitComplete:
+        return super().dismiss(result) if self.is_active else AwaitComplete.nothing()

@@ -1,0 +1,106 @@
+"""A dialog goes once, and what comes when it has gone ends nothing."""
+
+from pathlib import Path
+
+import pytest
+from textual.widgets import OptionList
+
+from kvchat.ui.screens.dialog import Dialog
+from kvchat.ui.screens.history import HistoryScreen
+from kvchat.ui.screens.inspector import InspectorScreen
+from kvchat.ui.screens.tokens import TokensScreen
+from kvchat.ui.widgets.session_list import SessionList
+from tests.ui.harness import Window, window
+from tests.ui.screens.test_late import burst
+from tests.ui.scripted import ScriptedChat
+
+pytestmark = pytest.mark.tui
+
+
+def talk(chat: ScriptedChat) -> None:
+    chat.add_session("Oslo", [("By boat?", "By train.")])
+    chat.add_session("Bergen", [("By bus?", "By air."), ("How far?", "Not very.")])
+
+
+async def opened(shown: Window) -> None:
+    await shown.until(lambda: len(shown.questions) == 2 and shown.screen.is_engine_ready)
+    await shown.until(lambda: len(shown.screen.prompt.messages) == 3)
+
+
+Steps = tuple[tuple[tuple[str, ...], str], ...]
+SETTINGS = (("slash", "s", "e", "t", "enter"), "enter chooses")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ((("ctrl+r",), "enter puts it into the prompt"),),
+        ((("f6", "enter"), "enter or the letter"),),
+        ((("slash", "m", "o", "d", "e", "l", "enter"), "enter chooses"),),
+        (SETTINGS,),
+        (SETTINGS, (("enter",), "empty takes it out")),
+    ],
+)
+async def test_one_that_is_answered_twice_in_one_go_takes_nothing_else_away(
+    tmp_path: Path, steps: Steps
+) -> None:
+    async with window(tmp_path, prepare=talk, initial="Bergen") as shown:
+        await opened(shown)
+        for keys, seen in steps:
+            await shown.pilot.press(*keys)
+            await shown.until_shown(seen)
+        dialog = shown.app.screen
+        assert isinstance(dialog, Dialog)
+        await burst(shown, "\n\n")
+        await shown.until(lambda: dialog not in shown.app.screen_stack)
+        await shown.pilot.pause()
+        assert shown.app.is_running
+        assert shown.app.screen_stack[0] is shown.screen
+
+
+async def test_a_message_is_chosen_as_it_was_also_if_the_list_changes_at_that_moment(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk) as shown:
+        await shown.until(lambda: len(shown.screen.prompt.messages) == 3)
+        await shown.pilot.press("ctrl+r")
+        await shown.until_shown("How far?")
+        screen = shown.app.screen
+        assert isinstance(screen, HistoryScreen)
+        screen._show("boat")
+        screen.query_one(OptionList).action_select()
+        screen._show("something else")
+        await shown.until(lambda: shown.app.screen is shown.screen)
+        assert shown.screen.prompt.text == "By boat?"
+
+
+async def test_a_session_that_leaves_the_list_while_it_is_chosen_is_not_opened(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Bergen") as shown:
+        await opened(shown)
+        listed = shown.screen.query_one(SessionList)
+        await shown.until(lambda: len(listed.lines) == 2)
+        listed.highlighted = [line.is_active for line in listed.lines].index(False)
+        listed.action_select()
+        listed.show_sessions((), listed._drawn_as)
+        await shown.pilot.pause()
+        assert shown.app.is_running
+        assert shown.questions == ["By bus?", "How far?"]
+
+
+async def test_what_is_looked_up_for_a_dialog_that_has_gone_is_not_drawn(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Bergen") as shown:
+        await opened(shown)
+        shown.screen.verbs.run("/tokens")
+        await shown.until_shown("75.00%")
+        tokens = shown.app.screen
+        assert isinstance(tokens, TokensScreen)
+        tokens.dismiss(None)
+        shown.screen.verbs.run("/cache blocks")
+        await shown.until_shown("blocks of")
+        inspector = shown.app.screen
+        assert isinstance(inspector, InspectorScreen)
+        inspector.dismiss(None)
+        await shown.until(lambda: not tokens.children and not inspector.children)
+        await tokens._look_up(0)
+        await inspector._read()
+        assert not tokens.is_open
+        assert not inspector.is_open
+        assert shown.app.screen is shown.screen
