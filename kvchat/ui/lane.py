@@ -4,10 +4,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvchat.chat import TurnStarted
-from kvchat.session.tree import Turn
+from kvchat.chat import TurnFinished, TurnStarted
+from kvchat.errors import PoolExhausted
+from kvchat.session.tree import SessionId, Turn, TurnId
 from kvchat.ui.bridge import ConversationView, FeedEvent, TurnFailed, TurnFeed
 from kvchat.ui.pending import PendingTurn
+
+State = tuple[SessionId, str, TurnId | None]
+"""A branch of a session, and its last message."""
+
+_OUTGROWN = "the cache has no room for it exactly; go there to keep its KV in {}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +72,23 @@ def turns_before(lane: Lane) -> Sequence[Turn]:
     turns = lane.conversation.turns if lane.conversation else ()
     started = next((event for event in lane.events if isinstance(event, TurnStarted)), None)
     if started is None:
+def state_of(conversation: ConversationView) -> State:
+    last = conversation.turns[-1].id if conversation.turns else None
+    return conversation.session.id, conversation.branch.name, last
+
+
+def unseen_words(events: Sequence[FeedEvent]) -> tuple[Sequence[str], tuple[str, ...]]:
+    """Return what is to be told of a turn that nobody saw, and the formats in which there is room for it."""
+    words: list[str] = []
+    fits_in: tuple[str, ...] = ()
+    for event in events:
+        if isinstance(event, TurnFinished):
+            words, fits_in = [*filter(None, [event.error]), *event.notices], event.fits_in
+        elif isinstance(event, TurnFailed) and isinstance(event.error, PoolExhausted):
+            fits_in = event.error.fits_in
+    return [*words, *(_OUTGROWN.format(cache_format) for cache_format in fits_in[:1])], fits_in
+
+
         return turns
     parent_id = (started.question or started.answer).parent_id
     ids = [turn.id for turn in turns]

@@ -19,7 +19,17 @@ from kvchat.ui.bridge import (
     TurnFailed,
 )
 from kvchat.ui.garbage import GarbageSchedule
-from kvchat.ui.lane import Draft, Lane, Unsent, message_not_stored, turns_before, unsent_message
+from kvchat.ui.lane import (
+    Draft,
+    Lane,
+    State,
+    Unsent,
+    message_not_stored,
+    state_of,
+    turns_before,
+    unseen_words,
+    unsent_message,
+)
 from kvchat.ui.pending import PendingTurn as PendingTurn
 from kvchat.ui.pending import TurnKind as TurnKind
 from kvchat.ui.widgets.answer import AnswerView
@@ -53,6 +63,10 @@ class TurnListener(Protocol):
     def warn(self, message: str) -> None: ...
 
     def turn_ended(self) -> None: ...
+    def warn_behind(self, conversation: ConversationView | None, message: str) -> None:
+        """Tell something of a conversation that is not on screen; None: it was never made."""
+        ...
+
 
     def ended_behind(self, conversation: ConversationView) -> None:
         """A conversation that is not on screen has nothing left to do."""
@@ -85,6 +99,7 @@ class Turns:
         """What is on screen; None for a draft."""
         return self._lane.conversation
 
+        self._outgrown: dict[State, tuple[str, ...]] = {}
     @property
     def place(self) -> object:
         """What stays the same while one conversation is on screen, also where it begins as a draft."""
@@ -247,6 +262,8 @@ class Turns:
 
     async def drain(self) -> None:
         """Draw what came on screen since the last call, and note what came behind it."""
+        if conversation is not None and (fits_in := self._outgrown.pop(state_of(conversation), None)):
+            self._listener.outgrown(fits_in)
         for lane in list(self._behind):
             self._note_behind(lane)
         lane = self._lane
@@ -291,6 +308,7 @@ class Turns:
     def _produce(self, lane: Lane, pending: PendingTurn) -> Iterator[Produced]:
         """Run a turn; in the feed's thread."""
         conversation = lane.conversation
+        self._tell_behind(lane)
         if conversation is None:
             conversation = self._chat.create(title=lane.draft.title, system=lane.draft.system)
             yield ConversationOpened(conversation=conversation)
@@ -300,6 +318,18 @@ class Turns:
                 self._chat.stop(conversation)
             if pending.reading is not None:
                 pending.reading.hand_over(conversation)
+    def _tell_behind(self, lane: Lane) -> None:
+        """Pass on what would have been told if the answer had come on screen; a format is offered there."""
+        words, fits_in = unseen_words(lane.events)
+        for message in words:
+            self._listener.warn_behind(lane.conversation, message)
+        if fits_in and lane.conversation is not None:
+            self._outgrown[state_of(lane.conversation)] = fits_in
+
+    def forget_outgrown(self) -> None:
+        """Call when an engine is loaded: it may have room for what another had none for."""
+        self._outgrown.clear()
+
             yield from pending.run(self._chat, conversation)
 
     async def _draw(self, event: FeedEvent) -> None:

@@ -132,6 +132,7 @@ class Answer:
     piece_len: int = 6
     fits_in: tuple[str, ...] = ()
     pace_s: float = 0.0
+    notices: tuple[str, ...] = ()
 
 
 class ScriptedChat:
@@ -310,7 +311,8 @@ class ScriptedChat:
         self._hold(conversation, prompt + len(done.token_ids or ()), running=False)
         self._engine.reused += cached
         self._engine.computed += prompt - cached
-        yield TurnFinished(answer=done, error="full" if answer.fits_in else None, fits_in=answer.fits_in)
+        error = "full" if answer.fits_in else None
+        yield TurnFinished(answer=done, error=error, fits_in=answer.fits_in, notices=answer.notices)
 
     def _next_answer(self) -> Answer:
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]

@@ -286,6 +286,10 @@ class ConversationScreen(WindowScreen):
     def _branch_names(self) -> BranchNames:
         return self.shelf.sessions.branch_names(self.turns.conversation, self._kept)
 
+    def warn_behind(self, conversation: ConversationView | None, message: str) -> None:
+        title = "" if conversation is None else self.shelf.title(conversation.session.id)
+        self.notify(message, title=title, severity="warning", timeout=15, markup=False)
+
     def _phase_changed(self, status: EngineStatus) -> None:
         self._draw_welcome()
         if status.phase is EnginePhase.READY:
@@ -316,3 +320,4 @@ class ConversationScreen(WindowScreen):
     def _draw_welcome(self) -> None:
         num_stored, key = len(self.shelf.sessions.entries), key_name(self.own_keys, "help")
         self.transcript.show_welcome(welcome_text(self._watch.status.phase, num_stored, key))
+            self.turns.forget_outgrown()

@@ -6,7 +6,7 @@ from threading import Event
 import pytest
 
 from kvchat.engine.api.status import EnginePhase
-from kvchat.errors import ContextOverflow
+from kvchat.errors import ContextOverflow, PoolExhausted
 from tests.ui.harness import Window, window
 from tests.ui.scripted import Answer
 from tests.ui.scripted_engine import ScriptedEngine
@@ -118,6 +118,7 @@ async def test_a_message_that_is_refused_behind_comes_back_to_the_prompt(tmp_pat
         hold.set()
         await shown.until(lambda: shown.screen.prompt.text == "far too long")
         await shown.until_shown("too long")
+        assert (shown.chat.sent, shown.questions) == (["first"], [])
 
 
 async def test_leaving_the_program_stops_all_answers(tmp_path: Path) -> None:
@@ -142,3 +143,71 @@ async def test_an_engine_that_fails_to_load_gives_back_what_waits_behind_too(tmp
         await shown.say("second")
         engine.phase = EnginePhase.FAILED
         await shown.until(lambda: shown.screen.prompt.text.splitlines() == ["second", "first"])
+        assert (shown.chat.sent, list(shown.screen.turns.queue)) == ([], [])
+
+
+async def test_what_is_told_of_an_answer_is_told_of_one_behind_the_screen_with_its_title(
+    tmp_path: Path,
+) -> None:
+    hold = Event()
+    answer = Answer(hold=hold, fits_in=("int8", "int4"), notices=("a pinned session has outgrown its share",))
+    async with window(tmp_path, answer, Answer()) as shown:
+        await shown.say("first")
+        await shown.until(lambda: bool(shown.answers))
+        await leave(shown, "beside")
+        hold.set()
+        offered = "the cache has no room for it exactly; go there to keep its KV in int8"
+        told = {"full", *answer.notices, offered}
+        await shown.until(
+            lambda: told <= {one.message for one in shown.app._notifications if one.title == "first"}
+        )
+        assert shown.app.screen is shown.screen
+        await go_to(shown, "first")
+        await shown.until_shown("in int8? · f9 or /answer")
+        await shown.pilot.press("f9")
+        await shown.until_shown("The cache has no room for this conversation exactly.")
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.app.screen is shown.screen)
+        await shown.pilot.press("ctrl+n")
+        await shown.until(lambda: not shown.questions)
+        await go_to(shown, "first")
+        assert "f9 or /answer" not in shown.text
+        assert shown.files.formats == []
+
+
+async def test_a_message_that_has_no_room_behind_the_screen_is_offered_a_format_where_it_was_said(
+    tmp_path: Path,
+) -> None:
+    hold = Event()
+    full = PoolExhausted("no room for 9,000 tokens", ("int8",))
+    async with window(tmp_path, Answer(hold=hold), Answer(fail=full)) as shown:
+        await shown.say("first")
+        await shown.until(lambda: bool(shown.answers))
+        await shown.say("a very long one")
+        await leave(shown, "beside")
+        hold.set()
+        await shown.until(lambda: shown.screen.prompt.text == "a very long one")
+        words = "go there to keep its KV in int8"
+        await shown.until(lambda: any(words in one.message for one in shown.app._notifications))
+        shown.screen.prompt.set_text("")
+        await go_to(shown, "first")
+        await shown.until_shown("in int8? · f9 or /answer")
+        assert shown.files.formats == []
+
+
+async def test_no_format_is_offered_for_an_engine_that_has_been_loaded_anew_since(tmp_path: Path) -> None:
+    hold = Event()
+    async with window(tmp_path, Answer(hold=hold, fits_in=("int8",)), Answer()) as shown:
+        await shown.say("first")
+        await shown.until(lambda: bool(shown.answers))
+        await leave(shown, "beside")
+        hold.set()
+        words = "go there to keep its KV in int8"
+        await shown.until(lambda: any(words in one.message for one in shown.app._notifications))
+        shown.engine.phase = EnginePhase.LOADING
+        await shown.until(lambda: not shown.screen.is_engine_ready)
+        shown.engine.phase = EnginePhase.READY
+        await shown.until(lambda: shown.screen.is_engine_ready)
+        await go_to(shown, "first")
+        await shown.say_and_wait("and then?")
+        assert "f9 or /answer" not in shown.text
