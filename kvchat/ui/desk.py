@@ -24,8 +24,8 @@ class Desk(Protocol):
 
     def note(self, title: str, text: str) -> None: ...
 
-    def confirm(self, question: str, consequence: str) -> Awaitable[bool]:
-        """Ask, and wait for the answer; inside work."""
+    def confirm(self, question: str, consequence: str, *, is_offer: bool = False) -> Awaitable[bool]:
+        """Ask, and wait for the answer; inside work. `is_offer`: nobody has asked for it."""
         ...
 
     def ask(self, screen: ModalScreen[Any]) -> Awaitable[Any]:

@@ -83,7 +83,7 @@ class Formats:
             except KvchatError as error:
                 cost = f"What it loses here is not known: {error}"
         question = f"The cache has no room for this conversation exactly. Keep its KV in {wanted}?"
-        if await self._screen.confirm(question, f"{cost}\n\n{_LOSSY}"):
+        if await self._screen.confirm(question, f"{cost}\n\n{_LOSSY}", is_offer=True):
             change = partial(self._host.go_on_in, session_id, wanted)
             await self._begin_in(conversation, wanted, change, then=_GO_ON)
 

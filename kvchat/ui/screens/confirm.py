@@ -1,29 +1,42 @@
 """A question with two answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.widgets import Static
 
-from kvchat.ui.screens.late import LateScreen
+from kvchat.ui.screens.late import LateScreen, Typed
 
 
 class ConfirmScreen(LateScreen[bool]):
-    """Asks before something is lost; the dismissal value says whether to go on."""
+    """Asks before something is lost; the dismissal value says whether to go on.
+
+    Args:
+        is_offer: nobody has asked for it; enter alone may be meant for the prompt, and agrees to nothing.
+    """
 
     ANSWERS: ClassVar[Mapping[str, Any]] = {"y": True, "enter": True, "n": False}
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(False)", "No")]
 
-    def __init__(self, question: str, consequence: str) -> None:
+    def __init__(self, question: str, consequence: str, *, is_offer: bool = False) -> None:
         super().__init__()
         self._question = question
         self._consequence = consequence
+        self._is_offer = is_offer
+
+    def text_of(self, event: Typed) -> Sequence[Typed] | None:
+        is_enter = isinstance(event, events.Key) and event.key == "enter" and event.time > self._opened_s
+        if is_enter and self._is_offer and self._held is None:
+            return ()
+        return super().text_of(event)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static(self._question, classes="dialog-title", markup=False)
             yield Static(self._consequence, markup=False)
-            yield Static("enter yes · esc no", classes="dialog-keys", markup=False)
+            keys = "y yes · esc no" if self._is_offer else "enter yes · esc no"
+            yield Static(keys, classes="dialog-keys", markup=False)

@@ -47,9 +47,10 @@ class DeskScreen(Screen[None]):
     def fail(self, message: str, *, title: str = "") -> None:
         self.notify(message, title=title, severity="error", timeout=15, markup=False)
 
-    async def confirm(self, question: str, consequence: str) -> bool:
-        """Ask, and wait for the answer; inside a worker."""
-        return await self.ask_late(question, partial(ConfirmScreen, question, consequence))
+    async def confirm(self, question: str, consequence: str, *, is_offer: bool = False) -> bool:
+        """Ask, and wait for the answer; inside a worker. `is_offer`: see `ConfirmScreen`."""
+        ask = partial(ConfirmScreen, question, consequence, is_offer=is_offer)
+        return await self.ask_late(question, ask)
 
     async def ask(self, screen: ModalScreen[Any]) -> Any:
         """Show a screen and wait for what it is dismissed with; inside a worker."""

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from time import monotonic
 
 import pytest
 
@@ -10,6 +11,7 @@ from kvchat.errors import PoolExhausted
 from kvchat.session.origin import new_origin
 from kvchat.ui.screens.confirm import ConfirmScreen
 from tests.ui.harness import Window, window
+from tests.ui.screens.test_late import burst
 from tests.ui.scripted import Answer
 
 pytestmark = pytest.mark.tui
@@ -176,6 +178,7 @@ async def test_an_answer_that_broke_off_for_want_of_room_is_offered_the_same(tmp
         await shown.pilot.press("y")
         await shown.until(lambda: shown.files.formats == [("s1", "int8")])
         await shown.until(lambda: any("f5 goes on with an answer" in words for words in told(shown)))
+        assert shown.files.formats == [("s1", "int8")]
 
 
 async def test_what_has_been_typed_since_the_message_is_not_covered_by_an_offer(tmp_path: Path) -> None:
@@ -192,3 +195,16 @@ async def test_what_has_been_typed_since_the_message_is_not_covered_by_an_offer(
         await until_asked(shown)
         await shown.pilot.press("escape")
         assert shown.files.formats == []
+
+
+async def test_enter_alone_agrees_to_no_offer_that_was_not_asked_for(tmp_path: Path) -> None:
+    async with window(tmp_path, Answer(fail=FULL)) as shown:
+        await shown.say("a very long one")
+        await until_asked(shown)
+        dialog = shown.app.screen
+        await burst(shown, "\n", monotonic() + 5)  # as if it had been read
+        await shown.until_shown("y yes · esc no")
+        assert (shown.app.screen, shown.files.formats) == (dialog, [])
+        await burst(shown, "y\n", monotonic() + 10)
+        await shown.until(lambda: shown.files.formats == [("s1", "int8")])
+        assert shown.screen.prompt.text == "a very long one"
