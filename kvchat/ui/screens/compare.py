@@ -93,6 +93,7 @@ class CompareScreen(LateScreen[Turn | None]):
         self._chosen = 0
         self._is_typing = False
         self._status = Static(price, id="compare-status", markup=False)
+        self._is_held_back = False
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="compare"):
@@ -116,13 +117,13 @@ class CompareScreen(LateScreen[Turn | None]):
     def text_of(self, event: Typed) -> Sequence[Typed] | None:
         """Return what is no key of this screen, which stays: what is written here takes its time.
 
-        Behind a text that was begun, all keys that move in texts belong to it until `esc`. Enter does nothing
-        then: it neither takes an answer nor sends a message into a conversation that is being compared.
+        Behind a text that was begun, all keys that move in texts belong to it until `esc`. Enter says what to
+        do then: it neither takes an answer nor sends a message into a conversation that is being compared.
         """
         if isinstance(event, events.Paste):
             return self._typed(event)
         if self._is_typing and event.key in ("escape", "enter"):
-            self._is_typing = event.key == "enter"
+            self._is_typing = self._is_held_back = event.key == "enter"
             self._show()
             return ()
         is_own = event.time > self._opened_s and event.key in self._bindings.key_to_bindings
@@ -131,7 +132,7 @@ class CompareScreen(LateScreen[Turn | None]):
         return self._typed(event) if not is_own and self._is_text(event) else None
 
     def _typed(self, event: Typed) -> Sequence[Typed]:
-        self._is_typing = True
+        self._is_typing, self._is_held_back = True, False
         self._show()
         return (event,)
 
@@ -188,7 +189,7 @@ class CompareScreen(LateScreen[Turn | None]):
         take = "" if self._feed.is_running else "enter takes it · "
         problem = f"{self._problem} · " if self._problem else ""
         choice = f"1–{self._num} or ←→ · {take}{keys}"
-        choice = (
-            "you are typing the next message · esc goes back to the answers" if self._is_typing else choice
-        )
+        if self._is_typing:
+            state = "not sent: take one first" if self._is_held_back else "you are typing the next message"
+            choice = f"esc goes back to the answers · {state}"
         self.query_one("#compare-keys", Static).update(Content(problem + choice))
