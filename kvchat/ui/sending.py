@@ -19,7 +19,7 @@ from kvchat.ui.turns import PendingTurn, TurnKind, Turns
 
 _MARKED = re.compile(r"(?<!\S)@(\S+)")
 _AFTER_NAMES = ".,;:!?)\"'"
-_MOST_PASTES = 100
+_MOST_REMEMBERED = 100
 _AS_IT_IS = {True: "enter sends it as a message", False: "enter sends it as the change"}
 
 
@@ -57,28 +57,34 @@ class Sending:
         self._courses = courses
         self._in_order = asyncio.Lock()
         self._refused = ""
-        self._pasted: tuple[str, ...] = ()
+        self._untyped: tuple[str, ...] = ()
 
-    def send(self, words: str, pasted: Sequence[str] = ()) -> None:
+    def send(self, words: str, pasted: Sequence[str] = (), stored: Sequence[str] = ()) -> None:
         """Send a message, or a changed one.
 
-        What is marked in `pasted` texts is text, also when it comes back: only what was typed reads a file.
+        What is marked in `pasted` texts and `stored` messages, which hold the names of files in the place of
+        their marks, is text, also when it comes back: only what was typed reads a file.
         """
-        marks = self._typed_marks(words, pasted)
+        marks = self._typed_marks(words, pasted, stored)
         if marks or self._attaching.is_reading or self._attaching.waiting:
             self._attaching.waiting.append(words)
             self._screen.begin(partial(self._send_when_read, words, marks))
         else:
             self._send(words, ())
 
-    def _typed_marks(self, words: str, pasted: Sequence[str]) -> list[str]:
+    def _typed_marks(self, words: str, pasted: Sequence[str], stored: Sequence[str]) -> list[str]:
         marks: list[str] = _MARKED.findall(words)
-        earlier = [mark for mark in marks if _is_in(mark, self._pasted) and not _is_in(mark, pasted)]
-        if earlier:
-            names = ", ".join(f"@{one_line(mark)}" for mark in earlier)
-            self._screen.tell(f"{names} was pasted earlier, so it is text; tab behind it attaches a file")
-        self._pasted = (*self._pasted, *(one for one in pasted if "@" in one))[-_MOST_PASTES:]
-        return [mark for mark in marks if not _is_in(mark, self._pasted)]
+        earlier = (*self._untyped, *stored)
+        untyped = [mark for mark in marks if _is_in(mark, earlier) and not _is_in(mark, pasted)]
+        if untyped:
+            names = ", ".join(f"@{one_line(mark)}" for mark in untyped)
+            self._screen.tell(
+                f"{names} was pasted earlier or stands in an earlier message, so it is text; "
+                "tab behind it attaches a file"
+            )
+        known = (one for one in (*earlier, *pasted) if "@" in one)
+        self._untyped = tuple(known)[-_MOST_REMEMBERED:]
+        return [mark for mark in marks if not _is_in(mark, self._untyped)]
 
     async def _send_when_read(self, words: str, marks: Sequence[str]) -> None:
         place, editing = self._turns.place, _id_of(self._courses.editing)

@@ -125,7 +125,8 @@ class ChatScreen(ConversationScreen):
         if event.is_command:
             self.at_key(event.pressed_s, partial(self.verbs.run, event.text))
             return
-        self.at_key(event.pressed_s, partial(self.sending.send, event.text, event.pasted))
+        send = partial(self.sending.send, event.text, event.pasted, event.stored)
+        self.at_key(event.pressed_s, send)
 
     def on_prompt_attached(self, event: Prompt.Attached) -> None:
         self.attaching.attach(event.path)
@@ -148,6 +149,7 @@ class ChatScreen(ConversationScreen):
         message = await self.ask(HistoryScreen(self.prompt.messages))
         if message is not None:
             self.write_prompt(message)
+            self.prompt.note_found(message)
 
     def action_history(self) -> None:
         self.begin(self._find_message)

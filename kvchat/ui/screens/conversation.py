@@ -132,6 +132,7 @@ class ConversationScreen(WindowScreen):
     def whole_message(self, words: str) -> str:
         return before_message(self.attaching.attachments) + words
 
+        self.prompt.note_stored(words)
     def held_sessions(self) -> dict[str, Held]:
         return self._watch.held_sessions()
 
@@ -140,6 +141,7 @@ class ConversationScreen(WindowScreen):
             self.query_one(SessionList).show_sessions(sessions, options)
             self.draw_heading()
 
+            self.prompt.note_stored(words)
     def draw_attachments(self, lines: Sequence[str]) -> None:
         self.draw_lines("#attachments", lines)
 

@@ -74,13 +74,14 @@ class Prompt(TextArea):
     @dataclass
     class Submitted(Message):
         """Enter was pressed, at `pressed_s`. `is_command`: the text is a command that was typed; `pasted`:
-        what was pasted since the last message.
+        what was pasted since the last message; `stored`: messages of earlier that were put in since.
         """
 
         text: str
         is_command: bool
         pressed_s: float
         pasted: tuple[str, ...]
+        stored: tuple[str, ...]
 
     class Interrupted(Message):
         """Ctrl+c was pressed with nothing selected."""
@@ -120,6 +121,8 @@ class Prompt(TextArea):
         self._walk: Walk | None = None
         self._put_aside: list[str] = []
         self._pasted: list[str] = []
+        self._stored: list[str] = []
+        self._num_earlier = 0
         self._has_moved = False
         self._send_keys, self._newline_keys = _SEND_KEYS, _NEWLINE_KEYS
 
@@ -157,6 +160,17 @@ class Prompt(TextArea):
         """Put messages of earlier runs before those of this one."""
         self._history[:0] = [(text, False) for text in messages]
 
+        self._num_earlier = len(messages)
+
+    def note_stored(self, text: str) -> None:
+        """Remember that what was put into the prompt is of a message that is stored: nobody has typed it."""
+        self._stored.append(text)
+
+    def note_found(self, message: str) -> None:
+        """Remember the same of a line of the history, unless it was typed in this run."""
+        earlier, typed = self._history[: self._num_earlier], self._history[self._num_earlier :]
+        if (message, False) in earlier and (message, False) not in typed:
+            self.note_stored(message)
     def remember(self, text: str, *, is_command: bool) -> None:
         """Add a line to the history of this prompt, behind what was changed on the way to it."""
         walk, self._walk = self._walk, None
@@ -258,11 +272,14 @@ class Prompt(TextArea):
         is_command = self._has_typed_slash and not text.startswith("//")
         sent = text if is_command else message_text(text, is_typed_slash=self._has_typed_slash)
         taken = {self.text, text, self._walk.origin[0] if self._walk is not None else text}
+        if self._walk is not None:
+            self.note_found(self._walk.origin[0])
         self._put_aside = [draft for draft in self.drafts if draft not in taken]
         self.remember(text, is_command=is_command)
         self.set_text("")
         pasted, self._pasted = tuple(self._pasted), []
-        self.post_message(self.Submitted(sent, is_command, pressed_s, pasted))
+        stored, self._stored = tuple(self._stored), []
+        self.post_message(self.Submitted(sent, is_command, pressed_s, pasted, stored))
 
     def _is_unfinished(self) -> bool:
         """Return whether enter takes the choice: a file's only if it is all that is said, or was moved to."""

@@ -70,6 +70,7 @@ async def test_a_mark_in_a_paste_attaches_nothing(tmp_path: Path) -> None:
         await paste(shown, "what does\n@notes.txt\n@app.route mean")
         await shown.pilot.press("enter")
         await until_sent(shown, lambda: shown.chat.sent == ["what does\n@notes.txt\n@app.route mean"])
+        assert FILE not in shown.chat.sent[0]
 
 
 async def test_enter_sends_a_message_that_ends_in_the_beginning_of_a_path(tmp_path: Path) -> None:
@@ -78,6 +79,7 @@ async def test_enter_sends_a_message_that_ends_in_the_beginning_of_a_path(tmp_pa
         await shown.until_shown("▸ notes.txt")
         await shown.pilot.press("enter")
         await until_sent(shown, lambda: shown.chat.sent == ["what is @n"])
+        assert (shown.screen.prompt.text, shown.screen.attaching.attachments) == ("", ())
 
 
 async def test_a_burst_of_tab_words_and_enter_sends_the_words_with_the_file(tmp_path: Path) -> None:
@@ -86,6 +88,7 @@ async def test_a_burst_of_tab_words_and_enter_sends_the_words_with_the_file(tmp_
         for key in (events.Key("tab", "\t"), events.Key("w", "w"), events.Key("enter", "\r")):
             shown.app.post_message(key)
         await until_sent(shown, lambda: shown.chat.sent == [f"{FILE}w"])
+        assert shown.screen.prompt.text == ""
 
 
 async def test_a_typed_command_may_have_lines_where_its_words_may_and_is_never_sent(tmp_path: Path) -> None:
@@ -108,6 +111,7 @@ async def test_a_name_that_is_pasted_behind_a_typed_slash_runs_nothing(tmp_path:
         await paste(shown, "quit")
         await shown.pilot.press("enter")
         await until_sent(shown, lambda: shown.chat.sent == ["/quit x"])
+        assert shown.app.is_running
 
 
 async def test_the_files_of_a_message_stay_files_when_it_is_changed_or_forked_before(tmp_path: Path) -> None:
@@ -216,3 +220,36 @@ async def test_a_message_that_waits_for_a_file_does_not_become_a_change_begun_me
         await shown.until(lambda: any(words in one.message for one in shown.app._notifications))
         assert shown.chat.sent == []
         assert shown.screen.prompt.text == "look at @notes.txt\nWhat is it?"
+
+
+@pytest.mark.parametrize("route", ["up", "ctrl+r", "/edit"])
+async def test_a_mark_in_a_message_of_an_earlier_run_reads_no_file(tmp_path: Path, route: str) -> None:
+    def earlier(chat: ScriptedChat) -> None:
+        chat.add_session("Oslo", [("see @notes.txt", "Two lines.")])
+
+    async with window(tmp_path, prepare=earlier, initial="Oslo") as shown:
+        await shown.until(lambda: len(shown.screen.prompt.messages) == len(shown.questions) == 1)
+        if route == "/edit":
+            await shown.say("/edit")
+        else:
+            await shown.pilot.press(route)
+        if route == "ctrl+r":
+            await shown.until_shown("earlier messages")
+            await shown.pilot.press("enter")
+        await shown.until(lambda: shown.screen.prompt.text == "see @notes.txt")
+        await shown.pilot.press("enter")
+        await until_sent(shown, lambda: bool(shown.chat.sent))
+        assert shown.chat.sent == ["see @notes.txt"]
+        told = [one.message for one in shown.app._notifications]
+        assert any("@notes.txt" in words and "stands in an earlier message" in words for words in told)
+
+
+async def test_a_mark_typed_in_this_run_reads_its_file_again_when_it_comes_back(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await burst(shown, "see @notes.txt now\n")
+        await until_sent(shown, lambda: bool(shown.chat.sent))
+        await shown.pilot.press("up")
+        await shown.until(lambda: shown.screen.prompt.text == "see @notes.txt now")
+        await shown.pilot.press("enter")
+        await until_sent(shown, lambda: len(shown.chat.sent) == 2)
+        assert shown.chat.sent == [f"{FILE}see notes.txt now"] * 2
