@@ -1,12 +1,92 @@
-"""Directories and small files for their owner alone."""
+"""Directories and small files for their owner alone, written through a seam where tests stand in."""
 
 import os
+import re
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import time
+from typing import Protocol
+
+STALE_S = 60.0
+"""Nobody takes so long to write a small file."""
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
-def make_private(path: Path) -> Path:
+class NamedFiles(Protocol):
+    """What is done to files and names, in the order in which it must survive. Every method may raise OSError.
+
+    Bytes survive a loss of power once their file was synced, a name once its directory was.
+    """
+
+    def create(self, path: Path) -> int:
+        """Open an empty file for its owner alone to write to, in place of one that is there."""
+        ...
+
+    def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
+        """Write `parts`, one after another, behind what was written; return how many bytes were taken."""
+        ...
+
+    def sync(self, descriptor: int) -> None:
+        """Wait until a file's bytes are on the medium."""
+        ...
+
+    def close(self, descriptor: int) -> None: ...
+
+    def entries(self, path: Path) -> Sequence[os.DirEntry[str]]:
+        """Return what lies in a directory."""
+        ...
+
+    def rename(self, source: Path, target: Path) -> None: ...
+
+    def unlink(self, path: Path) -> None: ...
+
+    def make_dir(self, path: Path) -> None:
+        """Create a directory for its owner alone; its parent is there."""
+        ...
+
+    def sync_dir(self, path: Path) -> None:
+        """Wait until the names in a directory are on the medium."""
+        ...
+
+
+class SystemNames:
+    """The real operating system."""
+
+    def create(self, path: Path) -> int:
+        return os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
+        return os.writev(descriptor, parts)
+
+    def sync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def entries(self, path: Path) -> Sequence[os.DirEntry[str]]:
+        with os.scandir(path) as entries:
+            return list(entries)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def make_dir(self, path: Path) -> None:
+        os.mkdir(path, 0o700)
+
+    def sync_dir(self, path: Path) -> None:
+        sync(path)
+
+
+SYSTEM_NAMES = SystemNames()
+
+
+def make_private(path: Path, files: NamedFiles = SYSTEM_NAMES) -> Path:
     """Create a directory and its missing parents with mode 0700, make their names durable, and return it.
 
     An existing directory stays as it is.
@@ -15,32 +95,62 @@ def make_private(path: Path) -> Path:
         OSError: one of them cannot be created.
     """
     if not path.is_dir():
-        make_private(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)  # another process may have been faster
-        sync(path.parent)
+        make_private(path.parent, files)
+        try:
+            files.make_dir(path)
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+            # Another process was faster; its name may not be durable yet.
+        files.sync_dir(path.parent)
     return path
 
 
-def write_private(file: Path, data: bytes) -> None:
+def write_private(file: Path, data: bytes, files: NamedFiles = SYSTEM_NAMES) -> None:
     """Write a file with mode 0600, whole or not at all; durable when this returns. It replaces another.
 
     Raises:
         OSError: it cannot be written; what was there is there still, and nothing is left behind.
     """
-    make_private(file.parent)
+    make_private(file.parent, files)
     unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(descriptor)
-        unfinished.replace(file)
+        descriptor = files.create(unfinished)
+        try:
+            due = memoryview(data)
+            while due:
+                due = due[files.write(descriptor, [due]) :]
+            files.sync(descriptor)
+        finally:
+            files.close(descriptor)
+        files.rename(unfinished, file)
     except BaseException:
         with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+            files.unlink(unfinished)
         raise
-    sync(file.parent)
+    files.sync_dir(file.parent)
+
+
+def remove_private(file: Path, files: NamedFiles = SYSTEM_NAMES) -> None:
+    """Remove a file, and make it durable that it is gone; nothing happens if there is none.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        files.unlink(file)
+    except FileNotFoundError:
+        return
+    files.sync_dir(file.parent)
+
+
+def remove_unfinished(directory: Path, files: NamedFiles = SYSTEM_NAMES) -> None:
+    """Remove what killed processes have left half written of a directory's files, as far as that can be."""
+    with suppress(OSError):
+        for entry in files.entries(directory):
+            if _UNFINISHED.fullmatch(entry.name) and time() - entry.stat().st_mtime > STALE_S:
+                with suppress(OSError):  # another process was faster
+                    files.unlink(Path(entry.path))
 
 
 def sync(path: Path) -> None:

@@ -24,6 +24,11 @@ TOLERANCE = {"F32": 1e-3, "F16": 2e-2, "BF16": 1e-1, "U8": 0.2}
 order where a prompt was computed in other chunks or on another device; forged numbers are far beyond this. In
 8-bit records the least deviation can move a number to its next code, an eighth of it."""
 
+_NO_ROOM = (
+    "the disk limit has no room for what was computed; give it more with KVCHAT_KV_DISK_BYTES, or look at a"
+    " part of it with --sample"
+)
+
 
 class Target(Protocol):
     """A stored block or tail to be looked at."""
@@ -151,6 +156,9 @@ class Verifier:
         deviations = []
         for group in target.groups:
             computed = block.read(group, len(target.token_ids))
+            # What is kept has pushed it out, which says nothing of its bytes.
+            if keep and group not in self._shelf.groups_of(target.key):
+                raise StorageError(_NO_ROOM)
             stored = self._shelf.read(group, target.parent, u32le(target.token_ids))
             layout = self._shelf.layouts[group]
             found = inf if stored is None else deviation(stored, computed, layout, self._specs[group])
@@ -174,10 +182,7 @@ class Verifier:
         if self._shelf.write(group, target.native_parent, target.token_ids, computed, is_wanted=True):
             return
         if group not in self._shelf.groups_of(block_key(target.native_parent, target.token_ids)):
-            raise StorageError(
-                "the disk limit has no room for what was computed; give it more with KVCHAT_KV_DISK_BYTES, "
-                "or look at a part of it with --sample"
-            )
+            raise StorageError(_NO_ROOM)
 
     def _check_logits(self, path: Sequence[int], start: int, past: ReadPast, stored: ReadPast) -> None:
         """Compare the logits behind a path with those that follow from what is stored of it."""

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvchat.directories import SYSTEM_NAMES, NamedFiles
 from kvchat.engine.api.ids import BlockKey, block_key, chain_keys, root_key
 from kvchat.errors import PackExists, PackNotFound, StorageError
 from kvchat.sealing.sealer import Sealer
@@ -66,14 +67,15 @@ class PackShelf:
     Args:
         directory: where their files are; it is made for its owner alone.
         sealer: what they are sealed with; None: they are in the clear.
+        files: how they are written.
 
     Raises:
         StorageError: from every method, where a file cannot be read or written.
     """
 
-    def __init__(self, directory: Path, sealer: Sealer | None) -> None:
+    def __init__(self, directory: Path, sealer: Sealer | None, files: NamedFiles = SYSTEM_NAMES) -> None:
         self._directory = directory
-        self._files = SealedFiles(directory, sealer, b"pack")
+        self._files = SealedFiles(directory, sealer, b"pack", files)
 
     def all(self) -> tuple[Pack, ...]:
         """Return all packs by name. One that is damaged is left out, and logged."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvchat.directories import sync, write_private
+from kvchat.directories import SYSTEM_NAMES, NamedFiles, remove_private, remove_unfinished, write_private
 from kvchat.sealing.sealer import Sealer
 
 _SUFFIXES = {False: ".json", True: ".sealed"}
@@ -16,13 +16,17 @@ class SealedFiles:
         directory: it is made for its owner alone.
         sealer: what they are sealed with; None: they are in the clear.
         kind: of what they hold; a sealed file opens as this kind alone, under its own name.
+        files: how they are written.
 
     Raises:
         OSError: from every method, where a file cannot be read or written.
     """
 
-    def __init__(self, directory: Path, sealer: Sealer | None, kind: bytes) -> None:
+    def __init__(
+        self, directory: Path, sealer: Sealer | None, kind: bytes, files: NamedFiles = SYSTEM_NAMES
+    ) -> None:
         self.directory = directory
+        self._files = files
         self._sealer = sealer
         self._kind = kind
 
@@ -41,16 +45,18 @@ class SealedFiles:
         return data if self._sealer is None else self._sealer.open(self._place(file), data)
 
     def write(self, file: Path, data: bytes) -> None:
-        """Write a file whole or not at all; durable when this returns."""
+        """Write a file whole or not at all; durable when this returns.
+
+        Effect: what killed processes have left half written goes.
+        """
         if self._sealer is not None:
             data = self._sealer.seal(self._place(file), data)
-        write_private(file, data)
+        remove_unfinished(self.directory, self._files)
+        write_private(file, data, self._files)
 
     def remove(self, file: Path) -> None:
-        """Remove a file; nothing happens if there is none."""
-        if file.exists():
-            file.unlink(missing_ok=True)
-            sync(self.directory)
+        """Remove a file, durably; nothing happens if there is none."""
+        remove_private(file, self._files)
 
     def _place(self, file: Path) -> bytes:
         return self._kind + b"\0" + file.stem.encode()

@@ -279,6 +279,8 @@ def test_what_another_process_has_erased_meanwhile_is_no_error(path: Path) -> No
     erasure.owe(path)
     with closing(sqlite_files.connect(path, timeout_s=1.0)) as connection:
         erasure.erase(connection, Fleeting(path), indexes_words=True)
+    assert not erasure.is_owed(path)
+    assert not erasure.remains(path), "nothing is said to be readable still"
 
 
 def test_what_was_deleted_goes_from_the_file_that_has_the_name_now(path: Path) -> None:

@@ -9,6 +9,7 @@ from datetime import date
 from pathlib import Path
 from threading import Lock, RLock
 
+from kvchat.directories import make_private
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.kernels.read_block.native import Places
@@ -19,6 +20,7 @@ from kvchat.engine.memory.block_file import (
     FileIdentity,
     FoundBlock,
     block_path,
+    file_bytes,
     parse_header,
     read_file,
     render_head,
@@ -35,9 +37,10 @@ from kvchat.engine.memory.block_shelves import (
     write_on_shelves,
 )
 from kvchat.engine.memory.disk_order import DiskOrder
-from kvchat.engine.memory.files import Files, make_private, unlink_if_there
+from kvchat.engine.memory.files import Files, unlink_if_there
 from kvchat.engine.memory.kept_blocks import KeptBlocks
 from kvchat.engine.memory.quarantine import Quarantine
+from kvchat.engine.memory.room import require_allowance
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.writers import Writers
 
@@ -82,7 +85,7 @@ class BlockDirectory:
         self.seal = seal
         self.blocks_dir = cache_dir / "blocks"
         self.quarantine = Quarantine(cache_dir / "quarantine", files)
-        self.kept = KeptBlocks(cache_dir)
+        self.kept = KeptBlocks(cache_dir, files)
         self._clock = clock
         self._writers = Writers(cache_dir / "writers")
         self._is_announced = False
@@ -95,7 +98,7 @@ class BlockDirectory:
         self._has_seen_all = True
         self._unsynced: set[Path] = set()
         with storage_errors(cache_dir):
-            make_private(files, self.blocks_dir)
+            make_private(self.blocks_dir, files)
         self.index = BlockIndex(cache_dir / "index.db", files, self.has_file, seal)
         self.order = DiskOrder(self.index, self.kept)
         try:
@@ -145,21 +148,19 @@ class BlockDirectory:
         num_bytes = sum(work.block.num_bytes for work in works)
         if limit_bytes is not None and num_bytes > limit_bytes:
             return False
-        if daily_bytes is not None and self.written().today + num_bytes > daily_bytes:
-            raise StorageError(
-                f"The cache has written its {daily_bytes:,} bytes of today; blocks are saved again tomorrow. "
-                "Give it more with --kv-disk-daily-bytes."
-            )
+        if daily_bytes is not None:
+            today_bytes = self.written().today
+            require_allowance(today_bytes=today_bytes, num_bytes=num_bytes, daily_bytes=daily_bytes)
         with self._lock:
             return self._write(works, limit_bytes, is_wanted)
 
-    def welcomes(self, identity: FileIdentity, payload: memoryview, limit_bytes: int) -> bool:
+    def welcomes(self, identity: FileIdentity, limit_bytes: int) -> bool:
         """Return whether room is to be made for a block that has not been used since it was computed."""
-        block = self._work(identity, payload).block
-        parent = self.seal.name(block.header.parent)
+        header, num_bytes = identity.header, file_bytes(identity) + self.seal.file_overhead
+        name = identity.fingerprint, self.seal.name(header.key), header.group
+        parent, room_bytes = self.seal.name(header.parent), self.quarantine.beside(limit_bytes)
         with self._lock:
-            room_bytes = self.quarantine.beside(limit_bytes)
-            return self.order.welcomes(self._name(block), parent, block.num_bytes, room_bytes)
+            return self.order.welcomes(name, parent, num_bytes, room_bytes)
 
     def accept(self, name: BlockName) -> None:
         """Note that a block is there, whoever wrote it."""
@@ -324,10 +325,10 @@ class BlockDirectory:
             try:
                 has_room = limit_bytes is None or self.enforce(limit_bytes)
             finally:
-                # Until they are settled; not before: what makes room settles all that is doubtful, and
-                # bytes that are not reserved any more would be written beyond the limit.
+                # Not before: what makes room settles the doubtful, whose bytes are not reserved then.
                 self._doubtful.update(names)
             if not has_room:
+                self.order.refuse(names)
                 return False
             paths = [self.path(*name) for name in names]
             write_on_shelves(

@@ -132,6 +132,11 @@ def temporary_path(path: Path, writer: str) -> Path:
     return path.with_name(f".{path.name}.{writer}{TEMPORARY_SUFFIX}")
 
 
+def file_bytes(identity: FileIdentity) -> int:
+    """Return how long a block's file in the clear is. Looks at no byte of its payload."""
+    return len(_render_blank(identity)) + identity.payload_bytes
+
+
 def render_head(identity: FileIdentity, payload: memoryview) -> bytes:
     """Return the file's bytes before the payload."""
     return _with_checksum(_render_blank(identity), payload)

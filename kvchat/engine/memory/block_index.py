@@ -176,8 +176,8 @@ class BlockIndex:
         self._file.erase()
 
     def oldest_leaves(self, limit: int, *, is_proven: bool | None = None) -> list[IndexedBlock]:
-        """Return settled blocks that no block on disk has as its parent, longest unused first; fewer than
-        `limit` only where there are no more.
+        """Return blocks that no block on disk has as its parent, and that nobody writes or removes in any
+        group, longest unused first; fewer than `limit` only where there are no more.
 
         Args:
             is_proven: only those that were, or were not, used after they were stored.
@@ -190,9 +190,11 @@ class BlockIndex:
         is_newest = f"""NOT EXISTS (SELECT 1 FROM blocks AS other
                        WHERE other.fingerprint = blocks.fingerprint AND other.key = blocks.key
                        AND other.writer IS NULL AND ({others}) > ({own}))"""
+        is_settled = """NOT EXISTS (SELECT 1 FROM blocks AS part WHERE part.fingerprint = blocks.fingerprint
+                        AND part.key = blocks.key AND part.writer IS NOT NULL)"""
         chosen = "TRUE" if is_proven is None else "proven=?"
         rows = self._file.read(
-            f"SELECT fingerprint, key FROM blocks WHERE {chosen} AND writer IS NULL"
+            f"SELECT fingerprint, key FROM blocks WHERE {chosen} AND {is_settled}"
             f" AND {is_newest} AND {is_leaf} ORDER BY last_used LIMIT ?",
             *([] if is_proven is None else [is_proven]),
             limit,

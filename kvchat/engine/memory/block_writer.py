@@ -13,6 +13,7 @@ from kvchat.errors import StorageError
 
 FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+_BUFFERS = (bytes, bytearray, memoryview)
 
 
 class BlockSink(Protocol):
@@ -23,11 +24,37 @@ class BlockSink(Protocol):
     def remove(self, key: BlockKey, group: GroupId) -> None: ...
 
 
+class Arriving(Protocol):
+    """A block's bytes on their way from the device."""
+
+    def __len__(self) -> int: ...
+
+    def arrived(self) -> Buffer:
+        """Return the bytes; waits until they are there. May be asked again."""
+        ...
+
+    def release(self) -> None:
+        """Say that nobody reads the bytes any more."""
+        ...
+
+
+Payload = Buffer | Arriving
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     header: BlockHeader
-    payload: Buffer
+    payload: Payload
     replaces: BlockKey | None
+
+    def data(self) -> Buffer:
+        """Return the bytes; may wait for the device."""
+        return self.payload if isinstance(self.payload, _BUFFERS) else self.payload.arrived()
+
+    def end(self) -> None:
+        """Let the bytes go: the block is written, or given up."""
+        if not isinstance(self.payload, _BUFFERS):
+            self.payload.release()
 
 
 class BlockWriter:
@@ -44,6 +71,7 @@ class BlockWriter:
         max_bytes: int,
         first_pause_s: float = FIRST_PAUSE_S,
         shortage: Callable[[], str | None] = lambda: None,
+        left_out: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Start the thread.
 
@@ -52,9 +80,11 @@ class BlockWriter:
             first_pause_s: until a refused block is tried again; doubles with each refusal, up to 30 s.
             shortage: says why a block that was not written found no room; None: it was there. What finds no
                 room is tried again like what is refused.
+            left_out: says why a block was not written though others might have gone for it; None: it was
+                there. It is told, and not tried again.
         """
         self.problem: str | None = None
-        """What the disk last refused; None once a block was written after it."""
+        """What the disk last refused, or what was left out; None once a block was written after it."""
         self.num_written = 0
         self.written_bytes = 0
         self.num_dropped = 0
@@ -62,6 +92,7 @@ class BlockWriter:
         self._max_bytes = max_bytes
         self._first_pause_s = first_pause_s
         self._shortage = shortage
+        self._left_out = left_out
         self._queue: deque[Submission] = deque()
         self._queued_bytes = 0
         self._pause_s = 0.0
@@ -80,29 +111,38 @@ class BlockWriter:
         """Bytes of payload that are not durable yet."""
         return self._queued_bytes
 
+    def queued(self) -> set[tuple[BlockKey, GroupId]]:
+        """Return which blocks are not durable yet. Pure."""
+        with self._changed:
+            return {(one.header.key, one.header.group) for one in self._queue}
+
     def has_room(self, num_bytes: int) -> bool:
         """Whether `submit` would take a block of this size now, if only to drop it. Pure."""
         with self._changed:
             is_full = bool(self._queue) and self._queued_bytes + num_bytes > self._max_bytes
             return not self._closed and (not is_full or self._pause_s > 0)
 
-    def submit(self, header: BlockHeader, payload: Buffer, replaces: BlockKey | None = None) -> bool:
-        """Take a block to write. Never waits for the disk.
+    def submit(self, header: BlockHeader, payload: Payload, replaces: BlockKey | None = None) -> bool:
+        """Take a block to write. Never waits for the disk, nor for the device.
 
         Args:
-            payload: kept until written; must not change.
+            payload: kept until written; must not change once it has arrived. It is released also where it is
+                not taken.
             replaces: key of the tail that this one continues; its file goes once this one is durable.
 
         Returns: False if the queue is full: try again later. True says it was taken, not that it is durable.
         """
+        submission = Submission(header=header, payload=payload, replaces=replaces)
         with self._changed:
             if self._closed:
+                submission.end()
                 return False
             if self._queue and self._queued_bytes + len(payload) > self._max_bytes:
                 is_refusing = self._pause_s > 0  # whoever waited for that disk could wait for ever
                 self.num_dropped += is_refusing
+                submission.end()
                 return is_refusing
-            self._queue.append(Submission(header=header, payload=payload, replaces=replaces))
+            self._queue.append(submission)
             self._queued_bytes += len(payload)
             self._changed.notify_all()
             return True
@@ -126,6 +166,9 @@ class BlockWriter:
                 self._gives_up = self._gives_up or doomed[0]
                 doomed[0] = False
             self.num_dropped += sum(doomed)
+            for one, goes in zip(self._queue, doomed, strict=True):
+                if goes:
+                    one.end()
             self._queue = deque(one for one, goes in zip(self._queue, doomed, strict=True) if not goes)
             self._queued_bytes = sum(len(one.payload) for one in self._queue)
             self._changed.notify_all()
@@ -154,7 +197,7 @@ class BlockWriter:
                 # A bug of ours costs this block, not the thread and every block after it.
                 self._finished(submission, is_new=False, problem=f"A block could not be saved: {error!r}")
             else:
-                self._finished(submission, is_new=is_new, problem=None)
+                self._finished(submission, is_new=is_new, problem=None if is_new else self._left_out())
 
     def _next(self) -> Submission | None:
         """Wait for work and for the end of a pause; None once closed."""
@@ -171,17 +214,17 @@ class BlockWriter:
 
     def _write(self, submission: Submission) -> bool:
         header = submission.header
-        is_new = self._store.write(header, submission.payload)
+        is_new = self._store.write(header, submission.data())
         if not is_new and (words := self._shortage()) is not None:
             raise StorageError(words)
-        if submission.replaces not in (None, header.key):
+        if submission.replaces not in (None, header.key) and (is_new or self._left_out() is None):
             self._store.remove(submission.replaces, header.group)
         return is_new
 
     def _finished(self, submission: Submission, *, is_new: bool, problem: str | None) -> None:
         with self._changed:
             self._end_attempt()
-            self._queue.popleft()
+            self._queue.popleft().end()
             self._queued_bytes -= len(submission.payload)
             self.num_written += is_new
             self.written_bytes += len(submission.payload) * is_new
@@ -196,7 +239,9 @@ class BlockWriter:
             self._num_refusals += 1
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) or self._first_pause_s
             if self._end_attempt():
-                self._queued_bytes -= len(self._queue.popleft().payload)
+                given_up = self._queue.popleft()
+                given_up.end()
+                self._queued_bytes -= len(given_up.payload)
                 self.num_dropped += 1
             self._changed.notify_all()
 

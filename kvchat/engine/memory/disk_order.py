@@ -3,9 +3,10 @@
 A block is proven once a request uses it after it was stored. While at least one in `SMALL_SHARE` of the
 blocks is neither that nor kept, the unproven ones go, longest unused first, and otherwise the longest unused
 of the proven: one scan of a long document, or one large import, takes no more room than that from what is
-used again and again. What more there is of it is not written, since of a chain the end gives way first; the
-next request that uses the chain has it written. A block that comes back soon after it went is proven at once.
-Leaves go first, and nothing that is kept.
+used again and again, and never less than one block, so that on a disk for a few blocks a new conversation
+gets in too, a block with each request. What more there is of it is not written, since of a chain the end
+gives way first; the next request that uses the chain has it written. A block that comes back soon after it
+went is proven at once. Leaves go first, and nothing that is kept, or of which a group is being written.
 
 Source: S3-FIFO, Yang et al., SOSP 2023. Differences: the main queue is in the order of the last use, so that
 an eviction writes no row but those of what goes; and names of what went are remembered by the process alone,
@@ -51,33 +52,49 @@ class DiskOrder:
         """Return whether room is to be made for a block that has not been used since it was computed: not
         where all that would have to go was used again, nor behind a block for which there was none.
         """
-        is_behind_refused = _name(name[0], parent) in self._refused
-        if self.eviction is Eviction.LRU or (
-            not is_behind_refused and self._has_room(name, num_bytes, limit_bytes)
-        ):
+        is_behind_refused = self._is_behind_refused(name, parent)
+        if not is_behind_refused and self._has_room(name, num_bytes, limit_bytes):
             return True
         if name[:2] in self._kept.all():
             return True
-        if not is_behind_refused and any(leaf.name != parent for leaf in self._free(2, False)):
+        # Neither for its own parent, nor for what another group has of the same block.
+        own = (parent, name[1])
+        if not is_behind_refused and any(leaf.name not in own for leaf in self._free(len(own) + 1, False)):
             return True
-        self._refused.add(_name(name[0], name[1]))
+        self.refuse([name])
         return False
+
+    def refuse(self, names: Iterable[BlockName]) -> None:
+        """Note that there was no room for blocks: what comes behind them would be of no use."""
+        for name in names:
+            self._refused.add(_name(*name[:2]))
+            self._refused.add(_name(*name))
+
+    def _is_behind_refused(self, name: BlockName, parent: DiskKey) -> bool:
+        """Whether there was no room for a block's parent, or for the block itself in another group."""
+        if _name(name[0], parent) in self._refused:
+            return True
+        return _name(*name[:2]) in self._refused and _name(*name) not in self._refused
 
     def _has_room(self, name: BlockName, num_bytes: int, limit_bytes: int) -> bool:
         """Whether nothing has to go for a block, or what was used again."""
         usage = self._index.usage()
-        if usage.num_bytes + num_bytes <= limit_bytes or _name(*name) in self._ghosts:
+        has_room = usage.num_bytes + num_bytes <= limit_bytes or _name(*name) in self._ghosts
+        if has_room or self.eviction is Eviction.LRU:
             return True
-        return self._is_small(1, usage.num_blocks + 1)
+        return self._is_small(1, usage.num_blocks + 1) or self._num_unproven() == 0
 
     def _is_small(self, num_more: int, num_blocks: int) -> bool:
         """Whether less than its share of the blocks was never used again, and may give way to others."""
         num_unproven = self._index.num_unproven() + num_more
-        if num_unproven * SMALL_SHARE < num_blocks:
-            return True
         # Only where it matters, since what is kept has to be looked up.
-        num_unproven -= self._index.num_unproven_of(self._kept.all())
-        return num_unproven * SMALL_SHARE < num_blocks
+        return num_unproven * SMALL_SHARE < num_blocks or (
+            (self._num_unproven() + num_more) * SMALL_SHARE < num_blocks
+        )
+
+    def _num_unproven(self) -> int:
+        """Return how many blocks were never used again and are not kept."""
+        return self._index.num_unproven() - self._index.num_unproven_of(self._kept.all())
 
     def note_gone(self, leaves: Iterable[IndexedBlock]) -> None:
         """Remember what has to go though it was never used again."""
@@ -98,17 +115,19 @@ class DiskOrder:
     def accept(self, names: Iterable[BlockName]) -> None:
         """Note that blocks are there now."""
         for name in names:
-            self._refused.take(_name(name[0], name[1]))
+            self._refused.take(_name(*name[:2]))
+            self._refused.take(_name(*name))
 
     def _free(self, limit: int, is_proven: bool | None) -> list[IndexedBlock]:
-        """Return leaves that are not kept, longest unused first."""
+        """Return leaves that are not kept, longest unused first; fewer only if there are no more."""
         kept = self._kept.all()
+        num_seen = limit
         while True:
-            found = self._index.oldest_leaves(limit, is_proven=is_proven)
+            found = self._index.oldest_leaves(num_seen, is_proven=is_proven)
             free = [leaf for leaf in found if (leaf.fingerprint, leaf.name) not in kept]
-            if free or len(found) < limit:
-                return free
-            limit *= 4
+            if len(free) >= limit or len(found) < num_seen:
+                return free[:limit]
+            num_seen *= 4
 
 
 def _name(fingerprint: bytes, name: DiskKey, group: GroupId | None = None) -> BlockKey:

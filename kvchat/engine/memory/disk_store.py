@@ -16,7 +16,7 @@ from kvchat.engine.memory.block_index import BlockName, DiskUsage, IndexedBlock,
 from kvchat.engine.memory.block_seal import seal_of
 from kvchat.engine.memory.block_shelves import storage_errors
 from kvchat.engine.memory.files import SYSTEM, Buffer, Files
-from kvchat.engine.memory.room import no_room, require_allowance
+from kvchat.engine.memory.room import no_room, require_allowance, too_long
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.sealing.sealer import Sealer
 
@@ -72,6 +72,8 @@ class DiskStore:
         """What prepared weights take of the limit that a person gave; they are not in `limit_bytes`."""
         self.shortage: str | None = None
         """Why the last block that was to be written found no room, with what to do; None if it found some."""
+        self.left_out: str | None = None
+        """Why the last block was left out though others might have gone, with what to do; else None."""
         self._fingerprint = fingerprint
         self._layouts = dict(layouts)
         self._payload_bytes = {
@@ -180,7 +182,7 @@ class DiskStore:
         Raises: StorageError: as `write`; any of several may be there then, whole.
         """
         self.flush_touched()
-        self.shortage = None
+        self.shortage = self.left_out = None
         due: list[tuple[FileIdentity, memoryview]] = []
         for header, payload in blocks:
             identity, data = self._identity(header), memoryview(payload).cast("B")
@@ -188,15 +190,17 @@ class DiskStore:
             if self._is_there(header):
                 self._directory.accept(self._name(header.key, header.group))
                 continue
-            if is_wanted or self._is_welcome(identity, data):
+            if is_wanted or self._is_welcome(identity):
                 due.append((identity, data))
             else:
-                self.shortage = self._no_room(len(data))
+                self._note_no_room(len(data))
         if not due:
             return 0
-        has_room = self._directory.write(due, self.limit_bytes, self.daily_bytes, is_wanted=is_wanted)
-        self.shortage = None if has_room else self._no_room(max(len(data) for _, data in due))
-        return len(due) if has_room else 0
+        if self._directory.write(due, self.limit_bytes, self.daily_bytes, is_wanted=is_wanted):
+            self.shortage = self.left_out = None
+            return len(due)
+        self._note_no_room(max(len(data) for _, data in due))
+        return 0
 
     def make_room(self, num_bytes: int) -> bool:
         """Let others go now for so many bytes of files that are to be written.
@@ -245,7 +249,8 @@ class DiskStore:
         """Let the index know which blocks were used."""
         with self._touched_lock:
             touched, self._touched = self._touched, {}
-        self._index.touch(self._fingerprint, touched)
+        if touched:
+            self._index.touch(self._fingerprint, touched)
 
     def usage(self) -> DiskUsage:
         """Return what this fingerprint has on disk. O(1), from the index's own totals."""
@@ -312,9 +317,9 @@ class DiskStore:
             return True
         return self._directory.adopt(self._fingerprint, path)
 
-    def _is_welcome(self, identity: FileIdentity, payload: memoryview) -> bool:
+    def _is_welcome(self, identity: FileIdentity) -> bool:
         """Whether room is to be made for a block that has not been used since it was computed."""
-        return self.limit_bytes is None or self._directory.welcomes(identity, payload, self.limit_bytes)
+        return self.limit_bytes is None or self._directory.welcomes(identity, self.limit_bytes)
 
     def _identity(self, header: BlockHeader) -> FileIdentity:
         assert header.key == block_key(header.parent, header.token_ids)
@@ -332,12 +337,14 @@ class DiskStore:
     def _name(self, key: BlockKey, group: GroupId) -> BlockName:
         return self._fingerprint, self._directory.seal.name(key), group
 
-    def _no_room(self, block_bytes: int) -> str | None:
-        """Say what holds the room; None where something may go that only does not go for this block."""
+    def _note_no_room(self, block_bytes: int) -> None:
+        """Note what holds the room: what may never go, or what only does not go for this block."""
         assert self.limit_bytes is not None
         if block_bytes <= self.limit_bytes and self._directory.has_due():
-            return None
-        return no_room(
+            self.shortage, self.left_out = None, too_long(self.limit_bytes)
+            return
+        self.left_out = None
+        self.shortage = no_room(
             limit_bytes=self.limit_bytes,
             kept_bytes=self._index.num_bytes(self._directory.kept.all()),
             elsewhere_bytes=self.elsewhere_bytes,

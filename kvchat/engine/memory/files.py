@@ -16,6 +16,7 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from kvchat.directories import NamedFiles, SystemNames, make_private
 from kvchat.engine.memory.pages import PAGE, Pages
 
 Buffer = bytes | bytearray | memoryview
@@ -27,6 +28,7 @@ LEAST_DIRECT_BYTES = 1 << 18
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 MAX_WAITING = 16
 """Threads that wait for the medium at one time."""
+_PIECE_BYTES = 1 << 16
 MAX_PARTS = 1024
 """As many buffers does Linux fill in one call."""
 
@@ -38,7 +40,7 @@ Identity = tuple[int, int]
 Item = TypeVar("Item")
 
 
-class Files(Protocol):
+class Files(NamedFiles, Protocol):
     """The operating system as the disk tier sees it. Every method may raise OSError.
 
     Args:
@@ -48,24 +50,12 @@ class Files(Protocol):
     @property
     def gives_descriptors(self) -> bool: ...
 
-    def create(self, path: Path) -> int:
-        """Open an empty file for its owner alone to write to, in place of one that is there."""
-        ...
-
     def open(self, path: Path) -> int:
         """Open a file to read; neither follows a link nor waits for a pipe."""
         ...
 
-    def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
-        """Write `parts`, one after another, behind what was written; return how many bytes were taken."""
-        ...
-
     def identity(self, path: Path) -> Identity | None:
         """Return which file has this name, links followed; None if none has. Not being told is an error."""
-        ...
-
-    def entries(self, path: Path) -> Sequence[os.DirEntry[str]]:
-        """Return what lies in a directory."""
         ...
 
     def announce(self, path: Path) -> bool:
@@ -79,25 +69,7 @@ class Files(Protocol):
         """Fill `parts`, one after another, from an offset; return how many bytes there were."""
         ...
 
-    def sync(self, descriptor: int) -> None:
-        """Wait until a file's bytes are on the medium."""
-        ...
-
-    def close(self, descriptor: int) -> None: ...
-
-    def rename(self, source: Path, target: Path) -> None: ...
-
-    def unlink(self, path: Path) -> None: ...
-
-    def make_dir(self, path: Path) -> None:
-        """Create a directory for its owner alone; its parent is there."""
-        ...
-
     def remove_dir(self, path: Path) -> None: ...
-
-    def sync_dir(self, path: Path) -> None:
-        """Wait until the names in a directory are on the medium."""
-        ...
 
     def commit(self, connection: sqlite3.Connection) -> None:
         """End the index's transaction; may raise sqlite3.Error."""
@@ -108,20 +80,17 @@ class Files(Protocol):
         ...
 
 
-class SystemFiles:
+class SystemFiles(SystemNames):
     """The real operating system."""
 
     gives_descriptors = True
-
-    def create(self, path: Path) -> int:
-        return os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def open(self, path: Path) -> int:
         # O_NONBLOCK: a named pipe put in a block's place must not hang the engine.
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
     def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
-        return _write_past_the_cache(descriptor, parts) or os.writev(descriptor, parts)
+        return _write_past_the_cache(descriptor, parts) or super().write(descriptor, parts)
 
     def identity(self, path: Path) -> Identity | None:
         try:
@@ -129,10 +98,6 @@ class SystemFiles:
         except (FileNotFoundError, NotADirectoryError):
             return None
         return status.st_dev, status.st_ino
-
-    def entries(self, path: Path) -> Sequence[os.DirEntry[str]]:
-        with os.scandir(path) as entries:
-            return list(entries)
 
     def announce(self, path: Path) -> bool:
         if not hasattr(os, "RWF_NOWAIT"):
@@ -148,30 +113,8 @@ class SystemFiles:
     def read(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
         return os.preadv(descriptor, parts, offset)
 
-    def sync(self, descriptor: int) -> None:
-        os.fsync(descriptor)
-
-    def close(self, descriptor: int) -> None:
-        os.close(descriptor)
-
-    def rename(self, source: Path, target: Path) -> None:
-        os.rename(source, target)
-
-    def unlink(self, path: Path) -> None:
-        os.unlink(path)
-
-    def make_dir(self, path: Path) -> None:
-        os.mkdir(path, 0o700)
-
     def remove_dir(self, path: Path) -> None:
         os.rmdir(path)
-
-    def sync_dir(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def commit(self, connection: sqlite3.Connection) -> None:
         connection.execute("COMMIT")
@@ -187,27 +130,13 @@ SYSTEM = SystemFiles()
 _pages = Pages()
 
 
-def make_private(files: Files, path: Path) -> None:
-    """Create a directory and its missing parents with mode 0700, and make their names durable."""
-    if path.is_dir():
-        return
-    make_private(files, path.parent)
-    try:
-        files.make_dir(path)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-        # Another process was faster; its name may not be durable yet.
-    files.sync_dir(path.parent)
-
-
 def make_all_private(files: Files, paths: Iterable[Path]) -> None:
     """Do what `make_private` does for several directories; names in one parent become durable at once."""
     parents: dict[Path, None] = {}
     for path in dict.fromkeys(paths):
         if path.is_dir():
             continue
-        make_private(files, path.parent)
+        make_private(path.parent, files)
         try:
             files.make_dir(path)
         except FileExistsError:
@@ -243,6 +172,22 @@ def write_all(files: Files, descriptor: int, parts: Iterable[Buffer]) -> None:
     due = deque(view for part in parts if len(view := memoryview(part).cast("B")))
     while due:
         _drop(due, files.write(descriptor, [*islice(due, MAX_PARTS)]))
+
+
+def read_whole(files: Files, path: Path) -> bytes:
+    """Return what a small file holds.
+
+    Raises: OSError: it cannot be opened or read.
+    """
+    descriptor = files.open(path)
+    try:
+        found = bytearray()
+        piece = memoryview(bytearray(_PIECE_BYTES))
+        while num_read := files.read(descriptor, [piece], len(found)):
+            found += piece[:num_read]
+        return bytes(found)
+    finally:
+        files.close(descriptor)
 
 
 def read_all(files: Files, descriptor: int, parts: Iterable[memoryview]) -> None:
@@ -317,12 +262,18 @@ def _write_past_the_cache(descriptor: int, parts: Sequence[memoryview]) -> int:
 
 
 def _gathered(parts: Iterable[memoryview], num_bytes: int) -> memoryview:
-    """Return the first bytes of `parts` in one run from the start of a page."""
+    """Return the first bytes of `parts` in one run from the start of a page.
+
+    Effect: other threads go on meanwhile, which they do not where one view is assigned to another.
+    """
+    import numpy as np  # by who writes large files: most commands write none
+
     run = _pages.take(num_bytes)
+    target = np.frombuffer(run, np.uint8)
     start = 0
     for part in parts:
         piece = part[: num_bytes - start]
-        run[start : start + len(piece)] = piece
+        np.copyto(target[start : start + len(piece)], np.frombuffer(piece, np.uint8))
         start += len(piece)
     return run
 

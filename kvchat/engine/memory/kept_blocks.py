@@ -8,24 +8,19 @@ The files stand beside the blocks and not in the index, which may be lost at any
 keeps nothing; while one cannot be read, nobody knows what is kept, and nothing goes.
 """
 
-import os
-import re
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from secrets import token_hex
-from time import time
 
-from kvchat.directories import make_private, sync
+from kvchat import directories
 from kvchat.engine.api.ids import KEY_BYTES
 from kvchat.engine.memory.block_seal import DiskKey
+from kvchat.engine.memory.files import SYSTEM, Files, read_whole
 from kvchat.errors import StorageError
 
 _DIGEST_BYTES = 16
 _SUFFIX = ".keep"
-_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}")
-_STALE_S = 60.0
 
 Kept = frozenset[tuple[bytes, DiskKey]]
 """Fingerprints and names of blocks."""
@@ -34,10 +29,11 @@ Kept = frozenset[tuple[bytes, DiskKey]]
 class KeptBlocks:
     """What is kept in one cache directory. May be called from several threads and processes."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, files: Files = SYSTEM) -> None:
         """Args:
         home: where files and index of the blocks are.
         """
+        self._files = files
         self._directory = home / "kept"
         self._seen: tuple[tuple[str, int, int], ...] = ()
         self._kept: Kept = frozenset()
@@ -68,26 +64,16 @@ class KeptBlocks:
         return frozenset(self._read(name + _SUFFIX))
 
     def keep(self, name: str, fingerprint: bytes, blocks: Iterable[DiskKey]) -> None:
-        """Keep these blocks under a name, instead of what was kept under it.
+        """Keep these blocks under a name, instead of what was kept under it. Durable when this returns.
 
-        Raises: StorageError: it cannot be written.
+        Raises: StorageError: it cannot be written; what was kept is kept still.
         """
         data = fingerprint + b"".join(blocks)
         file = self._directory / (name + _SUFFIX)
-        unfinished = self._directory / f".{name}.{token_hex(4)}"
+        self.remove_unfinished()
         try:
-            make_private(self._directory)
-            self.remove_unfinished()
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(data + _digest(data))
-                stream.flush()
-                os.fsync(descriptor)
-            unfinished.rename(file)
-            sync(self._directory)
+            directories.write_private(file, data + _digest(data), self._files)
         except OSError as error:
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
             raise StorageError(f"cannot write {file}: {error.strerror or error}") from error
 
     def let_go(self, name: str) -> None:
@@ -97,26 +83,22 @@ class KeptBlocks:
         """
         file = self._directory / (name + _SUFFIX)
         try:
-            file.unlink(missing_ok=True)
+            directories.remove_private(file, self._files)
         except OSError as error:
             raise StorageError(f"cannot remove {file}: {error.strerror or error}") from error
 
     def remove_unfinished(self) -> None:
-        """Remove what a killed process has left half written; nobody takes so long to write one."""
-        with suppress(OSError), os.scandir(self._directory) as entries:
-            for entry in entries:
-                if _UNFINISHED.fullmatch(entry.name) and time() - entry.stat().st_mtime > _STALE_S:
-                    Path(entry.path).unlink(missing_ok=True)
+        """Remove what a killed process has left half written."""
+        directories.remove_unfinished(self._directory, self._files)
 
     def _state(self) -> tuple[tuple[str, int, int], ...]:
         found: list[tuple[str, int, int]] = []
         try:
-            with os.scandir(self._directory) as entries:
-                for entry in entries:
-                    if entry.name.endswith(_SUFFIX):
-                        with suppress(FileNotFoundError):  # let go of just now
-                            state = entry.stat()
-                            found.append((entry.name, state.st_mtime_ns, state.st_ino))
+            for entry in self._files.entries(self._directory):
+                if entry.name.endswith(_SUFFIX):
+                    with suppress(FileNotFoundError):  # let go of just now
+                        state = entry.stat()
+                        found.append((entry.name, state.st_mtime_ns, state.st_ino))
         except FileNotFoundError:
             return ()
         except OSError as error:
@@ -125,7 +107,7 @@ class KeptBlocks:
 
     def _read(self, name: str) -> list[tuple[bytes, DiskKey]]:
         try:
-            data = (self._directory / name).read_bytes()
+            data = read_whole(self._files, self._directory / name)
         except FileNotFoundError:
             return []
         except OSError as error:

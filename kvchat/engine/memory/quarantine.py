@@ -4,7 +4,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from kvchat.engine.memory.files import Files, make_private, unlink_if_there
+from kvchat.directories import make_private
+from kvchat.engine.memory.files import Files, unlink_if_there
 
 MAX_QUARANTINED = 16
 
@@ -19,12 +20,12 @@ class Quarantine:
     def take(self, path: Path) -> None:
         """Move a damaged file here, where the newest few are kept; remove it where that fails."""
         try:
-            make_private(self._files, self.directory)
+            make_private(self.directory, self._files)
             self._files.rename(path, self.directory / f"{path.parent.parent.name[:16]}.{path.name}")
             self._files.sync_dir(path.parent)
-            aside = sorted(self.directory.iterdir(), key=lambda file: file.lstat().st_ctime_ns)
+            aside = sorted(self._files.entries(self.directory), key=_moved_ns)
             for old in aside[:-MAX_QUARANTINED]:
-                self._files.unlink(old)
+                self._files.unlink(Path(old.path))
         except OSError:
             with suppress(OSError):
                 self._files.unlink(path)
@@ -32,8 +33,8 @@ class Quarantine:
     def num_bytes(self) -> int:
         """Return what is kept here; 0 where it cannot be told."""
         try:
-            with os.scandir(self.directory) as entries:
-                return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+            entries = self._files.entries(self.directory)
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
         except OSError:
             return 0
 
@@ -43,13 +44,20 @@ class Quarantine:
         return limit_bytes if aside_bytes > limit_bytes // 2 else limit_bytes - aside_bytes
 
     def empty(self) -> None:
-        """Remove everything.
+        """Remove everything, durably.
 
         Raises: OSError: something cannot be removed.
         """
         try:
-            names = os.listdir(self.directory)
+            entries = self._files.entries(self.directory)
         except FileNotFoundError:
             return
-        for name in names:
-            unlink_if_there(self._files, self.directory / name)
+        for entry in entries:
+            unlink_if_there(self._files, Path(entry.path))
+        if entries:
+            self._files.sync_dir(self.directory)
+
+
+def _moved_ns(entry: "os.DirEntry[str]") -> int:
+    """Return when a file got its name here."""
+    return entry.stat(follow_symlinks=False).st_ctime_ns

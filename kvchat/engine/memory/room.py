@@ -23,7 +23,7 @@ def require_allowance(*, today_bytes: int, num_bytes: int, daily_bytes: int | No
 def no_room(
     *, limit_bytes: int, kept_bytes: int, elsewhere_bytes: int, block_bytes: int, aside_bytes: int = 0
 ) -> str:
-    """Return what holds the room, and what to do.
+    """Return what holds the room although all that may go has gone, and what to do.
 
     Args:
         limit_bytes: what blocks may take.
@@ -45,6 +45,16 @@ def no_room(
         told += f", and damaged blocks that were set aside hold {_mib(aside_bytes)} of it"
         advice += ", or let `kvchat cache gc` empty what was set aside"
     return f"{told}, and there is no room for more; {advice}"
+
+
+def too_long(limit_bytes: int) -> str:
+    """Return what is said where a conversation's end is left out, so that its beginning, and conversations
+    that were used again, stay.
+    """
+    return (
+        f"blocks may take {_mib(limit_bytes)} on disk: of the last conversation its beginning alone is kept"
+        " there, and its end is computed again; give more with --kv-disk-bytes"
+    )
 
 
 def _mib(num_bytes: int) -> str:

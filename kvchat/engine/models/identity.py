@@ -5,15 +5,15 @@ put words into the mouth of another model.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvchat.directories import make_private
+from kvchat.directories import remove_unfinished, write_private
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.memory.block_file import Layout, Region
+from kvchat.engine.memory.files import SYSTEM, Files
 from kvchat.engine.models.fingerprint import digest_of
 
 MAX_RECORD_BYTES = 4 << 20
@@ -21,21 +21,17 @@ MAX_RECORD_BYTES = 4 << 20
 Fields = Mapping[str, Any]
 
 
-def remember(cache_dir: Path, fields: Fields) -> None:
-    """Keep the fields of a fingerprint; not being able to costs an export its blocks, and nothing else."""
+def remember(cache_dir: Path, fields: Fields, files: Files = SYSTEM) -> None:
+    """Keep the fields of a fingerprint; not being able to costs an export its blocks, and nothing else.
+
+    Effect: durable when this returns, or not there at all.
+    """
     fingerprint = digest_of(fields)
     path = _path(cache_dir, fingerprint)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    if recall(cache_dir, fingerprint) is not None:
-        return
-    try:
-        make_private(path.parent)
-        with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as file:
-            json.dump(fields, file)
-        temporary.replace(path)
-    except OSError:
+    if recall(cache_dir, fingerprint) is None:
+        remove_unfinished(path.parent, files)
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            write_private(path, json.dumps(fields).encode(), files)
 
 
 def recall(cache_dir: Path, fingerprint: bytes) -> Fields | None:

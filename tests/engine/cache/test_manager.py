@@ -122,6 +122,9 @@ def test_branches_that_share_a_tail_may_write_in_one_step() -> None:
     for number, branch in enumerate(branches):
         branch.token_ids.append(number)
         moves += cache.manager.extend(branch, 1) or ()
+    for tails in zip(*(branch.tables for branch in branches), strict=True):
+        assert len({table[1] for table in tails}) == len(branches), "each writes into a tail of its own"
+    assert len(moves) == 2 * len(branches), "the shared one is a source of that step, and nobody's place"
     cache.run(moves, [(branch, 1) for branch in branches])
     cache.check()
 

@@ -35,21 +35,41 @@ NEW = chain([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13])
 OLDER_TAIL = block_behind(NEW[2].key, [13, 14])
 BLOCKS = {block.key: block for block in (*OLD, *NEW, OLDER_TAIL)}
 
+Recorded = tuple[Tree, list[Operation]]
+"""A directory, and what was done to it then."""
+Look = Callable[[Path, Tree, Sequence[Operation]], list[str]]
+"""Puts a state into a place and returns how it breaks a promise that these operations have given."""
+Forget = Callable[[Operation], Operation | None]
+"""Leaves operations out, or makes less of them."""
+
+
+def check_every_state(place: Path, recorded: Recorded, look: Look, num_samples: int, least: int) -> None:
+    """Look at every state, of which there are more than `least`."""
+    base, operations = recorded
+    num_states = 0
+    for num_called, state in CrashStates(base, operations, Random(0), num_samples):
+        assert look(place, state, operations[:num_called]) == []
+        num_states += 1
+    assert num_states > least
+
+
+def is_any_state_wrong(place: Path, recorded: Recorded, look: Look, forget: Forget) -> bool:
+    """Return whether a state breaks a promise where some operations are left out."""
+    base, operations = recorded
+    kept = [operation for operation in map(forget, operations) if operation is not None]
+    states = CrashStates(base, kept, Random(0), num_samples=4)
+    return any(look(place, state, kept[:num]) for num, state in states)
+
 
 @pytest.mark.parametrize(("num_samples", "least"), [(2, 100), pytest.param(40, 600, marks=pytest.mark.slow)])
 def test_every_acknowledged_block_survives_and_nothing_leaks(
     quick_path: Path, num_samples: int, least: int
 ) -> None:
     """Traps 24 and 25: writes, a tail that is replaced, removal, and garbage collection."""
-    base, operations = _recorded(quick_path / "run")
-    num_states = 0
-    for num_called, state in CrashStates(base, operations, Random(0), num_samples):
-        assert _complaints(quick_path / "after", state, operations[:num_called]) == []
-        num_states += 1
-    assert num_states > least
+    check_every_state(quick_path / "after", _recorded(quick_path / "run"), _complaints, num_samples, least)
 
 
-def _without_syncs(operation: Operation) -> Operation | None:
+def without_syncs(operation: Operation) -> Operation | None:
     return None if isinstance(operation, Sync) else operation
 
 
@@ -69,18 +89,13 @@ def _without_durable_commits(operation: Operation) -> Operation | None:
 
 @pytest.mark.parametrize(
     "forget",
-    [_without_syncs, _without_names_of_blocks, _without_names_of_shelves, _without_durable_commits],
+    [without_syncs, _without_names_of_blocks, _without_names_of_shelves, _without_durable_commits],
 )
-def test_one_sort_of_sync_left_out_is_found(
-    quick_path: Path, forget: Callable[[Operation], Operation | None]
-) -> None:
-    base, operations = _recorded(quick_path / "run")
-    kept = [operation for operation in map(forget, operations) if operation is not None]
-    states = CrashStates(base, kept, Random(0), num_samples=4)
-    assert any(_complaints(quick_path / "after", state, kept[:num]) for num, state in states)
+def test_one_sort_of_sync_left_out_is_found(quick_path: Path, forget: Forget) -> None:
+    assert is_any_state_wrong(quick_path / "after", _recorded(quick_path / "run"), _complaints, forget)
 
 
-def _recorded(cache_dir: Path) -> tuple[Tree, list[Operation]]:
+def _recorded(cache_dir: Path) -> Recorded:
     """Run the store on a directory with one conversation, and return that directory and what was done."""
     store = open_store(cache_dir)
     for block in OLD:
@@ -110,25 +125,19 @@ def test_blocks_that_are_written_together_survive_like_those_that_are_not(
     quick_path: Path, num_samples: int, least: int
 ) -> None:
     """Traps 24 and 25: nothing is acknowledged before all of them are durable, and none is there in part."""
-    base, operations = _recorded_together(quick_path / "run")
-    num_states = 0
-    for num_called, state in CrashStates(base, operations, Random(0), num_samples):
-        assert _complaints(quick_path / "after", state, operations[:num_called]) == []
-        num_states += 1
-    assert num_states > least
+    recorded = _recorded_together(quick_path / "run")
+    check_every_state(quick_path / "after", recorded, _complaints, num_samples, least)
 
 
-@pytest.mark.parametrize("forget", [_without_syncs, _without_names_of_blocks, _without_names_of_shelves])
+@pytest.mark.parametrize("forget", [without_syncs, _without_names_of_blocks, _without_names_of_shelves])
 def test_one_sort_of_sync_left_out_of_blocks_written_together_is_found(
-    quick_path: Path, forget: Callable[[Operation], Operation | None]
+    quick_path: Path, forget: Forget
 ) -> None:
-    base, operations = _recorded_together(quick_path / "run")
-    kept = [operation for operation in map(forget, operations) if operation is not None]
-    states = CrashStates(base, kept, Random(0), num_samples=4)
-    assert any(_complaints(quick_path / "after", state, kept[:num]) for num, state in states)
+    recorded = _recorded_together(quick_path / "run")
+    assert is_any_state_wrong(quick_path / "after", recorded, _complaints, forget)
 
 
-def _recorded_together(cache_dir: Path) -> tuple[Tree, list[Operation]]:
+def _recorded_together(cache_dir: Path) -> Recorded:
     """Do the same with three blocks that are written at once."""
     store = open_store(cache_dir)
     store.write_all((block.header, block.payload) for block in OLD)

@@ -130,6 +130,32 @@ def test_an_unused_pack_keeps_no_new_conversation_from_a_disk_of_what_is_used_ag
     disk.store.close()
 
 
+def test_a_new_conversation_finds_room_on_a_disk_of_a_few_blocks_that_are_all_used_again(
+    tmp_path: Path,
+) -> None:
+    """A block with each of its requests, so that it is there whole after a bounded number of them."""
+    disk = Disk(tmp_path, 5)
+    hot, new = conversation(1, 5), conversation(2, 3)
+    for _ in range(3):
+        disk.request(hot)
+    found = [disk.request(new) for _ in range(4)]
+    assert found == [0, 1, 2, 3]
+    assert disk.found(hot) == 2, "of what was used longest ago the end went, and its beginning is of use"
+    disk.store.close()
+
+
+def test_conversations_that_are_used_once_take_one_of_a_few_blocks_and_no_more(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 5)
+    hot = conversation(1, 5)
+    for _ in range(3):
+        disk.request(hot)
+    for number in range(10, 20):
+        disk.request(conversation(number, 3))
+        assert disk.found(conversation(number, 3)) == 1
+    assert disk.found(hot) == 4
+    disk.store.close()
+
+
 def test_while_nobody_can_read_what_is_kept_blocks_that_need_no_room_are_written(tmp_path: Path) -> None:
     disk = Disk(tmp_path, 10)
     (tmp_path / "cache/kept/pack.keep").mkdir(parents=True)  # no list, and nothing says what it held
@@ -222,7 +248,7 @@ class SlowDisk:
         if num_once * SMALL_SHARE < len(self.rows):
             order = [again, once]
         else:
-            order = [once, again] if is_proven else [once]
+            order = [once, again] if is_proven or num_once == 1 else [once]
         return next((min(keys, key=lambda key: free[key].used_s) for keys in order if keys), None)
 
     def touch(self, key: BlockKey, now_s: float) -> None:

@@ -6,8 +6,19 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.engine.memory.block_file import file_bytes
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import FINGERPRINT, FULL, SLIDING, block_behind, open_store, write_all
+from tests.engine.memory.chains import (
+    BLOCK_SIZE,
+    FINGERPRINT,
+    FULL,
+    SLIDING,
+    block_behind,
+    chain,
+    open_store,
+    path_of,
+    write_all,
+)
 from tests.engine.memory.small_disk import Disk, conversation
 
 pytestmark = pytest.mark.pure
@@ -24,6 +35,18 @@ def test_kept_blocks_of_two_groups_do_not_end_the_search_for_what_may_go(tmp_pat
         catalog.keep("pack", FINGERPRINT, [block.key for block in kept])
     order = disk.store._directory.order
     assert [leaf.key for leaf in order.due(1)] == [conversation(8, 3)[-1].key]
+    disk.store.close()
+
+
+def test_no_more_goes_than_has_to_where_the_oldest_is_kept(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 4)
+    blocks = [conversation(number, 1)[0] for number in range(5)]
+    for block in blocks[:4]:
+        disk.write(block)
+    with closing(BlockCatalog(tmp_path / "cache")) as catalog:
+        catalog.keep("pack", FINGERPRINT, [blocks[0].key])
+    disk.write(blocks[4])
+    assert [disk.store.has(block.key, FULL) for block in blocks] == [True, False, True, True, True]
     disk.store.close()
 
 
@@ -101,3 +124,14 @@ def test_that_a_block_came_back_is_known_also_after_its_write_has_failed(tmp_pat
     disk.request(conversation(78, 40))
     assert disk.found(hot) == 5
     disk.store.close()
+
+
+@pytest.mark.parametrize("num_ids", [1, 3, BLOCK_SIZE])
+def test_a_block_is_weighed_by_what_its_file_takes_before_a_byte_of_it_is_looked_at(
+    tmp_path: Path, num_ids: int
+) -> None:
+    (block,) = chain(list(range(num_ids)))
+    with closing(open_store(tmp_path)) as store:
+        write_all(store, [block])
+        identity = store._identity(block.header)
+    assert file_bytes(identity) == path_of(tmp_path, block).stat().st_size

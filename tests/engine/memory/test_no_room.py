@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.disk_store import DiskStore
@@ -14,11 +15,13 @@ from tests.engine.memory.chains import (
     FINGERPRINT,
     FULL,
     SLIDING,
+    block_behind,
     chain,
     open_store,
     read,
     write_all,
 )
+from tests.engine.memory.small_disk import Disk, conversation
 
 pytestmark = pytest.mark.pure
 
@@ -29,7 +32,13 @@ NEW = chain(list(range(100, 100 + 2 * BLOCK_SIZE)))
 
 @contextmanager
 def writing(store: DiskStore) -> Iterator[BlockWriter]:
-    writer = BlockWriter(store, max_bytes=1 << 20, first_pause_s=0.01, shortage=lambda: store.shortage)
+    writer = BlockWriter(
+        store,
+        max_bytes=1 << 20,
+        first_pause_s=0.01,
+        shortage=lambda: store.shortage,
+        left_out=lambda: store.left_out,
+    )
     try:
         yield writer
     finally:
@@ -122,3 +131,45 @@ def test_a_block_for_which_smaller_ones_go_does_not_exceed_the_limit(tmp_path: P
         for block in NEW:
             assert store.write(block.header, block.payload)
             assert store.total_usage().num_bytes <= limit
+
+
+@pytest.mark.parametrize("eviction", list(Eviction))
+def test_of_a_conversation_longer_than_the_disk_the_beginning_stays_and_the_rest_is_told(
+    tmp_path: Path, eviction: Eviction
+) -> None:
+    """Also in later turns, which find it: what is used is not given up for an end that leads nowhere."""
+    disk = Disk(tmp_path, 12, eviction)
+    long, (other,) = conversation(1, 20), conversation(2, 1)
+    keys = [block.key for block in long]
+    with closing(disk.store) as store, writing(store) as writer:
+        for _ in range(3):
+            for block in long:
+                disk.clock.now_s += 1
+                assert writer.submit(block.header, block.payload)
+            assert writer.flush(LONG_S), "it holds up nobody else's blocks"
+            for words in ("its beginning alone is kept", "--kv-disk-bytes"):
+                assert words in str(writer.problem)
+            assert store.has_all(keys, FULL) == [True] * 12 + [False] * 8
+            assert read(store, long[11]) == long[11].payload
+            disk.touch(long[:12])
+        disk.clock.now_s += 1
+        writer.submit(other.header, other.payload)
+        assert writer.flush(LONG_S)
+        assert writer.problem is None
+        num_left = disk.found(long)
+        assert store.has_all(keys, FULL) == [True] * num_left + [False] * (20 - num_left)
+        assert (num_left, disk.found([other])) == (11, 1)
+
+
+def test_a_tail_stays_where_the_longer_one_is_left_out(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 12)
+    long = conversation(1, 12)
+    short, longer = (block_behind(long[-2].key, [7] * length) for length in (2, 3))
+    with closing(disk.store) as store, writing(store) as writer:
+        for block in (*long[:11], short):
+            assert store.write(block.header, block.payload)
+        disk.touch([short])
+        writer.submit(longer.header, longer.payload, replaces=short.key)
+        assert writer.flush(LONG_S)
+        assert "its beginning alone is kept" in str(writer.problem)
+        assert [store.has(tail.key, FULL) for tail in (short, longer)] == [True, False]
