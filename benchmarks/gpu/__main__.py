@@ -52,7 +52,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
 def _run(arguments: argparse.Namespace) -> int:
     import torch
 
-    from benchmarks.gpu import ceilings, checks, end_to_end, operations
+    from benchmarks.gpu import ceilings, checks, end_to_end, operations, saves
     from benchmarks.gpu.parts import Part, run_parts
     from benchmarks.gpu.stage import Stage
 
@@ -67,6 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
         Part(name="block moves", run=operations.block_moves),
         Part(name="storing", run=operations.store),
         Part(name="host transfers", run=operations.host_transfers),
+        Part(name="saving", run=saves.saving),
         Part(name="model of 1B", run=end_to_end.one_b, least_s=40),
         Part(name="model of 8B", run=end_to_end.eight_b, least_s=60),
     ]

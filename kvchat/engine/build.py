@@ -22,7 +22,7 @@ from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.view_spec import PrunedSpec, ShadowSpec
 from kvchat.engine.cache.worth import Worth
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
-from kvchat.engine.disk import open_saver, open_store
+from kvchat.engine.disk import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.drafts import Drafts
 from kvchat.engine.fusion import fused_pass
 from kvchat.engine.gpu import Recording, recorded_bytes, short_steps, unrecorded
@@ -31,14 +31,16 @@ from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.machine import processor_name
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.prefault import MOST_BYTES, prefault
 from kvchat.engine.memory.reader import Reader
+from kvchat.engine.memory.saver import Outgoing
 from kvchat.engine.memory.staged import StagedTransport
-from kvchat.engine.memory.transport import DirectTransport, Transport
+from kvchat.engine.memory.staged_saves import StagedSaves
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.packed_linear import pack_linears
@@ -113,7 +115,7 @@ def assemble(
     log.info("capacity: %s", capacity)
     kept_rates = KeptRates(config.cache_dir, _computing(digest, device))
     rates = Rates(kept_rates.load())
-    mover = Mover(pool, host, store, rates, _transport(pool, host, rates, device))
+    mover, outgoing = _movers(pool, host, store, rates, config)
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
     shadows = shadows_of(candidate.loaded, groups, _shadow_bytes(config, pool))
@@ -145,7 +147,8 @@ def assemble(
         kept_rates=kept_rates,
         idle_demote_s=config.idle_demote_s,
         reader=Reader(mover.fetch, max_bytes=READ_QUEUE_BYTES, announce=mover.announce),
-        saver=open_saver(pool, store, manager),
+        saver=open_saver(pool, store, manager, outgoing),
+        outgoing=outgoing,
         store=store,
         disk_problem=disk_problem,
         is_gone=config.is_gone,
@@ -312,10 +315,17 @@ def _computing(digest: bytes, device: torch.device) -> Computing:
     return Computing(fingerprint=digest.hex(), device=described)
 
 
-def _transport(pool: DevicePool, host: HostPool, rates: Rates, device: torch.device) -> Transport:
-    if device.type == "cuda":
-        return StagedTransport(pool, host, rates, CudaStreams(device))
-    return DirectTransport(pool, host, rates)
+def _movers(
+    pool: DevicePool, host: HostPool, store: DiskStore | None, rates: Rates, config: EngineConfig
+) -> tuple[Mover, Outgoing | None]:
+    """Return what moves blocks between tiers, and what takes them off the device for the disk; None: the
+    engine's thread does.
+    """
+    if pool.device.type != "cuda":
+        return Mover(pool, host, store, rates), None
+    streams = CudaStreams(pool.device)
+    outgoing = None if config.cache_dir is None else StagedSaves(pool, streams, WRITE_QUEUE_BYTES)
+    return Mover(pool, host, store, rates, StagedTransport(pool, host, rates, streams)), outgoing
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -9,7 +9,7 @@ from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
-from kvchat.engine.memory.saver import Saver
+from kvchat.engine.memory.saver import Outgoing, Saver
 from kvchat.engine.memory.used_views import note_view
 from kvchat.engine.models.prepared import blocks_limit
 from kvchat.errors import StorageError
@@ -52,9 +52,20 @@ def open_store(
     return store, None
 
 
-def open_saver(pool: DevicePool, store: DiskStore | None, manager: CacheManager) -> Saver | None:
-    """Start the thread that writes into a store; None without one."""
+def open_saver(
+    pool: DevicePool, store: DiskStore | None, manager: CacheManager, outgoing: Outgoing | None = None
+) -> Saver | None:
+    """Start the thread that writes into a store; None without one.
+
+    Args:
+        outgoing: how blocks leave the device; None: in the engine's thread.
+    """
     if store is None:
         return None
-    writer = BlockWriter(store, max_bytes=WRITE_QUEUE_BYTES, shortage=lambda: store.shortage)
-    return Saver(pool, store, writer, manager.is_resident)
+    writer = BlockWriter(
+        store,
+        max_bytes=WRITE_QUEUE_BYTES,
+        shortage=lambda: store.shortage,
+        left_out=lambda: store.left_out,
+    )
+    return Saver(pool, store, writer, manager.is_resident, outgoing)

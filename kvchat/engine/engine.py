@@ -58,6 +58,7 @@ class Engine:
         )
         self._store = parts.store
         self._pool = parts.pool
+        self._outgoing = parts.outgoing
         self._weights = parts.weights
         self._rates = parts.rates
         self._kept_rates = parts.kept_rates
@@ -310,7 +311,8 @@ class Engine:
         self._kept_rates.rename(update.fingerprint.hex())
         self._store = update.store
         self._mover.use(update.store)
-        self._keeper.use(open_saver(self._pool, update.store, self._manager), update.disk_problem)
+        saver = open_saver(self._pool, update.store, self._manager, self._outgoing)
+        self._keeper.use(saver, update.disk_problem)
         self.info = update.describe(self.info, Path(source))
         self._answers.eos_ids = frozenset(self.info.eos_token_ids)
         return self.info

@@ -11,7 +11,7 @@ from kvchat.engine.kept_rates import KeptRates
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.mover import Mover
-from kvchat.engine.memory.saver import Saver
+from kvchat.engine.memory.saver import Outgoing, Saver
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import Drafter
@@ -26,6 +26,7 @@ class EngineParts:
     `max_batch_tokens`: most tokens computed in one step.
     `disk_problem` says why there is no disk tier although one was wanted.
     `is_gone`: whether an owner of branches is gone; nothing is saved for him.
+    `outgoing`: how blocks leave the device for the disk; None: in the engine's thread.
     `runs_ahead`: whether steps are handed in before the tokens of the last are read.
     `shadows`: through which long contexts are looked at; None: they are not.
     `idle_demote_s`: seconds after which an idle branch leaves the device; None: never.
@@ -45,6 +46,7 @@ class EngineParts:
     runs_ahead: bool = False
     reader: BlockReader
     saver: Saver | None
+    outgoing: Outgoing | None = None
     store: DiskStore | None
     disk_problem: str | None = None
     is_gone: Callable[[str], bool] | None = None

@@ -149,12 +149,17 @@ class DevicePool:
         """Return a block as one run of bytes; slots behind the first `num_tokens` are zero."""
         data = bytearray(self.block_bytes(group))
         self.read_into(group, block, memoryview(data))
-        if num_tokens < self.block_size:
-            for part, columns in self._columns(group, data):
-                num_layers, _, num_heads, num_slots, dim = part.shape
-                slots = columns.reshape(num_layers, num_heads, num_slots, dim * part.element_size())
-                slots[:, :, num_tokens:] = 0
+        self.clear_slots(group, memoryview(data), num_tokens)
         return data
+
+    def clear_slots(self, group: GroupId, data: memoryview, num_tokens: int) -> None:
+        """Fill slots behind the first `num_tokens` of a block's run of bytes with zeros."""
+        if num_tokens == self.block_size:
+            return
+        for part, columns in self._columns(group, data):
+            num_layers, _, num_heads, num_slots, dim = part.shape
+            slots = columns.reshape(num_layers, num_heads, num_slots, dim * part.element_size())
+            slots[:, :, num_tokens:] = 0
 
     def read_into(self, group: GroupId, block: BlockId, out: memoryview) -> None:
         """Copy a whole block into `out`, a writable run of bytes of exactly its size.

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from time import monotonic
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
@@ -11,7 +12,6 @@ from kvchat.engine.cache.tiers import StoredNode
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool
-from kvchat.engine.memory.pages import Pages
 from kvchat.engine.memory.transport import DirectTransport, Transport
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
@@ -39,7 +39,7 @@ class Mover:
     ) -> None:
         """Args:
         rates: told how long moves between tiers take.
-        transport: carries out what stays in memory; None: the calling thread does.
+        transport: moves bytes within memory; None: the calling thread does.
         """
         self._pool = pool
         self._store = store
@@ -48,7 +48,6 @@ class Mover:
         self._unreadable: set[tuple[BlockKey, GroupId]] = set()
         self._refused_s: dict[tuple[BlockKey, GroupId], float] = {}
         """When blocks could not be read for a passing reason."""
-        self._pages = Pages()
 
     @property
     def num_unreadable(self) -> int:
@@ -122,14 +121,7 @@ class Mover:
         return True
 
     def _read(self, store: DiskStore, header: BlockHeader, target: BlockId) -> None:
-        """Fill a block with verified bytes. Nothing names it yet, so that it may hold others meanwhile.
-
-        Where one call cannot do it all, not into the pool itself, where a block has a piece per layer:
-        verifying it piece by piece would change between threads that often.
-        """
+        """Fill a block with verified bytes. Nothing names it yet, so that it may hold others meanwhile."""
         places = self._pool.places(header.group, target)
-        if places is not None and store.scatter(header, places):
-            return
-        data = self._pages.take(self._pool.block_bytes(header.group))
-        store.read_into(header, data)
-        self._pool.write_block(header.group, target, data)
+        if places is None or not store.scatter(header, places):
+            self._transport.bring(header.group, target, partial(store.read_into, header))

@@ -3,25 +3,94 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from time import monotonic
+from typing import Protocol
 
-from kvchat.engine.api.ids import BlockKey
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.plan import Save
-from kvchat.engine.memory.block_writer import BlockWriter
+from kvchat.engine.memory.block_writer import BlockWriter, Payload
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
+from kvchat.engine.memory.pages import mapped
+
+STEP_BYTES = 8 << 20
+"""Taken off the device in one step: behind a long prompt its blocks would hold up the next token."""
+MOST_FREE = 4
+"""Runs of each group that are kept for the next blocks; what is decoded fills one at a time."""
+
+
+class Outgoing(Protocol):
+    """Brings a block's bytes from the device to host memory."""
+
+    def has_room(self, group: GroupId) -> bool:
+        """Whether a block can be taken now. Waits for nothing."""
+        ...
+
+    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> Payload:
+        """Return a block's bytes as they are after all computation handed in so far, slots behind the first
+        `num_tokens` zero; they may be on their way.
+        """
+        ...
+
+
+class _Read:
+    """A block's bytes in a run that is used again once they are written."""
+
+    def __init__(self, run: memoryview, free: deque[memoryview]) -> None:
+        self._run, self._free = run, free
+
+    def __len__(self) -> int:
+        return len(self._run)
+
+    def arrived(self) -> memoryview:
+        return self._run
+
+    def release(self) -> None:
+        self._free.append(self._run)
+
+
+class ReadAtOnce:
+    """Reads blocks in the calling thread: where the device is the processor, or one without streams.
+
+    A few runs are used again and again. The system clears the pages of a new one as they are written, which
+    takes as long as copying a block.
+    """
+
+    def __init__(self, pool: DevicePool) -> None:
+        self._pool = pool
+        self._free: dict[GroupId, deque[memoryview]] = {}
+
+    def has_room(self, group: GroupId) -> bool:
+        return True
+
+    def take(self, group: GroupId, block: BlockId, num_tokens: int) -> _Read:
+        free = self._free.setdefault(group, deque(maxlen=MOST_FREE))
+        run = free.pop() if free else memoryview(mapped(self._pool.block_bytes(group)))
+        self._pool.read_into(group, block, run)
+        self._pool.clear_slots(group, run, num_tokens)
+        return _Read(run, free)
 
 
 class Saver:
-    """Reads blocks out of the device pool and queues them for the writer thread.
+    """Takes blocks off the device pool and queues them for the writer thread.
 
     Full blocks whose turn does not come because the queue is full wait here by name and are dropped when they
     are evicted first: they can always be computed again.
     """
 
     def __init__(
-        self, pool: DevicePool, store: DiskStore, writer: BlockWriter, is_resident: Callable[[Save], bool]
+        self,
+        pool: DevicePool,
+        store: DiskStore,
+        writer: BlockWriter,
+        is_resident: Callable[[Save], bool],
+        outgoing: Outgoing | None = None,
     ) -> None:
+        """Args:
+        is_resident: whether a block still has its name.
+        outgoing: how blocks leave the device; None: in the calling thread.
+        """
         self._pool = pool
+        self._outgoing = outgoing or ReadAtOnce(pool)
         self._store = store
         self._writer = writer
         self._is_resident = is_resident
@@ -43,36 +112,45 @@ class Saver:
         return len(self._waiting)
 
     def save_blocks(self, saves: Iterable[Save]) -> None:
-        """Queue full blocks."""
+        """Queue full blocks, as many of them as a step has time for; the others wait for `pump`."""
         self._waiting.extend(saves)
         self.pump()
 
     def save_missing(self, saves: Sequence[Save]) -> None:
-        """Queue those full blocks that the store lacks."""
+        """Queue those full blocks that the store lacks, and that are not on their way to it."""
+        under_way = self._writer.queued() | {(save.key, save.group) for save in self._waiting}
+        saves = [save for save in saves if (save.key, save.group) not in under_way]
         for group in {save.group for save in saves}:
             of_group = [save for save in saves if save.group == group]
             there = self._store.has_all([save.key for save in of_group], group)
             self._waiting.extend(save for save, flag in zip(of_group, there, strict=True) if not flag)
-        self.pump()
+        self.pump(None)
 
     def save_tail(self, saves: Sequence[Save]) -> bool:
         """Queue a tail's parts as they are now; False if the queue has no room for all of them."""
         accepted = [self._submit(save) for save in saves]
         return all(accepted)
 
-    def pump(self) -> None:
-        """Hand waiting blocks to the writer as far as its queue has room."""
-        while self._waiting:
+    def pump(self, most_bytes: int | None = STEP_BYTES) -> None:
+        """Hand waiting blocks to the writer as far as its queue has room.
+
+        Args:
+            most_bytes: of them, or one block; None: any number.
+        """
+        num_bytes = 0
+        while self._waiting and (most_bytes is None or num_bytes < most_bytes):
             save = self._waiting[0]
-            if self._is_resident(save) and not self._submit(save):
-                return
+            if self._is_resident(save):
+                if not self._submit(save):
+                    return
+                num_bytes += self._pool.block_bytes(save.group)
             self._waiting.popleft()
 
     def flush(self, timeout_s: float) -> bool:
         """Write everything that is still resident; False if a queue of it took longer than `timeout_s`."""
         done = True
         while self._waiting and done:
-            self.pump()
+            self.pump(None)
             done = self._writer.flush(timeout_s)
         return self._writer.flush(timeout_s) and done
 
@@ -88,7 +166,7 @@ class Saver:
         """
         until_s = monotonic() + timeout_s
         while self._waiting and monotonic() < until_s:
-            self.pump()
+            self.pump(None)
             if not self._writer.flush(max(0.0, until_s - monotonic())):
                 break
         if self._waiting or not self._writer.flush(max(0.0, until_s - monotonic())):
@@ -103,8 +181,9 @@ class Saver:
 
     def _submit(self, save: Save) -> bool:
         # Asked first: reading a block for a queue that has no room for it would cost every step a copy.
-        if not self._writer.has_room(self._pool.block_bytes(save.group)):
+        block_bytes = self._pool.block_bytes(save.group)
+        if not self._writer.has_room(block_bytes) or not self._outgoing.has_room(save.group):
             return False
         header = BlockHeader(key=save.key, parent=save.parent, group=save.group, token_ids=save.token_ids)
-        payload = self._pool.read_block(save.group, save.block, len(save.token_ids))
+        payload = self._outgoing.take(save.group, save.block, len(save.token_ids))
         return self._writer.submit(header, payload, replaces=save.replaces)

@@ -9,8 +9,9 @@ then. So a block that is being copied is never written.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from threading import local
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from kvchat.engine.cache.plan import Copy, Demote, Move, Promote
 from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
+from kvchat.engine.memory.pinned import pinned
 from kvchat.engine.memory.streams import Event, Lane, Streams
 from kvchat.engine.memory.transport import runs_of
 
@@ -38,11 +40,26 @@ class _Leaving:
     places: Sequence[tuple[GroupId, BlockId]]
 
 
+class _Landing(local):
+    """One run of host memory for each thread, used again: it waits until a block is on the device."""
+
+    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
+        self._allocate = allocate
+        self._run: Tensor | None = None
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Return the first bytes of this thread's run; what was there before is lost."""
+        if self._run is None or len(self._run) < num_bytes:
+            self._run = self._allocate(num_bytes)
+        return self._run[:num_bytes]
+
+
 class StagedTransport:
     """Carries out moves on streams.
 
     Args:
         most_bytes: more is never under way to host memory.
+        allocate: number of bytes → host memory that the device reads by itself.
     """
 
     def __init__(
@@ -52,12 +69,14 @@ class StagedTransport:
         rates: Rates,
         streams: Streams,
         most_bytes: int = MOST_BYTES,
+        allocate: Callable[[int], Tensor] = pinned,
     ) -> None:
         self._pool = pool
         self._host = host
         self._rates = rates
         self._streams = streams
         self._most_bytes = most_bytes
+        self._landing = _Landing(allocate)
         self._leaving: deque[_Leaving] = deque()
         self._filled: dict[tuple[GroupId, BlockId], Event] = {}
         """Places in host memory that are being written, each with the event of its last copy."""
@@ -71,14 +90,22 @@ class StagedTransport:
 
     def promote(self, move: Promote) -> None:
         filled = self._filled.get((move.group, move.place))
-        after = [self._streams.mark(), *([filled] if filled else [])]
-        place = _bytes(self._host.view(move.group, move.place))
+        place = self._host.view(move.group, move.place)
+        self._land(move.group, move.target, _bytes(place), [filled] if filled else [])
+
+    def bring(self, group: GroupId, target: BlockId, fill: Callable[[memoryview], None]) -> None:
+        run = self._landing.take(self._pool.block_bytes(group))
+        fill(run.numpy().data)
+        self._land(group, target, run, ())
+
+    def _land(self, group: GroupId, target: BlockId, run: Tensor, after: Sequence[Event]) -> None:
+        """Copy a block's bytes to the device and wait for that, in the calling thread alone."""
 
         def bring() -> None:
-            run = place.to(self._pool.device, non_blocking=True)
-            self._pool.moves(move.group).scatter([move.target], run[None])
+            there = run.to(self._pool.device, non_blocking=True)
+            self._pool.moves(group).scatter([target], there[None])
 
-        self._streams.beside(Lane.IN, bring, after).wait()
+        self._streams.beside(Lane.IN, bring, [self._streams.mark(), *after]).wait()
 
     def settle(self) -> None:
         while self._leaving:

@@ -1,14 +1,16 @@
 """How bytes of blocks go between device pool and host memory."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Protocol
 
+from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Demote, Move, Promote
 from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
+from kvchat.engine.memory.pages import Pages
 
 
 class Transport(Protocol):
@@ -24,6 +26,14 @@ class Transport(Protocol):
         """Bring a block to the device, in any thread; it is there on return."""
         ...
 
+    def bring(self, group: GroupId, target: BlockId, fill: Callable[[memoryview], None]) -> None:
+        """Fill a block of the device, in any thread; it is there on return.
+
+        Args:
+            fill: puts its bytes into a run of its size; where it raises, the block is not filled.
+        """
+        ...
+
     def settle(self) -> None:
         """Wait until host memory holds all that was moved there."""
         ...
@@ -36,6 +46,7 @@ class DirectTransport:
         self._pool = pool
         self._host = host
         self._rates = rates
+        self._pages = Pages()
 
     def execute(self, moves: Iterable[Move]) -> None:
         for move in moves:
@@ -49,6 +60,13 @@ class DirectTransport:
 
     def promote(self, move: Promote) -> None:
         self._pool.write_block(move.group, move.target, self._host.view(move.group, move.place))
+
+    def bring(self, group: GroupId, target: BlockId, fill: Callable[[memoryview], None]) -> None:
+        # Not in the pool itself, where a block has a piece per layer: verifying it piece by piece would
+        # change between threads that often.
+        data = self._pages.take(self._pool.block_bytes(group))
+        fill(data)
+        self._pool.write_block(group, target, data)
 
     def settle(self) -> None:
         pass

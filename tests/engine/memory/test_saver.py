@@ -1,5 +1,6 @@
 """Waiting for the disk comes to an end, however slowly the disk takes what is queued."""
 
+from collections.abc import Sequence
 from threading import Event
 
 import pytest
@@ -9,8 +10,8 @@ from kvchat.engine.cache.plan import Save
 from kvchat.engine.memory.block_file import BlockHeader
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.files import Buffer
-from kvchat.engine.memory.saver import Saver
-from tests.engine.memory.chains import FULL, chain
+from kvchat.engine.memory.saver import MOST_FREE, STEP_BYTES, ReadAtOnce, Saver
+from tests.engine.memory.chains import FULL, Block, chain
 
 pytestmark = pytest.mark.pure
 
@@ -40,8 +41,11 @@ class Pool:
     def block_bytes(self, group: GroupId) -> int:
         return 1
 
-    def read_block(self, group: GroupId, block: BlockId, num_tokens: int) -> bytes:
-        return b"x"
+    def read_into(self, group: GroupId, block: BlockId, out: memoryview) -> None:
+        out[:] = b"x"
+
+    def clear_slots(self, group: GroupId, data: memoryview, num_tokens: int) -> None:
+        pass
 
 
 def test_a_drain_ends_in_its_time_and_drops_what_a_slow_disk_has_not_taken_by_then() -> None:
@@ -64,3 +68,106 @@ def test_a_drain_ends_in_its_time_and_drops_what_a_slow_disk_has_not_taken_by_th
     assert saver.num_waiting == writer.queued_bytes == 0
     saver.close(DRAIN_S)
     assert disk.num_written == num_written
+
+
+class NumberedPool:
+    """Blocks that hold their number in each of eight slots."""
+
+    def block_bytes(self, group: GroupId) -> int:
+        return 8
+
+    def read_into(self, group: GroupId, block: BlockId, out: memoryview) -> None:
+        out[:] = bytes([block]) * 8
+
+    def clear_slots(self, group: GroupId, data: memoryview, num_tokens: int) -> None:
+        data[num_tokens:] = bytes(8 - num_tokens)
+
+
+def test_memory_of_blocks_that_were_written_holds_the_next_ones_and_that_of_others_is_left_alone() -> None:
+    reads = ReadAtOnce(NumberedPool())  # type: ignore[arg-type]
+    first, second = (reads.take(FULL, BlockId(number), 8) for number in (1, 2))
+    run = first.arrived()
+    assert (bytes(run), bytes(second.arrived())) == (b"\1" * 8, b"\2" * 8)
+    first.release()
+    third = reads.take(FULL, BlockId(3), 2)
+    assert third.arrived().obj is run.obj
+    assert (bytes(third.arrived()), bytes(second.arrived())) == (b"\3\3" + bytes(6), b"\2" * 8)
+    held = [reads.take(FULL, BlockId(4), 8) for _ in range(3 * MOST_FREE)]
+    for taken in held:
+        taken.release()
+    again = {id(reads.take(FULL, BlockId(5), 8).arrived().obj) for _ in range(3 * MOST_FREE)}
+    assert len(again & {id(taken.arrived().obj) for taken in held}) == MOST_FREE
+
+
+class CountingPool(NumberedPool):
+    """Blocks of a megabyte, as far as anybody asks."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def block_bytes(self, group: GroupId) -> int:
+        return STEP_BYTES // 4
+
+    def read_into(self, group: GroupId, block: BlockId, out: memoryview) -> None:
+        self.num_read += 1
+
+    def clear_slots(self, group: GroupId, data: memoryview, num_tokens: int) -> None:
+        pass
+
+
+class HeldDisk(SlowDisk):
+    """Takes nothing until it is let; then everything, and knows what it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = Event()
+        self.written: list[BlockKey] = []
+
+    def write(self, header: BlockHeader, payload: Buffer) -> bool:
+        assert self.let.wait(30)
+        self.written.append(header.key)
+        return True
+
+    def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> list[bool]:
+        return [key in self.written for key in keys]
+
+
+def saves_of(blocks: list[Block]) -> list[Save]:
+    return [
+        Save(
+            group=FULL,
+            block=BlockId(0),
+            key=block.key,
+            parent=block.header.parent,
+            token_ids=block.header.token_ids,
+        )
+        for block in blocks
+    ]
+
+
+def test_a_step_takes_a_few_blocks_off_the_device_and_later_ones_take_the_rest() -> None:
+    disk, pool, saves = HeldDisk(), CountingPool(), saves_of(BLOCKS[:11])
+    saver = Saver(pool, disk, BlockWriter(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
+    disk.let.set()
+    saver.save_blocks(saves)
+    assert (pool.num_read, saver.num_waiting) == (4, 7)
+    saver.pump()
+    assert (pool.num_read, saver.num_waiting) == (8, 3)
+    assert saver.flush(30.0)
+    assert disk.written == [save.key for save in saves]
+    saver.close(30.0)
+
+
+def test_what_is_on_its_way_to_the_disk_is_not_read_again_at_the_end_of_a_turn() -> None:
+    disk, pool, saves = HeldDisk(), CountingPool(), saves_of(BLOCKS[:11])
+    saver = Saver(pool, disk, BlockWriter(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
+    saver.save_blocks(saves[:6])
+    for _ in range(2):
+        saver.save_missing(saves)
+    assert (pool.num_read, saver.num_waiting) == (11, 0)
+    disk.let.set()
+    assert saver.flush(30.0)
+    saver.save_missing(saves)
+    assert saver.flush(30.0)
+    assert disk.written == [save.key for save in saves]
+    saver.close(30.0)
