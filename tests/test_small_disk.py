@@ -12,6 +12,8 @@ import pytest
 pytestmark = pytest.mark.pure
 
 ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "sessions" / "first-steps.kvchat"
+IMPORT = 'mount -t tmpfs -o size=16m kvchat "$1" && exec "$0" -m tests.import_child "$1" "$2"'
 MOUNT = 'mount -t tmpfs -o size=16m kvchat "$2" && exec "$0" -m tests.small_disk_child "$1" "$2"'
 
 
@@ -33,8 +35,8 @@ def own_namespace(place: Path) -> list[str]:
     return namespace
 
 
-def check(said: str) -> None:
-    counts = re.fullmatch(r"(\d+) refusals, (\d+) turns, (\d+) blocks", said)
+def check(said: str, words: str = "refusals, turns, blocks") -> None:
+    counts = re.fullmatch(", ".join(rf"(\d+) {word}" for word in words.split(", ")), said)
     assert counts is not None, said
     assert min(map(int, counts.groups())) > 0
 
@@ -43,6 +45,14 @@ def test_a_full_disk_is_told_at_every_write_and_loses_nothing(tmp_path: Path) ->
     """Trap 25: sessions, blocks and an export, with every number of pages left, and then with enough."""
     command = (sys.executable, "fill", tmp_path)
     check(run(*own_namespace(tmp_path), "sh", "-c", MOUNT, *command))
+
+
+def test_an_import_into_a_full_disk_stores_all_of_the_text_or_none_and_says_what_of_the_kv_is_missing(
+    tmp_path: Path,
+) -> None:
+    """Trap 25: with few pages left, for the database and for some of the blocks, and then with enough."""
+    command = ("sh", "-c", IMPORT, sys.executable, tmp_path, EXAMPLE)
+    check(run(*own_namespace(tmp_path), *command), "refusals, in part, whole")
 
 
 def test_a_directory_that_becomes_read_only_is_told_and_loses_nothing() -> None:

@@ -7,6 +7,7 @@ from kvchat.config import Settings
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.memory.block_file import Layout
 from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.memory.files import SYSTEM, Files
 from kvchat.engine.memory.used_views import used_views
 from kvchat.engine.models.prepared import blocks_limit
 from kvchat.session.references import References, references, runs_of
@@ -15,7 +16,12 @@ from kvchat.session.tree import Session, Turn
 
 
 def open_shelf(
-    settings: Settings, fingerprint: bytes, layouts: Mapping[GroupId, Layout], *, block_size: int
+    settings: Settings,
+    fingerprint: bytes,
+    layouts: Mapping[GroupId, Layout],
+    *,
+    block_size: int,
+    files: Files = SYSTEM,
 ) -> BlockShelf:
     """Open the blocks of a fingerprint; what exceeds the limits goes."""
     engine, cache_dir = settings.engine, settings.paths.cache_dir
@@ -27,6 +33,7 @@ def open_shelf(
         limit_bytes=blocks_limit(engine.disk_bytes, cache_dir),
         daily_bytes=engine.disk_daily_bytes,
         sealer=engine.sealer,
+        files=files,
     )
 
 

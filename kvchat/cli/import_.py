@@ -1,25 +1,28 @@
 """`kvchat import`: bundles, and other programs' conversations as text. Loads no model.
 
-Blocks first, then the session in one transaction: whatever is interrupted leaves no session, and blocks that
-nothing refers to. The blocks of a bundle go into its own namespace, since their names say which tokens they
-belong to and nothing of their bytes.
+The text of a file first, in one transaction, and then its blocks: whatever is interrupted leaves all of the
+text or none, and no block that no session refers to. The blocks of a bundle go into its own namespace, since
+their names say which tokens they belong to and nothing of their bytes.
 """
 
 import stat
-from contextlib import ExitStack, closing
+from collections.abc import Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvchat.cli.agreement import Agreement, agree
 from kvchat.cli.block_shelf import open_shelf
 from kvchat.cli.session_options import ImportOptions
 from kvchat.cli.shelf import open_store, short_id
-from kvchat.cli.streams import Output, Status
+from kvchat.cli.streams import Output, Status, written_as_json
 from kvchat.config import Settings
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
 from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.memory.files import SYSTEM, Files
 from kvchat.engine.models.identity import layouts_of, remember
-from kvchat.errors import BundleError, StorageError
+from kvchat.errors import BundleError, SessionNotFound, StorageError
 from kvchat.session.bundle.foreign import Transcript, read_transcripts
 from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renamed
 from kvchat.session.bundle.record import MAGIC
@@ -56,12 +59,15 @@ class _Installed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _BundleFile:
+class BundleFile:
     """A bundle that has been checked, and what came of comparing it with a model that is here."""
 
     path: Path
     bundle: Bundle
     agreement: Agreement
+
+
+Source = BundleFile | list[Transcript]
 
 
 def import_sessions(options: ImportOptions) -> None:
@@ -71,23 +77,22 @@ def import_sessions(options: ImportOptions) -> None:
     sources = [_read(path, settings, options.model, status) for path in options.files]
     imported: list[Imported] = []
     with closing(open_store(settings)) as store:
-        for source in sources:
-            if isinstance(source, _BundleFile):
-                imported.append(_import_bundle(settings, store, source, status, with_kv=not options.no_kv))
-            else:
-                imported += [_import_transcript(store, transcript) for transcript in source]
+        importer = Importer(settings, store, status, with_kv=not options.no_kv)
+        for path, source in zip(options.files, sources, strict=True):
+            try:
+                imported += importer.bring(source)
+            except StorageError as error:
+                before = f"; {plural(len(imported), 'conversation')} before it came in" if imported else ""
+                raise StorageError(f"{path} was not imported: {error}{before}") from error
         ids = [summary.session.id for summary in store.list_sessions()]
     status.clear()
-    if options.json:
-        Output().json([_values(one) for one in imported])
+    if written_as_json(options, Output(), map(_values, imported)):
         return
     for one in imported:
         _tell(status, one, short_id(one.session.id, ids))
 
 
-def _read(
-    path: Path, settings: Settings, model: str | None, status: Status
-) -> "_BundleFile | list[Transcript]":
+def _read(path: Path, settings: Settings, model: str | None, status: Status) -> Source:
     """Read a file and check all of it; nothing is changed."""
     if not _is_bundle(path):
         transcripts, num_skipped = read_transcripts(path)
@@ -95,7 +100,7 @@ def _read(
             status.note(f"{path}: {plural(num_skipped, 'conversation')} without text, or damaged, left out")
         return transcripts
     bundle = read_bundle(path, lambda num_bytes: status.show(f"checking {path} · {bytes_text(num_bytes)} …"))
-    return _BundleFile(path=path, bundle=bundle, agreement=agree(settings, path, bundle.manifest, model))
+    return BundleFile(path=path, bundle=bundle, agreement=agree(settings, path, bundle.manifest, model))
 
 
 def _is_bundle(path: Path) -> bool:
@@ -110,80 +115,129 @@ def _is_bundle(path: Path) -> bool:
     return start == MAGIC or path.suffix != ".json"
 
 
-def _import_transcript(store: SessionStore, transcript: Transcript) -> Imported:
-    session = store.adopt(transcript.session, transcript.branches, transcript.turns)
-    return Imported(session=session, num_turns=len(transcript.turns), num_tokens=0)
+class Importer:
+    """Brings what files hold into a store.
 
+    Args:
+        status: told how far it has got.
+        with_kv: whether blocks come too.
+        files: how blocks are written.
+    """
 
-def _import_bundle(
-    settings: Settings, store: SessionStore, source: _BundleFile, status: Status, *, with_kv: bool
-) -> Imported:
-    bundle, agreement = source.bundle, source.agreement
-    is_wanted = bool(bundle.num_blocks) and with_kv
-    installed = _Installed()
-    kv = "none"
-    reasons: tuple[str, ...] = ()
-    if is_wanted and agreement.is_same:
-        installed = _install(settings, source.path, bundle, status)
-        kv = "untrusted" if installed.num_blocks else "none"
-        reasons = (installed.reason,) if installed.reason else ()
-    elif is_wanted:
-        kv, reasons = "refused", _reasons(agreement)
-    namespace = bundle.namespace if kv == "untrusted" else ""
-    session = bundle.session(model=agreement.model, namespace=namespace)
-    return Imported(
-        session=store.adopt(session, bundle.branches, bundle.turns),
-        num_turns=len(bundle.turns),
-        num_tokens=_num_tokens(bundle.turns),
-        num_blocks=installed.num_blocks,
-        of_blocks=bundle.num_blocks,
-        num_bytes=installed.num_bytes,
-        kv=kv,
-        reasons=reasons,
-    )
+    def __init__(
+        self,
+        settings: Settings,
+        store: SessionStore,
+        status: Status,
+        *,
+        with_kv: bool = True,
+        files: Files = SYSTEM,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._status = status
+        self._with_kv = with_kv
+        self._files = files
 
+    def bring(self, source: Source) -> list[Imported]:
+        """Import one file: all of its text, and of its KV what there is room for.
 
-def _install(settings: Settings, path: Path, bundle: Bundle, status: Status) -> "_Installed":
-    """Write a bundle's blocks into its namespace, as far as there is room; return what is there then."""
-    kv = bundle.manifest.kv
-    assert kv is not None
-    assert kv.fields is not None
-    names = renamed(bundle.turns, kv, bundle.namespace)
-    remember(settings.paths.cache_dir, kv.fields)
-    written: list[tuple[GroupId, BlockKey, int]] = []
-    reason = ""
-    with ExitStack() as opened:
-        shelf: BlockShelf | None = None
+        Raises:
+            BundleError: the file is another one by now; nothing of it is stored.
+            StorageError: the text cannot be stored; nothing of the file is.
+        """
+        if isinstance(source, BundleFile):
+            return [self._bring_bundle(source)]
+        adopted = self._store.adopt_all((one.session, one.branches, one.turns) for one in source)
+        return [
+            Imported(session=session, num_turns=len(one.turns), num_tokens=0)
+            for session, one in zip(adopted, source, strict=True)
+        ]
+
+    def _bring_bundle(self, source: BundleFile) -> Imported:
+        bundle, agreement = source.bundle, source.agreement
+        has_kv = bool(bundle.num_blocks) and self._with_kv
+        takes_kv = has_kv and agreement.is_same
+        # The text comes first, so that its blocks are somebody's from the first on: what nobody refers to may
+        # be collected at any time.
+        namespace = bundle.namespace if takes_kv else ""
+        session = bundle.session(model=agreement.model, namespace=namespace)
+        session = self._store.adopt(session, bundle.branches, bundle.turns)
+        installed = self._installed(source, session) if takes_kv else _Installed()
+        reasons = _reasons(agreement) if has_kv else ()
+        if takes_kv:
+            reasons = (installed.reason,) if installed.reason else ()
+        return Imported(
+            session=session,
+            num_turns=len(bundle.turns),
+            num_tokens=_num_tokens(bundle.turns),
+            num_blocks=installed.num_blocks,
+            of_blocks=bundle.num_blocks,
+            num_bytes=installed.num_bytes,
+            kv="refused" if has_kv and not takes_kv else "untrusted" if installed.num_blocks else "none",
+            reasons=reasons,
+        )
+
+    def _installed(self, source: BundleFile, session: Session) -> _Installed:
+        """Store the blocks of a session whose text is stored; where the file fails, the text goes again."""
         try:
-            layouts = layouts_of(kv.fields)
-            shelf = open_shelf(settings, kv.fingerprint, layouts, block_size=kv.block_size)
-            opened.enter_context(closing(shelf))
-        except (StorageError, OSError) as error:  # the text is kept without it
-            reason = str(error)
-        for number, block in enumerate(read_blocks(path, bundle)):
-            status.show(f"importing · {number} of {bundle.num_blocks} blocks …")
-            if reason or shelf is None:
-                continue  # it is read to its end all the same, which tells whether it is what it was
-            group, parent = GroupId(block.group), names[block.parent]
+            installed = self._install(source.path, source.bundle)
+        except BaseException:
+            with suppress(StorageError, SessionNotFound):
+                self._store.delete_session(session.id)
+            raise
+        if not installed.num_blocks:
+            # On a full disk it counts as imported KV of no blocks; somebody may have deleted it meanwhile.
+            with suppress(StorageError, SessionNotFound):
+                self._store.use_blocks_of(session.id, "")
+        return installed
+
+    def _install(self, path: Path, bundle: Bundle) -> _Installed:
+        """Write a bundle's blocks into its namespace, as far as there is room; return what is there then."""
+        kv = bundle.manifest.kv
+        assert kv is not None
+        assert kv.fields is not None
+        names = renamed(bundle.turns, kv, bundle.namespace)
+        remember(self._settings.paths.cache_dir, kv.fields, self._files)
+        tried: list[tuple[GroupId, BlockKey, int]] = []
+        reason = ""
+        with ExitStack() as opened:
+            shelf: BlockShelf | None = None
             try:
-                shelf.write(group, parent, block.token_ids, bytes(block.payload))
-            except StorageError as error:
+                shelf = opened.enter_context(closing(self._shelf(kv.fingerprint, kv.fields, kv.block_size)))
+            except (StorageError, OSError) as error:  # the text is kept without it
                 reason = str(error)
-            else:
-                written.append((group, block_key(parent, block.token_ids), len(block.payload)))
-        # What is written last may push out what was written first.
-        sizes = [size for group, key, size in written if shelf is not None and group in shelf.groups_of(key)]
-    if len(sizes) < bundle.num_blocks and not reason:
-        reason = _no_room(len(sizes), bundle.num_blocks)
-    return _Installed(num_blocks=len(sizes), num_bytes=sum(sizes), reason=reason)
+            for number, block in enumerate(read_blocks(path, bundle)):
+                self._status.show(f"importing · {number} of {bundle.num_blocks} blocks …")
+                if reason or shelf is None:
+                    continue  # it is read to its end all the same, which tells whether it is what it was
+                group, parent = GroupId(block.group), names[block.parent]
+                tried.append((group, block_key(parent, block.token_ids), len(block.payload)))
+                try:
+                    shelf.write(group, parent, block.token_ids, bytes(block.payload))
+                except StorageError as error:
+                    reason = str(error)
+            # What is written last may push out what was written first, and what was refused may be there.
+            sizes = [size for group, key, size in tried if shelf and group in shelf.groups_of(key)]
+            if shelf is not None and not sizes:
+                with suppress(StorageError):  # nobody will refer to what appears once there is room
+                    shelf.remove(key for _, key, _ in tried)
+        if len(sizes) < bundle.num_blocks and not reason:
+            reason = self._no_room(len(sizes), bundle.num_blocks)
+        return _Installed(num_blocks=len(sizes), num_bytes=sum(sizes), reason=reason)
 
+    def _shelf(self, fingerprint: bytes, fields: Mapping[str, Any], block_size: int) -> BlockShelf:
+        layouts = layouts_of(fields)
+        return open_shelf(self._settings, fingerprint, layouts, block_size=block_size, files=self._files)
 
-def _no_room(num_blocks: int, of_blocks: int) -> str:
-    return (
-        f"the disk limit has no room for more than {num_blocks} of {plural(of_blocks, 'block')}, since"
-        " conversations that are used again, and what is kept, hold the rest, or `kvchat cache gc` took them"
-        " meanwhile; give it more with KVCHAT_KV_DISK_BYTES, or import it again"
-    )
+    def _no_room(self, num_blocks: int, of_blocks: int) -> str:
+        of_all = f"{num_blocks} of {plural(of_blocks, 'block')}"
+        if self._settings.engine.disk_bytes is None:
+            return f"no more than {of_all} are left, since others were removed meanwhile; import it again"
+        return (
+            f"the disk limit has no room for more than {of_all}, since conversations that are used again, and"
+            " what is kept, hold the rest; give it more with KVCHAT_KV_DISK_BYTES"
+        )
 
 
 def _reasons(agreement: Agreement) -> tuple[str, ...]:

@@ -328,11 +328,15 @@ class TidyStore(SessionStore):
         if not self._has_cache():
             return Removed()
         with closing(self._catalog()) as catalog:
-            known = _by_size(catalog.blocks(), self._of)
             self._pins.let_go_of_strays(catalog)
-            freed = catalog.collect(lambda block: _is_referenced(block, known))
+            freed = catalog.collect_by(self._referenced)
             self._left_in_cache = catalog.still_readable
         return Removed(freed_blocks=freed.num_blocks, freed_bytes=freed.num_bytes)
+
+    def _referenced(self, blocks: Sequence["IndexedBlock"]) -> Callable[["IndexedBlock"], bool]:
+        """Say of blocks whether any session of now refers to them."""
+        known = _by_size(blocks, self._of)
+        return lambda block: _is_referenced(block, known)
 
     def _delete_text(self, doomed: Iterable[SessionId]) -> None:
         super().delete_sessions(doomed)

@@ -6,6 +6,7 @@ in small pieces, which are folded into its turn when it ends. An answer whose wr
 reads as interrupted, with every piece that was stored.
 """
 
+import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -91,16 +92,14 @@ class SessionStore(SessionReader):
             session: its id is new; a title that is taken gets a number. Moments ahead become the present.
             turns: finished ones with new ids, a parent before its children.
         """
-        session, branches, turns = moments.not_ahead(session, branches, turns)
+        return self.adopt_all([(session, branches, turns)])[0]
+
+    def adopt_all(
+        self, sessions: Iterable[tuple[Session, Sequence[Branch], Sequence[Turn]]]
+    ) -> Sequence[Session]:
+        """Add several sessions as `adopt` does: all of them or none."""
         with self._database.write() as connection:
-            title = statements.free_title(connection, statements.one_line(session.title))
-            session = replace(session, title=title, system=rows.storable(session.system))
-            statements.insert_session(connection, session)
-            for turn in turns:
-                statements.insert_turn(connection, turn, "")
-            for branch in branches:
-                statements.add_branch(connection, branch)
-        return session
+            return [_adopted(connection, *one) for one in sessions]
 
     def mark_verified(self, session_id: SessionId, verification: Verification, namespace: str) -> None:
         """Note what was found of a session's KV, and whose blocks it uses from now on."""
@@ -376,6 +375,20 @@ class SessionStore(SessionReader):
     def _writer(self) -> str:
         with self._database.read():
             return self._writers.own_id()
+
+
+def _adopted(
+    connection: sqlite3.Connection, session: Session, branches: Sequence[Branch], turns: Sequence[Turn]
+) -> Session:
+    session, branches, turns = moments.not_ahead(session, branches, turns)
+    title = statements.free_title(connection, statements.one_line(session.title))
+    session = replace(session, title=title, system=rows.storable(session.system))
+    statements.insert_session(connection, session)
+    for turn in turns:
+        statements.insert_turn(connection, turn, "")
+    for branch in branches:
+        statements.add_branch(connection, branch)
+    return session
 
 
 def new_session_id() -> SessionId:

@@ -55,6 +55,15 @@ class BlockCatalog:
         return self._remove(block for block in found if block is not None)
 
     def collect(self, is_referenced: IsReferenced) -> DiskUsage:
+        """Remove every block that nothing refers to, as `collect_by` does.
+
+        Args:
+            is_referenced: pure. A full block is referenced if the chain of a kept turn has its key; a tail
+                if the ids of a kept turn continue its parent with the tail's ids.
+        """
+        return self.collect_by(lambda _: is_referenced)
+
+    def collect_by(self, judge: Callable[[Sequence[IndexedBlock]], IsReferenced]) -> DiskUsage:
         """Remove every block that nothing refers to, unless it is kept, and all damaged ones; return what was
         freed.
 
@@ -62,16 +71,18 @@ class BlockCatalog:
         Every file is looked at, also those that the index has lost.
 
         Args:
-            is_referenced: pure. A full block is referenced if the chain of a kept turn has its key; a tail
-                if the ids of a kept turn continue its parent with the tail's ids.
+            judge: given the blocks that are there, says what is referred to, by what it reads from then on:
+                a block that is written meanwhile stays, whoever writes it.
         """
         self._directory.rebuild()
         self._directory.empty_quarantine()
         self._directory.kept.remove_unfinished()
+        blocks = self.blocks()
+        is_referenced = judge(blocks)
         kept = self._directory.kept.all()
         return self._remove(
             block
-            for block in self.blocks()
+            for block in blocks
             if (block.fingerprint, block.name) not in kept and not is_referenced(block)
         )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, from_u32le, u32le
 from kvchat.engine.memory.block_file import BlockHeader, Layout
 from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.files import SYSTEM, Files
 from kvchat.errors import BlockDamaged, BlockMissing
 from kvchat.sealing.sealer import Sealer
 
@@ -40,6 +41,7 @@ class BlockShelf:
         limit_bytes: most bytes of all blocks on disk; None: no limit.
         daily_bytes: most bytes written on one day; None: no limit.
         sealer: what blocks are sealed with; None: they are in the clear.
+        files: how blocks are read and written.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class BlockShelf:
         limit_bytes: int | None = None,
         daily_bytes: int | None = None,
         sealer: Sealer | None = None,
+        files: Files = SYSTEM,
     ) -> None:
         self.fingerprint = fingerprint
         self.layouts = dict(layouts)
@@ -64,6 +67,7 @@ class BlockShelf:
             limit_bytes=limit_bytes,
             daily_bytes=daily_bytes,
             sealer=sealer,
+            files=files,
         )
 
     def groups_of(self, key: BlockKey) -> list[GroupId]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.engine.api.ids import root_key
+from kvchat.engine.models.fingerprint import digest_of
 from kvchat.session.bundle.layout import BundleRegion
 from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
 from kvchat.session.bundle.record import RecordWriter
@@ -53,10 +54,10 @@ def small_manifest(kv: BundleModel | None = KV) -> Manifest:
     )
 
 
-def small_blocks(turns: Sequence[Turn]) -> list[SourceBlock]:
+def small_blocks(turns: Sequence[Turn], kv: BundleModel = KV) -> list[SourceBlock]:
     """Every block and every tail at the end of a turn, in both groups; slots without a token are zero."""
     blocks = []
-    for run in dict.fromkeys(runs_of(turns, root_key(KV.fingerprint), BLOCK)):
+    for run in dict.fromkeys(runs_of(turns, root_key(kv.fingerprint), BLOCK)):
         for group, layout in LAYOUTS.items():
             num_tokens = len(run.token_ids) // 4
             payload = bytearray()
@@ -83,6 +84,21 @@ def write_one_turn(path: Path) -> Written:
     manifest = replace(small_manifest(), branches=branches, num_turns=1)
     with new_file(path) as write:
         return write_bundle(write, manifest, turns, small_blocks(turns))
+
+
+def write_storable(path: Path) -> Written:
+    """Write a bundle of one question whose fingerprint is that of its fields: a block of each group."""
+    layouts = {
+        str(group): [[region.name, region.dtype, list(region.shape)] for region in layout]
+        for group, layout in LAYOUTS.items()
+    }
+    fields = {"dtype": "float32", "block_size": BLOCK, "layouts": layouts}
+    kv = replace(KV, fingerprint=digest_of(fields), fields=fields)
+    turns = (replace(question("demo2345", "Grüße!", (1, 2, 3, 4)), fingerprint=kv.fingerprint.hex()),)
+    branches = (BundleBranch(name="main", leaf=0, updated_at=2.5),)
+    manifest = replace(small_manifest(kv), branches=branches, num_turns=1)
+    with new_file(path) as write:
+        return write_bundle(write, manifest, turns, small_blocks(turns, kv))
 
 
 def write_records(path: Path, *records: tuple[str, dict[str, Any], bytes]) -> Path:
