@@ -90,6 +90,11 @@ def test_one_can_talk_to_the_model_that_ships_with_kvchat(tmp_path: Path) -> Non
         one.opens("kvchat", "type already")
         one.says("Hello! My name is Ana.", "Hello! I am the small starter model")
         one.says("What is my name?", NAME)
+        screen, at = _joined(one.shown.text), 0
+        for text in ("▌ Hello! My name is Ana.", "Hello! I am the small starter", "▌ What is my name?", NAME):
+            assert text in screen[at:], f"{text!r} comes in its turn in:\n{one.shown.text}"
+            at = screen.index(text, at)
+        assert "to first token" in screen[at:], "the answer has ended, and says what it cost"
         one.leaves()
 
 

@@ -155,9 +155,20 @@ def test_labels_may_hold_anything() -> None:
     assert served_cache(line + "\n") == ServedCache(usage=0.25)
 
 
+def is_a_share_or_unknown(cache: ServedCache | None) -> bool:
+    """Whether nothing is told but, perhaps, a use between nothing and all."""
+    usage = None if cache is None else cache.usage
+    return cache is None or (usage is not None and 0 <= usage <= 1 and cache == ServedCache(usage=usage))
+
+
 @given(text=st.text(st.sampled_from('vlm:kv_cache_usage_perc{}="\\ 0.5\n-e'), max_size=300))
 def test_no_text_does_any_harm(text: str) -> None:
-    served_cache("vllm:kv_cache_usage_perc" + text + "\n")
+    assert is_a_share_or_unknown(served_cache("vllm:kv_cache_usage_perc" + text + "\n"))
+
+
+@given(number=st.floats())
+def test_no_number_does_any_harm(number: float) -> None:
+    assert is_a_share_or_unknown(served_cache(f"vllm:kv_cache_usage_perc {number}\n"))
 
 
 class Metrics:
@@ -219,10 +230,16 @@ def test_what_a_server_tells_is_followed_and_forgotten_when_it_tells_no_more(
         until(lambda: reports.latest == TOLD)
         metrics.text = VLLM.replace(" 0.4225", " 0.5")
         until(lambda: reports.latest is not None and reports.latest.usage == 0.5)
+        assert reports.latest is not None
+        assert reports.latest.usage == 0.5
         metrics.text = "nothing\n"
         until(lambda: reports.latest is None)
+        num_asked = len(metrics.asked)
+        until(lambda: len(metrics.asked) > num_asked)
+        assert reports.latest is None, "what was told before does not come back"
     finally:
         reports.close()
+    assert set(metrics.asked) == {("/metrics", None)}
 
 
 def test_a_question_alone_asks_for_no_metrics(store: SessionStore, raw: Raw) -> None:
