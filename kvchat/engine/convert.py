@@ -5,7 +5,8 @@ another fingerprint and of a namespace of its own, never those of blocks that we
 Dimensions: P block size.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,17 +75,20 @@ class Converter:
 
         Args:
             wanted: (group, number among `blocks`) -> whether its bytes are asked for.
+
+        Effect: this process computes with one thread meanwhile.
         """
         assert len(blocks) <= RUN_LEN
         for place, payloads in enumerate(blocks):
             for group, payload in payloads.items():
                 self.exact.pool.write_block(group, BlockId(place), bytearray(payload))
         places = torch.arange(len(blocks))
-        for layer, pool in self.target.pool.layers.items():
-            numbers = self.exact.pool.layers[layer]
-            copy_blocks(pool, numbers, places, places)
-            if pool.sealed is not None:
-                seal(numbers.keys, numbers.values, pool.sealed.pool, SealedStep((), places, places))
+        with _one_thread():
+            for layer, pool in self.target.pool.layers.items():
+                numbers = self.exact.pool.layers[layer]
+                copy_blocks(pool, numbers, places, places)
+                if pool.sealed is not None:
+                    seal(numbers.keys, numbers.values, pool.sealed.pool, SealedStep((), places, places))
         return [
             {
                 group.id: bytes(self.target.pool.read_block(group.id, BlockId(place), self._size))
@@ -98,6 +102,19 @@ class Converter:
         """Return the exact groups that have what a converted group is made of. Pure."""
         (layers,) = (one.layers for one in self.target.groups if one.id == group)
         return {self.exact.pool.layers[layer].group for layer in layers}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let one thread compute. There are a few MiB for each layer: on a busy machine threads that wait for
+    each other take many times as long as one.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def load_exact(

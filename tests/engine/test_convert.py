@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.kernels.quantised_kv.reference import quantise
+from kvchat.engine.memory.device_pool import LayerPool
 from kvchat.errors import ConfigError
 from tests.engine.conftest import TinyModels
 
@@ -59,6 +61,27 @@ def test_converted_bytes_are_those_of_sealed_blocks_and_exact_layers_keep_theirs
                         part = quantise(part, record)
                     expected += part.numpy().tobytes()
             assert converted[place][group.id] == expected
+
+
+def test_it_computes_with_one_thread_and_leaves_the_process_as_it_was(tiny: TinyModels) -> None:
+    found = converter(tiny("llama"), "int8")
+    seen: list[int] = []
+
+    class Watched(dict[int, LayerPool]):
+        def items(self) -> Any:
+            for layer, pool in super().items():
+                seen.append(torch.get_num_threads())
+                yield layer, pool
+
+    found.target.pool.layers = Watched(found.target.pool.layers)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        found.convert(payloads(found, 1), lambda group, place: True)
+        after = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+    assert (set(seen), after) == ({1}, 3)
 
 
 def test_only_what_is_wanted_is_returned(tiny: TinyModels) -> None:
