@@ -1,12 +1,15 @@
 """Converting a stored session, files included: 4,096 tokens of 32 layers with 5 heads of 64, bfloat16.
 
-Exact blocks are read from a disk, quantised, and written durably under other names. Beside it in the same
-round stand the same conversion with one block after the other waiting for the medium, and plain files of
-the same bytes: written one by one, each with an fsync of itself and of its directory, and one file with one
-fsync. Blocks hold normal numbers; no model is loaded.
+Exact blocks are read from a disk, quantised, and written durably under other names, a run of them while the
+next one is read and quantised. Beside it in the same round stand the same conversion with one block after the
+other waiting for the medium, and plain files of the same bytes: written one by one, each with an fsync of
+itself and of its directory, and one file with one fsync. What is waited for is counted as well. Blocks hold
+normal numbers; no model is loaded.
 """
 
 import os
+import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
@@ -24,6 +27,7 @@ from kvchat.engine.conversion import Conversion
 from kvchat.engine.convert import RUN_LEN, Converter, Side
 from kvchat.engine.memory.bundle_blocks import BlockShelf, NewBlock
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.files import SYSTEM, Files, SystemFiles
 
 BLOCK_SIZE = 64
 NUM_TOKENS = 4096
@@ -47,6 +51,25 @@ class InTurn(BlockShelf):
     def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
         write = super().write_all
         return sum(write([block], is_wanted=is_wanted) for block in blocks)
+
+
+class CountedFiles(SystemFiles):
+    """Notes what is waited for. Threads append at one time; a list takes that."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def sync(self, descriptor: int) -> None:
+        self.told.append("fsyncs of files")
+        super().sync(descriptor)
+
+    def sync_dir(self, path: Path) -> None:
+        self.told.append("fsyncs of directories")
+        super().sync_dir(path)
+
+    def commit(self, connection: sqlite3.Connection) -> None:
+        self.told.append("commits of the index")
+        super().commit(connection)
 
 
 def measure(*, quick: bool = False) -> list[Row]:
@@ -107,6 +130,8 @@ def _converted(directory: Path, cache_format: str, rounds: int) -> Iterator[Row]
     yield Row.of("  one plain file", "s", told["one plain file"], "the same bytes, one fsync")
     ratios = [one / other for one, other in zip(told["one after the other"], told["together"], strict=True)]
     yield Row.of("  together against one after the other", "x", ratios, "more is faster")
+    for name, number in _counted(directory, converter, path).items():
+        yield Row.of(f"  {name}", "in all", [number])
 
 
 def _sides(cache_format: str) -> tuple[Side, Side]:
@@ -139,8 +164,8 @@ def _stored(directory: Path, converter: Converter, path: list[int]) -> BlockShel
     return shelf
 
 
-def _shelf(cache_dir: Path, side: Side, kind: type[BlockShelf]) -> BlockShelf:
-    return kind(cache_dir, side.fingerprint, side.pool.layouts(), block_size=BLOCK_SIZE)
+def _shelf(cache_dir: Path, side: Side, kind: type[BlockShelf], files: Files = SYSTEM) -> BlockShelf:
+    return kind(cache_dir, side.fingerprint, side.pool.layouts(), block_size=BLOCK_SIZE, files=files)
 
 
 def _round(
@@ -164,6 +189,18 @@ def _written(directory: Path, converter: Converter, source: BlockShelf, path: li
     for file in sorted(files.rglob("*.safetensors")):
         yield file.read_bytes()
     rmtree(files)
+
+
+def _counted(directory: Path, converter: Converter, path: list[int]) -> dict[str, int]:
+    """Return how often a conversion waits for what, from opening the store to closing it."""
+    files = CountedFiles()
+    with (
+        closing(_shelf(directory / "cache", converter.exact, BlockShelf)) as source,
+        closing(_shelf(directory / "cache", converter.target, BlockShelf, files)) as target,
+    ):
+        Conversion(converter, source, target, (ROOTS[0], ROOTS[1]), [path]).run()
+    rmtree(directory / "cache" / "blocks" / converter.target.fingerprint.hex())
+    return dict(Counter(files.told))
 
 
 def _plain(directory: Path, sizes: list[int]) -> None:
