@@ -31,7 +31,7 @@ def show_manual(options: PlaceOptions) -> None:
 
 def manual_lines() -> Iterator[str]:
     """Yield the lines of the manual page."""
-    from kvchat.cli.main import app
+    from kvchat.cli.command_line import app
 
     root = typer.main.get_command(app)
     yield '.TH KVCHAT 1 "" kvchat "User Commands"'

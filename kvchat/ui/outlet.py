@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from textual.app import App, SuspendNotSupported
 
 from kvchat.errors import UsageError
-from kvchat.session.markdown import answer_parser
 from kvchat.session.tree import Turn
 from kvchat.ui.clipboard import OSC_52, copy_by_tool
 from kvchat.ui.desk import Desk
@@ -73,5 +72,7 @@ class Outlet:
 
 def code_of(text: str) -> str:
     """Return the fenced code of a Markdown text, blocks separated by an empty line."""
+    from kvchat.session.markdown import answer_parser  # not before the first frame
+
     tokens = answer_parser().parse(text)
     return "\n".join(token.content for token in tokens if token.type in ("fence", "code_block"))

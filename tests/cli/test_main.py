@@ -1,6 +1,7 @@
 """Which words mean which command, and how a run ends."""
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from kvchat.cli.main import app, arrange, run
+from kvchat.cli.command_line import app, arrange
+from kvchat.cli.main import run
 from kvchat.cli.options import PlaceOptions
 from kvchat.cli.shelf import open_store
 
@@ -101,7 +103,8 @@ def test_a_data_directory_that_cannot_be_written_exits_1(capsys: pytest.CaptureF
 def test_an_unexpected_error_is_one_line_and_a_trace_in_a_private_log(home: Path) -> None:
     program = (
         "import sys\n"
-        "from kvchat.cli.main import app, run\n"
+        "from kvchat.cli.command_line import app\n"
+        "from kvchat.cli.main import run\n"
         "@app.command('burst')\n"
         "def burst() -> None:\n"
         "    raise RuntimeError('a seam gave way')\n"
@@ -115,30 +118,60 @@ def test_an_unexpected_error_is_one_line_and_a_trace_in_a_private_log(home: Path
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--help"],
-        ["--version"],
-        ["ask", "--help"],
-        ["sessions", "list"],
-        ["config", "show"],
-        ["sessions", "search", "x"],
-        ["cache"],
-    ],
-    ids=" ".join,
-)
-def test_commands_that_run_no_model_load_no_torch(words: list[str]) -> None:
+def test_the_window_alone_is_opened_without_what_only_other_commands_and_answers_need(home: Path) -> None:
     program = (
         "import sys\n"
         "from kvchat.cli.main import run\n"
-        f"code = run({words!r})\n"
-        "heavy = {'torch', 'transformers', 'textual', 'pydantic'} & set(sys.modules)\n"
-        "sys.exit(f'loaded {heavy}' if heavy or code else 0)\n"
+        "import kvchat.ui.app\n"
+        "code = run([])\n"
+        "unneeded = ('kvchat.cli.command_line', 'kvchat.cli.commands', 'markdown_it', 'torch')\n"
+        "print(code, [name for name in unneeded if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout + done.stderr
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.stdout == "2 []\n"
+    assert "needs a terminal" in done.stderr
+
+
+WITHOUT_A_MODEL = (
+    ["--help"],
+    ["--version"],
+    ["ask", "--help"],
+    ["sessions", "list"],
+    ["config", "show"],
+    ["sessions", "search", "x"],
+    ["cache"],
+)
+# One process for all: what one of them loads stays, so that it is told for those behind it too.
+RUN_EACH = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from kvchat.cli.main import run
+told = []
+for words in json.loads(sys.argv[1]):
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
+        code = run(words)
+    heavy = {"torch", "transformers", "textual", "pydantic"} & set(sys.modules)
+    told.append([code, sorted(heavy), bool(out.getvalue())])
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def without_a_model(tmp_path_factory: pytest.TempPathFactory) -> list[list[object]]:
+    """Exit code, heavy modules and whether anything was said, of each of these commands."""
+    command = [sys.executable, "-c", RUN_EACH, json.dumps(WITHOUT_A_MODEL)]
+    environ = os.environ | {"KVCHAT_HOME": str(tmp_path_factory.mktemp("home"))}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
+    told: list[list[object]] = json.loads(done.stdout)
+    return told
+
+
+@pytest.mark.parametrize("words", WITHOUT_A_MODEL, ids=" ".join)
+def test_commands_that_run_no_model_load_no_torch(
+    words: list[str], without_a_model: list[list[object]]
+) -> None:
+    assert without_a_model[WITHOUT_A_MODEL.index(words)] == [0, [], True]
 
 
 def test_a_process_that_has_loaded_torch_ends_without_taking_it_apart_and_says_all(home: Path) -> None:
