@@ -122,3 +122,47 @@ def test_a_part_that_fails_or_has_no_time_leaves_the_others() -> None:
     assert (len(second.figures), second.problem) == (1, None)
     stage.deadline_s = float("-inf")
     assert all(outcome.problem for outcome in run_parts(parts, stage, lambda text: None))
+
+
+def test_what_is_found_is_kept_after_each_part_and_a_lost_kernel_is_told() -> None:
+    import torch
+
+    from benchmarks.gpu.parts import Part, run_parts
+    from benchmarks.gpu.stage import Figure, Stage
+    from kvchat.engine.kernels.health import Health
+
+    health, kept = Health(), []
+
+    def loses(stage: Stage):  # type: ignore[no-untyped-def]
+        health.refuse("attention", "it does not compile")
+        yield Figure(name="speed", unit="GB/s", value=1.0, low=1.0, high=1.0)
+
+    stage = Stage(device=torch.device("cpu"), is_dry=False, deadline_s=float("inf"), seed=1)
+    parts = [Part(name="loses", run=loses), Part(name="goes on", run=loses)]
+    first, second = run_parts(
+        parts, stage, lambda text: None, lambda found: kept.append([part.name for part in found]), health
+    )
+    assert kept == [["loses"], ["loses", "goes on"]]
+    assert (
+        first.problem
+        == "plain operations were measured, a kernel is lost: ['attention: it does not compile']"
+    )
+    assert (len(first.figures), second.problem) == (1, None)
+
+
+def test_shares_of_what_is_compiled_before_are_all_of_it_and_a_failure_is_left_to_the_part() -> None:
+    import torch
+
+    from benchmarks.gpu import checks, compiling
+
+    class Stage(compiling.Rehearsal):
+        def random(self, *size: int, dtype: torch.dtype) -> torch.Tensor:
+            if dtype is torch.float16:
+                raise RuntimeError("out of luck")
+            return super().random(*size, dtype=dtype)
+
+    stage = Stage(device=torch.device("cpu"), is_dry=True, deadline_s=float("inf"), seed=1)
+    names = [name for name, dtype, _ in checks.checks(stage) if dtype is torch.float16]
+    failing = len([name for name in names if name.startswith(("decode", "prompts"))])
+    every = len(list(compiling.uses(stage)))
+    assert sum(compiling.use_share(stage, number, 3) for number in range(3)) == every - failing

@@ -15,11 +15,16 @@ import random
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.parts import Outcome, Part
 
 RESULTS = Path(__file__).parent.parent / "results"
 PACKAGES = ("torch", "triton", "transformers", "numpy")
@@ -52,11 +57,50 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
 def _run(arguments: argparse.Namespace) -> int:
     import torch
 
-    from benchmarks.gpu import ceilings, checks, end_to_end, operations, saves
-    from benchmarks.gpu.parts import Part, run_parts
+    from benchmarks.gpu.compiling import compile_beside
+    from benchmarks.gpu.parts import run_parts
     from benchmarks.gpu.stage import Stage
 
     start_s = perf_counter()
+    parts = _parts(arguments.only)
+    stage = Stage(
+        device=torch.device("cpu" if arguments.dry_run else "cuda"),
+        is_dry=arguments.dry_run,
+        deadline_s=start_s + 60 * arguments.minutes,
+        seed=random.SystemRandom().randrange(2**40),
+    )
+    print(f"{_machine()}, seed {stage.seed}", flush=True)
+    path = arguments.json or RESULTS / ("gpu-dry.json" if stage.is_dry else "gpu.json")
+    about = {
+        "machine": _machine(),
+        "versions": _versions(),
+        "commit": _commit(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
+        "is_dry": stage.is_dry,
+    }
+
+    def keep(outcomes: "Sequence[Outcome]") -> None:
+        seconds = round(perf_counter() - start_s, 1)
+        report = about | {"seconds": seconds, "parts": [asdict(outcome) for outcome in outcomes]}
+        path.write_text(json.dumps(report, indent=1))
+
+    def tell(text: str) -> None:
+        print(text, flush=True)
+
+    if not stage.is_dry and not arguments.only:
+        compile_beside(tell)
+    outcomes = run_parts(parts, stage, tell, keep)
+    failed = [outcome.name for outcome in outcomes if outcome.problem]
+    problems = f"; with problems: {', '.join(failed)}" if failed else ""
+    print(f"\n{perf_counter() - start_s:.1f} s, written to {path}{problems}")
+    return 1 if failed else 0
+
+
+def _parts(only: Sequence[str] | None) -> "list[Part]":
+    """Return what is measured, in this order."""
+    from benchmarks.gpu import ceilings, checks, end_to_end, operations, saves
+    from benchmarks.gpu.parts import Part
+
     parts = [
         Part(name="ceilings", run=ceilings.measure),
         Part(name="kernels and their definitions", run=checks.measure),
@@ -68,34 +112,10 @@ def _run(arguments: argparse.Namespace) -> int:
         Part(name="storing", run=operations.store),
         Part(name="host transfers", run=operations.host_transfers),
         Part(name="saving", run=saves.saving),
-        Part(name="model of 1B", run=end_to_end.one_b, least_s=40),
-        Part(name="model of 8B", run=end_to_end.eight_b, least_s=60),
+        Part(name="model of 1B", run=end_to_end.one_b, least_s=40, usual_s=120),
+        Part(name="model of 8B", run=end_to_end.eight_b, least_s=60, usual_s=120),
     ]
-    if arguments.only:
-        parts = [part for part in parts if any(word in part.name for word in arguments.only)]
-    stage = Stage(
-        device=torch.device("cpu" if arguments.dry_run else "cuda"),
-        is_dry=arguments.dry_run,
-        deadline_s=start_s + 60 * arguments.minutes,
-        seed=random.SystemRandom().randrange(2**40),
-    )
-    print(f"{_machine()}, seed {stage.seed}", flush=True)
-    outcomes = run_parts(parts, stage, lambda text: print(text, flush=True))
-    report = {
-        "machine": _machine(),
-        "versions": _versions(),
-        "commit": _commit(),
-        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
-        "is_dry": stage.is_dry,
-        "seconds": round(perf_counter() - start_s, 1),
-        "parts": [asdict(outcome) for outcome in outcomes],
-    }
-    path = arguments.json or RESULTS / ("gpu-dry.json" if stage.is_dry else "gpu.json")
-    path.write_text(json.dumps(report, indent=1))
-    failed = [outcome.name for outcome in outcomes if outcome.problem]
-    problems = f"; with problems: {', '.join(failed)}" if failed else ""
-    print(f"\n{report['seconds']} s, written to {path}{problems}")
-    return 1 if failed else 0
+    return [part for part in parts if not only or any(word in part.name for word in only)]
 
 
 def _machine() -> str:

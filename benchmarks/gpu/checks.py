@@ -1,6 +1,7 @@
 """Every kernel against its definition, on numbers that no run had before: parts of the allowed error."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -24,20 +25,24 @@ SCORES: dict[str, dict[str, object]] = {
 
 
 def measure(stage: Stage) -> Iterator[Figure]:
+    for name, dtype, error_of in checks(stage):
+        yield _figure(name, dtype, error_of())
+    if HEALTH.problems:
+        raise AssertionError(f"kernels were refused: {HEALTH.problems}")
+
+
+def checks(stage: Stage) -> Iterator[tuple[str, torch.dtype, Callable[[], float]]]:
+    """Yield what is checked: a name, a dtype, and what returns the error."""
     # The interpreter computes bfloat16 wrongly.
-    dtypes = DTYPES[1:] if stage.is_dry else DTYPES
-    for dtype in dtypes:
+    for dtype in DTYPES[1:] if stage.is_dry else DTYPES:
         for name, trial in EVERY_TRIAL.items():
-            yield _figure(name, dtype, trial(stage.device, dtype))
+            yield name, dtype, partial(trial, stage.device, dtype)
         heads = Heads(4, 2, 16) if stage.is_dry else Heads(32, 8, 128)
         for name, scores in SCORES.items():
             for words, num_new in (("decode", 1), ("prompts", 5)):
-                error = _attention_error(stage, heads, num_new, dtype, scores)
-                yield _figure(f"{words}, {name}, {heads.query}/{heads.kv} x {heads.dim}", dtype, error)
-        sinks = {"sinks": stage.random(heads.query, dtype=dtype)}
-        yield _figure("decode, sinks", dtype, _attention_error(stage, heads, 1, dtype, sinks))
-    if HEALTH.problems:
-        raise AssertionError(f"kernels were refused: {HEALTH.problems}")
+                error_of = partial(_attention_error, stage, heads, num_new, dtype, scores)
+                yield f"{words}, {name}, {heads.query}/{heads.kv} x {heads.dim}", dtype, error_of
+        yield "decode, sinks", dtype, partial(_sinks_error, stage, heads, dtype)
 
 
 def _attention_error(
@@ -49,6 +54,10 @@ def _attention_error(
     wanted = definition(there.query, there.k_pool, there.v_pool, there.args)
     got = paged_attention(case.query, case.k_pool, case.v_pool, case.args).cpu()
     return float((got.double() - wanted.double()).abs().max())
+
+
+def _sinks_error(stage: Stage, heads: Heads, dtype: torch.dtype) -> float:
+    return _attention_error(stage, heads, 1, dtype, {"sinks": stage.random(heads.query, dtype=dtype)})
 
 
 def _figure(name: str, dtype: torch.dtype, error: float) -> Figure:

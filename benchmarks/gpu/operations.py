@@ -15,6 +15,7 @@ from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.paged_attention import paged_attention
+from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.sealed_attention import sealed_attention
 from kvchat.engine.kernels.sealed_record import Code
 from kvchat.engine.kernels.store_kv import store_kv
@@ -73,7 +74,14 @@ def latent_decode(stage: Stage) -> Iterator[Figure]:
                 pool = torch.zeros(shape, dtype=torch.uint8, device=stage.device)
             ups = [stage.random(num_heads, 16 if stage.is_dry else 128, rank, dtype=dtype) for _ in range(2)]
             query = stage.random(batch, num_heads, ups[0].shape[1] + rope_dim, dtype=dtype)
-            args = LatentArgs(spans=spans, softmax_scale=0.1, k_up=ups[0], v_up=ups[1], record=record)
+            args = LatentArgs(
+                spans=spans,
+                softmax_scale=0.1,
+                k_up=ups[0],
+                v_up=ups[1],
+                record=record,
+                prepared=step_tables(spans, lambda _: 0),
+            )
             seconds = stage.seconds(lambda q=query, p=pool, a=args: latent_attention(q, p, a))
             words = f"latent decode, {num_heads} heads, {'records' if record else 'exact'}"
             num_bytes = batch * length * pool[0, 0, 0].nbytes

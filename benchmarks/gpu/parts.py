@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from benchmarks.gpu.stage import Figure, Stage
+from kvchat.engine.kernels.health import HEALTH, Health
 
 Run = Callable[[Stage], Iterator[Figure]]
 
@@ -14,11 +15,13 @@ Run = Callable[[Stage], Iterator[Figure]]
 class Part:
     """Args:
     least_s: with less time left it is not begun.
+    usual_s: what it takes about; what earlier parts may leave out leaves it as much.
     """
 
     name: str
     run: Run
     least_s: float = 10.0
+    usual_s: float = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,20 +34,38 @@ class Outcome:
     problem: str | None = None
 
 
-def run_parts(parts: Sequence[Part], stage: Stage, tell: Callable[[str], None]) -> list[Outcome]:
-    """Run all parts that there is time for, telling each figure as it is found."""
-    outcomes = []
-    for part in parts:
+def run_parts(
+    parts: Sequence[Part],
+    stage: Stage,
+    tell: Callable[[str], None],
+    keep: Callable[[Sequence[Outcome]], None] = lambda _: None,
+    health: Health = HEALTH,
+) -> list[Outcome]:
+    """Run all parts that there is time for, telling each figure as it is found.
+
+    Args:
+        keep: is given what there is after each part, so that a run that is ended from outside leaves it.
+        health: of the kernels; a part that loses one has measured something else, and says so.
+    """
+    outcomes: list[Outcome] = []
+    for number, part in enumerate(parts, 1):
         outcome = Outcome(name=part.name)
         outcomes.append(outcome)
         tell(f"\n{part.name}")
+        stage.later_s = sum(later.usual_s for later in parts[number:])
         if not stage.is_dry and stage.left_s < part.least_s:
             outcome.problem = (
                 f"not begun: {stage.left_s:.0f} s are left, and it takes about {part.least_s:.0f}"
             )
             tell(f"  {outcome.problem}")
-            continue
-        _run(part, stage, outcome, tell)
+        else:
+            refused = {*health.problems}
+            _run(part, stage, outcome, tell)
+            lost = [f"{name}: {problem}" for name, problem in health.problems.items() if name not in refused]
+            if lost and outcome.problem is None:
+                outcome.problem = f"plain operations were measured, a kernel is lost: {lost}"[:1000]
+                tell(f"  {outcome.problem}")
+        keep(outcomes)
     return outcomes
 
 

@@ -8,6 +8,9 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+FLUSHES = 4
+"""Of 256 MiB each: about half a millisecond, several times what handing in a launch takes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
@@ -35,6 +38,7 @@ class Stage:
     is_dry: tiny sizes on the processor, under Triton's interpreter: nothing is measured, everything runs.
     deadline_s: when the whole run is to be over, by `perf_counter`.
     ceilings: bytes or operations a second, as measured in this run.
+    later_s: what the parts behind this one take about.
     """
 
     device: torch.device
@@ -42,10 +46,16 @@ class Stage:
     deadline_s: float
     seed: int
     ceilings: dict[str, float] = field(default_factory=dict)
+    later_s: float = 0.0
 
     @property
     def left_s(self) -> float:
         return self.deadline_s - perf_counter()
+
+    @property
+    def spare_s(self) -> float:
+        """Seconds for what may be left out."""
+        return self.left_s - self.later_s
 
     def random(self, *size: int, dtype: torch.dtype) -> Tensor:
         """Return normal numbers, different in each run."""
@@ -60,7 +70,8 @@ class Stage:
     def seconds(self, action: Callable[[], object], rounds: int = 10) -> list[float]:
         """Return how long an action takes, by the device's own clock; it is warmed up first.
 
-        Each round begins with a cache that holds something else.
+        Each round begins with a cache that holds something else; filling it takes the device long enough for
+        the host to hand in what is timed.
         """
         rounds = 2 if self.is_dry else rounds
         for _ in range(1 if self.is_dry else 3):
@@ -74,7 +85,8 @@ class Stage:
             action()
             return perf_counter() - start_s
         flushed = torch.empty(2**28, dtype=torch.uint8, device=self.device)
-        flushed.zero_()
+        for _ in range(FLUSHES):
+            flushed.zero_()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         action()
