@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvchat.engine.api.ids import BlockKey, GroupId
@@ -146,6 +146,9 @@ ACTIONS = st.tuples(
 @pytest.mark.parametrize("eviction", list(Eviction))
 @settings(max_examples=8, deadline=None)
 @given(num_blocks=st.integers(2, 14), actions=st.lists(ACTIONS, max_size=50))
+@example(num_blocks=2, actions=[("write both", (0, 0))])
+@example(num_blocks=3, actions=[("write", (0,)), ("write", (2, 0)), ("write both", (0,))])
+@example(num_blocks=2, actions=[("write", (0,)), ("keep", (0,)), ("write", (3, 0, 0))])
 def test_on_any_trace_of_two_groups_the_same_files_go_as_in_the_slow_reference(
     eviction: Eviction, num_blocks: int, actions: list[tuple[str, tuple[int, ...]]]
 ) -> None:
