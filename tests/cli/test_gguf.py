@@ -10,6 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from kvchat.starter import __path__ as starter_path
+from tests.cli.secret_home import Run
 from tests.engine.models.gguf_writer import tiny, write_gguf
 
 pytestmark = pytest.mark.cpu
@@ -26,29 +27,31 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "tiny.gguf"
 
 
-def ask(model: Path, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvchat", "ask", "-m", str(model), "--max-tokens", "4", *arguments]
-    environment = {**os.environ, "KVCHAT_HOME": str(home)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+def words(model: Path, *arguments: str) -> list[str]:
+    return ["ask", "-m", str(model), "--max-tokens", "4", *arguments]
 
 
-def test_a_file_answers_and_its_conversation_goes_on_from_disk(model: Path, tmp_path: Path) -> None:
-    first = ask(model, "--new", "tiny", "hello", home=tmp_path / "home")
+@pytest.mark.usefixtures("loading_pays")
+def test_a_file_answers_and_its_conversation_goes_on_from_disk(model: Path, tmp_path: Path, run: Run) -> None:
+    """In a process of its own, and then in this one."""
+    command = [sys.executable, "-m", "kvchat", *words(model, "--new", "tiny", "hello")]
+    environment = {**os.environ, "KVCHAT_HOME": str(tmp_path / "home")}
+    first = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert first.returncode == 0, first.stderr
     (made,) = (path for path in (tmp_path / "home/cache/weights").iterdir() if path.is_dir())
     before = (made / "model.safetensors").stat().st_mtime_ns
-    again = ask(model, "-s", "tiny", "again", home=tmp_path / "home")
-    assert again.returncode == 0, again.stderr
-    assert "from disk" in again.stderr
+    code, _, err = run(*words(model, "-s", "tiny", "again"))
+    assert code == 0, err
+    assert "from disk" in err
     assert (made / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_a_damaged_file_is_refused_with_what_to_do(model: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_with_what_to_do(model: Path, run: Run) -> None:
     model.write_bytes(model.read_bytes()[:5000])
-    result = ask(model, "hello", home=tmp_path / "home")
-    assert result.returncode == 4
-    assert "not a whole GGUF file" in result.stderr
+    code, _, err = run(*words(model, "hello"))
+    assert code == 4
+    assert "not a whole GGUF file" in err
     model.write_bytes(b"something else")
-    result = ask(model, "hello", home=tmp_path / "home")
-    assert result.returncode == 4
-    assert "no GGUF file" in result.stderr
+    code, _, err = run(*words(model, "hello"))
+    assert code == 4
+    assert "no GGUF file" in err

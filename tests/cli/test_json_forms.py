@@ -20,6 +20,7 @@ from kvchat.session.packs import PackShelf
 from tests.cli.secret_home import CHEAP, Give, Run, make_talk, paths_of
 from tests.cli.test_pack import make_pack
 from tests.scripted_engine import ScriptedEngine
+from tests.terminal import ROOT
 
 pytestmark = pytest.mark.pure
 
@@ -102,6 +103,14 @@ def test_what_is_done_to_several_is_a_line_for_each(talk: None, lines: Lines, ho
         PackShelf(paths_of(home).packs_dir, None).put(make_pack(name, "some rules"))
     assert lines("pack", "rm", "one", "two", "--ndjson") == [{"name": "one"}, {"name": "two"}]
     assert lines("pack", "rm", "three", "--json") == [[{"name": "three"}]]
+
+
+def test_imported_sessions_are_a_line_each(lines: Lines) -> None:
+    bundle = str(ROOT / "sessions" / "first-steps.kvchat")
+    [one] = lines("import", bundle, "--no-kv", "--ndjson")
+    [[same]] = lines("import", bundle, "--no-kv", "--json")
+    assert one["title"] == "first-steps"
+    assert one.keys() == same.keys()
 
 
 def test_a_setting_says_where_it_was_written_and_what_overrules_it(

@@ -1,4 +1,7 @@
-"""Whole processes, a real engine and a tiny random model: what survives their end, however they end."""
+"""Whole processes, a real engine and a tiny random model: what survives their end, however they end.
+
+Where two ends of a conversation have to be two processes, this process is one of them: it has loaded torch.
+"""
 
 import json
 import os
@@ -11,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.cli.secret_home import Run as InThisProcess
 
 pytestmark = pytest.mark.cpu
 
@@ -55,6 +60,20 @@ def ask(tiny_model: Path, home: Path) -> Run:
     return run
 
 
+@pytest.fixture
+def ask_here(tiny_model: Path, run: InThisProcess) -> Run:
+    """Ask in this process, with an engine of its own, and return the last event."""
+
+    def ask(*words: str, home: Path | None = None, model: str = str(tiny_model)) -> dict[str, Any]:
+        place = () if home is None else ("--data-dir", f"{home}/data", "--cache-dir", f"{home}/cache")
+        code, out, err = run("ask", "-m", model, "--max-tokens", "12", "--json", *place, *words)
+        assert code == 0, err
+        event: dict[str, Any] = json.loads(out)
+        return event
+
+    return ask
+
+
 def start(tiny_model: Path, *words: str) -> "subprocess.Popen[str]":
     """Start a long answer whose events can be read as they come."""
     command = [*_KVCHAT, "ask", "-m", str(tiny_model), "--max-tokens", "4000", "--ndjson", *words]
@@ -73,15 +92,22 @@ def shown(process: "subprocess.Popen[str]", num_pieces: int) -> str:
     return text
 
 
-def stored_turns(reference: str) -> list[dict[str, Any]]:
-    command = [*_KVCHAT, "sessions", "show", reference, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    turns: list[dict[str, Any]] = json.loads(done.stdout)["turns"]
-    return turns
+Stored = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def stored_turns(run: InThisProcess) -> Stored:
+    def shown(reference: str) -> list[dict[str, Any]]:
+        code, out, err = run("sessions", "show", reference, "--json")
+        assert code == 0, err
+        turns: list[dict[str, Any]] = json.loads(out)["turns"]
+        return turns
+
+    return shown
 
 
 def test_a_session_of_2000_tokens_goes_on_in_a_new_process_without_computing_it_again(
-    ask: Run, home: Path, tmp_path: Path
+    ask: Run, ask_here: Run, stored_turns: Stored, home: Path, tmp_path: Path
 ) -> None:
     document = tmp_path / "document.txt"
     document.write_text(" ".join(f"{number} is a number." for number in range(350)))
@@ -98,13 +124,15 @@ def test_a_session_of_2000_tokens_goes_on_in_a_new_process_without_computing_it_
     assert usage["cached_tokens"] + usage["computed_tokens"] == usage["prompt_tokens"]
     assert warm["loaded"] == {"device": 0, "host": 0, "disk": usage["cached_tokens"]}
 
-    cold = ask("-s", "demo", "And what comes next?", home=tmp_path / "cold")
+    cold = ask_here("-s", "demo", "And what comes next?", home=tmp_path / "cold")
     assert cold["usage"]["cached_tokens"] == 0
     assert cold["usage"]["prompt_tokens"] == usage["prompt_tokens"]
     assert cold["text"] == warm["text"] != ""
 
 
-def test_every_word_that_was_shown_survives_a_kill_and_the_talk_goes_on(ask: Run, tiny_model: Path) -> None:
+def test_every_word_that_was_shown_survives_a_kill_and_the_talk_goes_on(
+    ask_here: Run, stored_turns: Stored, tiny_model: Path
+) -> None:
     with start(tiny_model, "--new", "demo", "Tell me a story.") as process:
         text = shown(process, num_pieces=8)
         process.kill()
@@ -112,20 +140,23 @@ def test_every_word_that_was_shown_survives_a_kill_and_the_talk_goes_on(ask: Run
     assert question["text"] == "Tell me a story."
     assert answer["finish"] == "interrupted"
     assert answer["text"].startswith(text)
-    assert ask("-s", "demo", "Go on.")["finish_reason"] in ("stop", "length")
+    assert ask_here("-s", "demo", "Go on.")["finish_reason"] in ("stop", "length")
 
 
-def test_asking_nothing_goes_on_with_an_answer_that_was_cut_off(ask: Run) -> None:
+@pytest.mark.usefixtures("loading_pays")
+def test_asking_nothing_goes_on_with_an_answer_that_was_cut_off(
+    ask: Run, ask_here: Run, stored_turns: Stored
+) -> None:
     ask("--new", "demo", "Tell me a story.")
     _, before = stored_turns("demo")
-    event = ask("-s", "demo")
+    event = ask_here("-s", "demo")
     _, after = stored_turns("demo")
     assert len(after["token_ids"]) == len(before["token_ids"]) + event["usage"]["completion_tokens"]
     assert after["token_ids"][: len(before["token_ids"])] == before["token_ids"]
     assert event["usage"]["computed_tokens"] == 1  # the last sampled token had never been fed
 
 
-def test_ctrl_c_saves_what_was_shown_and_exits_130(tiny_model: Path) -> None:
+def test_ctrl_c_saves_what_was_shown_and_exits_130(tiny_model: Path, stored_turns: Stored) -> None:
     with start(tiny_model, "--new", "demo", "Tell me a story.") as process:
         text = shown(process, num_pieces=3)
         process.send_signal(signal.SIGINT)
@@ -146,7 +177,9 @@ def test_ctrl_c_while_the_model_loads_exits_130_in_silence(tiny_model: Path) -> 
         assert process.wait(timeout=60) == 130
 
 
-def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(tiny_model: Path) -> None:
+def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(
+    tiny_model: Path, stored_turns: Stored
+) -> None:
     options = ["-m", str(tiny_model), "--max-tokens", "4000", "--new", "demo"]
     command = [*_KVCHAT, "ask", *options, "Tell me a story."]
     with subprocess.Popen(
@@ -163,7 +196,7 @@ def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(tiny_model: Path
     assert stored_turns("demo")[-1]["finish"] == "interrupted"
 
 
-def test_the_starter_remembers_a_name_from_an_earlier_process(ask: Run) -> None:
+def test_the_starter_remembers_a_name_from_an_earlier_process(ask: Run, stored_turns: Stored) -> None:
     ask("--new", "demo", "My name is Ana.", model="starter")
     event = ask("-s", "demo", "What is my name?", model="starter")
     assert "Ana" in event["text"]

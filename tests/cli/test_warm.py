@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from kvchat.cli.compose import opened
-from kvchat.cli.main import run
+from kvchat.cli.main import run as run_here
 from kvchat.cli.serve import lend
 from kvchat.cli.signals import StopSignals
 from kvchat.cli.streams import Status
 from kvchat.config import read_settings
 from kvchat.engine.api.config import EngineConfig
+from tests.cli.secret_home import Run
 from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.cpu
@@ -53,11 +54,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterat
 
 
 class Asker:
-    """Asks in processes of their own. `borrowed`: those that loaded no model themselves."""
+    """Asks in processes of their own, which borrow the engine of a home.
 
-    def __init__(self, home: Path, model: Path) -> None:
+    Args:
+        run: runs a command in this process.
+    """
+
+    def __init__(self, home: Path, model: Path, run: Run) -> None:
         self._home = home
         self._model = model
+        self._run = run
 
     def start(self, *words: str, max_tokens: int = 12) -> "subprocess.Popen[str]":
         command = [*_KVCHAT, "ask", "-m", str(self._model), "--max-tokens", str(max_tokens), *words]
@@ -76,6 +82,10 @@ class Asker:
         event: dict[str, Any] = json.loads(out)
         return event
 
+    def here(self, *words: str) -> dict[str, Any]:
+        """Ask in this process, which has loaded torch."""
+        return self._event("ask", "-m", str(self._model), "--max-tokens", "12", *words)
+
     def turns(self, session: str) -> list[dict[str, Any]]:
         return list(self._shown(session)["turns"])
 
@@ -83,20 +93,24 @@ class Asker:
         return list(self._shown(session)["branches"])
 
     def _shown(self, session: str) -> dict[str, Any]:
-        command = [*_KVCHAT, "sessions", "show", session, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ_of(self._home))
-        shown: dict[str, Any] = json.loads(done.stdout)
-        return shown
+        return self._event("sessions", "show", session)
+
+    def _event(self, *words: str) -> dict[str, Any]:
+        places = ("--data-dir", f"{self._home}/data", "--cache-dir", f"{self._home}/cache")
+        code, out, err = self._run(*words, "--json", *places)
+        assert code == 0, err
+        event: dict[str, Any] = json.loads(out)
+        return event
 
 
 @pytest.fixture
-def ask(shared: Path, tiny_model: Path) -> Asker:
-    return Asker(shared, tiny_model)
+def ask(shared: Path, tiny_model: Path, run: Run) -> Asker:
+    return Asker(shared, tiny_model, run)
 
 
 def test_a_borrowed_engine_prints_what_ones_own_prints_and_shares_its_blocks(ask: Asker) -> None:
     question = "What is this? " + "One more word. " * 40
-    cold = ask("--no-attach", "--new", "cold", question)
+    cold = ask.here("--no-attach", "--new", "cold", question)
     warm = ask("--new", "warm", question)
     again = ask("--new", "again", question)
     same = ("finish_reason", "text", "model", "exact")
@@ -201,11 +215,11 @@ def _interrupt(process: "subprocess.Popen[str]") -> None:
 
 
 def test_a_lender_that_is_killed_costs_no_word_and_the_next_question_is_answered_without_it(
-    tmp_path: Path, tiny_model: Path
+    home: Path, tiny_model: Path, run: Run
 ) -> None:
-    ask = Asker(tmp_path / "home", tiny_model)
+    ask = Asker(home, tiny_model, run)
     with (
-        lending(tmp_path / "home", tiny_model) as lender,
+        lending(home, tiny_model) as lender,
         ask.start("--new", "demo", "--ndjson", "Tell me a story.", max_tokens=_MANY) as process,
     ):
         assert process.stdout is not None
@@ -218,7 +232,7 @@ def test_a_lender_that_is_killed_costs_no_word_and_the_next_question_is_answered
     shown = "".join(event["text"] for event in events if event["event"] == "text")
     assert shown
     assert ask.turns("demo")[-1]["text"].startswith(shown)
-    assert ask("-s", "demo", "Go on.")["finish_reason"] in ("stop", "length")
+    assert ask.here("-s", "demo", "Go on.")["finish_reason"] in ("stop", "length")
 
 
 def test_an_engine_that_nobody_borrows_is_given_up_by_itself(model_dir: Path, home: Path) -> None:
@@ -234,5 +248,5 @@ def test_an_engine_that_nobody_borrows_is_given_up_by_itself(model_dir: Path, ho
 
 
 def test_a_temporary_engine_is_not_lent(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve", "--socket-only", "--temp"]) == 2
+    assert run_here(["serve", "--socket-only", "--temp"]) == 2
     assert "--temp" in capsys.readouterr().err
