@@ -40,7 +40,9 @@ def decode_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
     rows = max(16, triton.next_power_of_2(group))
     if element_size > HALF:
         return _wide_tiling(rows, head_dim)
-    return Tiling(block_m=rows, block_n=32, num_warps=4 if rows <= 32 else 8, num_stages=2)
+    # With four warps fp8 in heads of 128 spills on sm_100, and with eight 8 bits in those of 256.
+    num_warps = 8 if rows > 32 or 64 < head_dim <= 128 else 4
+    return Tiling(block_m=rows, block_n=32, num_warps=num_warps, num_stages=2)
 
 
 def prefill_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
@@ -50,7 +52,7 @@ def prefill_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
         return _wide_tiling(rows, head_dim)
     # More of 4 and 2 bits spills: its numbers are made from codes, scales and minima in registers.
     rows = max(32 if head_dim > 128 else 64, rows)
-    num_stages = 2 if head_dim <= 64 and rows <= 64 else 1
+    num_stages = 3 if head_dim <= 64 and rows <= 64 else 1  # with two int8 spills 8 bytes on sm_100
     return Tiling(block_m=rows, block_n=32, num_warps=8, num_stages=num_stages)
 
 
