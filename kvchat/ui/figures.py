@@ -32,6 +32,12 @@ def short_bytes_text(num_bytes: int) -> str:
     return f"{_short_number(value, unit)}{unit[0]}"
 
 
+def tiny_bytes_text(num_bytes: int) -> str:
+    """Return a size in at most four characters: `512B`, `1.2M`, `12M`, `412K`."""
+    value, unit = _scaled(num_bytes, 999.5)
+    return f"{value:.1f}{unit[0]}" if unit != "B" and value < 9.95 else f"{value:.0f}{unit[0]}"
+
+
 def part_text(num_bytes: int, total_bytes: int) -> str:
     """Return a part and its whole in the whole's unit: `1.2 / 64 MiB`."""
     value, unit = _scaled(total_bytes)
@@ -81,10 +87,11 @@ def plural(count: int, noun: str, several: str = "") -> str:
     return f"{count_text(count)} {noun if count == 1 else several or f'{noun}s'}"
 
 
-def _scaled(num_bytes: int) -> tuple[float, str]:
+def _scaled(num_bytes: int, limit: float = 1023.5) -> tuple[float, str]:
+    """Return a size in the smallest unit in which it is below `limit`."""
     value = float(num_bytes)
     for unit in _UNITS[:-1]:
-        if value < 1023.5:
+        if value < limit:
             return value, unit
         value /= 1024
     return value, _UNITS[-1]

@@ -1,5 +1,6 @@
 """The inspector's content: whose blocks there are, and each block in a line or in full. Pure."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,11 +53,12 @@ def sources(snapshot: CacheSnapshot, names: BranchNames, on_screen: InspectionWi
     """
     found: list[Source] = []
     freed = {usage.owner: usage.freed_bytes for usage in snapshot.owners}
+    num_live = Counter(branch.owner for branch in snapshot.branches)
     for branch in sorted(snapshot.branches, key=lambda usage: usage.owner):
         mark = "▸" if branch.running else "●" if branch.branch == names.active else " "
         found.append(
             Source(
-                name=names.name_of(branch),
+                name=names.name_of(branch, among=num_live[branch.owner]),
                 wish=InspectionWish(branch=branch.branch),
                 mark=mark,
                 num_tokens=branch.num_tokens,

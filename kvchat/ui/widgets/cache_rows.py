@@ -6,6 +6,7 @@ window can still take, then the window, then what is kept of the blocks that it 
 is said, its bar stays short.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,9 +14,17 @@ from math import ceil
 
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot, LayerUsage, Tier, TierUsage
-from kvchat.ui.figures import UNKNOWN, bytes_text, count_text, part_text, percent_text, short_count_text
+from kvchat.ui.figures import (
+    UNKNOWN,
+    bytes_text,
+    count_text,
+    part_text,
+    percent_text,
+    short_count_text,
+    tiny_bytes_text,
+)
 from kvchat.ui.history import Recent
-from kvchat.ui.plain_text import path_padded
+from kvchat.ui.plain_text import STEP, path_padded
 from kvchat.ui.widgets.live_rows import history_rows, room_rows
 from kvchat.ui.widgets.marks import MARKS, Look, Row, Run
 from kvchat.ui.widgets.marks import row_text as row_text
@@ -41,7 +50,12 @@ class LayerRow:
     num_own: int
     num_kept: int
     num_total: int
-    held_bytes: int
+    used_bytes: int
+    kept_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        return self.used_bytes + self.kept_bytes
 
     @property
     def are_neighbours(self) -> bool:
@@ -57,9 +71,16 @@ class BranchNames:
     active: BranchId | None = None
     """The branch on screen."""
 
-    def name_of(self, branch: BranchUsage) -> str:
+    def name_of(self, branch: BranchUsage, among: int = 1) -> str:
+        """Return what a branch is called `among` so many live ones of its session.
+
+        One that nobody has named stands beside those with a number: what is read ahead, or asked elsewhere.
+        """
+        if branch.branch in self.of_branches:
+            return self.of_branches[branch.branch]
         of_session = self.of_sessions.get(branch.owner) or branch.owner or UNKNOWN
-        return self.of_branches.get(branch.branch) or of_session
+        is_known = among == 1 or branch.branch == self.active
+        return of_session if is_known else f"{of_session}{STEP}#{branch.branch}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +134,8 @@ def _rows(snapshot: CacheSnapshot, options: PanelOptions, layers: Sequence[Layer
         return *rows, blank, *_totals_section(snapshot, options.width)
     if live.frozen_at:
         rows[:0] = [((f"stands still since {live.frozen_at}", Look.MOVED),), blank]
-    rows += [blank, _reused_row(snapshot, options.width), *history_rows(live.recent, options.width)]
+    in_all = _reused_row(snapshot, options.width, "reused in all")
+    rows += [blank, in_all, *history_rows(live.recent, options.width)]
     return *rows, blank, *room_rows(snapshot, live.context_len, options.width)
 
 
@@ -160,13 +182,14 @@ def _layer_row(layer: LayerUsage, num_blocks: int) -> LayerRow:
         num_own=round(layer.used_bytes / block_bytes) - num_shared,
         num_kept=round(layer.cached_bytes / block_bytes),
         num_total=num_blocks,
-        held_bytes=layer.used_bytes + layer.cached_bytes,
+        used_bytes=layer.used_bytes,
+        kept_bytes=layer.cached_bytes,
     )
 
 
 def _likeness(row: LayerRow) -> tuple[object, ...]:
     counts = row.num_shared, row.num_own, row.num_kept, row.num_total
-    return row.kind, row.window, counts, row.held_bytes
+    return row.kind, row.window, counts, row.used_bytes, row.kept_bytes
 
 
 def _merged(rows: Sequence[LayerRow]) -> LayerRow:
@@ -181,7 +204,8 @@ def _merged(rows: Sequence[LayerRow]) -> LayerRow:
         num_own=first.num_own,
         num_kept=first.num_kept,
         num_total=first.num_total,
-        held_bytes=sum(row.held_bytes for row in rows),
+        used_bytes=sum(row.used_bytes for row in rows),
+        kept_bytes=sum(row.kept_bytes for row in rows),
     )
 
 
@@ -257,14 +281,23 @@ def _layer_section(layers: Sequence[LayerRow], block_size: int, width: int) -> l
     digits = len(str(layers[-1].last)) if layers else 1
     labels = [_layer_label(row, digits) for row in layers]
     label_width = max((len(label) for label in labels), default=0)
-    bar_width = max(_MIN_BAR_WIDTH, width - label_width - 1 - _VALUE_WIDTH)
+    value_width = _VALUE_WIDTH + any(row.kept_bytes for row in layers)
+    bar_width = max(_MIN_BAR_WIDTH, width - label_width - 1 - value_width)
     scale = blocks_per_cell(layers, bar_width, block_size)
     rows: list[Row] = [_layer_heading(scale * block_size, width)]
     for label, row in zip(labels, layers, strict=True):
         bar = _layer_bar(row, bar_width, scale, block_size)
-        value = bytes_text(row.held_bytes).rjust(_VALUE_WIDTH)
-        rows.append(((f"{label:<{label_width}} ", Look.LABEL), *bar, (value, Look.VALUE)))
+        rows.append(((f"{label:<{label_width}} ", Look.LABEL), *bar, *_layer_value(row, value_width)))
     return rows
+
+
+def _layer_value(row: LayerRow, width: int) -> tuple[Run, ...]:
+    """Return what branches hold, and what is kept for none: only that tells what a window saves."""
+    if not row.kept_bytes:
+        return ((bytes_text(row.used_bytes).rjust(width), Look.VALUE),)
+    kept = f"+{tiny_bytes_text(row.kept_bytes)}"
+    used = tiny_bytes_text(row.used_bytes).rjust(width - len(kept))
+    return (used, Look.VALUE), (kept, Look.FAINT)
 
 
 def _layer_heading(tokens_per_cell: int, width: int) -> Row:
@@ -320,16 +353,20 @@ def _legend(width: int) -> Row:
 def _branch_section(snapshot: CacheSnapshot, options: PanelOptions) -> list[Row]:
     rows: list[Row] = [(("branches on the device", Look.HEADING),)]
     are_shared = any(branch.shared_bytes for branch in snapshot.branches)
-    return rows + [_branch_row(branch, options, are_shared=are_shared) for branch in snapshot.branches]
+    num_live = Counter(branch.owner for branch in snapshot.branches)
+    for branch in snapshot.branches:
+        name = options.names.name_of(branch, among=num_live[branch.owner])
+        rows.append(_branch_row(branch, name, options, are_shared=are_shared))
+    return rows
 
 
-def _branch_row(branch: BranchUsage, options: PanelOptions, *, are_shared: bool) -> Row:
+def _branch_row(branch: BranchUsage, name: str, options: PanelOptions, *, are_shared: bool) -> Row:
     """Return a branch with what closing it would leave (shared), where any has that, and free (own)."""
     mark = "▸ " if branch.running else "● " if branch.branch == options.names.active else "  "
     own = f"{bytes_text(branch.own_bytes):>8}"
     shared = f"{bytes_text(branch.shared_bytes):>8}" if branch.shared_bytes else " " * 8
     room = max(4, options.width - len(mark) - (1 + are_shared) * (_VALUE_WIDTH + 2))
-    title = path_padded(options.names.name_of(branch), room)
+    title = path_padded(name, room)
     shares: tuple[Run, ...] = (
         (f" {MARKS[Look.SHARED] if branch.shared_bytes else ' '} ", Look.SHARED),
         (shared, Look.VALUE),
@@ -347,10 +384,10 @@ def _totals_section(snapshot: CacheSnapshot, width: int) -> list[Row]:
     return [_reused_row(snapshot, width), room]
 
 
-def _reused_row(snapshot: CacheSnapshot, width: int) -> Row:
+def _reused_row(snapshot: CacheSnapshot, width: int, label: str = "reused") -> Row:
     reused, asked = snapshot.reused_tokens, snapshot.reused_tokens + snapshot.computed_tokens
     of_asked = f"{short_count_text(reused)} of {short_count_text(asked)}"
-    return _total("reused", f"{of_asked} · {percent_text(reused, asked)}", width)
+    return _total(label, f"{of_asked} · {percent_text(reused, asked)}", width)
 
 
 def _total(label: str, value: str, width: int) -> Row:

@@ -52,8 +52,12 @@ async def test_f4_gives_alike_layers_their_rows_and_takes_them_back(tmp_path: Pa
         await shown.until_shown("L0-L4 ×5")
         await shown.pilot.press("f4")
         await shown.until(lambda: len(layer_lines(shown)) == 6)
+        await shown.until_gone("L0-L4 ×5")
+        assert [f"L{number} " in shown.text for number in range(6)] == [True] * 6
         await shown.say("/cache layers")
         await shown.until(lambda: len(layer_lines(shown)) == 2)
+        await shown.until_shown("L0-L4 ×5")
+        assert "L1 " not in shown.text
 
 
 async def test_it_grows_while_an_answer_is_written(tmp_path: Path) -> None:
@@ -92,10 +96,15 @@ async def test_only_rows_that_changed_are_drawn_again(tmp_path: Path) -> None:
 async def test_f3_hides_and_shows_it(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.until_shown("one cell =")
+        beside = shown.transcript.region.width
         await shown.pilot.press("f3")
         await shown.until_gone("one cell =")
+        await shown.until(lambda: shown.transcript.region.width > beside)
+        assert "room for" not in "\n".join(shown.text.splitlines()[:-2])
         await shown.pilot.press("f3")
         await shown.until_shown("one cell =")
+        await shown.until(lambda: shown.transcript.region.width <= beside)
+        assert shown.transcript.region.width == beside
 
 
 async def test_a_small_terminal_shows_the_conversation_and_the_panel_on_asking(tmp_path: Path) -> None:

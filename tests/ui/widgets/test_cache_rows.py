@@ -31,12 +31,12 @@ def test_interleaved_layers_each_have_a_row_and_sliding_ones_are_shorter() -> No
         "disk   no limit                  3.0 MiB\n"
         "\n"
         "layers             one cell = 128 tokens\n"
-        "L0 ▒▒ window 256 ░░              640 KiB\n"
-        "L1 ▒▒▒▒▒▒▒▒▒▓▓▓░░··············  1.8 MiB\n"
-        "L2 ▒▒ window 256 ░░              640 KiB\n"
-        "L3 ▒▒▒▒▒▒▒▒▒▓▓▓░░··············  1.8 MiB\n"
-        "L4 ▒▒ window 256 ░░              640 KiB\n"
-        "L5 ▒▒▒▒▒▒▒▒▒▓▓▓░░··············  1.8 MiB\n"
+        "L0 ▒▒ window 256 ░░            320K+320K\n"
+        "L1 ▒▒▒▒▒▒▒▒▒▓▓▓░░············· 1.5M+320K\n"
+        "L2 ▒▒ window 256 ░░            320K+320K\n"
+        "L3 ▒▒▒▒▒▒▒▒▒▓▓▓░░············· 1.5M+320K\n"
+        "L4 ▒▒ window 256 ░░            320K+320K\n"
+        "L5 ▒▒▒▒▒▒▒▒▒▓▓▓░░············· 1.5M+320K\n"
         "\n"
         "▒ shared   ▓ own   ░ kept   · free\n"
         "\n"
@@ -147,3 +147,23 @@ def test_blank_rows_are_left_out_where_there_is_no_room() -> None:
     rows = panel_rows(snapshot, PanelOptions(width=40, max_rows=16, names=NAMELESS))
     assert all(rows)
     assert all(panel_rows(snapshot, PanelOptions(width=40, max_rows=25, names=NAMELESS))) is False
+
+
+def test_what_a_window_saves_is_seen_where_blocks_behind_it_are_kept() -> None:
+    """Those that a sliding layer has left are kept for a while, so that both kinds may hold as much."""
+    snapshot = scripted_snapshot([HeldTokens(owner="s1", num_tokens=9 * 64)], layers=(SLIDING, FULL))
+    sliding, full = snapshot.layers
+    kept = full.used_bytes - sliding.used_bytes
+    rows = lines(replace(snapshot, layers=(replace(sliding, cached_bytes=kept), full)))
+    assert [line.split()[-1] for line in rows if line.startswith("L0")] == ["320K+256K"]
+    assert [line.split()[-2:] for line in rows if line.startswith("L1")] == [["576", "KiB"]]
+
+
+def test_branches_of_one_session_that_nobody_has_named_are_told_apart() -> None:
+    held = (*FORKED, HeldTokens(owner="s1", num_tokens=64), HeldTokens(owner="s1", num_tokens=64))
+    names = BranchNames(
+        of_branches={BranchId(3): "by boat"}, of_sessions={"s1": "Trip to Oslo"}, active=BranchId(0)
+    )
+    rows = panel_rows(scripted_snapshot(held), PanelOptions(width=40, names=names))
+    shown = [row_text(row)[2:].split("  ")[0] for row in rows if row_text(row)[:2] in ("▸ ", "● ", "  ")]
+    assert shown[-4:] == ["Trip to Oslo", "s2", "Trip to Os… › #2", "by boat"]
