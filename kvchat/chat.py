@@ -28,8 +28,8 @@ from kvchat.notices import notices_of
 from kvchat.revision import Revision as Revision
 from kvchat.revision import plan_drop, plan_undo, split_at, to_last_question
 from kvchat.session import prompts, repair
+from kvchat.session.explaining import explained
 from kvchat.session.miss import Explanation as Explanation
-from kvchat.session.miss import explain, with_text
 from kvchat.session.own_blocks import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import ChatTemplate
@@ -86,6 +86,11 @@ class Chat:
         self.model = model
         self._answering = Answering(store=self.store, template=template, engine=self.engine, model=model)
         self.variants = Variants(self._answering, sampling=self.sampling)
+
+    def use_sampling(self, sampling: SamplingParams) -> None:
+        """Choose tokens in another way from the next answer on."""
+        self.sampling = sampling
+        self.variants.use_sampling(sampling)
 
     # Conversations
 
@@ -255,9 +260,8 @@ class Chat:
         return branch.name
 
     def why(self, conversation: Conversation, answer_id: TurnId) -> Explanation:
-        """Return why an answer computed what it did; see `explain`."""
-        turns = self.store.all_turns(conversation.session.id)
-        return with_text(explain(turns, self.store.turn(answer_id)), self.template.tokenizer)
+        """Return why an answer computed what it did; see `explained`."""
+        return explained(self.store, self.template, conversation.session, self.store.turn(answer_id))
 
     def notices(self, conversation: Conversation) -> tuple[str, ...]:
         """Return what a person should know of this conversation: of its KV, and of the model's template."""
@@ -412,4 +416,6 @@ def _refuse_empty(text: str) -> None:
 
 
 def _outcome(turn: Turn) -> Outcome:
-    return Outcome(finish=turn.finish, usage=turn.usage, loaded=turn.loaded, timings=turn.timings)
+    return Outcome(
+        finish=turn.finish, usage=turn.usage, loaded=turn.loaded, timings=turn.timings, stored=turn.stored
+    )

@@ -269,7 +269,8 @@ class Answering:
         assert finished is not None
         if finished.error is not None or conversation.is_closed:
             self.release(conversation)
-        return self._outcome(finished, answer), finished.error
+        outcome = replace(self._outcome(finished, answer), stored=recorder.stored)
+        return outcome, finished.error
 
     def _request(
         self, conversation: Conversation, prompt: tuple[int, ...], answer: Answer, sampling: SamplingParams

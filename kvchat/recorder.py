@@ -13,6 +13,7 @@ from kvchat.engine.api.events import Event, LoadPlanned, PrefillProgress, Reques
 from kvchat.errors import EngineFailed
 from kvchat.session.answer import Answer
 from kvchat.session.text_stream import Piece
+from kvchat.session.tree import Stored
 
 Recorded = LoadPlanned | PrefillProgress | Piece | RequestFinished
 
@@ -28,6 +29,8 @@ class Recorder:
     def __init__(self, handle: RequestHandle, answer: Answer) -> None:
         self.finished: RequestFinished | None = None
         """The request's last event, once everything before it is stored."""
+        self.stored = Stored.NOTHING
+        """What becomes of the part of the prompt that lay on a slower tier."""
         self._handle = handle
         self._answer = answer
         self._queue: SimpleQueue[Recorded | BaseException] = SimpleQueue()
@@ -84,6 +87,8 @@ class Recorder:
             if isinstance(event, TokenEmitted):
                 self._answer.take(event.token_id)
             elif isinstance(event, LoadPlanned | PrefillProgress):
+                if isinstance(event, LoadPlanned):
+                    self.stored = Stored(event.estimate.choice.value)
                 self._queue.put(event)
             else:
                 finished = event

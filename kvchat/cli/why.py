@@ -5,10 +5,11 @@ from dataclasses import asdict
 
 from kvchat.cli.session_options import WhyOptions
 from kvchat.cli.shelf import open_store
-from kvchat.cli.streams import Output
+from kvchat.cli.streams import Output, as_json
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import UsageError
-from kvchat.session.miss import explain, with_text
+from kvchat.session.explaining import explained
+from kvchat.session.miss import explain
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import Role
 from kvchat.ui.why_words import why_words
@@ -24,11 +25,12 @@ def explain_answer(options: WhyOptions) -> None:
         if options.number > len(answers):
             raise UsageError(f"there is no answer {options.number} from the end to explain")
         answer = answers[-options.number]
-        miss = explain(store.all_turns(session.id), answer)
-    model = options.model or answer.model or session.model or settings.model
-    location = locate_model(model, cache_dir=settings.paths.cache_dir)
-    explanation = with_text(miss, ChatTemplate.from_dir(location.path).tokenizer)
-    if options.json:
+        explain(store.all_turns(session.id), answer)  # refused before a model is looked for
+        model = options.model or answer.model or session.model or settings.model
+        location = locate_model(model, cache_dir=settings.paths.cache_dir)
+        explanation = explained(store, ChatTemplate.from_dir(location.path), session, answer)
+    miss = explanation.miss
+    if as_json(options):
         texts = {f"{side}_text": getattr(explanation, side) for side in ("shared", "here", "there")}
         Output().json({"session": session.id, "turn": answer.id} | asdict(miss) | texts)
     else:

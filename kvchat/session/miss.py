@@ -4,13 +4,13 @@ Every answer that was computed before in the session left blocks of its path. As
 one of these, it could be reused; where it ceases to, or was not reused all the same, is the reason.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from kvchat.errors import UsageError
 from kvchat.session.tokenizer import ChatTokenizer
-from kvchat.session.tree import Role, Turn, TurnId, path_token_ids
+from kvchat.session.tree import Role, Stored, Turn, TurnId, path_token_ids
 
 
 class Culprit(StrEnum):
@@ -23,7 +23,24 @@ class Culprit(StrEnum):
     MODEL = "model"
     """Another model, or other weights, had answered before."""
     NOT_KEPT = "not kept"
-    """It had been computed before; it was not kept, or computing was faster than loading."""
+    """It had been computed before; whether it was kept, and faster to compute than to load, is not noted."""
+    EVICTED = "evicted"
+    """It had been computed before, and no tier had it any more."""
+    FASTER = "faster"
+    """A slower tier had it, and computing was faster than loading."""
+    SYSTEM = "system"
+    """What stands before the first message differs: the system prompt, or what the template writes there."""
+    REWRITTEN = "rewritten"
+    """The conversation was rendered anew, and the template writes what was said in another way."""
+
+
+_LOST: dict[Stored | None, Culprit] = {
+    Stored.NOTHING: Culprit.EVICTED,
+    Stored.LOADED: Culprit.EVICTED,
+    Stored.COMPUTED: Culprit.FASTER,
+    Stored.BOTH: Culprit.FASTER,
+}
+"""What a prompt had computed before and did not reuse, by what became of its stored part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +84,36 @@ class Explanation:
     there: str
 
 
-def explain(turns: Sequence[Turn], answer: Turn, num_shown: int = 8) -> Miss:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """What only a template knows of a conversation.
+
+    Args:
+        system_len: tokens before the words of its first message.
+        rewrites: whether what was said is written in another way when it is rendered anew.
+        others: with which fingerprint, and how, other conversations began; looked at for a first message.
+    """
+
+    system_len: int = 0
+    rewrites: bool = False
+    others: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+def explain(
+    turns: Sequence[Turn], answer: Turn, rendering: Rendering | None = None, num_shown: int = 8
+) -> Miss:
     """Return why an answer computed what it did.
 
     Args:
         turns: all of its session, in the order in which they were stored.
+        rendering: None: it is not known, and the template is not blamed.
         num_shown: tokens to show of each side.
 
     Raises:
         UsageError: it was not computed here, or its ids are missing.
     """
     tree = {turn.id: turn for turn in turns}
-    path = _path_to(tree, answer)
+    path = path_to(tree, answer)
     prompt, usage = path_token_ids(path), answer.usage
     if answer.role is not Role.ASSISTANT or prompt is None or not usage.prompt_tokens:
         raise UsageError("there is nothing to explain: this was not computed here")
@@ -88,6 +123,8 @@ def explain(turns: Sequence[Turn], answer: Turn, num_shown: int = 8) -> Miss:
     num_asked = 0 if has_started_over else len(question.token_ids or ())
     new_tokens = min(num_asked + (len(path) > 2), len(prompt))
     earlier = list(_computed_before(turns, tree, answer))
+    if rendering is not None and question.parent_id is None:
+        earlier += rendering.others
     agreeing = max((_common(ids, prompt) for by, ids in earlier if by == answer.fingerprint), default=0)
     by_others = max((_common(ids, prompt) for _, ids in earlier), default=0)
     other = max((ids for _, ids in earlier), key=lambda ids: _common(ids, prompt), default=())
@@ -97,12 +134,15 @@ def explain(turns: Sequence[Turn], answer: Turn, num_shown: int = 8) -> Miss:
     if usage.computed_tokens <= new_tokens:
         culprit = Culprit.NONE
     elif at < min(agreeing, len(prompt) - 1):
-        culprit = Culprit.NOT_KEPT
+        culprit = _LOST.get(answer.stored, Culprit.NOT_KEPT)
     elif by_others > max(agreeing, at):
         culprit = Culprit.MODEL
     elif has_started_over:
         culprit = Culprit.STARTED_OVER
     differs = by_others if culprit in (Culprit.DIFFERENT, Culprit.STARTED_OVER) else at
+    if rendering is not None:
+        culprit = _by_template(culprit, rendering, agreeing if at <= agreeing else 0)
+        differs = by_others if culprit is Culprit.SYSTEM else differs
     is_shown = culprit is not Culprit.NONE
     return Miss(
         culprit=culprit,
@@ -116,6 +156,20 @@ def explain(turns: Sequence[Turn], answer: Turn, num_shown: int = 8) -> Miss:
         drafted_tokens=usage.drafted_tokens,
         accepted_tokens=usage.accepted_tokens,
     )
+
+
+def _by_template(culprit: Culprit, rendering: Rendering, agreeing: int) -> Culprit:
+    """Return the culprit where the template, or what it stands on, may be the one.
+
+    Args:
+        agreeing: tokens that the same model had computed before; 0 where more than those were reused.
+    """
+    may_be = culprit not in (Culprit.MODEL, *_LOST.values(), Culprit.NOT_KEPT)
+    if may_be and 0 < agreeing < rendering.system_len:
+        return Culprit.SYSTEM
+    if culprit is Culprit.STARTED_OVER and rendering.rewrites and agreeing:
+        return Culprit.REWRITTEN
+    return culprit
 
 
 def with_text(miss: Miss, tokenizer: ChatTokenizer) -> Explanation:
@@ -136,13 +190,16 @@ def _computed_before(
             continue
         if (turn.id, turn.fingerprint) in passed:
             continue
-        path = _path_to(tree, turn)
+        path = path_to(tree, turn)
+        if (ids := path_token_ids(path)) is None:
+            continue  # the answers before it are paths of their own then
         passed |= {(one.id, one.fingerprint) for one in path}
         # The last sampled token was never fed.
-        yield turn.fingerprint, (path_token_ids(path) or ())[:-1]
+        yield turn.fingerprint, ids[:-1]
 
 
-def _path_to(tree: dict[TurnId, Turn], turn: Turn) -> list[Turn]:
+def path_to(tree: Mapping[TurnId, Turn], turn: Turn) -> list[Turn]:
+    """Return the turns from the first message to one of them."""
     path = [turn]
     while (parent := path[-1].parent_id) is not None and parent in tree:
         path.append(tree[parent])

@@ -19,6 +19,7 @@ from kvchat.session.tree import (
     Role,
     Session,
     SessionId,
+    Stored,
     Turn,
     TurnId,
     Verdict,
@@ -102,7 +103,7 @@ def is_whole(table: str, row: sqlite3.Row) -> bool:
 def turn_of(row: sqlite3.Row) -> Turn:
     """Return the turn a row holds, marked as damaged where the row is not what was written."""
     role, finish, ids, broken = _checked(row)
-    usage, loaded, timings, backend = _stats_of(row["stats"])
+    usage, loaded, timings, backend, stored = _stats_of(row["stats"])
     return Turn(
         id=TurnId(row["id"]),
         session_id=SessionId(row["session_id"]),
@@ -125,6 +126,7 @@ def turn_of(row: sqlite3.Row) -> Turn:
         broken=broken,
         repaired=bool(row["repaired"]),
         backend=backend,
+        stored=stored,
     )
 
 
@@ -208,7 +210,8 @@ def stats_json(turn: Turn) -> str:
         "timings": turn.timings,
         "backend": turn.backend,
     }
-    return json.dumps({name: asdict(value) for name, value in figures.items() if value is not None})
+    stored = {} if turn.stored is None else {"stored": turn.stored.value}
+    return json.dumps(stored | {name: asdict(value) for name, value in figures.items() if value is not None})
 
 
 def storable(text: str) -> str:
@@ -259,14 +262,15 @@ def _finish_or_error(name: str) -> Finish:
     return Finish(name) if name in set(Finish) else Finish.ERROR
 
 
-def _stats_of(text: str) -> tuple[Usage, Loaded, Timings, Backend | None]:
+def _stats_of(text: str) -> tuple[Usage, Loaded, Timings, Backend | None, Stored | None]:
     """Return the figures of a turn; damaged or foreign ones are dropped, since nothing depends on them."""
     try:
         stats = json.loads(text)
         figures = Usage(**stats["usage"]), Loaded(**stats["loaded"]), Timings(**stats["timings"])
-        return *figures, Backend(**stats["backend"]) if "backend" in stats else None
-    except (ValueError, KeyError, TypeError):
-        return Usage(), Loaded(), Timings(), None
+        backend = Backend(**stats["backend"]) if "backend" in stats else None
+        return *figures, backend, Stored(stats["stored"]) if stats.get("stored") in set(Stored) else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Usage(), Loaded(), Timings(), None, None
 
 
 def _verification_of(text: str) -> Verification | None:

@@ -303,6 +303,7 @@ class SessionStore(SessionReader):
                 loaded=outcome.loaded,
                 timings=outcome.timings,
                 backend=outcome.backend or grown.backend,
+                stored=outcome.stored,
             )
             statements.fold(connection, turn)
         self._reader.writing.discard(turn_id)

@@ -38,6 +38,18 @@ class Part(StrEnum):
     """Whose turn it is, where it hangs, and by which model and tokenizer."""
 
 
+class Stored(StrEnum):
+    """What became of that part of an answer's prompt that lay on a slower tier."""
+
+    NOTHING = "nothing"
+    """Nothing lay there that the device did not have."""
+    LOADED = "load"
+    COMPUTED = "compute"
+    """It was computed again, since that was faster."""
+    BOTH = "both"
+    """Its front was computed while its end was loaded."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """The server that has written an answer. What it did not report is not known.
@@ -88,6 +100,8 @@ class Turn:
     """A part was rebuilt from another one."""
     backend: Backend | None = None
     """None: it was written, or imported, here."""
+    stored: Stored | None = field(default=None, compare=False)
+    """None: nobody has noted it. It explains what was computed, and says nothing of the message."""
 
     @property
     def has_ids(self) -> bool:
@@ -102,13 +116,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an answer ended, and what it cost. `backend`: who wrote it, as far as that is known only then."""
+    """How an answer ended, and what it cost. `backend`: who wrote it, as far as that is known only then;
+    `stored`: what became of its prompt's stored part.
+    """
 
     finish: Finish
     usage: Usage = field(default_factory=Usage)
     loaded: Loaded = field(default_factory=Loaded)
     timings: Timings = field(default_factory=Timings)
     backend: Backend | None = None
+    stored: Stored | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

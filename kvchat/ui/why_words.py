@@ -11,6 +11,18 @@ _REASONS = {
     ),
     Culprit.DIFFERENT: "Something earlier was changed or left out; what follows it had never been computed.",
     Culprit.MODEL: "Another model, or other weights, had answered before; blocks serve one model alone.",
+    Culprit.EVICTED: (
+        "It had been computed before, but no tier had it any more: it was given up for room, removed, or"
+        " never saved."
+    ),
+    Culprit.FASTER: "It was stored, but computing it again was faster than loading it.",
+    Culprit.SYSTEM: (
+        "Nothing that was computed before begins like this: the system prompt is another, or what the"
+        " template writes before the first message."
+    ),
+    Culprit.REWRITTEN: (
+        "The conversation was rendered anew, and the model's template writes what was said in another way."
+    ),
     Culprit.NOT_KEPT: "It had been computed before, but was not kept, or was faster to compute than to load.",
 }
 

@@ -29,6 +29,10 @@ class Variants:
         self._samples = Samples(answering)
         self._tokens = TokenForks(answering)
 
+    def use_sampling(self, sampling: SamplingParams) -> None:
+        """Choose tokens in another way from the next answer on."""
+        self._sampling = sampling
+
     # Several answers
 
     def compare(self, conversation: Conversation, num: int) -> Iterator[SampleEvent]:

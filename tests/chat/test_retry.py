@@ -31,3 +31,14 @@ def test_the_first_answer_to_a_question_is_sampled_as_the_settings_say(desk: Des
 def test_a_seed_gives_the_same_answer_and_a_temperature_of_ones_own_stays() -> None:
     sampling = differing(SamplingParams(temperature=0.3, seed=7, beam_width=None))
     assert (sampling.temperature, sampling.seed, sampling.n) == (0.3, None, 1)
+
+
+def test_answers_are_sampled_in_another_way_from_the_next_one_on(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    list(desk.chat.send(conversation, "Hello"))
+    desk.chat.use_sampling(SamplingParams(temperature=0.3, max_tokens=9))
+    list(desk.chat.send(conversation, "Hello again"))
+    list(desk.chat.retry(conversation))
+    first, second, again = (request.sampling for request in desk.engine.requests)
+    assert (first.temperature, second.temperature, again.temperature) == (0.0, 0.3, 0.3)
+    assert desk.chat.variants.retry_temperature is None

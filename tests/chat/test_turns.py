@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat import Chat, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.engine.api.events import Event, LoadChoice, LoadEstimate, LoadPlanned
 from kvchat.errors import (
     SessionNotFound,
     UsageError,
 )
 from kvchat.session.store import SessionStore
 from kvchat.session.template import ChatTemplate
-from kvchat.session.tree import Finish
+from kvchat.session.tree import Finish, Stored
 from tests.chat.desk import REPLY, Desk, shown
+from tests.scripted_engine import ScriptedHandle
 from tests.tiny_models import QWEN_THINKING, write_model
 
 pytestmark = pytest.mark.pure
@@ -166,3 +168,23 @@ def test_an_empty_message_is_refused(desk: Desk, text: str) -> None:
 def test_an_empty_conversation_has_nothing_to_answer(desk: Desk, verb: Callable) -> None:
     with pytest.raises(UsageError, match="send a message"):
         list(verb(desk.chat, desk.chat.create()))
+
+
+class WeighingHandle(ScriptedHandle):
+    """A request whose prompt is stored, and faster computed than loaded."""
+
+    def take_events(self, timeout_s: float) -> tuple[Event, ...]:
+        estimate = LoadEstimate(choice=LoadChoice.COMPUTE, load_s=9.0, compute_s=1.0, expected_s=1.0)
+        is_first = not self._has_begun
+        events = super().take_events(timeout_s)
+        planned = LoadPlanned(request_id=self.request_id, branch=self.branch, estimate=estimate)
+        return (planned, *events) if is_first else events
+
+
+def test_an_answer_keeps_what_became_of_the_stored_part_of_its_prompt(desk: Desk) -> None:
+    conversation = desk.chat.create()
+    list(desk.chat.send(conversation, "One"))
+    desk.engine.handle_class = WeighingHandle
+    list(desk.chat.send(conversation, "Two"))
+    assert [turn.stored for turn in conversation.turns] == [None, Stored.NOTHING, None, Stored.COMPUTED]
+    assert desk.store.turn(conversation.turns[-1].id).stored is Stored.COMPUTED

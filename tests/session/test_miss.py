@@ -6,8 +6,8 @@ import pytest
 
 from kvchat.engine.api.events import Usage
 from kvchat.errors import UsageError
-from kvchat.session.miss import Culprit, explain
-from kvchat.session.tree import Finish, Role, SessionId, Turn, TurnId, path_token_ids
+from kvchat.session.miss import Culprit, Rendering, explain
+from kvchat.session.tree import Finish, Role, SessionId, Stored, Turn, TurnId, path_token_ids
 
 pytestmark = pytest.mark.pure
 
@@ -88,6 +88,51 @@ def test_what_was_computed_before_and_not_reused_was_not_kept() -> None:
     second = talk.say(first, [4, 5], cached=0)
     miss = explain(talk.turns, second)
     assert (miss.culprit, miss.at, miss.here[:2], miss.there) == (Culprit.NOT_KEPT, 0, (1, 2), ())
+
+
+@pytest.mark.parametrize(
+    ("stored", "culprit"),
+    [
+        (Stored.NOTHING, Culprit.EVICTED),
+        (Stored.LOADED, Culprit.EVICTED),
+        (Stored.COMPUTED, Culprit.FASTER),
+        (Stored.BOTH, Culprit.FASTER),
+        (None, Culprit.NOT_KEPT),
+    ],
+)
+def test_what_was_given_up_and_what_was_faster_to_compute_are_told_apart_where_that_was_noted(
+    stored: Stored | None, culprit: Culprit
+) -> None:
+    talk = Talk()
+    first = talk.say(None, [1, 2, 3], cached=0)
+    second = replace(talk.say(first, [4, 5], cached=2), stored=stored)
+    talk.turns[-1] = second
+    assert explain(talk.turns, second).culprit is culprit
+
+
+def test_a_system_prompt_that_was_edited_is_the_culprit() -> None:
+    talk = Talk()
+    talk.say(None, [1, 2, 3, 4, 50], cached=0)
+    edited = talk.say(None, [1, 2, 9, 4, 50], cached=2)
+    other_words = talk.say(None, [1, 2, 9, 4, 60], cached=4)
+    rendering = Rendering(system_len=4)
+    retried = replace(edited, usage=replace(edited.usage, computed_tokens=8, prompt_tokens=5))
+    miss = explain(talk.turns, retried, rendering)
+    assert (miss.culprit, miss.here[0], miss.there[0]) == (Culprit.SYSTEM, 9, 3)
+    assert explain(talk.turns, retried).culprit is Culprit.DIFFERENT
+    said = replace(other_words, usage=replace(other_words.usage, computed_tokens=8))
+    assert explain(talk.turns, said, rendering).culprit is Culprit.DIFFERENT
+
+
+def test_a_template_that_writes_the_past_in_another_way_is_the_culprit_where_it_was_rendered_anew() -> None:
+    talk = Talk()
+    first = talk.say(None, [1, 2, 3], cached=0)
+    second = talk.say(first, [1, 2, 3, 9, 10, 11, 12], cached=3, over=True)
+    third = talk.say(second, [13], cached=3)
+    rewriting, keeping = Rendering(system_len=1, rewrites=True), Rendering(system_len=1)
+    assert explain(talk.turns, second, rewriting).culprit is Culprit.REWRITTEN
+    assert explain(talk.turns, second, keeping).culprit is Culprit.STARTED_OVER
+    assert explain(talk.turns, third, rewriting).culprit is Culprit.NOT_KEPT
 
 
 def test_blocks_of_another_model_serve_no_other() -> None:

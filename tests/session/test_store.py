@@ -15,7 +15,7 @@ from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.errors import SessionExists, SessionNotFound, StorageError, UsageError
 from kvchat.session.schema import MIGRATIONS
 from kvchat.session.store import Outcome, SessionStore
-from kvchat.session.tree import MAIN, Finish
+from kvchat.session.tree import MAIN, Finish, Stored
 from tests.session.turns import exchange, open_answer, question
 
 pytestmark = pytest.mark.pure
@@ -46,6 +46,7 @@ def test_what_was_stored_is_read_back_by_another_store(store: SessionStore, path
         usage=Usage(prompt_tokens=3, cached_tokens=1, computed_tokens=2, completion_tokens=3),
         loaded=Loaded(disk=1),
         timings=Timings(ttft_s=0.5, total_s=1.0),
+        stored=Stored.BOTH,
     )
     finished = store.finish_answer(answer.id, outcome)
     other = SessionStore(path)
@@ -56,6 +57,7 @@ def test_what_was_stored_is_read_back_by_another_store(store: SessionStore, path
     assert read[1].usage == outcome.usage
     assert read[1].loaded == outcome.loaded
     assert read[1].timings == outcome.timings
+    assert (read[0].stored, read[1].stored) == (None, Stored.BOTH)
     assert not any(turn.damaged for turn in read)
     other.close()
 

@@ -50,6 +50,15 @@ def test_guesses_are_told_where_any_were_made() -> None:
     ]
 
 
+def test_each_culprit_has_a_sentence_of_its_own() -> None:
+    told = {culprit: words(culprit).splitlines()[3] for culprit in Culprit}
+    assert len(set(told.values())) == len(Culprit)
+    assert "faster than loading" in told[Culprit.FASTER]
+    assert "no tier had it any more" in told[Culprit.EVICTED]
+    assert "system prompt" in told[Culprit.SYSTEM]
+    assert "template writes what was said in another way" in told[Culprit.REWRITTEN]
+
+
 @pytest.mark.parametrize("culprit", Culprit)
 def test_every_culprit_has_a_sentence(culprit: Culprit) -> None:
     assert words(culprit).splitlines()[3].endswith(".")
