@@ -1,7 +1,7 @@
 """The one place where sessions, engine and chat are put together."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -145,7 +145,11 @@ class Kvchat:
 
     def use_format(self, cache_format: str) -> None:
         """Keep KV in another format from the next engine on."""
-        engine = replace(self._settings.engine, cache_format=cache_format)
+        self.use_engine({"cache_format": cache_format})
+
+    def use_engine(self, changes: Mapping[str, object]) -> None:
+        """Name what is lent by another engine, which differs in these values."""
+        engine = replace(self._settings.engine, **changes)  # type: ignore[arg-type]
         self._settings = replace(self._settings, engine=engine)
 
     def _use_adapter_of(self, session: Session) -> None:

@@ -1,6 +1,6 @@
 """An engine that can begin anew, with the same model or another, while chat and interface keep hold of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class EngineSwap:
 
     def __call__(self, model: str, model_dir: Path, config: EngineConfig) -> "EngineSwap":
         self._made = model, model_dir, config
-        self._worker = Worker(model, model_dir, config)
+        self._worker = Worker(model, model_dir, config, steps_aside=True)
         return self
 
     @property
@@ -35,6 +35,11 @@ class EngineSwap:
         """The name of the model that is loaded, or is being loaded."""
         assert self._made is not None, "it is made before it is used"
         return self._made[0]
+
+    @property
+    def config(self) -> EngineConfig | None:
+        """What the engine is built from; None where none was made, since a server answers."""
+        return None if self._made is None else self._made[2]
 
     def start(self) -> None:
         self.worker.start()
@@ -45,15 +50,18 @@ class EngineSwap:
         model_dir: Path | None = None,
         *,
         cache_format: str | None = None,
+        changes: Mapping[str, object] | None = None,
     ) -> None:
         """Close the worker, which saves what it has not saved yet, and begin to load again.
 
         Args:
             cache_format: another one to keep KV in.
+            changes: other values of what the engine is built from, by their names.
         """
         assert self._made is not None, "it is made before it is swapped"
         self.worker.close()
         name, place, config = self._made
+        config = replace(config, **(changes or {}))  # type: ignore[arg-type]
         if cache_format is not None:
             config = replace(config, cache_format=cache_format)
         if model is not None:

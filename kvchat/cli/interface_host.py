@@ -1,24 +1,26 @@
 """What the interface does with the machine: files, settings, models, and an engine that begins anew."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from kvchat.chat import Chat
 from kvchat.cli.compose import Kvchat
-from kvchat.cli.config import value_of
-from kvchat.cli.config_file import change_file
 from kvchat.cli.convert_process import convert_words
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.gauge_process import gauged
-from kvchat.cli.model_shelf import models_here
+from kvchat.cli.model_shelf import Memory, free_bytes_of, loaded_torch, models_here
 from kvchat.cli.session_files import SessionFiles
+from kvchat.cli.settings_in_force import SettingsInForce, engine_values
 from kvchat.cli.shadow_cost import is_shadow, require_exact_blocks, shadow_cost
-from kvchat.config import KEYS, Settings, did_you_mean, own_file, read_layers
+from kvchat.config import Settings
 from kvchat.engine.api.cache_format import canonical_cache_format
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.models.locate import lasting_name, locate_model
-from kvchat.errors import EngineFailed, UsageError
+from kvchat.errors import EngineFailed
 from kvchat.session.template import ChatTemplate
 from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
 
@@ -32,6 +34,7 @@ class InterfaceHost(SessionFiles):
         chat: what goes on with another model after a change.
         engine: what is loaded again.
         config_file: the person's file, where another than the usual one was named.
+        flags: the settings that were given with the command.
     """
 
     def __init__(
@@ -41,13 +44,13 @@ class InterfaceHost(SessionFiles):
         chat: Chat,
         engine: EngineSwap,
         config_file: Path | None = None,
+        flags: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(settings, kvchat.store)
-        self._settings = settings
+        self._in_force = SettingsInForce(settings, flags, config_file)
         self._kvchat = kvchat
         self._chat = chat
         self._engine = engine
-        self._config_file = config_file
 
     def begin(self) -> None:
         """Begin to load, now that the window is drawn."""
@@ -57,48 +60,58 @@ class InterfaceHost(SessionFiles):
         keys = {name: key for name, key in asdict(self._settings.keys).items() if key}
         return Appearance(theme=self._settings.display.theme, system=self._settings.system, keys=keys)
 
-    def settings(self) -> Sequence[SettingEntry]:
-        layers = read_layers(config_file=self._config_file)
-        origins = {name: layer.origin for layer in layers for name in layer.values}
-        found = {name: value for layer in layers for name, value in layer.values.items()}
-        entries = []
-        for name in KEYS:
-            value = found.get(name, value_of(self._settings, name))
-            entries.append(
-                SettingEntry(
-                    name=name,
-                    value="" if value is None else str(value),
-                    origin=_short(origins.get(name, "default")),
-                )
-            )
-        return entries
+    def sampling(self) -> SamplingParams:
+        return self._settings.sampling
 
-    def change_setting(self, name: str, value: str) -> str:
-        """Write a setting into the person's file, or take it out.
+    def settings(self) -> Sequence[SettingEntry]:
+        """Return every setting.
 
         Raises:
-            UsageError: there is no such setting, or it does not take the value.
-            ConfigError, StorageError: the file cannot be changed.
+            ConfigError: a file cannot be read.
         """
-        if name not in KEYS:
-            raise UsageError(f"there is no setting {name!r}{did_you_mean(name, KEYS)}")
-        written = change_file(own_file(self._config_file), name, value or None)
-        when = "" if name == "display.theme" else "; it counts from the next start on"
-        return f"{name} = {written}{when}" if written else f"{name} is no longer set{when}"
+        config = self._engine.config
+        running = {} if config is None else engine_values(config) | {"model": self._engine.model}
+        return [replace(one, origin=_short(one.origin)) for one in self._in_force.entries(running)]
+
+    def change_setting(self, name: str, value: str) -> str:
+        """Write a setting into the person's file, or take it out; see `SettingsInForce.change`."""
+        words = self._in_force.change(name, value)
+        self._settings = self._in_force.settings
+        return words
 
     def models(self) -> Sequence[ModelEntry]:
         named = {summary.session.model for summary in self._kvchat.store.list_sessions()}
-        return models_here(self._engine.model, named, self._settings.paths.cache_dir)
+        return models_here(self._engine.model, named, self._settings.paths.cache_dir, self._memory())
+
+    def _memory(self) -> Memory:
+        """Return what another model has to fit into; a GPU's is asked for once the engine has begun there."""
+        if self._engine.status().phase is not EnginePhase.READY:
+            return Memory(free_bytes=free_bytes_of(self._settings.engine.device, loaded_torch()))
+        info, snapshot = self._engine.info(), self._engine.snapshot()
+        cache_bytes = 0
+        if snapshot is not None:
+            device = snapshot.tier(Tier.DEVICE)
+            # A processor hands out memory as it is written to, a GPU at once.
+            is_whole = info.device.startswith("cuda") and device.total_bytes is not None
+            cache_bytes = (device.total_bytes or 0) if is_whole else device.used_bytes + device.cached_bytes
+        return Memory(
+            free_bytes=free_bytes_of(info.device, loaded_torch()),
+            running=Path(info.model_dir),
+            cache_bytes=cache_bytes,
+        )
 
     def reload(self, model: str | None = None) -> None:
         """Load the engine again, or another model.
 
         Raises:
             ModelError: there is no such model; the engine is as it was.
+            ConfigError: what is set cannot be read; the engine is as it was.
         """
+        changes = self._in_force.engine_changes()
         if model is None:
             self._kvchat.stop_lending()
-            self._engine.swap()
+            self._engine.swap(changes=changes)
+            self._engine_changed(changes)
             self._kvchat.lend_again()
             return
         location = locate_model(model, cache_dir=self._settings.paths.cache_dir)
@@ -106,10 +119,16 @@ class InterfaceHost(SessionFiles):
         name = lasting_name(location)
         # Others have been promised the model that goes.
         self._kvchat.stop_lending()
-        self._engine.swap(name, location.path)
+        self._engine.swap(name, location.path, changes=changes)
+        self._engine_changed(changes)
         self._chat.use(template, name)
         self._chat.adapter = ""
         self._kvchat.lend_again(location.path, template)
+
+    def _engine_changed(self, changes: Mapping[str, object]) -> None:
+        self._in_force.engine_changed(changes)
+        self._settings = self._in_force.settings
+        self._kvchat.use_engine(changes)
 
     def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
         """Return what formats lose on a conversation.

@@ -2,12 +2,15 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvchat.engine.cache.arithmetic import cache_sizes, read_shape
 from kvchat.engine.memory.host_memory import available_bytes
-from kvchat.engine.models.locate import STARTER, installed_model, locate_model
+from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, installed_model, locate_model
 from kvchat.errors import KvchatError
 from kvchat.ui.figures import bytes_text, short_count_text
 from kvchat.ui.host import ModelEntry
@@ -15,27 +18,64 @@ from kvchat.ui.host import ModelEntry
 _CONTEXT = 8192
 
 
-def models_here(current: str, named: Iterable[str], cache_dir: Path) -> tuple[ModelEntry, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What there is for a model that is loaded in the place of the running one.
+
+    Args:
+        free_bytes: on the device that it is loaded to; None: nobody can say that yet.
+        running: directory of the model that runs, whose weights give way; None: none does.
+        cache_bytes: of KV that gives way with it.
+    """
+
+    free_bytes: int | None
+    running: Path | None = None
+    cache_bytes: int = 0
+
+    @property
+    def num_bytes(self) -> int | None:
+        if self.free_bytes is None:
+            return None
+        return self.free_bytes + self.cache_bytes + (_weight_bytes(self.running) if self.running else 0)
+
+
+def models_here(
+    current: str, named: Iterable[str], cache_dir: Path, memory: Memory | None = None
+) -> tuple[ModelEntry, ...]:
     """Return the starter, what the hub's cache holds and what sessions were held with, each once.
 
     Args:
         current: the model that answers now.
         named: models by the names that sessions keep.
         cache_dir: where checkpoints made from GGUF files are.
+        memory: None: that of the processor, beside which nothing gives way.
     """
+    memory = memory or Memory(free_bytes=available_bytes())
     names = dict.fromkeys([current, STARTER, *_hub_names(), *sorted(filter(None, named))])
     found = []
     for name in names:
-        place = _place(name, cache_dir)
-        if place is not None:
-            summary = summary_of(place, available_bytes())
+        summary = _summary(name, cache_dir, memory, is_current=name == current)
+        if summary is not None:
             found.append(ModelEntry(name=name, summary=summary, is_current=name == current))
     return tuple(found)
 
 
-def summary_of(place: Path, free_bytes: int) -> str:
-    """Return the size of a model's weights, of its cache, and whether both fit into memory."""
-    weight_bytes = sum(file.stat().st_size for file in place.glob("*.safetensors"))
+def loaded_torch() -> Any:
+    """Return torch where an engine has loaded it: a list of models must not wait for that."""
+    return sys.modules.get("torch")
+
+
+def free_bytes_of(device: str, torch: Any) -> int | None:
+    """Return what can be allocated on a device; None for a GPU while torch is not loaded."""
+    has_gpu = torch is not None and torch.cuda.is_available()
+    if device.startswith("cuda") or (device == "auto" and has_gpu):
+        return int(torch.cuda.mem_get_info()[0]) if has_gpu else None
+    return available_bytes()
+
+
+def summary_of(place: Path, free_bytes: int | None) -> str:
+    """Return the size of a model's weights, of its cache, and whether both fit into memory; None: unknown."""
+    weight_bytes = _weight_bytes(place)
     parts = [bytes_text(weight_bytes)]
     try:
         shape = read_shape(json.loads((place / "config.json").read_text(encoding="utf-8")))
@@ -43,6 +83,8 @@ def summary_of(place: Path, free_bytes: int) -> str:
     except (KvchatError, OSError, ValueError):
         return parts[0]
     parts.append(f"{bytes_text(own.token_bytes)} per token")
+    if free_bytes is None:
+        return " · ".join(parts)
     room = free_bytes - weight_bytes
     if room <= 0:
         parts.append("does not fit")
@@ -51,6 +93,32 @@ def summary_of(place: Path, free_bytes: int) -> str:
     else:
         parts.append(f"fits, with {short_count_text(room // max(1, own.token_bytes))} tokens")
     return " · ".join(parts)
+
+
+def _summary(name: str, cache_dir: Path, memory: Memory, *, is_current: bool) -> str | None:
+    """Return what is said of a model; None: it is not here."""
+    if is_current and memory.running is not None:
+        return summary_of(memory.running, memory.num_bytes)
+    if name.endswith(GGUF_SUFFIX):
+        return _gguf_summary(Path(name), memory.num_bytes)
+    place = _place(name, cache_dir)
+    return None if place is None else summary_of(place, memory.num_bytes)
+
+
+def _gguf_summary(file: Path, free_bytes: int | None) -> str | None:
+    """Return the size of a GGUF file. Its weights take about as much; its header is not read for a list."""
+    try:
+        num_bytes = file.stat().st_size
+    except OSError:
+        return None
+    parts = [bytes_text(num_bytes), "GGUF"]
+    if free_bytes is not None:
+        parts.append("fits" if num_bytes < free_bytes else "does not fit")
+    return " · ".join(parts)
+
+
+def _weight_bytes(place: Path) -> int:
+    return sum(file.stat().st_size for file in place.glob("*.safetensors"))
 
 
 def _place(name: str, cache_dir: Path) -> Path | None:
@@ -64,12 +132,13 @@ def _place(name: str, cache_dir: Path) -> Path | None:
 
 
 def _hub_names() -> Iterator[str]:
-    """Yield the hub ids in the local cache; asks no network."""
+    """Yield the hub ids in the local cache, and the GGUF files in it by their places; asks no network."""
     from huggingface_hub import constants
 
     try:
         directories = sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*"))
+        for directory in directories:
+            yield directory.name.removeprefix("models--").replace("--", "/", 1)
+            yield from map(str, sorted(directory.glob(f"snapshots/*/*{GGUF_SUFFIX}")))
     except OSError:
         return
-    for directory in directories:
-        yield directory.name.removeprefix("models--").replace("--", "/", 1)

@@ -5,7 +5,6 @@ from contextlib import suppress
 from difflib import get_close_matches
 
 from kvchat.cli.choice import last_used, refuse_several
-from kvchat.cli.commands import COMMANDS
 from kvchat.cli.compose import Kvchat, opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.logs import start_log
@@ -18,7 +17,7 @@ from kvchat.session.tree import SessionId
 def resume(options: ResumeOptions) -> int:
     """Open the terminal interface and return its exit code."""
     refuse_several(_choices(options))
-    settings = options.settings()
+    settings, flags = options.settings(), options.flags()
     pack = chosen_pack(options.pack, options.system, settings)
     if pack is not None:
         settings = begun_with(pack, settings)
@@ -48,9 +47,9 @@ def resume(options: ResumeOptions) -> int:
         if is_remote:
             from kvchat.cli.remote_host import RemoteHost
 
-            host: InterfaceHost = RemoteHost(settings, kvchat, chat, engine, options.config)
+            host: InterfaceHost = RemoteHost(settings, kvchat, chat, engine, options.config, flags)
         else:
-            host = InterfaceHost(settings, kvchat, chat, engine, options.config)
+            host = InterfaceHost(settings, kvchat, chat, engine, options.config, flags)
 
         def begin() -> None:
             host.begin()
@@ -100,6 +99,8 @@ def _session_id(kvchat: Kvchat, options: ResumeOptions) -> SessionId | None:
     try:
         return kvchat.store.find(options.reference).id
     except SessionNotFound as error:
+        from kvchat.cli.commands import COMMANDS
+
         commands = {command.words.split()[0] for command in COMMANDS}
         near = get_close_matches(options.reference.split()[0], sorted(commands), n=1)
         if not near:

@@ -17,6 +17,7 @@ from kvchat.chat import ChatEvent, EditCost, Explanation, Revision
 from kvchat.chat import Prefill as Prefill
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
 from kvchat.session.lookup import SearchHit, SessionSummary
@@ -152,6 +153,10 @@ class ChatService(Protocol):
 
     @property
     def variants(self) -> VariantService: ...
+
+    def use_sampling(self, sampling: SamplingParams) -> None:
+        """Choose tokens in another way from the next answer on."""
+        ...
 
     def create(self, title: str = "", system: str = "") -> Any: ...
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvchat.engine.api.losses import GaugeReport
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.ui.bridge import SessionFiles
 
 
@@ -24,11 +25,12 @@ class Appearance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingEntry:
-    """A setting as it stands. `origin`: who set it."""
+    """A setting as it stands. `origin`: who set it; `in_force`: what counts now where that is not `value`."""
 
     name: str
     value: str
     origin: str
+    in_force: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +57,20 @@ class Gauged:
 
 
 class Host(SessionFiles, Protocol):
-    """The machine. Every method but `appearance` may wait and belongs into a thread."""
+    """The machine. Every method but `appearance` and `sampling` may wait and belongs into a thread."""
 
     def appearance(self) -> Appearance: ...
 
     def settings(self) -> Sequence[SettingEntry]: ...
 
+    def sampling(self) -> SamplingParams:
+        """Return how tokens are to be chosen now."""
+        ...
+
     def change_setting(self, name: str, value: str) -> str:
         """Write a setting into the person's file (an empty value takes it out) and say what was done.
+
+        What counts at once is in `appearance` and `sampling` then; what does not is said.
 
         Raises:
             KvchatError: the value is not possible, or the file cannot be written.

@@ -8,7 +8,9 @@ from typing import Protocol, TypeVar
 from kvchat.errors import KvchatError
 from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.desk import Desk
+from kvchat.ui.figures import UNKNOWN
 from kvchat.ui.host import Host, SettingEntry
+from kvchat.ui.plain_text import one_line
 from kvchat.ui.screens.choices import ChoiceScreen, LineScreen
 from kvchat.ui.turns import Turns
 
@@ -84,8 +86,16 @@ class Housekeeping:
             self._screen.warn(str(error))
             return
         self._screen.tell(words, title="settings")
+        self._take_up(name, value)
+
+    def _take_up(self, name: str, value: str) -> None:
+        """Let a setting count in this window that can."""
         if name == "display.theme" and value:
             self._screen.show_theme(value)
+        elif name == "system":
+            self._turns.system = self._host.appearance().system
+        elif name.startswith("sampling."):
+            self._chat.use_sampling(self._host.sampling())
 
     async def _models(self) -> None:
         try:
@@ -147,5 +157,8 @@ class Housekeeping:
 
 
 def setting_line(entry: SettingEntry) -> str:
-    """Return a setting with its value and its origin, in columns."""
-    return f"{entry.name:<{_NAME_WIDTH}} {entry.value or '–':<{_VALUE_WIDTH}} {entry.origin}"
+    """Return a setting with its value, the one that counts now where that is another, and its origin."""
+    value = one_line(entry.value) or UNKNOWN
+    if entry.in_force is not None:
+        value += f" (now {one_line(entry.in_force) or UNKNOWN})"
+    return f"{entry.name:<{_NAME_WIDTH}} {value:<{_VALUE_WIDTH}} {entry.origin}"

@@ -10,7 +10,7 @@ from kvchat.chat import Chat
 from kvchat.cli.compose import Kvchat, opened
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.interface_host import InterfaceHost
-from kvchat.cli.model_shelf import models_here, summary_of
+from kvchat.cli.model_shelf import Memory, free_bytes_of, models_here, summary_of
 from kvchat.config import Settings, read_settings
 from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.models.locate import locate_model
@@ -225,9 +225,79 @@ def test_a_setting_is_written_into_the_persons_file_and_counts_there(home: Path)
         assert read_settings().sampling.temperature == 0
 
 
+def test_what_was_set_of_the_engine_counts_when_it_is_loaded_again(window: Window) -> None:
+    host, engine = window.host, window.kvchat.engine
+    assert "/reload" in host.change_setting("engine.max_context", "96")
+    before = {entry.name: entry.in_force for entry in host.settings()}
+    assert before["engine.max_context"] == ""
+    host.reload()
+    window.chat.create("talk")
+    say(window.chat, "hello")
+    snapshot = engine.snapshot()
+    assert snapshot is not None
+    assert snapshot.max_context == 96
+    assert all(entry.in_force is None for entry in host.settings() if entry.name.startswith("engine."))
+    assert host.change_setting("sampling.max_tokens", "2")
+    window.chat.use_sampling(host.sampling())
+    assert say(window.chat, "and now?").usage.completion_tokens == 2
+
+
 def test_models_say_their_size_and_what_fits(tmp_path: Path) -> None:
     [entry] = models_here("starter", ["", "no/such"], tmp_path)
     assert entry.is_current
     place = locate_model("starter").path
     assert "fits, with 8.2k tokens" in summary_of(place, 64 * 2**30)
     assert "does not fit" in summary_of(place, 2**20)
+
+
+def test_what_the_running_model_takes_gives_way_to_the_one_that_is_chosen(tmp_path: Path) -> None:
+    place = locate_model("starter").path
+    tight = Memory(free_bytes=2**20)
+    assert "does not fit" in models_here("starter", [], tmp_path, tight)[0].summary
+    running = Memory(free_bytes=2**20, running=place, cache_bytes=2**30)
+    assert "fits, with 8.2k tokens" in models_here("starter", [], tmp_path, running)[0].summary
+    unknown = Memory(free_bytes=None, running=place)
+    assert models_here("starter", [], tmp_path, unknown)[0].summary.endswith("per token")
+
+
+def test_the_window_counts_what_its_engine_holds_as_free_for_another_model(window: Window) -> None:
+    say_first = window.chat.create("talk")
+    list(window.chat.send(say_first, "hello"))
+    memory = window.host._memory()
+    assert memory.running is not None
+    weights = sum(file.stat().st_size for file in memory.running.glob("*.safetensors"))
+    assert memory.free_bytes is not None
+    assert memory.cache_bytes > 0
+    assert memory.num_bytes == memory.free_bytes + memory.cache_bytes + weights
+
+
+def test_a_gguf_file_is_listed_by_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    named = tmp_path / "named.gguf"
+    cached = tmp_path / "hub" / "models--someone--some-GGUF" / "snapshots" / "1" / "q4.gguf"
+    cached.parent.mkdir(parents=True)
+    for file in (named, cached):
+        file.write_bytes(bytes(3 << 20))
+    memory = Memory(free_bytes=2 << 20)
+    found = {entry.name: entry.summary for entry in models_here("starter", [str(named)], tmp_path, memory)}
+    assert found[str(named)] == found[str(cached)] == "3.0 MiB · GGUF · does not fit"
+    assert "someone/some-GGUF" not in found
+    gone = models_here("starter", [str(tmp_path / "gone.gguf")], tmp_path, memory)
+    assert not any("gone" in entry.name for entry in gone)
+
+
+class Gpu:
+    """Stands where torch would, once an engine has loaded it."""
+
+    class cuda:
+        is_available = staticmethod(lambda: True)
+        mem_get_info = staticmethod(lambda: (7 << 30, 8 << 30))
+
+
+def test_a_gpu_is_not_taken_for_the_memory_of_the_processor() -> None:
+    assert free_bytes_of("cuda", Gpu) == free_bytes_of("auto", Gpu) == 7 << 30
+    assert free_bytes_of("cpu", Gpu) not in (None, 7 << 30)
+    assert free_bytes_of("cuda", None) is None
+    assert free_bytes_of("auto", None) is not None

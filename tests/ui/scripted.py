@@ -19,6 +19,7 @@ from kvchat.chat import (
 )
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import SessionNotFound
 from kvchat.revision import plan_undo
 from kvchat.session.lookup import SearchHit, SessionSummary
@@ -131,8 +132,8 @@ class Answer:
     fail: Exception | None = None
     piece_len: int = 6
     fits_in: tuple[str, ...] = ()
-    pace_s: float = 0.0
     notices: tuple[str, ...] = ()
+    pace_s: float = 0.0
 
 
 class ScriptedChat:
@@ -146,10 +147,14 @@ class ScriptedChat:
         self.closed: list[str] = []
         self.behind: list[str] = []
         self.hold_costs: Event | None = None
+        self.sampling = SamplingParams()
         self._engine = engine
         self._answers = list(answers)
         self._numbers = count(1)
         self._clock: Callable[[], float] = lambda: NOW
+
+    def use_sampling(self, sampling: SamplingParams) -> None:
+        self.sampling = sampling
 
     def create(self, title: str = "", system: str = "") -> ScriptedConversation:
         session = Session(

@@ -1,9 +1,11 @@
 """The machine behind the window, on a script: settings, models, formats, files."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from threading import Event
 
 from kvchat.engine.api.losses import GaugeReport
+from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import FileTaken, UsageError
 from kvchat.session.tree import SessionId
 from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
@@ -17,7 +19,13 @@ class ScriptedFiles:
     def __init__(self) -> None:
         self.written: dict[str, tuple[SessionId, str]] = {}
         self.shown_as = Appearance()
-        self.values = {"display.theme": "kvchat", "sampling.temperature": "0.0"}
+        self.values = {
+            "display.theme": "kvchat",
+            "sampling.temperature": "0.0",
+            "system": "",
+            "engine.block_size": "32",
+        }
+        self.in_force: dict[str, str] = {}
         self.loaded: list[str | None] = []
         self.formats: list[tuple[str, str]] = []
         self.gauged = GaugeReport(
@@ -31,12 +39,20 @@ class ScriptedFiles:
         return self.shown_as
 
     def settings(self) -> Sequence[SettingEntry]:
-        return [SettingEntry(name=name, value=value, origin="file") for name, value in self.values.items()]
+        return [
+            SettingEntry(name=name, value=value, origin="file", in_force=self.in_force.get(name))
+            for name, value in self.values.items()
+        ]
+
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(temperature=float(self.values["sampling.temperature"]))
 
     def change_setting(self, name: str, value: str) -> str:
         if name not in self.values:
             raise UsageError(f"there is no setting {name!r}")
         self.values[name] = value
+        if name == "system":
+            self.shown_as = replace(self.shown_as, system=value)
         return f"{name} = {value}"
 
     def models(self) -> Sequence[ModelEntry]:

@@ -82,6 +82,31 @@ async def test_a_setting_is_changed_where_all_are_listed(tmp_path: Path) -> None
         await shown.until_shown("sampling.temperature = 0.7")
 
 
+async def test_how_tokens_are_chosen_counts_from_the_next_message_on(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say("/set sampling.temperature 0.7")
+        await shown.until(lambda: shown.chat.sampling.temperature == 0.7)
+
+
+async def test_a_system_prompt_that_is_set_begins_the_next_conversation(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/set system Be brief.")
+        await shown.until_shown("system = Be brief.")
+        await shown.say("/new")
+        await shown.until(lambda: shown.questions == [])
+        await shown.say_and_wait("hello again")
+        assert [session.system for session in shown.chat.store.sessions.values()] == ["", "Be brief."]
+
+
+async def test_the_settings_say_which_value_is_in_force(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        shown.files.in_force["engine.block_size"] = "64"
+        await shown.say("/set")
+        await shown.until_shown("32 (now 64)")
+        assert "0.0 (now" not in shown.text
+
+
 async def test_a_setting_that_is_not_there_is_refused(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say("/set no.such thing")
