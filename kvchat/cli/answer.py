@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from time import monotonic
 from typing import Protocol
 
 from kvchat.chat import ChatEvent, Loading, Prefill, TextDelta, TurnFinished, TurnStarted
@@ -12,6 +11,7 @@ from kvchat.errors import KvchatError
 from kvchat.session.tree import Finish, Session, Turn
 from kvchat.session.trust import is_imported
 from kvchat.ui.figures import count_text, guesses_text, rate_text, seconds_text
+from kvchat.ui.prefill_pace import PrefillPace
 from kvchat.ui.trust_words import exactness_words
 from kvchat.ui.widgets.footer_line import SEPARATOR, footer_parts, loading_parts
 
@@ -127,21 +127,13 @@ class PrefillMeter:
     """Says how far the prompt is, and how long the rest takes at the speed seen so far."""
 
     def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
+        self._pace = PrefillPace()
 
     def describe(self, event: Prefill) -> str:
-        now_s = monotonic()
         new_tokens = event.prompt_tokens - event.cached_tokens
         text = f"reused {count_text(event.cached_tokens)} · new {count_text(new_tokens)}"
-        if self._first is None:
-            self._first = (now_s, event.computed_tokens)
-            return text
-        started_s, computed_before = self._first
-        computed = event.computed_tokens - computed_before
-        left = new_tokens - event.computed_tokens
-        if computed > 0 and left > 0:
-            text += f" · {seconds_text((now_s - started_s) / computed * left)} left"
-        return text
+        left_s = self._pace.left_s(event)
+        return text if left_s is None else f"{text} · {seconds_text(left_s)} left"
 
 
 def done_event(answer: Turn, session: Session) -> dict[str, object]:

@@ -14,6 +14,7 @@ from kvchat.session.tree import Turn
 from kvchat.ui.bridge import Prefill, SampleDelta, SampleEvent, SamplesFinished, TurnFailed, TurnFeed
 from kvchat.ui.figures import count_text, plural
 from kvchat.ui.plain_text import clean_text
+from kvchat.ui.prefill_pace import PrefillPace
 from kvchat.ui.screens.late import LateScreen, Typed
 from kvchat.ui.widgets.footer_line import progress_parts
 from kvchat.ui.widgets.markdown_view import StillMarkdown
@@ -94,6 +95,8 @@ class CompareScreen(LateScreen[Turn | None]):
         self._is_typing = False
         self._status = Static(price, id="compare-status", markup=False)
         self._is_held_back = False
+        self._status = Static(price, id="compare-status", markup=False)
+        self._pace = PrefillPace()
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="compare"):
@@ -158,7 +161,8 @@ class CompareScreen(LateScreen[Turn | None]):
         for event in self._feed.take():
             match event:
                 case Prefill():
-                    self._status.update(Content(" · ".join(progress_parts(event))))
+                    parts = progress_parts(event, self._pace.left_s(event))
+                    self._status.update(Content(" · ".join(parts)))
                 case SampleDelta() if not event.reasoning:
                     self._view(event.sample).add(event.text)
                 case SamplesFinished(answers=answers, error=error):

@@ -12,6 +12,7 @@ from kvchat.session.tree import Session, Turn
 from kvchat.ui.figures import plural
 from kvchat.ui.key_names import name_for
 from kvchat.ui.plain_text import clean_text
+from kvchat.ui.prefill_pace import PrefillPace
 from kvchat.ui.widgets.footer_line import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
 from kvchat.ui.widgets.markdown_view import AnswerMarkdown, StillMarkdown
 
@@ -85,6 +86,7 @@ class AnswerView(Vertical):
         self._ending = Static("", markup=False, classes="ending")
         self._pieces: list[str] = [turn.text]
         self._thoughts: list[str] = [turn.reasoning]
+        self._pace = PrefillPace()
 
     @property
     def is_live(self) -> bool:
@@ -110,6 +112,7 @@ class AnswerView(Vertical):
         """Start to take text; what the answer has already stays."""
         assert isinstance(self._body, AnswerMarkdown)
         self._body.begin()
+        self._pace = PrefillPace()
         self._ending.display = False
         self._footer.show_parts(("reading",))
 
@@ -118,7 +121,7 @@ class AnswerView(Vertical):
             self._footer.show_parts(parts)
 
     def show_prefill(self, prefill: Prefill) -> None:
-        self._footer.show_parts(progress_parts(prefill))
+        self._footer.show_parts(progress_parts(prefill, self._pace.left_s(prefill)))
 
     async def add_text(self, text: str) -> None:
         """Add model text; control characters are dropped."""

@@ -9,6 +9,7 @@ from kvchat.session.tree import Backend, Finish, Session, Turn
 from kvchat.ui.figures import count_text, guesses_text, rate_text, seconds_text
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.trust_words import exactness_words
+from kvchat.ui.widgets.status_bar import gauge
 
 SEPARATOR = " · "
 
@@ -74,12 +75,18 @@ def loading_parts(estimate: LoadEstimate) -> tuple[str, ...]:
             return (f"loading and computing at once, {about}", f"loading alone would take {load}")
 
 
-def progress_parts(prefill: Prefill) -> tuple[str, ...]:
-    """Return what is said while the prompt is computed."""
+def progress_parts(prefill: Prefill, left_s: float | None = None) -> tuple[str, ...]:
+    """Return what is said while the prompt is computed.
+
+    Args:
+        left_s: how long the rest will take; None: that is not known yet.
+    """
     num_new = prefill.prompt_tokens - prefill.cached_tokens
     parts = [f"reused {count_text(prefill.cached_tokens)} of {count_text(prefill.prompt_tokens)}"]
     if prefill.computed_tokens < num_new:
         parts.append(f"computing {count_text(prefill.computed_tokens)} of {count_text(num_new)}")
+    if left_s is not None:
+        parts.append(f"{gauge(prefill.computed_tokens, num_new)} {seconds_text(left_s)} left")
     return tuple(parts)
 
 

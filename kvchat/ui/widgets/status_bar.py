@@ -15,6 +15,8 @@ from kvchat.ui.served_words import share_words
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _GAUGE_WIDTH = 8
 _LEAST_REASON = 16
+_LEAST_GAP = 3
+_SEPARATOR = " · "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,20 +33,26 @@ class StatusFigures:
 
 
 def status_text(figures: StatusFigures, width: int) -> str:
-    """Return the line; parts that do not fit are left out from the right, the hint first."""
+    """Return the line; parts that do not fit are left out: the tiers' first, then from the right, the hint
+    before all others.
+    """
     parts = [*_engine_parts(figures), *_cache_parts(figures)]
+    if figures.snapshot is not None:
+        with_tiers = [*parts[:-2], _tiers_part(figures.snapshot), *parts[-2:]]
+        if len(_SEPARATOR.join(with_tiers)) + _LEAST_GAP + len(figures.hint) <= width:
+            parts = with_tiers
     room = width
     if figures.status.phase is EnginePhase.FAILED:  # the hint is the way out
         room = max(_LEAST_REASON, width - len(figures.hint) - 3)
         parts = [fitted(parts[0], room), *parts[1:]]
     line = ""
     for part in parts:
-        joined = f"{line} · {part}" if line else part
+        joined = f"{line}{_SEPARATOR}{part}" if line else part
         if len(joined) > room and line:
             break
         line = joined
     gap = width - len(line) - len(figures.hint)
-    return line + " " * gap + figures.hint if gap >= 3 else line
+    return line + " " * gap + figures.hint if gap >= _LEAST_GAP else line
 
 
 def gauge(part: int, whole: int, width: int = _GAUGE_WIDTH) -> str:
@@ -100,6 +108,13 @@ def _served_words(served: ServedCache | None) -> str:
     if served is None:
         return "its cache is unknown"
     return f"its cache {share_words(served.usage)} · reuse {share_words(served.hit_rate)}"
+
+
+def _tiers_part(snapshot: CacheSnapshot) -> str:
+    """Return how many blocks each tier has; what is not used has none."""
+    tiers = [tier for tier in snapshot.tiers if tier.total_bytes != 0 or tier.num_blocks]
+    counts = " ".join(f"{tier.tier.value} {short_count_text(tier.num_blocks)}" for tier in tiers)
+    return f"{counts} blocks"
 
 
 def _cache_parts(figures: StatusFigures) -> list[str]:

@@ -78,6 +78,15 @@ def test_progress_counts_what_is_computed_of_what_is_new() -> None:
     assert progress_parts(prefill) == ("reused 1,204 of 1,260", "computing 20 of 56")
 
 
+def test_progress_has_a_bar_and_the_time_left_once_that_is_known() -> None:
+    prefill = Prefill(prompt_tokens=1260, cached_tokens=1200, computed_tokens=15, loaded=Loaded())
+    assert progress_parts(prefill, 3.14) == (
+        "reused 1,200 of 1,260",
+        "computing 15 of 60",
+        "▕██      ▏ 3.1 s left",
+    )
+
+
 def test_lines_break_between_parts_only() -> None:
     assert wrap_parts(footer_parts(ANSWER), 50) == (
         "reused 1,204 of 1,260 · loaded 0 · computed 56",

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvchat.engine.api.snapshot import Tier, TierUsage
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import ModelNotFound
 from kvchat.ui.widgets.status_bar import StatusFigures, gauge, status_text
@@ -24,6 +25,21 @@ def test_it_shows_context_reuse_room_and_speed() -> None:
     assert status_text(BUSY, 90).split("  esc")[0].rstrip() == (
         "ctx 3.1k/8.2k ▕███     ▏ · reuse 97 % · room for 5.1k tokens · 41 tok/s"
     )
+
+
+def test_where_there_is_room_it_counts_the_blocks_of_each_tier() -> None:
+    assert BUSY.snapshot is not None
+    tiers = {Tier.DEVICE: (3 << 20, 1234), Tier.HOST: (0, 0), Tier.DISK: (None, 6)}
+    usage = tuple(
+        TierUsage(tier=tier, used_bytes=0, cached_bytes=0, total_bytes=total, num_blocks=num)
+        for tier, (total, num) in tiers.items()
+    )
+    figures = replace(BUSY, snapshot=replace(BUSY.snapshot, tiers=usage))
+    counted = " · reuse 97 % · device 1.2k disk 6 blocks · room for 5.1k tokens · 41 tok/s"
+    assert counted in status_text(figures, 120)
+    for width in range(20, 120):
+        line = status_text(figures, width)
+        assert "blocks" not in line or (counted in line and line.endswith("   esc stop"))
 
 
 def test_kv_that_is_not_exact_is_told() -> None:
