@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
@@ -130,7 +131,12 @@ class KvchatApp(App[None]):
         early, self._early_input = self._early_input, []
         for event in early:
             self.post_message(event)
-        self.call_after_refresh(self._on_first_frame)
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        """Do what only waits for the window to be drawn."""
+        import_module("kvchat.ui.widgets.markdown_view")  # so that no answer waits for it
+        self._on_first_frame()
 
     def show_theme(self, name: str) -> None:
         """Take other colours; `ansi-dark` and `ansi-light` are the terminal's own."""
@@ -154,7 +160,7 @@ class KvchatApp(App[None]):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """List kvchat's commands in the palette, then the choice of a theme."""
         for command in COMMANDS:
-            yield SystemCommand(command.usage, command.summary, partial(self._run_command, command))
+            yield SystemCommand(command.usage, command.help, partial(self._run_command, command))
         yield SystemCommand("theme", "choose other colours", self.action_change_theme)
 
     def _run_command(self, command: Command) -> None:

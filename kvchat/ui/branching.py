@@ -16,7 +16,7 @@ from kvchat.ui.bridge import Alternative, ChatService, ConversationView
 from kvchat.ui.desk import Desk
 from kvchat.ui.figures import plural
 from kvchat.ui.plain_text import fitted, one_line
-from kvchat.ui.price_words import price_words
+from kvchat.ui.price_words import in_bytes, price_words
 from kvchat.ui.screens.actions import Action, ActionsScreen
 from kvchat.ui.screens.compare import CompareScreen
 from kvchat.ui.screens.tokens import TokensScreen
@@ -163,6 +163,13 @@ class Branching:
             self._screen.tell(words, title="answer again")
         self._screen.queue(PendingTurn(kind=TurnKind.RETRY))
 
+    def price_so_far(self, conversation: ConversationView) -> str:
+        """Return what a fork behind the last message shares; it computes nothing before the next one."""
+        if all(turn.token_ids is None for turn in conversation.turns):
+            return "what is shared is up to the server"
+        shared = sum(len(turn.token_ids or ()) for turn in conversation.turns)
+        return price_words(replace(_FREE, reused_tokens=shared), self._screen.snapshot)
+
     async def _fork_cost(self, conversation: ConversationView, turn: Turn) -> EditCost:
         """Return what a fork shares; nothing is computed before the next message."""
         ids = [one.id for one in conversation.turns]
@@ -181,9 +188,7 @@ class Branching:
         )
         if turn.role is Role.USER:
             self._screen.write_message(turn.text)
-        shared = replace(_FREE, reused_tokens=sum(len(one.token_ids or ()) for one in forked.turns))
-        words = price_words(shared, self._screen.snapshot)
-        self._screen.tell(f"on branch {one_line(forked.branch.name)}: {words}")
+        self._screen.tell(f"on branch {one_line(forked.branch.name)}: {self.price_so_far(forked)}")
         return forked
 
     # Several answers
@@ -270,6 +275,7 @@ class Branching:
         back = self._turns.conversation
         assert back is not None
         if self.aside is None:
+            self._screen.tell(self.price_so_far(back), title=_ASIDE)
             try:
                 here: ConversationView = await asyncio.to_thread(self._free_aside, back)
             except KvchatError as error:
@@ -309,7 +315,7 @@ class Branching:
     async def _end_aside(self, aside: Aside) -> None:
         is_gone = await self._throw_away(aside)
         await self._turns.show(self._screen.come_back_to(aside.back))
-        self._tell_end(is_gone)
+        self._tell_end(aside, is_gone)
 
     def end_behind(self, conversation: ConversationView) -> bool:
         """Throw away what has been answered behind the screen, if it is an aside; return whether it is."""
@@ -319,7 +325,7 @@ class Branching:
         return aside is not None
 
     async def _end_behind(self, aside: Aside) -> None:
-        self._tell_end(await self._throw_away(aside))
+        self._tell_end(aside, await self._throw_away(aside))
 
     async def _throw_away(self, aside: Aside) -> bool:
         self.forget_asides(aside.here.session.id, aside.here.branch.name)
@@ -339,8 +345,16 @@ class Branching:
                     self._chat.variants.throw_away(aside.here, aside.back)
         self._asides = []
 
-    def _tell_end(self, is_gone: bool) -> None:
-        self._screen.tell("the aside is gone" if is_gone else "the aside stays: a branch rests on it")
+    def _tell_end(self, aside: Aside, is_gone: bool) -> None:
+        if not is_gone:
+            self._screen.tell("the aside stays: a branch rests on it")
+            return
+        before, after = (
+            sum(len(turn.token_ids or ()) for turn in one.turns) for one in (aside.back, aside.here)
+        )
+        num_gone = max(0, after - before)
+        gone = f", with {plural(num_gone, 'token')}{in_bytes(num_gone, self._screen.snapshot)}"
+        self._screen.tell(f"the aside is gone{gone if num_gone else ''}")
 
     def forget_asides(self, session_id: SessionId, branch: str | None = None) -> None:
         """Let a session's lines, or that one alone, be asides no more: they are gone, or kept."""

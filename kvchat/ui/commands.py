@@ -25,13 +25,25 @@ class Command:
         return f"/{self.name} {self.argument}".rstrip()
 
     @property
+    def help(self) -> str:
+        """What it does, and what it is called too."""
+        others = ", ".join(f"/{name}" for name in self.aliases)
+        return f"{self.summary} (also {others})" if others else self.summary
+
+    @property
     def needs_argument(self) -> bool:
         return self.argument.isupper()
 
 
 COMMANDS = (
     Command(name="help", summary="keys and commands"),
-    Command(name="new", argument="[title]", summary="start a conversation"),
+    Command(
+        name="new",
+        argument="[title]",
+        summary="start a conversation; the one on screen stays",
+        aliases=("clear",),
+    ),
+    Command(name="temp", summary="start one that is deleted when you leave it; again: keep it"),
     Command(name="fork", argument="[name]", summary="go on from here on a branch of its own"),
     Command(name="retry", argument="[n]", summary="answer again on a new branch; n answers to compare"),
     Command(name="tokens", argument="[n]", summary="open the n-th last answer as tokens, go on from another"),
@@ -47,6 +59,7 @@ COMMANDS = (
     Command(name="continue", summary="go on with an interrupted answer"),
     Command(name="stop", summary="stop the answer"),
     Command(name="switch", argument="[name]", summary="open another conversation or branch"),
+    Command(name="tree", summary="the conversations with their branches, at this one's line"),
     Command(name="search", argument="[words]", summary="find sessions by title, and messages by words"),
     Command(
         name="system",

@@ -1,9 +1,11 @@
 """What another course of a conversation costs, in words, before it is taken."""
 
 from kvchat.chat import EditCost, Revision
+from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.ui.attachments import shown_message
-from kvchat.ui.figures import count_text, plural
+from kvchat.ui.figures import bytes_text, count_text, plural
 from kvchat.ui.plain_text import fitted, one_line
+from kvchat.ui.price_words import bytes_of, in_bytes
 
 COSTLY_TOKENS = 512
 """An edit that computes this much is asked for once more."""
@@ -11,35 +13,48 @@ COSTLY_TOKENS = 512
 _EXCERPT_LEN = 54
 
 
-def computing_words(cost: EditCost) -> str:
-    """Return what an edit computes."""
+def computing_words(cost: EditCost, snapshot: CacheSnapshot | None = None) -> str:
+    """Return what an edit computes; in bytes too, where a snapshot tells what tokens take."""
     if not cost.is_known:
         return "what it computes is up to the server"
-    return f"computes {plural(cost.computed_tokens, 'token')}, {count_text(cost.reused_tokens)} reused"
+    computed = plural(cost.computed_tokens, "token") + in_bytes(cost.computed_tokens, snapshot)
+    reused = f"{count_text(cost.reused_tokens)} reused{in_bytes(cost.reused_tokens, snapshot)}"
+    return f"computes {computed}, {reused}"
 
 
-def edit_words(cost: EditCost) -> str:
+def edit_words(cost: EditCost, snapshot: CacheSnapshot | None = None) -> str:
     """Return what an edit computes, and what it leaves behind."""
-    return f"{computing_words(cost)}; {_left_words(cost)} from here on stay on the branch as it was"
+    left = _left_words(cost)
+    return f"{computing_words(cost, snapshot)}; {left} from here on stay on the branch as it was"
 
 
-def undo_words(revision: Revision, cost: EditCost) -> str:
+def undo_words(revision: Revision, cost: EditCost, snapshot: CacheSnapshot | None = None) -> str:
     """Return what taking back costs, and where what is taken back can be found; a line for each."""
+    num_bytes = bytes_of(cost.left_tokens, snapshot)
+    of_bytes = f", {bytes_text(num_bytes)}" if num_bytes else ""
     return _rows(
-        *_cost_rows(cost),
-        ("taken back", _left_words(cost)),
+        *_cost_rows(cost, snapshot),
+        ("taken back", _left_words(cost) + of_bytes),
         ("kept", f"on branch {one_line(revision.stays_on)}"),
     )
 
 
-def drop_words(revision: Revision, cost: EditCost) -> str:
+def drop_words(revision: Revision, cost: EditCost, snapshot: CacheSnapshot | None = None) -> str:
     """Return what leaving an exchange out costs, what follows, and what stays; a line for each."""
     followed = f"{plural(len(revision.anew), 'message')}, on a branch of their own"
     return _rows(
-        *_cost_rows(cost),
+        *_cost_rows(cost, snapshot),
         ("following", followed if revision.anew else "nothing"),
         ("as it was", f"branch {one_line(revision.stays_on)}"),
     )
+
+
+def changed_words(branch: str, revision: Revision, cost: EditCost, snapshot: CacheSnapshot | None) -> str:
+    """Return where a conversation is now, and what of it is shared with the branch that it was on."""
+    here, there = one_line(branch), one_line(revision.stays_on)
+    shared = plural(cost.reused_tokens, "token") + in_bytes(cost.reused_tokens, snapshot)
+    kept = f", which reuses {shared}" if cost.reused_tokens else ""
+    return f"on branch {here}{kept}; all stays as it was on {there}: /switch {there}"
 
 
 def excerpt(revision: Revision) -> str:
@@ -52,14 +67,18 @@ def _left_words(cost: EditCost) -> str:
     return plural(cost.left_turns, "message") + tokens
 
 
-def _cost_rows(cost: EditCost) -> tuple[tuple[str, str], ...]:
+def _cost_rows(cost: EditCost, snapshot: CacheSnapshot | None) -> tuple[tuple[str, str], ...]:
     if not cost.is_known:
         return (("computed again", "unknown"), ("reused", "unknown"))
     again = f"{plural(cost.computed_tokens, 'token')}, with your next message"
-    return (
+    rows = (
         ("computed again", again if cost.computed_tokens else "nothing"),
         ("reused", plural(cost.reused_tokens, "token")),
     )
+    computed, reused = (bytes_of(num, snapshot) for num in (cost.computed_tokens, cost.reused_tokens))
+    if computed is None or reused is None:
+        return rows
+    return *rows, ("on the device", f"{bytes_text(computed)} computed, {bytes_text(reused)} reused")
 
 
 def _rows(*rows: tuple[str, str]) -> str:

@@ -9,11 +9,13 @@ from typing import Protocol
 from textual.timer import Timer
 
 from kvchat.chat import EditCost, Revision
+from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Turn
 from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.course_words import (
     COSTLY_TOKENS,
+    changed_words,
     computing_words,
     drop_words,
     edit_words,
@@ -21,18 +23,20 @@ from kvchat.ui.course_words import (
     undo_words,
 )
 from kvchat.ui.desk import Desk
-from kvchat.ui.plain_text import one_line
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
 
 _REST_S = 0.2
 """What an edit costs is looked up when typing has rested for this long."""
 
 Plan = Callable[[], Revision]
-Words = Callable[[Revision, EditCost], str]
+Words = Callable[[Revision, EditCost, CacheSnapshot | None], str]
 
 
 class CourseDesk(Desk, Protocol):
     """What a change of course needs of the screen."""
+
+    @property
+    def snapshot(self) -> CacheSnapshot | None: ...
 
     def queue(self, pending: PendingTurn) -> None: ...
 
@@ -135,7 +139,7 @@ class Courses:
         except KvchatError as error:
             self._screen.warn(str(error))
             return None
-        words = edit_words(cost)
+        words = edit_words(cost, self._screen.snapshot)
         is_costly = cost.computed_tokens >= COSTLY_TOKENS
         if is_costly and conversation is self._turns.conversation:
             return words if await self._screen.confirm("Change this message?", words) else None
@@ -164,7 +168,8 @@ class Courses:
         try:
             revision = await asyncio.to_thread(plan)
             cost = await asyncio.to_thread(self._chat.revision_cost, conversation, revision)
-            if not await self._screen.confirm(ask, f"{excerpt(revision)}\n\n{words(revision, cost)}"):
+            price = words(revision, cost, self._screen.snapshot)
+            if not await self._screen.confirm(ask, f"{excerpt(revision)}\n\n{price}"):
                 return
             if not self._is_as_seen(conversation, seen):
                 return
@@ -175,8 +180,8 @@ class Courses:
         if conversation is None or conversation is not self._turns.conversation:
             return
         await self._turns.show(conversation)
-        here, there = one_line(conversation.branch.name), one_line(revision.stays_on)
-        self._screen.tell(f"on branch {here}; all stays as it was on {there}: /switch {there}")
+        branch = conversation.branch.name
+        self._screen.tell(changed_words(branch, revision, cost, self._screen.snapshot))
 
     def _is_as_seen(self, conversation: ConversationView | None, seen: Sequence[Turn]) -> bool:
         """Return whether nothing was said since the question, and nowhere else was gone; say so otherwise."""

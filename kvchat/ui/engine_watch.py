@@ -1,13 +1,13 @@
 """Reads the engine's state again and again and draws it: cache panel and status bar."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.session.tree import Session
-from kvchat.ui.bridge import EngineView
+from kvchat.ui.bridge import ConversationView, EngineView
 from kvchat.ui.history import History
 from kvchat.ui.key_names import key_name
 from kvchat.ui.token_rate import TokenRate
@@ -99,14 +99,33 @@ class EngineWatch:
     def held_sessions(self) -> dict[str, Held]:
         """Return what each session with a live branch has on the device, by its id."""
         held: dict[str, Held] = {}
-        for branch in self.snapshot.branches if self.snapshot else ():
+        for branch in self._branches:
             before = held.get(branch.owner, Held(is_on_device=False))
             held[branch.owner] = Held(
                 own_bytes=before.own_bytes + branch.own_bytes,
                 shared_bytes=max(before.shared_bytes, branch.shared_bytes),
                 is_on_device=before.is_on_device or any(branch.blocks_per_group),
+                is_running=before.is_running or branch.running,
             )
         return held
+
+    def held_branches(self, opened: Iterable[ConversationView]) -> dict[tuple[str, str], Held]:
+        """Return what each of some open conversations has on the device, by its session's id and its name."""
+        names = {one.engine_branch: (one.session.id, one.branch.name) for one in opened}
+        return {
+            names[branch.branch]: Held(
+                own_bytes=branch.own_bytes,
+                shared_bytes=branch.shared_bytes,
+                is_on_device=any(branch.blocks_per_group),
+                is_running=branch.running,
+            )
+            for branch in self._branches
+            if branch.branch in names
+        }
+
+    @property
+    def _branches(self) -> Sequence[BranchUsage]:
+        return self.snapshot.branches if self.snapshot else ()
 
     def forget_rate(self) -> None:
         """Start the token rate over, because an answer has ended."""

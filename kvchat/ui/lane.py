@@ -18,10 +18,15 @@ _OUTGROWN = "the cache has no room for it exactly; go there to keep its KV in {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A conversation that is not stored yet: it is made with its first message."""
+    """A conversation that is not stored yet: it is made with its first message.
+
+    Args:
+        is_temporary: it is to be deleted when it is left.
+    """
 
     title: str = ""
     system: str = ""
+    is_temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +72,6 @@ class Lane:
         return (mine.session.id, mine.branch.name) == (conversation.session.id, conversation.branch.name)
 
 
-def turns_before(lane: Lane) -> Sequence[Turn]:
-    """Return the turns that stand above what the running turn has produced."""
-    turns = lane.conversation.turns if lane.conversation else ()
-    started = next((event for event in lane.events if isinstance(event, TurnStarted)), None)
-    if started is None:
 def state_of(conversation: ConversationView) -> State:
     last = conversation.turns[-1].id if conversation.turns else None
     return conversation.session.id, conversation.branch.name, last
@@ -89,6 +89,11 @@ def unseen_words(events: Sequence[FeedEvent]) -> tuple[Sequence[str], tuple[str,
     return [*words, *(_OUTGROWN.format(cache_format) for cache_format in fits_in[:1])], fits_in
 
 
+def turns_before(lane: Lane) -> Sequence[Turn]:
+    """Return the turns that stand above what the running turn has produced."""
+    turns = lane.conversation.turns if lane.conversation else ()
+    started = next((event for event in lane.events if isinstance(event, TurnStarted)), None)
+    if started is None:
         return turns
     parent_id = (started.question or started.answer).parent_id
     ids = [turn.id for turn in turns]

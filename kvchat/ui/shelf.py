@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic, time
 from typing import Protocol
 
 from textual.timer import Timer
@@ -19,6 +20,9 @@ from kvchat.ui.widgets.session_rows import UNTITLED, Finding, Held, ListOptions,
 
 _REST_S = 0.12
 """Messages are searched when typing has rested for this long; titles are at once."""
+_FRESH_S = 2.0
+"""The list is drawn for other marks and bytes this often at most: while an answer is written, blocks fill."""
+_MINUTE_S = 60
 
 
 class ShelfDesk(Desk, Protocol):
@@ -26,7 +30,13 @@ class ShelfDesk(Desk, Protocol):
 
     def held_sessions(self) -> dict[str, Held]: ...
 
+    def held_branches(self) -> dict[tuple[str, str], Held]: ...
+
     def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None: ...
+
+    def draw_heading(self) -> None:
+        """Draw what the conversation on screen is called."""
+        ...
 
     async def leave_session(self, session_id: SessionId, branch: str | None = None) -> None:
         """Take a session, or that branch alone, off the screen and let go of what it holds."""
@@ -48,6 +58,8 @@ class Shelf:
         self._turns = turns
         self._finding = Finding()
         self._rest: Timer | None = None
+        self._drawn_as: tuple[object, ...] = ()
+        self._drawn_s = 0.0
 
     def refresh(self) -> None:
         """Read the store again and draw it."""
@@ -55,8 +67,25 @@ class Shelf:
 
     def draw(self) -> None:
         """Draw what was read last."""
-        options = self.sessions.options(self._turns.conversation, self._screen.held_sessions(), self._finding)
+        self._drawn_as, self._drawn_s = self._figures(), monotonic()
+        options = self.sessions.options(
+            self._turns.conversation,
+            self._screen.held_sessions(),
+            self._finding,
+            self._screen.held_branches(),
+        )
         self._screen.draw_sessions(self.sessions.entries, options)
+
+    def keep_fresh(self) -> None:
+        """Draw marks, bytes and ages again where they have changed; cheap where not, so call it often."""
+        is_due = self._drawn_as and monotonic() - self._drawn_s >= _FRESH_S
+        if is_due and self._figures() != self._drawn_as:
+            self.draw()
+
+    def _figures(self) -> tuple[object, ...]:
+        """Return what changes in the list while the store is as it was."""
+        minute = time() // _MINUTE_S
+        return self._screen.held_sessions(), self._screen.held_branches(), minute
 
     def find(self, words: str) -> None:
         """Show only what has all of some words: by title at once, in messages when typing rests."""
@@ -93,6 +122,7 @@ class Shelf:
         except KvchatError as error:
             self._screen.warn(str(error))
         self.draw()
+        self._screen.draw_heading()
 
     def _search(self, words: str) -> None:
         self._screen.begin(partial(self._draw_hits, words), group="search")

@@ -1,12 +1,11 @@
 """What the store holds, as last read: the list on the left and the names everywhere."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from time import time
 
 from kvchat.session.tree import Session, SessionId
 from kvchat.ui.bridge import ConversationView, SessionShelf
-from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.plain_text import STEP, one_line
 from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.session_rows import Finding, Held, ListOptions, SessionWithBranches, title_of
@@ -46,7 +45,7 @@ class StoredSessions:
     def titles(self) -> dict[str, str]:
         return {session.id: title_of(session) for session, _ in self.entries}
 
-    def branch_names(self, here: ConversationView | None, kept: KeptOpen) -> BranchNames:
+    def branch_names(self, here: ConversationView | None, kept: Iterable[ConversationView]) -> BranchNames:
         """Name the live branches of a session by its title; where several are known, those of the session on
         screen by branch, those of another by both.
         """
@@ -67,13 +66,18 @@ class StoredSessions:
         return f"{self.title(known.session.id) or known.session.id}{STEP}{name}"
 
     def options(
-        self, here: ConversationView | None, held: Mapping[str, Held], finding: Finding
+        self,
+        here: ConversationView | None,
+        held: Mapping[str, Held],
+        finding: Finding,
+        held_branches: Mapping[tuple[str, str], Held],
     ) -> ListOptions:
         """Return how to draw the list with the conversation on screen marked."""
         return ListOptions(
             active_session=here.session.id if here else None,
             active_branch=here.branch.name if here else None,
             held=held,
+            held_branches=held_branches,
             now=time(),
             approximate=self.approximate,
             finding=finding,

@@ -1,5 +1,6 @@
 """The turns of all open conversations: in each one runs and others wait; on screen, what comes is drawn."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -62,11 +63,11 @@ class TurnListener(Protocol):
 
     def warn(self, message: str) -> None: ...
 
-    def turn_ended(self) -> None: ...
     def warn_behind(self, conversation: ConversationView | None, message: str) -> None:
         """Tell something of a conversation that is not on screen; None: it was never made."""
         ...
 
+    def turn_ended(self) -> None: ...
 
     def ended_behind(self, conversation: ConversationView) -> None:
         """A conversation that is not on screen has nothing left to do."""
@@ -78,6 +79,9 @@ class Turns:
 
     Args:
         system: the system prompt of new conversations, where nothing else is said.
+
+    Attributes:
+        temporary: the sessions that are deleted when they are left.
     """
 
     def __init__(
@@ -88,18 +92,20 @@ class Turns:
         self._listener = listener
         self._garbage = GarbageSchedule()
         self.system = system
+        self.temporary: set[SessionId] = set()
         self._lane = Lane(draft=Draft(system=system))
         self._behind: list[Lane] = []
         self._answer: AnswerView | None = None
         self._question_id: TurnId | None = None
+        self._drawing = asyncio.Lock()
         self._counted: tuple[Sequence[Turn], int] = (), 0
+        self._outgrown: dict[State, tuple[str, ...]] = {}
 
     @property
     def conversation(self) -> ConversationView | None:
         """What is on screen; None for a draft."""
         return self._lane.conversation
 
-        self._outgrown: dict[State, tuple[str, ...]] = {}
     @property
     def place(self) -> object:
         """What stays the same while one conversation is on screen, also where it begins as a draft."""
@@ -139,6 +145,11 @@ class Turns:
         if turns is not self._counted[0]:
             self._counted = turns, len(path_token_ids(turns) or ())
         return self._counted[1]
+
+    @property
+    def behind(self) -> Sequence[ConversationView]:
+        """What is being answered behind the screen."""
+        return [lane.conversation for lane in self._behind if lane.conversation is not None]
 
     @property
     def _lanes(self) -> list[Lane]:
@@ -231,6 +242,10 @@ class Turns:
 
     async def show(self, conversation: ConversationView | None, draft: Draft | None = None) -> None:
         """Put another conversation, or a draft, on the screen. What is being answered goes on behind it."""
+        async with self._drawing:  # else what is just being drawn would go on into the other one
+            await self._show(conversation, draft)
+
+    async def _show(self, conversation: ConversationView | None, draft: Draft | None) -> None:
         if self._lane.is_busy and self._lane.holds(conversation):
             return
         if self._lane.is_busy:
@@ -247,6 +262,8 @@ class Turns:
             await self._draw(event)
         self._listener.queue_changed()
         self._listener.conversation_changed()
+        if conversation is not None and (fits_in := self._outgrown.pop(state_of(conversation), None)):
+            self._listener.outgrown(fits_in)
 
     def replace(self, conversation: ConversationView) -> None:
         """Go on with a conversation as it was opened anew; what waits there waits on, what runs goes on."""
@@ -262,8 +279,10 @@ class Turns:
 
     async def drain(self) -> None:
         """Draw what came on screen since the last call, and note what came behind it."""
-        if conversation is not None and (fits_in := self._outgrown.pop(state_of(conversation), None)):
-            self._listener.outgrown(fits_in)
+        async with self._drawing:
+            await self._drain()
+
+    async def _drain(self) -> None:
         for lane in list(self._behind):
             self._note_behind(lane)
         lane = self._lane
@@ -289,6 +308,7 @@ class Turns:
             return
         failure = next((event for event in lane.events if isinstance(event, TurnFailed)), None)
         unsent = "" if failure is None else unsent_message(lane, lane.events)
+        self._tell_behind(lane)
         self._end(lane)
         if not lane.queue:
             self._behind.remove(lane)
@@ -298,26 +318,6 @@ class Turns:
             self._listener.turn_failed(failure.error, unsent)
         self._listener.turn_ended()
 
-    def _end(self, lane: Lane) -> None:
-        lane.running = None
-        lane.ended_s = monotonic()
-        lane.events.clear()
-        if not self.is_any_running:
-            self._garbage.end_turn()
-
-    def _produce(self, lane: Lane, pending: PendingTurn) -> Iterator[Produced]:
-        """Run a turn; in the feed's thread."""
-        conversation = lane.conversation
-        self._tell_behind(lane)
-        if conversation is None:
-            conversation = self._chat.create(title=lane.draft.title, system=lane.draft.system)
-            yield ConversationOpened(conversation=conversation)
-        lane.answered = conversation
-        with conversation.stoppable():
-            if lane.is_stopping:
-                self._chat.stop(conversation)
-            if pending.reading is not None:
-                pending.reading.hand_over(conversation)
     def _tell_behind(self, lane: Lane) -> None:
         """Pass on what would have been told if the answer had come on screen; a format is offered there."""
         words, fits_in = unseen_words(lane.events)
@@ -330,6 +330,27 @@ class Turns:
         """Call when an engine is loaded: it may have room for what another had none for."""
         self._outgrown.clear()
 
+    def _end(self, lane: Lane) -> None:
+        lane.running = None
+        lane.ended_s = monotonic()
+        lane.events.clear()
+        if not self.is_any_running:
+            self._garbage.end_turn()
+
+    def _produce(self, lane: Lane, pending: PendingTurn) -> Iterator[Produced]:
+        """Run a turn; in the feed's thread."""
+        conversation = lane.conversation
+        if conversation is None:
+            conversation = self._chat.create(title=lane.draft.title, system=lane.draft.system)
+            if lane.draft.is_temporary:
+                self.temporary.add(conversation.session.id)
+            yield ConversationOpened(conversation=conversation)
+        lane.answered = conversation
+        with conversation.stoppable():
+            if lane.is_stopping:
+                self._chat.stop(conversation)
+            if pending.reading is not None:
+                pending.reading.hand_over(conversation)
             yield from pending.run(self._chat, conversation)
 
     async def _draw(self, event: FeedEvent) -> None:

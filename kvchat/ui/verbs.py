@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from kvchat.ui.lane import Draft
 from kvchat.ui.outlet import Outlet
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.shelf import Shelf
+from kvchat.ui.temporary import Temporary
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
 from kvchat.ui.why_words import why_words
 
@@ -46,6 +47,8 @@ class CommandDesk(Desk, Protocol):
     def conversation_changed(self) -> None: ...
 
     def show_sessions_pane(self) -> None: ...
+
+    def show_tree(self) -> None: ...
 
     def action_help(self) -> None: ...
 
@@ -78,6 +81,7 @@ class Helpers:
     housekeeping: Housekeeping
     gauging: Gauging
     formats: Formats
+    temporary: Temporary
 
 
 class Verbs:
@@ -97,6 +101,7 @@ class Verbs:
         self._actions: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.action_help(),
             "new": self.new,
+            "temp": lambda _: helpers.temporary.begin(),
             "fork": self.fork,
             "retry": self.retry,
             "tokens": self.tokens,
@@ -117,6 +122,7 @@ class Verbs:
             "continue": self.go_on,
             "stop": lambda _: screen.stop_answer(),
             "switch": self.switch,
+            "tree": lambda _: screen.show_tree(),
             "search": lambda words: screen.find(words),
             "pin": self.pin,
             "system": self.system,
@@ -174,9 +180,11 @@ class Verbs:
             forked: ConversationView = await asyncio.to_thread(
                 self._chat.fork, conversation, None, name or None
             )
-            self._screen.tell(f"on branch {forked.branch.name}: all blocks are shared until one side writes")
+            price = self._branching.price_so_far(forked)
+            self._screen.tell(f"on branch {one_line(forked.branch.name)}: {price}; what is new is its own")
             return forked
 
+        self._screen.tell(self._branching.price_so_far(conversation), title="fork")
         self._screen.open_with(open_fork)
 
     def retry(self, argument: str = "") -> None:
@@ -328,7 +336,7 @@ class Verbs:
     def rename(self, title: str) -> None:
         conversation = self._turns.conversation
         if conversation is None:
-            self._turns.draft = Draft(title=title, system=self._turns.draft.system)
+            self._turns.draft = replace(self._turns.draft, title=title)
             self._screen.conversation_changed()
             return
         self._shelf.rename(conversation.session.id, title)

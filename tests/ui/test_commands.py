@@ -27,6 +27,16 @@ def test_what_is_typed_narrows_the_offer_and_aliases_count() -> None:
     assert names("/by") == ["quit"]
 
 
+def test_what_other_chats_call_a_command_is_its_name_too_and_help_says_so() -> None:
+    assert names("/cl") == ["new"]
+    assert names("/tr") == ["tree"]
+    assert names("/te") == ["temp"]
+    helps = {command.name: command.help for command in COMMANDS}
+    assert helps["new"].endswith("(also /clear)")
+    assert helps["quit"].endswith("(also /bye, /exit)")
+    assert helps["stop"] == "stop the answer"
+
+
 @pytest.mark.parametrize("line", ["", "hello", "//help", "/fork now", "/help\nme", "/nothing"])
 def test_other_lines_complete_to_nothing(line: str) -> None:
     assert names(line) == []

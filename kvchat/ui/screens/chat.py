@@ -29,6 +29,7 @@ from kvchat.ui.screens.conversation import ConversationScreen
 from kvchat.ui.screens.history import HistoryScreen
 from kvchat.ui.sending import Sending
 from kvchat.ui.shelf import Shelf
+from kvchat.ui.temporary import Temporary
 from kvchat.ui.turns import Turns
 from kvchat.ui.verbs import Helpers, Verbs
 from kvchat.ui.widgets.cache_panel import CachePanel
@@ -68,6 +69,7 @@ class ChatScreen(ConversationScreen):
         self.courses = Courses(self, self._chat, self.turns)
         self.shelf = Shelf(self, self._chat.store, self._host, self.turns)
         self.branching = Branching(self, self._chat, self.turns)
+        self.temporary = Temporary(self, self._chat, self.turns)
         self.outlet = Outlet(self)
         self.attaching = Attaching(self, self._chat, self.turns)
         self.sending = Sending(self, self.turns, self.attaching, self.courses)
@@ -83,6 +85,7 @@ class ChatScreen(ConversationScreen):
             housekeeping=housekeeping,
             gauging=Gauging(self, self._host, self.turns),
             formats=self.formats,
+            temporary=self.temporary,
         )
         self.verbs = Verbs(self, self._chat, self.turns, helpers)
         self._inspecting = Inspecting(self, self._chat, self.engine, self.turns, self._branch_names)
@@ -116,17 +119,11 @@ class ChatScreen(ConversationScreen):
         """Stop what runs, keep it and what was not sent, and leave."""
         if self.keeping.leaves(is_wish=return_code == 0):
             self.branching.throw_all_away()
+            self.temporary.delete_all()
             self.turns.release()
             self.app.exit(return_code=return_code)
 
     # What the person does
-
-    def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
-        if event.is_command:
-            self.at_key(event.pressed_s, partial(self.verbs.run, event.text))
-            return
-        send = partial(self.sending.send, event.text, event.pasted, event.stored)
-        self.at_key(event.pressed_s, send)
 
     def on_prompt_attached(self, event: Prompt.Attached) -> None:
         self.attaching.attach(event.path)

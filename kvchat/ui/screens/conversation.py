@@ -29,16 +29,23 @@ from kvchat.ui.kept_open import KeptOpen
 from kvchat.ui.key_names import key_name
 from kvchat.ui.lane import Draft
 from kvchat.ui.plain_text import one_line
-from kvchat.ui.price_words import reach_words
+from kvchat.ui.reach import Reach
 from kvchat.ui.screens.window import WindowScreen
+from kvchat.ui.sending import Sending
 from kvchat.ui.shelf import Shelf
+from kvchat.ui.temporary import Temporary
 from kvchat.ui.turns import PendingTurn, Turns
 from kvchat.ui.verbs import Opener, Verbs
 from kvchat.ui.widgets.cache_rows import BranchNames
+from kvchat.ui.widgets.prompt import Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, ListOptions, SessionWithBranches
 
 _QUIET_S = 2.0
+_TYPING_S = 0.7
+"""So soon after a key the next one is expected: what can wait is not drawn."""
+_TEMPORARY = "temporary conversation"
+_TEMPORARY_NOTE = "  ·  deleted when you leave"
 _ASIDE_NOTE = "  ·  thrown away when you leave · {} goes back"
 
 
@@ -46,15 +53,18 @@ class ConversationScreen(WindowScreen):
     """Shows how a conversation goes on, and does what turns, commands and the engine ask of the screen.
 
     Attributes:
-        turns, courses, shelf, branching, attaching, keeping, verbs, formats: once the window is mounted.
+        turns, courses, shelf, branching, temporary, attaching, keeping, sending, verbs, formats: once it is
+            mounted.
     """
 
     turns: Turns
     courses: Courses
     shelf: Shelf
     branching: Branching
+    temporary: Temporary
     attaching: Attaching
     keeping: Keeping
+    sending: Sending
     verbs: Verbs
     formats: Formats
     _watch: EngineWatch
@@ -67,8 +77,11 @@ class ConversationScreen(WindowScreen):
         self.engine = engine
         self._last_rate: float | None = None
         self._kept = KeptOpen()
+        self._reach = Reach(chat, engine)
         self._place: object = None
         self._queued_s = 0.0
+        self._is_opening = False
+        self._entered: list[Prompt.Submitted] = []
 
     def on_unmount(self) -> None:
         if (turns := getattr(self, "turns", None)) is not None:
@@ -119,6 +132,7 @@ class ConversationScreen(WindowScreen):
         files, words = split_message(text)
         self.attaching.give_back(files)
         self.write_prompt(words)
+        self.prompt.note_stored(words)
 
     def show_edit(self, text: str | None) -> None:
         if text is None:
@@ -127,37 +141,46 @@ class ConversationScreen(WindowScreen):
             files, words = split_message(text)
             self.attaching.begin_edit(files)
             self.write_prompt(words)
+            self.prompt.note_stored(words)
         self.draw_heading()
 
     def whole_message(self, words: str) -> str:
         return before_message(self.attaching.attachments) + words
 
-        self.prompt.note_stored(words)
     def held_sessions(self) -> dict[str, Held]:
         return self._watch.held_sessions()
+
+    def held_branches(self) -> dict[tuple[str, str], Held]:
+        return self._watch.held_branches(self._opened())
 
     def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: ListOptions) -> None:
         if self.is_attached and self.query(SessionList):  # the window may have been closed meanwhile
             self.query_one(SessionList).show_sessions(sessions, options)
-            self.draw_heading()
 
-            self.prompt.note_stored(words)
     def draw_attachments(self, lines: Sequence[str]) -> None:
         self.draw_lines("#attachments", lines)
 
     # Conversations on screen and behind it
 
-    @work(exclusive=True, group="open")
-    async def open_with(self, opener: Opener, draft: Draft | None = None) -> None:
+    def open_with(self, opener: Opener, draft: Draft | None = None) -> None:
         """Put another conversation on the screen; the one that was there stays open behind it, and what is
-        being answered there goes on.
+        being answered there goes on. What is entered meanwhile is meant for the one that comes.
         """
+        self._is_opening = True
+        self._open(opener, draft)
+
+    @work(exclusive=True, group="open")
+    async def _open(self, opener: Opener, draft: Draft | None) -> None:
+        self._reach.begin()
         try:
             conversation = await opener()
         except KvchatError as error:
+            self._is_opening = False
             self.warn(str(error))
+            self._give_back_entered()
             return
         closing: list[ConversationView] = []
+        before = self.turns.conversation
         is_gone = await self.branching.leave_aside(conversation)
         if self.turns.conversation is not None and not self.turns.is_busy and not is_gone:
             closing += self._kept.keep(self.turns.conversation)
@@ -166,21 +189,54 @@ class ConversationScreen(WindowScreen):
             closing += stale
         self.courses.end_edit()
         await self.turns.show(conversation, draft)
+        self.begin(partial(self.temporary.left, before))  # beside this: the next one to be opened ends this
+        self._is_opening = False
         self.attaching.read_again()
         self.begin(partial(self.keeping.give_back, conversation))
+        self._take_entered()
         await self._close(closing)
         if conversation is not None:
             self.begin(partial(self._tell_reach, conversation), group="reach")
             for notice in await asyncio.to_thread(self._chat.notices, conversation):
                 self.warn(notice)
 
+    def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
+        if self._is_opening:
+            self._entered.append(event)
+            if not event.is_command:
+                self.attaching.waiting.append(event.text)
+        elif event.is_command:
+            self.at_key(event.pressed_s, partial(self.verbs.run, event.text))
+        else:
+            send = partial(self.sending.send, event.text, event.pasted, event.stored)
+            self.at_key(event.pressed_s, send)
+
+    def _take_entered(self) -> None:
+        """Do what was entered while the conversation came on screen; the rest waits if that opens another."""
+        for event in self._let_go_of_entered():
+            self.on_prompt_submitted(event)
+
+    def _give_back_entered(self) -> None:
+        """Put what was meant for a conversation that did not come into the prompt again."""
+        for event in self._let_go_of_entered():
+            if event.is_command:
+                self.restore_command(event.text)
+            else:
+                self.give_back(event.text)
+
+    def _let_go_of_entered(self) -> Sequence[Prompt.Submitted]:
+        entered, self._entered = self._entered, []
+        for event in entered:
+            if not event.is_command:
+                self.attaching.waiting.remove(event.text)
+        return entered
+
     async def _tell_reach(self, conversation: ConversationView) -> None:
         """Say how much of a conversation that has come on screen need not be computed."""
         if not self.is_engine_ready or self.turns.is_running:
             return
         with suppress(KvchatError):
-            cost = await asyncio.to_thread(self._chat.variants.reach, conversation)
-            if words := reach_words(cost, self.snapshot):
+            if words := await asyncio.to_thread(self._reach.words, conversation):
                 self.tell(words)
 
     def keep_behind(self, conversation: ConversationView) -> None:
@@ -230,8 +286,12 @@ class ConversationScreen(WindowScreen):
     def outgrown(self, fits_in: tuple[str, ...]) -> None:
         self.formats.offer(fits_in[0], self._queued_s)
 
+    def warn_behind(self, conversation: ConversationView | None, message: str) -> None:
+        title = "" if conversation is None else self.shelf.title(conversation.session.id)
+        self.notify(message, title=title, severity="warning", timeout=15, markup=False)
+
     def ended_behind(self, conversation: ConversationView) -> None:
-        if self.branching.end_behind(conversation):
+        if self.branching.end_behind(conversation) or self.temporary.ended_behind(conversation):
             return
         self.tell("the answer has ended", title=self.shelf.title(conversation.session.id))
         self.run_worker(self._close(self._kept.keep(conversation)))
@@ -275,6 +335,8 @@ class ConversationScreen(WindowScreen):
             last_rate=self._last_rate,
         )
         self.set_timer(self._watch.look(shown), self._look)
+        if monotonic() - self.typed_s > _TYPING_S:
+            self.shelf.keep_fresh()
         self._look_for_garbage()
         if self._watch.snapshot is not None and (closing := self._kept.drop_for_room(self._watch.snapshot)):
             self.run_worker(self._close(closing))
@@ -286,18 +348,22 @@ class ConversationScreen(WindowScreen):
         self.turns.look_for_garbage(is_quiet=is_still and monotonic() - self.typed_s > _QUIET_S)
 
     def _branch_names(self) -> BranchNames:
-        return self.shelf.sessions.branch_names(self.turns.conversation, self._kept)
+        return self.shelf.sessions.branch_names(self.turns.conversation, [*self._kept, *self.turns.behind])
 
-    def warn_behind(self, conversation: ConversationView | None, message: str) -> None:
-        title = "" if conversation is None else self.shelf.title(conversation.session.id)
-        self.notify(message, title=title, severity="warning", timeout=15, markup=False)
+    def _opened(self) -> list[ConversationView]:
+        """Return the conversations that are open: on screen, behind it, and being answered there."""
+        here = self.turns.conversation
+        return [*([here] if here is not None else []), *self._kept, *self.turns.behind]
 
     def _phase_changed(self, status: EngineStatus) -> None:
         self._draw_welcome()
         if status.phase is EnginePhase.READY:
             self.turns.settle_garbage()
+            self.turns.forget_outgrown()
             self.attaching.read_again()
             self._start_next()
+            if self.turns.conversation is not None:
+                self.begin(partial(self._tell_reach, self.turns.conversation), group="reach")
         elif status.phase is EnginePhase.FAILED:
             reason = status.error or status.detail or "the engine stopped"
             self.fail(f"{reason}\n/reload loads it again; what was said is kept", title="engine")
@@ -315,11 +381,14 @@ class ConversationScreen(WindowScreen):
             stored = self.shelf.sessions.title(conversation.session.id) if conversation else None
             stop = key_name(self.own_keys, "stop")
             note = _ASIDE_NOTE.format(stop) if self.branching.aside is not None else ""
-            text = heading_text(conversation, stored or self.turns.draft.title, width, note)
+            is_temporary = self.temporary.is_shown
+            title = stored or self.turns.draft.title or (_TEMPORARY if is_temporary else "")
+            if is_temporary and conversation is not None:
+                note = note or _TEMPORARY_NOTE
+            text = heading_text(conversation, title, width, note)
         heading.update(Content(text), layout=False)
         self._draw_welcome()
 
     def _draw_welcome(self) -> None:
         num_stored, key = len(self.shelf.sessions.entries), key_name(self.own_keys, "help")
         self.transcript.show_welcome(welcome_text(self._watch.status.phase, num_stored, key))
-            self.turns.forget_outgrown()

@@ -44,12 +44,16 @@ _LEGEND = (
     ("▓ own", "blocks that one branch holds; closing it frees them"),
     ("░ kept", "blocks that no branch holds, kept for reuse until room is needed"),
     ("· free", "empty blocks"),
+    ("320K+64K", "bytes of a layer that branches hold, and those kept for reuse"),
+    ("▸  ●", "before a branch: it is being answered, it is on screen"),
+    ("› #7", "a branch without a name: a file that is read ahead, an answer asked for elsewhere"),
     ("▼ ▲", "bytes have just gone down to a tier, come up from it"),
 )
 
 
 _MARKS = (
-    ("●  ○  ◐  ·", "on screen, on the device, open but moved off the device, stored"),
+    ("●  ▸  ○", "on screen, being answered behind it, on the device"),
+    ("◐  ·", "open but moved off the device, stored; a branch without a mark is stored"),
     ("≈", "with an answer that was sampled on approximate KV"),
     ("▸2", "its branches, folded into one line: right shows them, left folds them"),
     ("★", "pinned: stays on top, its KV on disk"),
@@ -69,7 +73,7 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         keys = [(self._own_keys.get(name, key), meaning) for key, meaning, name in KEYS]
-        commands = [(command.usage, command.summary) for command in COMMANDS]
+        commands = [(command.usage, command.help) for command in COMMANDS]
         with VerticalScroll(classes="dialog help"):
             yield Static(_table("keys (/set changes them: keys.help, keys.find ...)", keys))
             yield Static(_table("commands (// sends a line that begins with /)", commands))

@@ -77,6 +77,11 @@ class WindowScreen(DeskScreen):
         self._place_sessions()
         self.query_one(SessionList).focus()
 
+    def show_tree(self) -> None:
+        """Let the person go to another branch of the conversation on screen."""
+        self.show_sessions_pane()
+        self.query_one(SessionList).show_active()
+
     def find(self, words: str = "") -> None:
         """Let the person look for words in sessions and messages."""
         self._place_sessions()

@@ -76,6 +76,15 @@ class SessionList(OptionList):
             before, self.lines = self.lines, lines
             self._draw(before)
 
+    def show_active(self) -> None:
+        """Highlight what is on screen, with its branches."""
+        active = next((line for line in self.lines if line.is_active), None)
+        if active is None or self._drawn_as is None:
+            return
+        self._folded -= {active.session_id}
+        self.show_sessions(self._sessions, self._drawn_as)
+        self.highlighted = max(at for at, line in enumerate(self.lines) if line.is_active)
+
     def on_resize(self) -> None:
         self._draw(())
 

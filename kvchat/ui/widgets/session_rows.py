@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, TurnId
-from kvchat.ui.figures import age_text, short_bytes_text
+from kvchat.ui.figures import age_text, short_bytes_text, tiny_bytes_text
 from kvchat.ui.plain_text import one_line, padded
 from kvchat.ui.trust_words import trust_mark
 
@@ -22,6 +22,8 @@ _BEFORE_A_HIT = 8
 """Letters of a message that are shown before the first word looked for, where it stands behind those seen."""
 _SHORT_NAME = 14
 """Cells of a name that bytes leave it, where it is not shorter."""
+_LEAST_SHARED_WIDTH = 22
+"""Cells of a line that has figures of both sorts; its name is cut for them."""
 
 SessionWithBranches = tuple[Session, Sequence[Branch]]
 
@@ -33,10 +35,10 @@ class SessionLine:
     session_id: SessionId
     branch: BranchName | None
     name: str
-    size: str
     age: str
     is_active: bool
-    shared: str = ""
+    own_bytes: int = 0
+    shared_bytes: int = 0
     turn_id: TurnId | None = None
 
     @property
@@ -49,11 +51,17 @@ class SessionLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a session has of its own and with others on the device. `is_on_device`: it has anything there."""
+    """What a session, or one of its branches, has of its own and with others on the device.
+
+    Args:
+        is_on_device: it has anything there.
+        is_running: an answer is being written in it.
+    """
 
     own_bytes: int = 0
     shared_bytes: int = 0
     is_on_device: bool = True
+    is_running: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +74,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListOptions:
-    """How to draw. `held`: sessions with a live branch, by id.
+    """How to draw.
 
-    `approximate`: sessions with an answer that was sampled on approximate KV.
+    Args:
+        held: sessions with a live branch, by id.
+        held_branches: live branches, by their session's id and their name.
+        approximate: sessions with an answer that was sampled on approximate KV.
     """
 
     active_session: SessionId | None
     active_branch: BranchName | None
     held: Mapping[str, Held]
     now: float
+    held_branches: Mapping[tuple[str, str], Held] = field(default_factory=dict)
     approximate: frozenset[str] = frozenset()
     folded: frozenset[str] = frozenset()
     finding: Finding = field(default_factory=Finding)
@@ -103,15 +115,25 @@ def session_lines(sessions: Sequence[SessionWithBranches], options: ListOptions)
 def line_text(line: SessionLine, width: int) -> tuple[str, str]:
     """Return the name, cut and padded, and the figures; together exactly `width` cells.
 
-    Sizes leave a long name its beginning, and give way where not even that fits, first what is shared; the
-    age only where there is hardly room for a name.
+    A long name is cut for bytes, down to its beginning where both own and shared ones are there. In a list
+    too narrow for that shared ones give way, then own ones; the age only where there is hardly room for a
+    name.
     """
     age = f" {line.age:>3}"
-    room = width - len(age) - min(_SHORT_NAME, cell_len(line.name))
-    size = f" {line.size:>5}" if line.size and room >= 6 else ""
-    shared = f" {line.shared:>6}" if size and line.shared and room >= 13 else ""
-    figures = shared + size + age if width >= 14 else ""
+    figures = _sizes(line, width - len(age)) + age if width >= 14 else ""
     return padded(line.name, width - len(figures)), figures
+
+
+def _sizes(line: SessionLine, width: int) -> str:
+    """Return the bytes of a line of so many cells; columns end at the same cell in all forms."""
+    room = width - min(_SHORT_NAME, cell_len(line.name))
+    own = f" {short_bytes_text(line.own_bytes):>5}" if line.own_bytes else ""
+    if line.shared_bytes and room >= 13:
+        return f" ▒{short_bytes_text(line.shared_bytes)}".rjust(7) + (own or " " * 6)
+    if line.shared_bytes and width >= _LEAST_SHARED_WIDTH - 4:
+        tiny = f" {tiny_bytes_text(line.own_bytes):>4}" if line.own_bytes else " " * 5
+        return f" ▒{tiny_bytes_text(line.shared_bytes)}".rjust(6) + tiny
+    return own if room >= 6 else ""
 
 
 def title_of(session: Session) -> str:
@@ -143,7 +165,7 @@ def _names(session: Session, branches: Sequence[Branch]) -> Iterator[str]:
 def _session_line(session: Session, options: ListOptions, *, num_folded: int) -> SessionLine:
     is_active = session.id == options.active_session
     held = options.held.get(session.id)
-    mark = _mark(held, is_active=is_active)
+    mark = "●" if is_active else _mark(held)
     if session.id in options.approximate:
         mark += APPROXIMATE
     pin = _PINNED if session.pinned else ""
@@ -152,18 +174,19 @@ def _session_line(session: Session, options: ListOptions, *, num_folded: int) ->
         session_id=session.id,
         branch=None,
         name=" ".join(filter(None, (mark, trust_mark(session), title_of(session), pin, folded))),
-        size=short_bytes_text(held.own_bytes) if held and held.own_bytes else "",
-        shared=f"▒{short_bytes_text(held.shared_bytes)}" if held and held.shared_bytes else "",
+        own_bytes=held.own_bytes if held else 0,
+        shared_bytes=held.shared_bytes if held else 0,
         age=age_text(max(0.0, options.now - session.updated_at)),
         is_active=is_active,
     )
 
 
-def _mark(held: Held | None, *, is_active: bool) -> str:
-    if is_active:
-        return "●"
+def _mark(held: Held | None) -> str:
+    """Return where something is that is not on screen."""
     if held is None:
         return "·"
+    if held.is_running:
+        return "▸"
     return "○" if held.is_on_device else "◐"
 
 
@@ -171,13 +194,15 @@ def _branch_lines(session: Session, branches: Sequence[Branch], options: ListOpt
     lines = []
     for index, branch in enumerate(branches):
         is_active = session.id == options.active_session and branch.name == options.active_branch
+        held = options.held_branches.get((session.id, branch.name))
+        mark = "● " if is_active else f"{_mark(held)} " if held else ""
         elbow = "└" if index == len(branches) - 1 else "├"
         lines.append(
             SessionLine(
                 session_id=session.id,
                 branch=branch.name,
-                name=f"  {elbow} {'● ' if is_active else ''}{one_line(branch.name)}",
-                size="",
+                name=f"  {elbow} {mark}{one_line(branch.name)}",
+                own_bytes=held.own_bytes if held else 0,
                 age=age_text(max(0.0, options.now - branch.updated_at)),
                 is_active=is_active,
             )
@@ -190,7 +215,6 @@ def _hit_line(hit: SearchHit, options: ListOptions) -> SessionLine:
         session_id=hit.session_id,
         branch=None,
         name=f"  “{_from_the_words(one_line(hit.excerpt), options.finding.words)}”",
-        size="",
         age=age_text(max(0.0, options.now - hit.created_at)),
         is_active=False,
         turn_id=hit.turn_id,

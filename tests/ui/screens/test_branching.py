@@ -52,6 +52,42 @@ async def test_forking_before_a_message_puts_it_into_the_prompt(tmp_path: Path) 
         assert shown.screen.prompt.text == "How long?"
 
 
+async def told_until(shown: Window, last: tuple[str, str]) -> list[tuple[str, str]]:
+    """Return what was told, by title and words, once `last` is among it; it does not stand for long."""
+    told: list[tuple[str, str]] = []
+
+    def is_told() -> bool:
+        for notice in shown.app._notifications:
+            if (notice.title, notice.message) not in told:
+                told.append((notice.title, notice.message))
+        return last in told
+
+    await shown.until(is_told)
+    return told
+
+
+async def test_a_fork_says_what_it_shares_before_it_is_made_and_after(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say("/fork by ferry")
+        price = "shares 36 tokens (384 KiB) · computes nothing"
+        after = ("", f"on branch by ferry: {price}; what is new is its own")
+        told = await told_until(shown, after)
+        assert ("fork", price) in told[: told.index(after)]
+
+
+async def test_an_aside_says_what_it_shares_and_what_goes_with_it(tmp_path: Path) -> None:
+    async with window(tmp_path, Answer(text="A fjord is a bay."), prepare=talk, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say("/aside What is a fjord?")
+        await told_until(shown, ("aside", "shares 36 tokens (384 KiB) · computes nothing"))
+        await shown.until_shown("A fjord is a bay.")
+        await shown.until(lambda: not shown.screen.turns.is_running)
+        await shown.say("/aside")
+        await told_until(shown, ("", "the aside is gone, with 22 tokens (384 KiB)"))
+        assert shown.questions == ["By boat?", "How long?"]
+
+
 async def test_a_message_in_the_middle_is_changed_from_its_menu(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
         await opened(shown)

@@ -44,6 +44,30 @@ async def test_undo_says_what_it_costs_and_where_the_rest_stays_before_it_is_don
         await shown.until(lambda: shown.questions == list(TALK))
 
 
+def told(shown: Window) -> list[str]:
+    return [notice.message for notice in shown.app._notifications]
+
+
+async def test_the_price_is_said_in_bytes_too_before_and_after(tmp_path: Path) -> None:
+    """A block of 64 tokens takes 384 KiB in all six layers."""
+    async with window(tmp_path, Answer(text="By train.")) as shown:
+        await say_all(shown)
+        await shown.say("/drop 2")
+        await until_asked(shown)
+        assert "on the device   384 KiB computed, 384 KiB reused" in shown.text
+        await shown.pilot.press("escape")
+        await shown.say("/undo 2")
+        await until_asked(shown)
+        assert "on the device   0 B computed, 384 KiB reused" in shown.text
+        assert "taken back      4 messages (28 tokens), 384 KiB" in shown.text
+        await shown.pilot.press("enter")
+        await shown.until(lambda: any("which reuses 21 tokens (384 KiB)" in one for one in told(shown)))
+        await shown.say("/edit")
+        await shown.type("x")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: any("tokens (384 KiB), 10 reused (384 KiB)" in one for one in told(shown)))
+
+
 async def test_what_is_not_agreed_to_is_not_done(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await say_all(shown)

@@ -4,10 +4,42 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.api.status import EnginePhase
 from tests.ui.harness import window
 from tests.ui.scripted import ScriptedChat
+from tests.ui.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.tui
+
+
+class OnDisk(ScriptedEngine):
+    """Knows that every path it is asked for lies on disk."""
+
+    def inspect(self, wish: InspectionWish) -> tuple[InspectedBlock, ...]:
+        place = BlockPlace(group=GroupId(0), tier=Tier.DISK, is_stored=True)
+        return (
+            InspectedBlock(
+                key="", parent="", start=0, token_ids=wish.token_ids, places=(place,), unused_s=None
+            ),
+        )
+
+
+@pytest.mark.parametrize("phase", [EnginePhase.READY, EnginePhase.LOADING])
+async def test_a_conversation_that_comes_on_screen_says_from_which_tier_once_the_engine_can_tell(
+    tmp_path: Path, phase: EnginePhase
+) -> None:
+    engine = OnDisk(phase=phase)
+    async with window(
+        tmp_path, engine=engine, prepare=lambda chat: chat.add_session("Oslo", [("By boat?", "Yes.")])
+    ) as shown:
+        await shown.say("/switch Oslo")
+        await shown.until(lambda: shown.questions == ["By boat?"])
+        engine.phase = EnginePhase.READY
+        words = "16 of 16 tokens are kept (384 KiB) on disk"
+        await shown.until(lambda: words in [notice.message for notice in shown.app._notifications])
 
 
 async def test_a_session_that_is_selected_in_the_list_is_loaded_before_it_is_opened(tmp_path: Path) -> None:

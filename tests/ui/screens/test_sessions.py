@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.engine.api.ids import BranchId
 from kvchat.ui.widgets.find_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import Window, window
 from tests.ui.scripted import ScriptedChat
-from tests.ui.scripted_engine import HeldTokens
+from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
 
 pytestmark = pytest.mark.tui
 
@@ -89,6 +90,36 @@ async def test_marks_say_which_tier_a_session_is_on(tmp_path: Path) -> None:
         await shown.until(lambda: names(shown) == ["· kv notes", "◐ Oslo", "○ Bergen"])
         [bergen] = [line for line in shown.text.splitlines() if "○ Bergen" in line]
         assert "▒" in bergen.partition("│")[0]
+
+
+async def test_marks_and_bytes_follow_the_engine_while_the_store_is_as_it_was(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three, initial="Bergen") as shown:
+        await shown.until(lambda: "● Bergen" in names(shown))
+        await shown.say("/fork by train")
+        await shown.until(lambda: "  └ ● by train" in names(shown))
+        shown.screen.turns.conversation.engine_branch = BranchId(0)
+        oslo = shown.chat.open("Oslo").session.id
+        shown.engine.held.clear()
+        shown.engine.held["here"] = HeldTokens(owner="s1", num_tokens=600, num_shared=300)
+        shown.engine.held["behind"] = HeldTokens(owner=oslo, num_tokens=300, running=True)
+        await shown.until(lambda: "▸ Oslo" in names(shown))
+        shown.engine.held["behind"] = HeldTokens(owner=oslo, num_tokens=300)
+        await shown.until(lambda: "○ Oslo" in names(shown))
+        [branch] = [line for line in shown.text.splitlines() if "└ ● by train" in line]
+        assert "960K" in branch.partition("│")[0]
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+async def test_own_and_shared_bytes_are_seen_beside_a_long_title(tmp_path: Path, width: int) -> None:
+    def prepare(chat: ScriptedChat) -> None:
+        chat.add_session("What would you see in Oslo in two days?", [("By boat?", "Yes.")])
+
+    engine = ScriptedEngine(held={"a": HeldTokens(owner="s1", num_tokens=300, num_shared=128)})
+    async with window(tmp_path, engine=engine, prepare=prepare, size=(width, 30)) as shown:
+        await shown.pilot.press("f2")
+        await shown.until_shown("○ What")
+        [line] = [line.partition("│")[0] for line in shown.text.splitlines() if "○ What" in line]
+        assert line.split()[-3:-1] == ["▒768K", "1.1M"]
 
 
 async def test_five_hundred_sessions_are_listed_and_filtered(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from rich.cells import cell_len
 
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import MAIN, Branch, BranchName, Role, Session, SessionId, TurnId
+from kvchat.ui.figures import short_bytes_text
 from kvchat.ui.widgets.session_rows import (
     Finding,
     Held,
@@ -109,17 +110,21 @@ def test_words_are_looked_for_in_titles_and_names_of_branches() -> None:
     assert found("boat kv") == []
 
 
-def test_found_messages_stand_under_their_session() -> None:
-    hit = SearchHit(
+def hit(excerpt: str) -> SearchHit:
+    return SearchHit(
         session_id=SessionId("s2"),
         title="kv notes",
         turn_id=TurnId("t1"),
         role=Role.USER,
         created_at=NOW,
-        excerpt="a line\nand another",
+        excerpt=excerpt,
     )
-    assert found("line", (hit,)) == ["· kv notes", "  “a line and another”"]
-    assert len(found("line", (hit,) * 9)) == 4
+
+
+def test_found_messages_stand_under_their_session() -> None:
+    one = hit("a line\nand another")
+    assert found("line", (one,)) == ["· kv notes", "  “a line and another”"]
+    assert len(found("line", (one,) * 9)) == 4
 
 
 def test_wide_characters_take_two_cells() -> None:
@@ -149,13 +154,72 @@ def test_a_long_title_leaves_room_for_its_own_bytes() -> None:
 
 
 def test_a_found_message_begins_near_the_words_that_were_found() -> None:
-    hit = SearchHit(
-        session_id=SessionId("s2"),
-        title="kv notes",
-        turn_id=TurnId("t1"),
-        role=Role.USER,
-        created_at=NOW,
-        excerpt="…are not in use they go to a slower tier and come back",
+    one = hit("…are not in use they go to a slower tier and come back")
+    assert found("TIER", (one,)) == ["· kv notes", "  “…slower tier and come back”"]
+    assert found("are not", (one,)) == ["· kv notes", f"  “{one.excerpt}”"]
+
+
+LONG = "Proof reading a long text"
+# What a line of the list has beside a scroll bar: the pane is 30 columns wide at 80 and 120, 35 at 160.
+NARROWEST, AT_160 = 24, 29
+
+
+@pytest.mark.parametrize("width", [NARROWEST, AT_160, 36])
+@pytest.mark.parametrize(("own", "shared"), [(4 << 20, 2 << 20), (999 << 20, 99 << 10), (700, 1023 << 30)])
+def test_a_title_gives_way_to_own_and_shared_bytes_in_the_narrowest_list(
+    width: int, own: int, shared: int
+) -> None:
+    held = {"s1": Held(own_bytes=own, shared_bytes=shared)}
+    options = ListOptions(active_session=None, active_branch=None, held=held, now=NOW)
+    [line] = session_lines([stored(1, LONG, 125, "main")], options)
+    name, figures = line_text(line, width)
+    assert len(name + figures) == width
+    assert name.startswith("○ Proof")
+    of_shared, of_own, age = figures.split()
+    assert of_shared.startswith("▒")
+    assert of_own[-1] == short_bytes_text(own)[-1]
+    assert age == "2m"
+
+
+@pytest.mark.parametrize("width", [NARROWEST, AT_160])
+def test_own_bytes_and_ages_stand_in_columns_whatever_is_shared(width: int) -> None:
+    held = {
+        "s1": Held(own_bytes=4 << 20, shared_bytes=2 << 20),
+        "s2": Held(own_bytes=412 << 10),
+        "s3": Held(shared_bytes=2 << 20),
+    }
+    options = ListOptions(active_session=None, active_branch=None, held=held, now=NOW)
+    lines = session_lines([stored(number, LONG, 125 * number, "main") for number in (1, 2, 3)], options)
+    figures = ["".join(line_text(line, width)) for line in lines]
+    assert [text[-4:] for text in figures] == ["  2m", "  4m", "  6m"]
+    assert [text[-9:-4].strip() for text in figures] == ["4.0M", "412K", ""]
+    assert [text.index("▒") for text in (figures[0], figures[2])] == [figures[0].index("▒")] * 2
+
+
+def test_a_live_branch_says_where_it_is_and_what_is_its_own() -> None:
+    branches = {
+        ("s1", "main"): Held(own_bytes=1 << 20, shared_bytes=4 << 20),
+        ("s1", "by boat"): Held(own_bytes=300 << 10),
+        ("s1", "by car"): Held(is_on_device=False),
+        ("s1", "on foot"): Held(own_bytes=64 << 10, is_running=True),
+        ("s2", "by rail"): Held(own_bytes=9 << 20),
+    }
+    options = ListOptions(
+        active_session=SessionId("s1"), active_branch=MAIN, held={}, held_branches=branches, now=NOW
     )
-    assert found("TIER", (hit,)) == ["· kv notes", "  “…slower tier and come back”"]
-    assert found("are not", (hit,)) == ["· kv notes", f"  “{hit.excerpt}”"]
+    names = ("main", "by boat", "by car", "on foot", "by rail")
+    lines = session_lines([stored(1, "Trip to Oslo", 125, *names)], options)
+    assert ["".join(line_text(line, NARROWEST)) for line in lines[1:]] == [
+        "  ├ ● main      1.0M  2m",
+        "  ├ ○ by boat   300K  2m",
+        "  ├ ◐ by car          2m",
+        "  ├ ▸ on foot  64.0K  2m",
+        "  └ by rail           2m",
+    ]
+
+
+def test_a_session_that_is_answered_behind_the_screen_is_marked() -> None:
+    held = {"s1": Held(is_running=True), "s2": Held(is_running=True)}
+    options = ListOptions(active_session=SessionId("s1"), active_branch=MAIN, held=held, now=NOW)
+    lines = session_lines([stored(1, "here", 5, "main"), stored(2, "behind", 9, "main")], options)
+    assert [line.name for line in lines] == ["● here", "▸ behind"]

@@ -1,0 +1,52 @@
+"""How much of a conversation that comes on screen is there, and where."""
+
+from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
+from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.errors import KvchatError
+from kvchat.session.own_blocks import namespace_of
+from kvchat.session.tree import path_token_ids
+from kvchat.ui.bridge import ChatService, ConversationView, EngineView
+from kvchat.ui.price_words import reach_words
+
+
+class Reach:
+    """Asks the engine, between two of its steps.
+
+    Args:
+        engine: what is asked for tiers.
+    """
+
+    def __init__(self, chat: ChatService, engine: EngineView) -> None:
+        self._chat = chat
+        self._engine = engine
+        self._loaded_before = 0
+
+    def begin(self) -> None:
+        """Note what was loaded before a conversation is opened, which begins to load it."""
+        self._loaded_before = _loaded_bytes(self._engine.snapshot())
+
+    def words(self, conversation: ConversationView) -> str:
+        """Return what need not be computed of a conversation, where it is, and what was loaded since `begin`.
+        Waits for the engine.
+
+        Raises:
+            KvchatError: it cannot be told.
+        """
+        cost = self._chat.variants.reach(conversation)
+        blocks = self._blocks(conversation)
+        snapshot = self._engine.snapshot()
+        loaded = max(0, _loaded_bytes(snapshot) - self._loaded_before)
+        return reach_words(cost, snapshot, blocks, loaded)
+
+    def _blocks(self, conversation: ConversationView) -> tuple[InspectedBlock, ...]:
+        ids = path_token_ids(conversation.turns) or ()
+        namespace = namespace_of(conversation.session, conversation.turns)
+        wish = InspectionWish(branch=conversation.engine_branch, token_ids=tuple(ids), namespace=namespace)
+        try:
+            return self._engine.inspect(wish)
+        except KvchatError:
+            return ()
+
+
+def _loaded_bytes(snapshot: CacheSnapshot | None) -> int:
+    return snapshot.moved.from_host + snapshot.moved.from_disk if snapshot is not None else 0

@@ -1,0 +1,105 @@
+"""Conversations that are deleted when they are left, and the commands that are other names."""
+
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from kvchat.ui.widgets.session_list import SessionList
+from tests.ui.harness import Window, window
+from tests.ui.scripted import Answer, ScriptedChat
+
+pytestmark = pytest.mark.tui
+
+
+def talk(chat: ScriptedChat) -> None:
+    chat.add_session("Oslo", [("By boat?", "Yes.")])
+
+
+def titles(shown: Window) -> list[str]:
+    return [session.title for session in shown.chat.store.sessions.values()]
+
+
+async def test_a_temporary_conversation_is_deleted_when_it_is_left(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk) as shown:
+        await shown.say("/temp")
+        await shown.until_shown("temporary conversation")
+        await shown.say_and_wait("a secret")
+        await shown.until_shown("deleted when you leave")
+        assert titles(shown) == ["Oslo", "a secret"]
+        await shown.say("/switch Oslo")
+        await shown.until(lambda: titles(shown) == ["Oslo"])
+        assert shown.questions == ["By boat?"]
+        await shown.until_gone("a secret")
+        assert "deleted when you leave" not in shown.text
+
+
+async def test_it_is_deleted_with_all_its_branches_and_not_while_one_of_them_is_on_screen(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say("/temp")
+        await shown.say_and_wait("a secret")
+        await shown.say("/fork beside")
+        await shown.until_shown("›  beside")
+        await shown.until_shown("deleted when you leave")
+        assert titles(shown) == ["a secret"]
+        await shown.say("/new")
+        await shown.until(lambda: titles(shown) == [])
+
+
+async def test_it_waits_for_the_end_of_its_answer(tmp_path: Path) -> None:
+    hold = Event()
+    async with window(tmp_path, Answer(text="word " * 9, hold=hold), prepare=talk) as shown:
+        await shown.say("/temp")
+        await shown.say("a secret")
+        await shown.until(lambda: titles(shown) == ["Oslo", "a secret"])
+        await shown.say("/switch Oslo")
+        await shown.until(lambda: shown.questions == ["By boat?"])
+        assert titles(shown) == ["Oslo", "a secret"]
+        hold.set()
+        await shown.until(lambda: titles(shown) == ["Oslo"])
+
+
+async def test_asked_again_it_is_kept(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk) as shown:
+        await shown.say("/temp")
+        await shown.say_and_wait("no secret")
+        await shown.say("/temp")
+        await shown.until_shown("this conversation is kept")
+        await shown.say("/switch Oslo")
+        await shown.until(lambda: shown.questions == ["By boat?"])
+        assert titles(shown) == ["Oslo", "no secret"]
+
+
+async def test_leaving_kvchat_deletes_it(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk) as shown:
+        await shown.say("/temp")
+        await shown.say_and_wait("a secret")
+        shown.screen.quit()
+        assert titles(shown) == ["Oslo"]
+
+
+async def test_clear_begins_another_conversation_and_deletes_nothing(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("/clear")
+        await shown.until(lambda: shown.questions == [])
+        assert titles(shown) == ["hello"]
+
+
+async def test_tree_leads_to_the_branch_on_screen_among_the_others(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await shown.until(lambda: shown.questions == ["By boat?"])
+        await shown.say("/fork by train")
+        listed = shown.screen.query_one(SessionList)
+        await shown.until(lambda: len(listed.lines) == 3)
+        await shown.say("/tree")
+        await shown.until(lambda: listed.has_focus)
+        assert listed.chosen is not None
+        assert listed.chosen.branch == "by train"
+        await shown.pilot.press("left")
+        await shown.until(lambda: len(listed.lines) == 1)
+        await shown.pilot.press("escape")
+        await shown.say("/tree")
+        await shown.until(lambda: listed.chosen is not None and listed.chosen.branch == "by train")
