@@ -67,6 +67,12 @@ def test_what_cannot_be_measured_is_said(asked: Run, run: Run) -> None:
     assert (code, "--svg" in told) == (1, True)
 
 
+def test_what_is_no_format_is_refused_before_a_session_or_a_model_is_looked_for(run: Run) -> None:
+    for option in ("--cache-format", "--layers"):
+        code, _, told = run("cache", "gauge", "nothing-of-that-name", option, "int3")
+        assert (code, "'int3' is unknown" in told) == (3, True)
+
+
 def test_a_conversation_without_an_answer_has_nothing_to_replay(
     run: Run, tiny_model: Path, home: Path
 ) -> None:
