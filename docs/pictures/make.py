@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -106,6 +106,10 @@ class Person:
         await self._until(lambda: text in self._text())
         await self._pilot.pause(0.3)
 
+    async def hears(self, text: str) -> None:
+        """Wait for a notice."""
+        await self._until(lambda: any(text in notice.message for notice in self._app._notifications))
+
     async def types(self, text: str) -> None:
         names = {" ": "space", "/": "slash", "@": "at", ".": "full_stop"}
         for character in text:
@@ -126,7 +130,11 @@ class Person:
             await self._pilot.pause(0.05)
 
 
-async def draw(model: str | None, home: Path) -> None:
+Script = Callable[[Person], Awaitable[None]]
+"""What somebody does at the window."""
+
+
+async def draw(model: str | None, home: Path, script: Script) -> None:
     flags: dict[str, object] = {"paths.data_dir": home / "data", "paths.cache_dir": home / "cache"}
     os.environ["KVCHAT_HOME"] = str(home)  # settings are changed, too
     settings = read_settings(flags)
@@ -139,7 +147,7 @@ async def draw(model: str | None, home: Path) -> None:
         async with app.run_test(size=SIZE) as pilot:
             person = Person(app, pilot)
             await person.waits_for_the_model()
-            await play(person)
+            await script(person)
 
 
 async def play(person: Person) -> None:
@@ -219,7 +227,7 @@ def _tidy(svg: str) -> str:
 
 def main() -> None:
     with TemporaryDirectory(prefix="kvchat-pictures-") as home:
-        asyncio.run(draw(sys.argv[1] if len(sys.argv) > 1 else None, Path(home)))
+        asyncio.run(draw(sys.argv[1] if len(sys.argv) > 1 else None, Path(home), play))
 
 
 if __name__ == "__main__":
