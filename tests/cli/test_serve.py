@@ -61,11 +61,12 @@ def test_other_programs_talk_to_the_engine_and_share_its_cache(home: Path) -> No
 def test_what_its_metrics_tell_of_its_cache_is_shown_where_it_is_the_server(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, "-m", "kvchat", "serve", "-q", "-m", "starter"]
+    command = [sys.executable, "-m", "kvchat", "serve", "-q", "-m", "starter", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        key_file = home / "run" / "api-key"
-        url = process.stdout.readline().strip()
+        told = json.loads(process.stdout.readline())
+        url, key_file = told["url"], home / "run" / "api-key"
+        assert (told["model"], told["api_key_file"]) == ("starter", str(key_file))
         at = ["--remote", url, "--remote-key-file", str(key_file), "--json"]
         answers = []
         for words in (["--new", "talk", "Hello! My name is Ana."], ["-s", "talk", "What is my name?"]):
