@@ -83,5 +83,5 @@ class Drain:
                 await self._turns.drain()
             except (NoMatches, MountError):
                 # A window that closes takes its widgets away also while something is drawn into them.
-                if self._screen.app.is_running:
+                if self._screen.app.is_running and self._screen.is_attached:
                     raise

@@ -157,3 +157,26 @@ def test_a_widget_that_is_missing_in_an_open_window_is_a_fault() -> None:
 
     with pytest.raises(NoMatches):
         asyncio.run(run())
+
+
+class Leaving(App[None]):
+    """Leaves in the middle of what it draws."""
+
+    def on_mount(self) -> None:
+        self.drain_turns = Drain(self.screen, self)
+        self.begun = asyncio.Event()
+
+    async def drain(self) -> None:
+        self.exit()
+        self.begun.set()
+        self.query_one("#gone")
+
+
+def test_what_is_drawn_when_the_person_leaves_is_let_go() -> None:
+    async def run() -> None:
+        window = Leaving()
+        async with window.run_test():
+            window.drain_turns.wake()
+            await asyncio.wait_for(window.begun.wait(), LONG_S / 2)
+
+    asyncio.run(run())

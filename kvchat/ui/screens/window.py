@@ -132,11 +132,9 @@ class WindowScreen(DeskScreen):
         self.query_one(CachePanel).toggle_frozen()
 
     async def action_page(self, direction: int) -> None:
-        """Scroll the conversation by a page; at the top, mount earlier messages."""
-        if direction < 0 and self.transcript.scroll_y <= 0:
-            await self.transcript.show_earlier()
-        elif direction < 0:
-            self.transcript.scroll_page_up()
+        """Scroll the conversation by a page; near the top, earlier messages are mounted first."""
+        if direction < 0:
+            await self.transcript.page_up()
         else:
             self.transcript.scroll_page_down()
 

@@ -6,6 +6,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
+from textual.widget import Widget
 from kvchat.chat import Prefill
 from kvchat.engine.api.events import LoadEstimate
 from kvchat.session.tree import Session, Turn
@@ -29,19 +30,33 @@ class FooterLine(Static):
     def show_parts(self, parts: tuple[str, ...]) -> None:
         self._parts = parts
         self._draw()
+        self._lines: tuple[str, ...] | None = None
 
     def on_resize(self) -> None:
         self._draw()
 
     def _draw(self) -> None:
-        width = self.content_size.width or self.container_size.width
-        lines = wrap_parts(self._parts, max(20, width - len(_LEAD)))
+        lines = wrap_parts(self._parts, max(20, self._width - len(_LEAD)))
+        if lines == self._lines:
+            return
+        self._lines = lines
         self.update(Content(_LEAD + "\n  ".join(lines)) if lines else "")
         self.display = bool(lines)
 
 
 class Reasoning(Static):
     """What the model thought: one line while folded."""
+
+    @property
+    def _width(self) -> int:
+        """How wide it is, or will be: its height is not to change once the answer has its place."""
+        taken = 0
+        for node in self.ancestors_with_self:
+            if isinstance(node, Widget):
+                if node.content_size.width:
+                    return node.content_size.width - taken
+                taken += node.styles.gutter.width + node.styles.margin.width
+        return 0
 
     def __init__(self) -> None:
         super().__init__("", markup=False, classes="reasoning")

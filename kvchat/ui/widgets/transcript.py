@@ -8,7 +8,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
+from textual.geometry import Size
+from textual.layout import DockArrangeResult
 from textual.message import Message
+from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -22,10 +25,16 @@ MAX_LIVE = 15
 """Answers kept as Markdown widgets; each costs layout time whenever text is added."""
 
 PAGE_TURNS = 40
-"""Turns mounted when a conversation is opened, and added by each `show_earlier`."""
+"""Turns mounted when a conversation is opened."""
 
 FIRST_TURNS = 10
 """Of those the ones that are laid out first: more than most screens show, and what a person waits for."""
+
+PORTION_TURNS = 20
+"""Earlier turns mounted between two frames. Fewer take hardly less: all that is mounted is placed anew."""
+
+_AHEAD_PAGES = 2
+"""Earlier turns come when there is less than this above what is on screen."""
 
 
 class QuestionView(Static):
@@ -39,8 +48,13 @@ class QuestionView(Static):
 class EarlierLine(Static):
     """Stands for the turns above that are not mounted."""
 
-    def __init__(self, num_turns: int) -> None:
-        super().__init__(f"▲ {plural(num_turns, 'earlier message')} · pageup shows more", markup=False)
+    def __init__(self) -> None:
+        super().__init__("", markup=False)
+        self.display = False
+
+    def show(self, num_turns: int) -> None:
+        self.display = num_turns > 0
+        self.update(Content(f"▲ {plural(num_turns, 'earlier message')} · pageup shows more"))
 
 
 TurnView = QuestionView | AnswerView
@@ -72,12 +86,14 @@ class Transcript(VerticalScroll):
         self._hidden: list[Turn] = []
         self._session: Session | None = None
         self._folds_reasoning = True
+        self._from_end: float | None = None
         self.selected: TurnView | None = None
 
     def compose(self) -> ComposeResult:
         # As high as the window at least: an anchored scroll would push a short conversation to the bottom.
         with Vertical(id="page"):
             yield Static("", id="welcome", markup=False)
+            yield EarlierLine()
 
     @property
     def page(self) -> Vertical:
@@ -107,12 +123,14 @@ class Transcript(VerticalScroll):
         Args:
             session: whose it is; None for a new conversation.
         """
-        self._session = session
-        self._hidden = list(turns[:-FIRST_TURNS])
-        views = self._views_of(turns[-FIRST_TURNS:], MAX_LIVE)
         async with self.batch():
-            await self.query("QuestionView, AnswerView, EarlierLine").remove()
-            await self.page.mount_all([*self._earlier_line(), *views])
+            self.unselect()
+            self._session, self._from_end = session, None
+            self._hidden = list(turns[:-FIRST_TURNS])
+            views = self._views_of(turns[-FIRST_TURNS:], MAX_LIVE)
+            await self.query("QuestionView, AnswerView").remove()
+            await self.page.mount_all(views)
+            self._draw_earlier_line()
         self._show_or_hide_welcome()
         self.anchor()
         if self._hidden:
@@ -120,48 +138,81 @@ class Transcript(VerticalScroll):
 
     async def _fill_first_page(self, first: Widget) -> None:
         """Mount the rest of the first page above `first`, unless another branch is shown by now."""
-        if self.views and self.views[0] is first:
-            num_live = sum(isinstance(view, AnswerView) and view.is_live for view in self.views)
-            await self._mount_above(PAGE_TURNS - FIRST_TURNS, most_live=MAX_LIVE - num_live)
+        num_turns = min(PORTION_TURNS, PAGE_TURNS - len(self.views))
+        num_live = sum(isinstance(view, AnswerView) and view.is_live for view in self.views)
+        if num_turns > 0 and await self._mount_above(first, num_turns, most_live=MAX_LIVE - num_live):
+            self.call_after_refresh(self._fill_first_page, self.views[0])
+
+    async def page_up(self) -> None:
+        """Scroll up by a page, and mount earlier turns before they are needed."""
+        if self._hidden and self.scroll_y < _AHEAD_PAGES * self.scrollable_content_region.height:
+            await self.show_earlier()
+            self.call_after_refresh(self.scroll_page_up)
+        else:
+            self.scroll_page_up()
 
     async def show_earlier(self) -> None:
-        """Mount another page of turns above, and keep what is on screen where it is."""
-        if not self._hidden:
-            return
-        first = self.views[0] if self.views else None
-        await self._mount_above(PAGE_TURNS)
-        if first is not None:
-            self.call_after_refresh(self.scroll_to_widget, first, animate=False, top=True)
+        """Mount some turns above, and keep what is on screen where it is."""
+        if self.views:
+            await self._mount_above(self.views[0], PORTION_TURNS)
 
-    async def _mount_above(self, num_turns: int, most_live: int = 0) -> None:
-        page, self._hidden = self._hidden[-num_turns:], self._hidden[:-num_turns]
-        first = self.views[0] if self.views else None
+    async def _mount_above(self, first: Widget, num_turns: int, most_live: int = 0) -> bool:
+        """Mount turns above `first`; return whether it was the first still, and there were any."""
         async with self.batch():
-            await self.query(EarlierLine).remove()
-            await self.page.mount_all([*self._earlier_line(), *self._views_of(page, most_live)], before=first)
+            if not self._hidden or self.views[:1] != [first]:
+                return False
+            page, self._hidden = self._hidden[-num_turns:], self._hidden[:-num_turns]
+            self.app.animator.force_stop_animation(self, "scroll_y")
+            self._from_end = self.virtual_size.height - self.scroll_y
+            await self.page.mount_all(self._views_of(page, most_live), before=first)
+            self._draw_earlier_line()
+        self.call_after_refresh(self._let_go)
+        return True
+
+    def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
+        """Place what it shows; while turns are mounted above, what is on screen stays where it is."""
+        placed = super().arrange(size, optimal)
+        if self._from_end is not None:
+            y = max(0.0, placed.total_region.bottom - self._from_end)
+            self.set_reactive(Widget.scroll_y, y)
+            self.set_reactive(Widget.scroll_target_y, y)
+            # Without a redraw, which comes anyway: it would have everything placed once more.
+            self.vertical_scrollbar.set_reactive(ScrollBar.position, y)
+        return placed
+
+    def _let_go(self) -> None:
+        """Scroll freely again."""
+        self._from_end = None
 
     async def add_question(self, turn: Turn) -> None:
-        await self.page.mount(QuestionView(turn))
+        await self.page.mount_all([QuestionView(turn)])
         self._show_or_hide_welcome()
         self.anchor()
 
     async def begin_answer(self, turn: Turn) -> AnswerView:
         """Add an answer that is about to stream."""
         view = AnswerView(turn, self._session, is_live=True, folds_reasoning=self._folds_reasoning)
-        await self.page.mount(view)
+        await self.page.mount_all([view])  # which, unlike `mount`, does nothing in a window that closes
         view.begin()
         await self._still_older_answers()
         return view
 
     async def cut_after(self, turn_id: TurnId | None) -> None:
         """Remove what follows a turn; all turns for None."""
-        views = self.views
-        ids = [view.turn.id for view in views]
-        if turn_id is not None and turn_id not in ids:
-            return
-        first_removed = ids.index(turn_id) + 1 if turn_id is not None else 0
-        for view in views[first_removed:]:
-            await view.remove()
+        async with self.lock:
+            views = self.views
+            path = [*self._hidden, *(view.turn for view in views)]
+            ids = [turn.id for turn in path]
+            if turn_id is not None and turn_id not in ids:
+                return
+            end = ids.index(turn_id) + 1 if turn_id is not None else 0
+            if end <= len(self._hidden) and path:
+                await self.show_turns(path[:end], self._session)
+                return
+            for view in views[end - len(self._hidden) :]:
+                if view is self.selected:
+                    self.unselect()
+                await view.remove()
 
     def fold_reasoning(self) -> bool:
         """Fold or unfold all reasoning and return whether it is folded now."""
@@ -172,7 +223,7 @@ class Transcript(VerticalScroll):
 
     async def action_select(self, step: int) -> None:
         """Walk to the message above or below; from none to the last."""
-        if step < 0 and self.selected is not None and self.selected is self.views[0]:
+        if step < 0 and self.selected is not None and self.views[:1] == [self.selected]:
             await self.show_earlier()
         views = [view for view in self.views if not (isinstance(view, AnswerView) and view.is_streaming)]
         if not views:
@@ -196,7 +247,7 @@ class Transcript(VerticalScroll):
         self.selected = view
         if view is not None:
             view.add_class("-selected")
-            self.scroll_to_widget(view, animate=False)
+            self.call_after_refresh(self.scroll_to_widget, view, animate=False)  # it may be new
 
     async def _still_older_answers(self) -> None:
         live = [view for view in self.query(AnswerView) if view.is_live]
@@ -217,8 +268,8 @@ class Transcript(VerticalScroll):
             return QuestionView(turn)
         return AnswerView(turn, self._session, is_live=is_live, folds_reasoning=self._folds_reasoning)
 
-    def _earlier_line(self) -> list[Widget]:
-        return [EarlierLine(len(self._hidden))] if self._hidden else []
+    def _draw_earlier_line(self) -> None:
+        self.query_one(EarlierLine).show(len(self._hidden))
 
     def _show_or_hide_welcome(self) -> None:
         self.query_one("#welcome").display = not self.views

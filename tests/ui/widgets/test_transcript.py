@@ -1,0 +1,106 @@
+"""What of a conversation is mounted, and where it stands, whatever else happens at that moment."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kvchat.ui.widgets.transcript import PAGE_TURNS, PORTION_TURNS
+from tests.ui.harness import Window, window
+from tests.ui.scripted import ScriptedChat
+
+pytestmark = pytest.mark.tui
+
+NUM = 50
+LAST = f"Oslo {NUM - 1}?"
+
+
+def two_long(chat: ScriptedChat) -> None:
+    for title in ("Bergen", "Oslo"):
+        chat.add_session(title, [(f"{title} {number}?", f"answer {number}") for number in range(NUM)])
+
+
+async def opened(shown: Window) -> None:
+    await shown.until(lambda: len(shown.transcript.views) == PAGE_TURNS)
+    await shown.until(lambda: shown.transcript.views[0].region.height > 0)  # it is laid out
+    await shown.pilot.pause()
+
+
+def on_screen(shown: Window) -> list[str]:
+    """The left of each line, where no notice lies above it."""
+    return [line[:30].rstrip() for line in shown.conversation_text.splitlines()]
+
+
+async def test_earlier_messages_come_a_few_at_a_time_and_move_nothing_that_is_on_screen(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
+        await opened(shown)
+        shown.transcript.scroll_to(y=5, animate=False)
+        await shown.until(lambda: shown.transcript.scroll_y == 5)
+        before = on_screen(shown)
+        assert any(f"Oslo {NUM - 19}?" in line for line in before)
+        for num_more in (PORTION_TURNS, 2 * PORTION_TURNS):
+            at = shown.transcript.scroll_y
+            await shown.transcript.show_earlier()
+            await shown.until(lambda at=at: shown.transcript.scroll_y > at)
+            assert len(shown.transcript.views) == PAGE_TURNS + num_more
+            assert on_screen(shown) == before
+
+
+async def test_a_page_up_near_the_top_goes_a_whole_page_into_earlier_messages(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
+        await opened(shown)
+        transcript = shown.transcript
+        shown.app.animation_level = "none"
+        transcript.scroll_to(y=5, animate=False)
+        await shown.until(lambda: transcript.scroll_y == 5)
+        below = transcript.max_scroll_y - 5
+        await shown.pilot.press("pageup")
+        height = transcript.scrollable_content_region.height
+        await shown.until(lambda: transcript.max_scroll_y - transcript.scroll_y == below + height)
+        assert len(transcript.views) == PAGE_TURNS + PORTION_TURNS
+
+
+async def test_earlier_messages_of_a_conversation_that_is_just_left_are_not_mounted(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
+        await opened(shown)
+        other = shown.chat.open("Bergen")
+        await asyncio.gather(
+            shown.transcript.show_turns(other.turns, other.session), shown.transcript.show_earlier()
+        )
+        assert shown.questions[-1] == f"Bergen {NUM - 1}?"
+        assert all(words.startswith("Bergen") for words in shown.questions)
+        await opened(shown)
+        assert shown.transcript.num_hidden == 2 * NUM - PAGE_TURNS
+        assert shown.questions == [f"Bergen {number}?" for number in range(NUM)][-PAGE_TURNS // 2 :]
+
+
+async def test_a_message_above_those_that_are_mounted_is_changed_in_its_place(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.say(f"/edit {NUM - 4}")
+        await shown.until(lambda: shown.screen.courses.editing is not None)
+        await shown.say(" And back?")
+        await shown.until(lambda: shown.questions[-1] == "Oslo 4? And back?")
+        assert shown.questions == ["Oslo 0?", "Oslo 1?", "Oslo 2?", "Oslo 3?", "Oslo 4? And back?"]
+
+
+async def test_a_walk_that_another_conversation_ends_begins_anew(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
+        await opened(shown)
+        await shown.pilot.press("f6", "up", "ctrl+n")
+        await shown.until(lambda: shown.questions == [])
+        assert shown.transcript.selected is None
+        await shown.pilot.press("up", "enter", "down")
+        assert (shown.app.is_running, shown.app.screen) == (True, shown.screen)
+
+
+async def test_what_begins_while_the_window_closes_is_let_go(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
+        await opened(shown)
+        question, answer = shown.chat.open("Bergen").turns[:2]
+        shown.app.exit()
+        await shown.transcript.add_question(question)
+        await shown.transcript.begin_answer(answer)
+        assert shown.questions[-1] == LAST
