@@ -17,7 +17,6 @@ from kvchat.ui.plain_text import clean_text
 from kvchat.ui.prefill_pace import PrefillPace
 from kvchat.ui.screens.late import LateScreen, Typed
 from kvchat.ui.widgets.footer_line import progress_parts
-from kvchat.ui.widgets.markdown_view import StillMarkdown
 
 _DRAIN_S = 1 / 20
 _LEAST_WIDTH = 32
@@ -46,6 +45,8 @@ class CandidateView(VerticalScroll, can_focus=False):
         self._body.update(Content(self._text))
 
     def finish(self, answer: Turn) -> None:
+        from kvchat.ui.widgets.markdown_view import StillMarkdown
+
         self._text = clean_text(answer.text)
         self._body.update(StillMarkdown(self._text) if self._text.strip() else Content("nothing"))
 
@@ -93,7 +94,6 @@ class CompareScreen(LateScreen[Turn | None]):
         self._problem: str | None = None
         self._chosen = 0
         self._is_typing = False
-        self._status = Static(price, id="compare-status", markup=False)
         self._is_held_back = False
         self._status = Static(price, id="compare-status", markup=False)
         self._pace = PrefillPace()

@@ -1,12 +1,14 @@
 """One answer on the screen: reasoning, text, footer."""
 
+from typing import TYPE_CHECKING
+
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
+from textual.widget import Widget
 from textual.widgets import Static
 
-from textual.widget import Widget
 from kvchat.chat import Prefill
 from kvchat.engine.api.events import LoadEstimate
 from kvchat.session.tree import Session, Turn
@@ -15,7 +17,9 @@ from kvchat.ui.key_names import name_for
 from kvchat.ui.plain_text import clean_text
 from kvchat.ui.prefill_pace import PrefillPace
 from kvchat.ui.widgets.footer_line import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
-from kvchat.ui.widgets.markdown_view import AnswerMarkdown, StillMarkdown
+
+if TYPE_CHECKING:
+    from kvchat.ui.widgets.markdown_view import AnswerMarkdown
 
 _LEAD = "↳ "
 
@@ -26,11 +30,11 @@ class FooterLine(Static):
     def __init__(self) -> None:
         super().__init__("", markup=False, classes="footer")
         self._parts: tuple[str, ...] = ()
+        self._lines: tuple[str, ...] | None = None
 
     def show_parts(self, parts: tuple[str, ...]) -> None:
         self._parts = parts
         self._draw()
-        self._lines: tuple[str, ...] | None = None
 
     def on_resize(self) -> None:
         self._draw()
@@ -43,10 +47,6 @@ class FooterLine(Static):
         self.update(Content(_LEAD + "\n  ".join(lines)) if lines else "")
         self.display = bool(lines)
 
-
-class Reasoning(Static):
-    """What the model thought: one line while folded."""
-
     @property
     def _width(self) -> int:
         """How wide it is, or will be: its height is not to change once the answer has its place."""
@@ -57,6 +57,10 @@ class Reasoning(Static):
                     return node.content_size.width - taken
                 taken += node.styles.gutter.width + node.styles.margin.width
         return 0
+
+
+class Reasoning(Static):
+    """What the model thought: one line while folded."""
 
     def __init__(self) -> None:
         super().__init__("", markup=False, classes="reasoning")
@@ -94,7 +98,8 @@ class AnswerView(Vertical):
         super().__init__(classes="answer")
         self.turn = turn
         self._session = session
-        self._body: AnswerMarkdown | Static = self._live_body() if is_live else self._still_body()
+        self._live = self._live_body() if is_live else None
+        self._body: AnswerMarkdown | Static = self._still_body() if self._live is None else self._live
         self._reasoning = Reasoning()
         self._reasoning.is_folded = folds_reasoning
         self._footer = FooterLine()
@@ -106,11 +111,11 @@ class AnswerView(Vertical):
     @property
     def is_live(self) -> bool:
         """Whether the text is a Markdown widget of its own."""
-        return isinstance(self._body, AnswerMarkdown)
+        return self._live is not None
 
     @property
     def is_streaming(self) -> bool:
-        return isinstance(self._body, AnswerMarkdown) and self._body.is_streaming
+        return self._live is not None and self._live.is_streaming
 
     def compose(self) -> ComposeResult:
         yield Static("kvchat", classes="speaker", markup=False)
@@ -125,8 +130,8 @@ class AnswerView(Vertical):
 
     def begin(self) -> None:
         """Start to take text; what the answer has already stays."""
-        assert isinstance(self._body, AnswerMarkdown)
-        self._body.begin()
+        assert self._live is not None
+        self._live.begin()
         self._pace = PrefillPace()
         self._ending.display = False
         self._footer.show_parts(("reading",))
@@ -142,8 +147,8 @@ class AnswerView(Vertical):
         """Add model text; control characters are dropped."""
         cleaned = clean_text(text)
         self._pieces.append(cleaned)
-        if isinstance(self._body, AnswerMarkdown):
-            await self._body.write(cleaned)
+        if self._live is not None:
+            await self._live.write(cleaned)
 
     def add_reasoning(self, text: str) -> None:
         self._thoughts.append(clean_text(text))
@@ -155,27 +160,33 @@ class AnswerView(Vertical):
     async def finish(self, turn: Turn) -> None:
         """Show the answer as stored."""
         self.turn = turn
-        if isinstance(self._body, AnswerMarkdown):
-            await self._body.finish(clean_text(turn.text))
+        if self._live is not None:
+            await self._live.finish(clean_text(turn.text))
         self._show_turn()
 
     async def give_up(self) -> None:
         """End the stream where no stored answer came; what was shown stays."""
-        if self.is_streaming and isinstance(self._body, AnswerMarkdown):
-            await self._body.finish("".join(self._pieces))
+        if self._live is not None and self._live.is_streaming:
+            await self._live.finish("".join(self._pieces))
         self._footer.show_parts(())
 
     async def make_still(self) -> None:
         """Replace the live text by one renderable."""
         assert not self.is_streaming
-        old, self._body = self._body, self._still_body()
+        old, self._body, self._live = self._body, self._still_body(), None
         await self.mount(self._body, after=old)
         await old.remove()
 
-    def _live_body(self) -> AnswerMarkdown:
+    # The first frame needs no Markdown, whose parser and highlighter take a tenth of the time up to it.
+
+    def _live_body(self) -> "AnswerMarkdown":
+        from kvchat.ui.widgets.markdown_view import AnswerMarkdown
+
         return AnswerMarkdown(clean_text(self.turn.text))
 
     def _still_body(self) -> Static:
+        from kvchat.ui.widgets.markdown_view import StillMarkdown
+
         text = clean_text(self.turn.text)
         return Static(StillMarkdown(text) if text.strip() else Text(""), classes="still", markup=False)
 

@@ -124,6 +124,7 @@ class Prompt(TextArea):
         self._stored: list[str] = []
         self._num_earlier = 0
         self._has_moved = False
+        self._looked_at = ("", False)
         self._send_keys, self._newline_keys = _SEND_KEYS, _NEWLINE_KEYS
 
     def use_keys(self, own_keys: Mapping[str, str]) -> None:
@@ -159,7 +160,6 @@ class Prompt(TextArea):
     def begin_history(self, messages: Sequence[str]) -> None:
         """Put messages of earlier runs before those of this one."""
         self._history[:0] = [(text, False) for text in messages]
-
         self._num_earlier = len(messages)
 
     def note_stored(self, text: str) -> None:
@@ -171,6 +171,7 @@ class Prompt(TextArea):
         earlier, typed = self._history[: self._num_earlier], self._history[self._num_earlier :]
         if (message, False) in earlier and (message, False) not in typed:
             self.note_stored(message)
+
     def remember(self, text: str, *, is_command: bool) -> None:
         """Add a line to the history of this prompt, behind what was changed on the way to it."""
         walk, self._walk = self._walk, None
@@ -195,6 +196,7 @@ class Prompt(TextArea):
         self._offer((), 0)
 
     async def _on_key(self, event: events.Key) -> None:
+        self._catch_up()
         if event.key in self._newline_keys or (event.key == "enter" and "enter" not in self._send_keys):
             self._take(event)
             self.insert("\n")
@@ -238,9 +240,7 @@ class Prompt(TextArea):
             self.move_cursor(result.end_location)
 
     def on_text_area_changed(self) -> None:
-        if not self.text.startswith("/"):
-            self._has_typed_slash = False
-        self._complete()
+        self._catch_up()
 
     def action_interrupt(self) -> None:
         """Copy the selection; without one, stop the answer."""
@@ -322,7 +322,16 @@ class Prompt(TextArea):
         self.set_text("" if is_command else before.removesuffix("@"))
         self.post_message(self.Attached(chosen.path))
 
+    def _catch_up(self) -> None:
+        """Look at a text that has changed, once. Keys typed fast come before the message that tells of it."""
+        if (self.text, self._has_typed_slash) == self._looked_at:
+            return
+        if not self.text.startswith("/"):
+            self._has_typed_slash = False
+        self._complete()
+
     def _complete(self) -> None:
+        self._looked_at = (self.text, self._has_typed_slash)
         self._has_moved = False
         found: tuple[Choice, ...] = completions(self.text) if self._has_typed_slash else ()
         if not found and self.cursor_location == self.document.end:

@@ -28,6 +28,43 @@ async def test_enter_sends_and_other_keys_make_lines(tmp_path: Path) -> None:
         assert shown.screen.prompt.text == ""
 
 
+def press_at_once(shown: Window, *keys: str) -> None:
+    """Press keys that have all come before the window looks at the first."""
+    for key in keys:
+        shown.screen.prompt.post_message(events.Key(key, key if len(key) == 1 else None))
+
+
+async def test_a_command_and_its_enter_may_come_in_one_burst(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        press_at_once(shown, "/", "n", "e", "w", "enter", "h", "i", "enter")
+        await shown.until(lambda: shown.chat.sent == ["hello", "hi"])
+        assert len(shown.chat.store.sessions) == 2
+
+
+async def test_a_message_for_a_conversation_that_does_not_open_is_not_sent_to_another(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.say_and_wait("hello")
+        press_at_once(shown, *"/switch none", "enter", *"hi", "enter")
+        await shown.until(lambda: shown.screen.prompt.text == "hi")
+        await shown.pilot.pause()
+        assert shown.chat.sent == ["hello"]
+
+
+async def test_what_is_no_command_any_more_is_sent_though_its_keys_come_in_one_burst(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        press_at_once(shown, "/", "n", "backspace", "backspace", "o", "h", "enter")
+        await shown.until(lambda: shown.chat.sent == ["oh"])
+
+
+async def test_a_choice_that_was_moved_to_in_a_burst_is_taken(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        press_at_once(shown, "/", "down", "tab")
+        await shown.until(lambda: shown.screen.prompt.text.strip() not in ("", "/", "/help"))
+        await shown.pilot.pause()
+        assert shown.screen.prompt.text.startswith("/")
+
+
 async def test_an_empty_message_is_not_sent(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say("  ")
