@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -185,11 +186,12 @@ def parse(name: str, text: str) -> Module:
     return Module(name=name.removesuffix(".__init__"), text=text, tree=ast.parse(text), is_package=is_package)
 
 
-def source_modules() -> list[Module]:
-    """Return every module of the kvchat package."""
+@cache
+def source_modules() -> tuple[Module, ...]:
+    """Return every module of the kvchat package, parsed once."""
     paths = sorted((ROOT / "kvchat").rglob("*.py"))
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    return [parse(name, path.read_text()) for name, path in zip(names, paths, strict=True)]
+    return tuple(parse(name, path.read_text()) for name, path in zip(names, paths, strict=True))
 
 
 def own_imports(module: Module, known: set[str]) -> set[str]:
