@@ -96,6 +96,7 @@ async def test_a_message_in_the_middle_is_changed_from_its_menu(tmp_path: Path) 
         await shown.pilot.press("e")
         await shown.until(lambda: shown.screen.prompt.text == "By boat?")
         await shown.until_shown("editing")
+        assert shown.screen.courses.editing.text == "By boat?"
 
 
 async def test_typing_leaves_the_walk_and_reaches_the_prompt(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ async def test_the_gauge_shows_what_formats_lose_on_this_conversation(tmp_path: 
         await shown.pilot.press("escape")
         await shown.say("/gauge")
         await shown.until_shown("on main: all lose little")
+        assert "s1 on main: all lose little" in shown.text
 
 
 async def test_without_a_conversation_and_with_a_wrong_format_it_says_so(tmp_path: Path) -> None:
@@ -31,6 +32,7 @@ async def test_without_a_conversation_and_with_a_wrong_format_it_says_so(tmp_pat
         await shown.say_and_wait("hello")
         await shown.say("/gauge int3")
         await shown.until_shown("'int3' is unknown")
+        assert shown.app.screen is shown.screen
 
 
 def measured(files: ScriptedFiles) -> None:
@@ -78,3 +80,4 @@ async def test_a_plot_follows_the_terminal_and_goes_where_there_is_no_room(tmp_p
         await shown.until_shown("lose little")
         await shown.pilot.resize_terminal(120, 40)
         await shown.until_shown("bytes of a token")
+        assert shown.app.screen.query_one("#gauge-plot").display

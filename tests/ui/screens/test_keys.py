@@ -70,6 +70,8 @@ async def test_pageup_on_the_walk_shows_earlier_messages(tmp_path: Path) -> None
         num_hidden = shown.transcript.num_hidden
         await shown.pilot.press("pageup")
         await shown.until(lambda: shown.transcript.num_hidden < num_hidden)
+        await shown.until(lambda: len(shown.transcript.views) > 40)
+        assert shown.questions == [f"question {number}" for number in range(60)][-len(shown.questions) :]
 
 
 async def test_a_changed_message_stays_to_be_seen_until_its_cost_is_known(tmp_path: Path) -> None:
@@ -82,6 +84,8 @@ async def test_a_changed_message_stays_to_be_seen_until_its_cost_is_known(tmp_pa
         shown.chat.hold_costs.set()
         await shown.until_gone("changed How long?!")
         await shown.until(lambda: shown.chat.sent == ["How long?!"] and not shown.screen.turns.is_busy)
+        assert "changed How long?!" not in shown.text
+        assert shown.chat.sent == ["How long?!"]
 
 
 async def test_the_way_out_of_a_failed_engine_stays_on_the_screen(tmp_path: Path) -> None:

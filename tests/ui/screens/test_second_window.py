@@ -74,6 +74,7 @@ async def test_a_session_that_another_window_deleted_gives_the_message_back(
         await shown.until(lambda: shown.questions == [])
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.questions == ["Two"])
+        assert len(shown.chat.store.list_sessions()) == 1
 
 
 async def test_what_another_window_has_begun_is_listed_when_the_list_is_opened(
@@ -85,3 +86,4 @@ async def test_what_another_window_has_begun_is_listed_when_the_list_is_opened(
         await shown.pilot.press("f2")
         listed = shown.screen.query_one(SessionList)
         await shown.until(lambda: [line.name for line in listed.lines] == ["· from elsewhere"])
+        assert listed.option_count == 1

@@ -63,6 +63,7 @@ async def test_a_pinned_session_stands_first_and_goes_back(tmp_path: Path) -> No
         await shown.until(lambda: names(shown)[0] == "● Bergen ★")
         await shown.say("/pin")
         await shown.until(lambda: names(shown)[-1] == "● Bergen")
+        assert not any(session.pinned for session in shown.chat.store.sessions.values())
 
 
 async def test_branches_fold_into_their_session(tmp_path: Path) -> None:
@@ -132,6 +133,8 @@ async def test_five_hundred_sessions_are_listed_and_filtered(tmp_path: Path) -> 
         await shown.pilot.press("ctrl+f")
         await shown.type("499")
         await shown.until(lambda: names(shown) == ["· session 499"])
+        await shown.until_gone("session 498")
+        assert "session 499" in shown.text
 
 
 async def test_the_field_is_there_in_a_narrow_terminal_too(tmp_path: Path) -> None:
@@ -171,3 +174,4 @@ async def test_a_file_that_still_holds_deleted_words_is_told(tmp_path: Path) -> 
         await shown.until_shown("Delete “hello”?")
         await shown.pilot.press("enter")
         await shown.until_shown("may still be in")
+        assert not shown.chat.store.sessions
