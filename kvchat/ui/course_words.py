@@ -13,19 +13,18 @@ COSTLY_TOKENS = 512
 _EXCERPT_LEN = 54
 
 
-def computing_words(cost: EditCost, snapshot: CacheSnapshot | None = None) -> str:
-    """Return what an edit computes; in bytes too, where a snapshot tells what tokens take."""
+def computing_words(cost: EditCost) -> str:
+    """Return what an edit computes."""
     if not cost.is_known:
         return "what it computes is up to the server"
-    computed = plural(cost.computed_tokens, "token") + in_bytes(cost.computed_tokens, snapshot)
-    reused = f"{count_text(cost.reused_tokens)} reused{in_bytes(cost.reused_tokens, snapshot)}"
-    return f"computes {computed}, {reused}"
+    return f"computes {plural(cost.computed_tokens, 'token')}, {count_text(cost.reused_tokens)} reused"
 
 
 def edit_words(cost: EditCost, snapshot: CacheSnapshot | None = None) -> str:
-    """Return what an edit computes, and what it leaves behind."""
-    left = _left_words(cost)
-    return f"{computing_words(cost, snapshot)}; {left} from here on stay on the branch as it was"
+    """Return what an edit computes, and what it leaves behind; in bytes too, where a snapshot tells them."""
+    words = f"{computing_words(cost)}; {_left_words(cost)} from here on stay on the branch as it was"
+    of_bytes = _bytes_words(cost, snapshot)
+    return f"{words}; on the device {of_bytes}" if of_bytes else words
 
 
 def undo_words(revision: Revision, cost: EditCost, snapshot: CacheSnapshot | None = None) -> str:
@@ -75,10 +74,16 @@ def _cost_rows(cost: EditCost, snapshot: CacheSnapshot | None) -> tuple[tuple[st
         ("computed again", again if cost.computed_tokens else "nothing"),
         ("reused", plural(cost.reused_tokens, "token")),
     )
+    of_bytes = _bytes_words(cost, snapshot)
+    return (*rows, ("on the device", of_bytes)) if of_bytes else rows
+
+
+def _bytes_words(cost: EditCost, snapshot: CacheSnapshot | None) -> str:
+    """Return what a course takes on the device; nothing where that is not known."""
     computed, reused = (bytes_of(num, snapshot) for num in (cost.computed_tokens, cost.reused_tokens))
-    if computed is None or reused is None:
-        return rows
-    return *rows, ("on the device", f"{bytes_text(computed)} computed, {bytes_text(reused)} reused")
+    if not cost.is_known or computed is None or reused is None:
+        return ""
+    return f"{bytes_text(computed)} computed, {bytes_text(reused)} reused"
 
 
 def _rows(*rows: tuple[str, str]) -> str:
