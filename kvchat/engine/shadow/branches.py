@@ -181,11 +181,8 @@ class BlockChunks:
     """
 
     def __init__(self, pools: tuple[Tensor, Tensor], blocks: Tensor) -> None:
-        _, self._num_heads, block_size, _ = pools[0].shape
-        self._per_block = block_size // CHUNK_SIZE
-        # A chunk of a head is a row: rows are copied as they lie.
-        self._sides = [(pool.view(-1, CHUNK_SIZE * pool.shape[3]), pool.shape[3]) for pool in pools]
-        self._blocks = blocks
+        self.pools = pools
+        self.blocks = blocks
 
     @staticmethod
     def takes(pools: tuple[Tensor, Tensor]) -> bool:
@@ -194,10 +191,13 @@ class BlockChunks:
 
     def take(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys [M, c, D] and values [M, c, D_v] of one chunk [M] for each of `heads` [M]."""
-        blocks = self._blocks[chunks // self._per_block]
-        rows = (blocks * self._num_heads + heads) * self._per_block + chunks % self._per_block
+        _, num_heads, block_size, _ = self.pools[0].shape
+        per_block = block_size // CHUNK_SIZE
+        rows = (self.blocks[chunks // per_block] * num_heads + heads) * per_block + chunks % per_block
+        # A chunk of a head is a row: rows are copied as they lie.
         keys, values = (
-            side.index_select(0, rows).view(len(rows), CHUNK_SIZE, dim) for side, dim in self._sides
+            pool.view(-1, CHUNK_SIZE * pool.shape[3]).index_select(0, rows).view(len(rows), CHUNK_SIZE, -1)
+            for pool in self.pools
         )
         return keys, values
 

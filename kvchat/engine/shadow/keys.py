@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import products, reference
+from kvchat.engine.kernels.shadow_kv import Stand, products, reference
 from kvchat.engine.shadow.pages import Budget, Rows
 from kvchat.engine.shadow.rotary import Rotary
-from kvchat.engine.shadow.settings import PIECE_LEN, ShadowSettings
+from kvchat.engine.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
 from kvchat.errors import OutOfMemory
 
 LEAST_PER_RANK = 4
@@ -29,9 +29,10 @@ class Segment:
     Args:
         rows: projections [c, r] of each chunk, or its rotated keys [c, H_kv, D] where there is no basis;
             projections of no width where keys are read elsewhere.
-        directions: the basis, [r] for each number of a token's keys; None: keys are exact.
+        directions: the basis, [r] for each number of a token's keys; None: keys are exact, or codes.
         lost: share of the squares of the keys it began with that is not restored, rounding included.
         next_try: tokens from which an exact segment tries to find a basis.
+        scales: [H_kv] of each chunk, where rows are codes of keys; None: they are no codes.
     """
 
     first_chunk: int
@@ -39,6 +40,39 @@ class Segment:
     directions: Rows | None
     lost: float
     next_try: int
+    scales: Rows | None = None
+
+    @property
+    def parts(self) -> list[Rows]:
+        """All that is kept beside the basis."""
+        return [self.rows] if self.scales is None else [self.rows, self.scales]
+
+    def append(self, chunks: Tensor) -> None:
+        """Add keys [C, c, H_kv, D] to others that lie on no basis.
+
+        Raises:
+            OutOfMemory: the budget has no room; nothing is added.
+        """
+        if self.scales is None:
+            self.rows.append(chunks)
+            return
+        pieces = [reference.coded(piece) for piece in chunks.split(PIECE_LEN // chunks.shape[1])]
+        before = len(self.scales)
+        self.scales.append(torch.cat([scales for _, scales in pieces]))
+        try:
+            self.rows.append(torch.cat([codes for codes, _ in pieces]))
+        except OutOfMemory:
+            self.scales.truncate(before)
+            raise
+
+    def stands(self) -> Iterator[Stand]:
+        """Yield keys that lie on no basis as chunks are weighed by them."""
+        rows = self.rows.parts(0, len(self.rows))
+        if self.scales is None:
+            yield from (Stand(rows=part) for part in rows)
+            return
+        for part, scales in zip(rows, self.scales.parts(0, len(self.rows)), strict=True):
+            yield Stand(rows=part, scales=scales)
 
     def fork(self) -> "Segment":
         return Segment(
@@ -47,10 +81,12 @@ class Segment:
             directions=self.directions.fork() if self.directions else None,
             lost=self.lost,
             next_try=self.next_try,
+            scales=None if self.scales is None else self.scales.fork(),
         )
 
     def release(self) -> None:
-        self.rows.release()
+        for rows in self.parts:
+            rows.release()
         if self.directions:
             self.directions.release()
 
@@ -110,7 +146,7 @@ class SealedKeys:
         if newest is None:
             self._segments.append(self._opened(keys, first))
         elif newest.directions is None:
-            newest.rows.append(self._chunks(keys))
+            newest.append(self._chunks(keys))
             if self._try_basis(newest):
                 return newest.first_chunk
         else:
@@ -149,14 +185,22 @@ class SealedKeys:
         Args:
             landmarks: [H_kv, D] of each chunk.
         """
-        parts: list[Tensor] = []
+        stands = self.stands(landmarks)
+        parts = [piece for stand in stands for piece in stand.split(PIECE_LEN // stand.num_keys)]
+        return torch.cat([_worth(query, part) for part in parts], dim=-1)
+
+    def stands(self, landmarks: Rows) -> Iterator[Stand]:
+        """Yield what chunks are weighed by, in order: landmarks on a basis, keys elsewhere.
+
+        Args:
+            landmarks: [H_kv, D] of each chunk.
+        """
         for segment in self._segments:
             if segment.directions is None:
-                parts += _highest_products(query, segment.rows)
+                yield from segment.stands()
             else:
                 means = landmarks.parts(segment.first_chunk, segment.first_chunk + len(segment.rows))
-                parts += [products(query, part) for part in means]
-        return torch.cat(parts, dim=-1)
+                yield from (Stand(rows=part) for part in means)
 
     def fork(self) -> "SealedKeys":
         """Return the same keys for another branch; no byte is copied."""
@@ -174,9 +218,7 @@ class SealedKeys:
         assert newest.directions is not None
         projections, lost = self._projected(keys, newest.directions.all(), first_chunk)
         if lost > 1 - self._settings.energy:
-            rows = self._exact_rows()
-            rows.append(self._chunks(keys))
-            segment = self._exact_segment(rows, first_chunk, LEAST_PER_RANK * self._rank)
+            segment = self._exact_segment(keys, first_chunk, LEAST_PER_RANK * self._rank)
             self._segments.append(segment)
             self._try_basis(segment)
         else:
@@ -187,21 +229,23 @@ class SealedKeys:
         found = self._on_basis(keys, first_chunk)
         if found is not None:
             return found
-        rows = self._exact_rows()
-        rows.append(self._chunks(keys))
-        return self._exact_segment(rows, first_chunk, 2 * len(keys))
+        return self._exact_segment(keys, first_chunk, 2 * len(keys))
 
     def _try_basis(self, segment: Segment) -> bool:
         """Put the newest segment on a basis, if it is long enough and one holds it; return whether it is."""
         num_tokens = len(segment.rows) * self._settings.chunk_size
         if num_tokens < segment.next_try:
             return False
+        parts = [stand.numbers() for stand in segment.stands()]
+        keys = parts[0] if len(parts) == 1 else torch.cat(parts)
+        segment.next_try = 2 * num_tokens
         try:
-            found = self._on_basis(segment.rows.all().flatten(0, 1), segment.first_chunk)
+            found = self._on_basis(keys, segment.first_chunk)
+            if found is None and segment.scales is None and self._codes(num_tokens):
+                found = self._exact_segment(keys, segment.first_chunk, segment.next_try)
         except OutOfMemory:
             found = None  # exact keys are there, and stay
         if found is None:
-            segment.next_try = 2 * num_tokens
             return False
         segment.release()
         self._segments[-1] = found
@@ -256,16 +300,28 @@ class SealedKeys:
     def _chunks(self, keys: Tensor) -> Tensor:
         return keys.unflatten(0, (-1, self._settings.chunk_size))
 
-    def _exact_rows(self) -> Rows:
-        return Rows((self._settings.chunk_size, *self._heads), self._dtype, self._budget)
+    def _exact_segment(self, keys: Tensor, first_chunk: int, next_try: int) -> Segment:
+        """Return a segment of keys on no basis: as they are, or many that can be read elsewhere as codes.
 
-    def _exact_segment(self, rows: Rows, first_chunk: int, next_try: int) -> Segment:
-        return Segment(first_chunk=first_chunk, rows=rows, directions=None, lost=0.0, next_try=next_try)
+        Raises:
+            OutOfMemory: the budget has no room; nothing is kept.
+        """
+        shape, is_coded = (self._settings.chunk_size, *self._heads), self._codes(len(keys))
+        segment = Segment(
+            first_chunk=first_chunk,
+            rows=Rows(shape, torch.int8 if is_coded else self._dtype, self._budget),
+            directions=None,
+            lost=0.0,
+            next_try=next_try,
+            scales=Rows(self._heads[:1], torch.float32, self._budget) if is_coded else None,
+        )
+        segment.append(self._chunks(keys))
+        return segment
+
+    def _codes(self, num_tokens: int) -> bool:
+        return self._settings.is_sourced and num_tokens >= CODED_LEN
 
 
-def _highest_products(query: Tensor, chunks: Rows) -> Iterator[Tensor]:
-    """Yield the highest products with keys [c, H_kv, D] of each chunk, some thousand tokens at a time."""
-    for page in chunks.pages:
-        size = page.data.shape[1]
-        for piece in page.data[: page.num_rows].split(PIECE_LEN // size):
-            yield products(query, piece.flatten(0, 1)).unflatten(-1, (-1, size)).amax(dim=-1)
+def _worth(query: Tensor, stand: Stand) -> Tensor:
+    """Return the products [Q, H_kv, G, n] of queries with what stands for n chunks, the highest of each."""
+    return products(query, stand.numbers()).unflatten(-1, (-1, stand.num_keys)).amax(dim=-1)

@@ -15,7 +15,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import Sight, chosen, gathered_attention, reference
+from kvchat.engine.kernels.shadow_kv import (
+    Choice,
+    Sight,
+    chosen,
+    chosen_attention,
+    gathered_attention,
+    reference,
+)
 from kvchat.engine.shadow.keys import Segment
 from kvchat.engine.shadow.pages import Rows
 from kvchat.engine.shadow.rotary import Rotary
@@ -44,6 +51,16 @@ class ShadowStep:
 class Source(Protocol):
     """All keys and values of a layer of one branch."""
 
+    @property
+    def pools(self) -> tuple[Tensor, Tensor]:
+        """Keys [N, H_kv, P, D] and values [N, H_kv, P, D_v] of blocks of all branches."""
+        ...
+
+    @property
+    def blocks(self) -> Tensor:
+        """Those of the branch, in order [n], int64."""
+        ...
+
     def take(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys [M, c, D] and values [M, c, D_v] of one chunk [M] for each of `heads` [M]."""
         ...
@@ -58,7 +75,7 @@ class ShadowLayer:
         self.num_tokens = num_tokens
         self.num_sealed = num_sealed
         self._source: Source | None = None
-        self._wanted_before: Tensor | None = None
+        self._chosen_before: Tensor | None = None
 
     @classmethod
     def of_prompt(
@@ -249,6 +266,10 @@ class ShadowLayer:
         self.num_sealed += len(chunks)
 
     def _attend_block(self, query: Tensor, softmax_scale: float) -> ShadowStep:
+        if self._source is not None:
+            step = self._read_in_blocks(query, softmax_scale, self._source)
+            if step is not None:
+                return step
         stock, num_chosen = self.stock, self._num_chosen
         wanted = self._wanted(query, softmax_scale)
         if self._source is None:
@@ -269,6 +290,35 @@ class ShadowLayer:
             num_fetched=num_fetched,
         )
 
+    def _read_in_blocks(self, query: Tensor, softmax_scale: float, source: Source) -> ShadowStep | None:
+        """Return what a block of queries is answered from, by a kernel that reads all of it in the branch's
+        blocks; None: there is none for it.
+        """
+        stock = self.stock
+        choice = Choice(
+            blocks=source.blocks,
+            stands=tuple(stock.sealed_keys.stands(stock.landmarks)),
+            always=stock.always,
+            num_chosen=self._num_chosen,
+            chunk_size=self.settings.chunk_size,
+            num_tokens=self.num_tokens,
+            softmax_scale=softmax_scale,
+            before=self._chosen_before,
+        )
+        seen = chosen_attention(query, source.pools, choice)
+        if seen is None:
+            return None
+        self._chosen_before = seen.chosen
+        num_chunks = self.settings.num_always + choice.num_chosen
+        attended_len = num_chunks * self.settings.chunk_size + self.tail_len
+        self._check_sight(attended_len, choice.num_chosen)
+        return ShadowStep(
+            out=seen.out,
+            attended_len=attended_len,
+            num_wanted=seen.chosen.numel(),
+            num_fetched=seen.num_new,
+        )
+
     @property
     def _num_chosen(self) -> int:
         return min(self.settings.num_chosen, self.num_sealed - self.settings.num_always)
@@ -284,10 +334,11 @@ class ShadowLayer:
 
     def _num_new(self, wanted: Tensor) -> int:
         """Return how many of the wanted chunks the step before did not want; nothing is kept but which."""
-        before, self._wanted_before = self._wanted_before, wanted
-        if before is None:
-            return int(wanted.sum())
-        return int(wanted.sum()) - int((wanted[:, : before.shape[1]] & before).sum())
+        before = torch.zeros_like(wanted)
+        if self._chosen_before is not None:
+            before.scatter_(1, self._chosen_before, value=True)
+        self._chosen_before = wanted.nonzero()[:, 1].view(len(wanted), -1)
+        return int((wanted & ~before).sum())
 
     def _fetch(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
         values = self.stock.values.take(chunks * len(self.stock.always) + heads)

@@ -7,6 +7,8 @@ from kvchat.errors import UnsupportedModel, UsageError
 
 PIECE_LEN = 4096
 """Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""
+CODED_LEN = 4096
+"""So many keys that no basis holds, or more, are kept in 8 bits where they can be read elsewhere too."""
 PAGE_ROWS = 64
 """Of tokens, or of chunks, that are kept page by page."""
 LEAST_WIDTH = 256
@@ -166,15 +168,18 @@ def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> 
     """Return the most that a layer keeps beside its blocks of a context of `num_tokens`. Pure.
 
     Where no basis holds its keys: these and all values, a landmark for each chunk, what every step sees, and
-    the working set; of what is read where it lies, neither values nor a working set.
+    the working set; of what is read where it lies, neither values nor a working set, and most keys as codes.
     """
     size = settings.chunk_size
     num_chunks = max(num_tokens // size, PAGE_ROWS)
     exact = settings.num_always * size + size + PAGE_ROWS  # of the tail, whose last page is not full
     if settings.is_sourced:
         keys = shape.width * shape.element_size
-        sealed = num_chunks * (size + 1) * keys + shape.width * settings.rank_for(shape.width) * 4
-        return exact * shape.token_bytes + sealed
+        # A run is coded when it has doubled once more at the latest, and is there twice meanwhile.
+        sealed = (num_chunks + min(num_chunks * size, 2 * CODED_LEN)) * keys
+        if num_tokens >= CODED_LEN:
+            sealed += num_chunks * (size * shape.width + 4 * shape.num_kv_heads)
+        return exact * shape.token_bytes + sealed + shape.width * settings.rank_for(shape.width) * 4
     exact += num_chunks * size + settings.budget
     return exact * shape.token_bytes + num_chunks * shape.width * shape.element_size
 

@@ -102,7 +102,7 @@ class Stock:
         exact = (self.always_keys, self.always_values, self.tail_keys, self.tail_values)
         bases = [segment.directions for segment in segments if segment.directions]
         return {
-            "keys": [page.data for segment in segments for page in segment.rows.pages],
+            "keys": [page.data for segment in segments for rows in segment.parts for page in rows.pages],
             "bases": [page.data for basis in bases for page in basis.pages],
             "landmarks": [page.data for page in self.landmarks.pages],
             "exact": [page.data for rows in exact for page in rows.pages],

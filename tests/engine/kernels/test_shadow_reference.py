@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.shadow_kv import Stand
 from kvchat.engine.kernels.shadow_kv import reference as shadow
 
 pytestmark = pytest.mark.cpu
@@ -126,6 +127,17 @@ def test_the_highest_product_of_a_chunk_is_that_of_its_best_key() -> None:
         wanted = max(math.fsum((query[number, GROUP * head + member] * key).tolist()) for key in own)
         assert found[number, head, member, chunk].item() == pytest.approx(wanted, rel=1e-5)
     assert (found >= shadow.products(query, shadow.landmarks(keys, CHUNK))).all()
+
+
+def test_codes_of_keys_are_no_further_off_than_half_a_scale() -> None:
+    """Each chunk and head has a scale of its own; one without any number but 0 is kept too."""
+    chunks = randn(5, CHUNK, NUM_KV_HEADS, HEAD_DIM) * torch.logspace(-6, 6, 5)[:, None, None, None]
+    chunks[2, :, 1] = 0
+    codes, scales = shadow.coded(chunks)
+    assert (codes.dtype, codes.abs().amax()) == (torch.int8, 127)
+    read = Stand(rows=codes, scales=scales).numbers().view(chunks.shape)
+    assert ((read - chunks).abs() <= scales[:, None, :, None] * 0.5001).all()
+    assert not read[2, :, 1].any()
 
 
 def test_a_key_that_its_chunks_mean_hides_is_found_by_the_keys_themselves() -> None:

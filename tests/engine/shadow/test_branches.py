@@ -7,15 +7,19 @@ import torch
 
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.view import View
+from kvchat.engine.kernels.shadow_kv import Choice, reference
 from kvchat.engine.shadow.branches import BlockChunks, Shadows
 from kvchat.engine.shadow.layer import ShadowLayer
+from kvchat.engine.shadow.settings import CODED_LEN
 from tests.engine.shadow.contexts import (
     HEAD_DIM,
     NUM_KV_HEADS,
+    RANK,
     ROTARY,
     SCALE,
     SMALL,
     VALUE_DIM,
+    WIDTH,
     Context,
     free,
     make_context,
@@ -82,6 +86,43 @@ def test_what_is_read_from_blocks_answers_as_what_was_restored_and_counts_alike(
     assert budgets.host.used_bytes == 0
     parts = read.stock.device_tensors()
     assert sum(tensor.nbytes for name in ("keys", "working set") for tensor in parts[name]) == 0
+
+
+@pytest.mark.parametrize(
+    ("energy", "start"), [(0.99, PROMPT), (1.0, PROMPT), (1.0, PROMPT + CODED_LEN)], ids=str
+)
+def test_a_step_over_blocks_is_answered_as_the_definition_says(energy: float, start: int) -> None:
+    """One token, as many as a kernel takes, and more; weighed by landmarks, by keys, or by codes of them."""
+    sizes = (1, 12, 16, 16, 40)
+    context = make_context(start + sum(sizes), rank=RANK if energy < 1 else WIDTH)
+    settings = replace(SMALL, is_sourced=True, energy=energy, query_block=64, exact_len=128)
+    layer, source = shadow_of(context, start, settings), BlockChunks(*in_blocks(context))
+    (segment,) = layer.segments
+    assert (segment.directions is None) is (energy == 1)
+    assert (segment.scales is not None) is (start > PROMPT)
+    at, before, found = start, None, []
+    for size in sizes:
+        query, keys, values = context.part(at, at + size)
+        out, steps = layer.attend(query, keys, values, SCALE, source)
+        assert len(steps) == 1
+        at += size
+        choice = Choice(
+            blocks=source.blocks,
+            stands=tuple(layer.stock.sealed_keys.stands(layer.stock.landmarks)),
+            always=layer.stock.always,
+            num_chosen=layer.settings.num_chosen,
+            chunk_size=CHUNK,
+            num_tokens=at,
+            softmax_scale=SCALE,
+            before=before,
+        )
+        wanted = reference.chosen_attention(query, source.pools, choice)
+        torch.testing.assert_close(out, wanted.out, atol=1e-5, rtol=1e-5)
+        assert steps[0].num_fetched == wanted.num_new
+        before = wanted.chosen
+        found.append(wanted.num_new)
+    assert found[0] == NUM_KV_HEADS * layer.settings.num_chosen
+    assert 0 < min(found) < found[0]
 
 
 def test_tokens_that_were_answered_elsewhere_leave_the_shadow_that_answering_them_leaves() -> None:

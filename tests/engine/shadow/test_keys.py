@@ -9,7 +9,7 @@ from torch import Tensor
 from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.shadow.keys import LEAST_PER_RANK, SealedKeys
 from kvchat.engine.shadow.pages import Budget, Rows
-from kvchat.engine.shadow.settings import PIECE_LEN, ShadowSettings
+from kvchat.engine.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
 from kvchat.errors import OutOfMemory
 from tests.engine.shadow.contexts import (
     HEAD_DIM,
@@ -150,6 +150,75 @@ def test_keys_that_the_device_does_not_hold_are_refused_and_nothing_is_lost(is_h
     assert budget.used_bytes == used
     assert error(keys, wanted) < 1e-4
     keys.release()
+    assert budget.used_bytes == 0
+
+
+SOURCED = replace(SMALL, is_sourced=True)
+
+
+def test_many_keys_that_no_basis_holds_are_weighed_by_codes_where_they_can_be_read_elsewhere() -> None:
+    """No product is further off than half a scale for each number of the query; landmarks are not needed."""
+    rotated = turned(randn(CODED_LEN + 80, WIDTH))
+    keys, budget = sealed(SOURCED), Budget("device")
+    few, coded = sealed(SOURCED, Budget("device")), sealed(SOURCED, budget)
+    few.seal(rotated[: CODED_LEN - CHUNK])
+    coded.seal(rotated[:CODED_LEN])
+    coded.seal(rotated[CODED_LEN:])
+    keys.seal(rotated)
+    assert [run.scales is None for run in (few.segments[0], coded.segments[0])] == [True, False]
+    assert budget.used_bytes < rotated.nbytes / 2
+    query, none = (
+        randn(3, 2 * NUM_KV_HEADS, HEAD_DIM, seed=4),
+        Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, budget),
+    )
+    exact = reference.highest_products(query, rotated, CHUNK)
+    found = coded.products(query, none)
+    assert torch.equal(found, keys.products(query, none))
+    scales = rotated.unflatten(0, (-1, CHUNK)).abs().amax(dim=(1, 3)).T / 127  # [H_kv, C]
+    bound = query.abs().sum(dim=2).unflatten(1, (NUM_KV_HEADS, -1))[..., None] * scales[:, None] / 2
+    assert ((found - exact).abs() <= bound + 1e-4).all()
+    assert (found != exact).any()
+
+
+def test_a_run_of_keys_that_has_grown_long_is_coded_when_no_basis_is_found_for_it() -> None:
+    rotated = turned(randn(2 * CODED_LEN, WIDTH))
+    keys, start = sealed(SOURCED), CODED_LEN - CHUNK
+    keys.seal(rotated[:start])
+    for at in range(start, 2 * start, 8 * CHUNK):
+        assert keys.segments[0].scales is None
+        keys.seal(rotated[at : at + 8 * CHUNK])
+    assert keys.segments[0].scales is not None
+    assert keys.num_chunks * CHUNK >= 2 * start
+    whole = sealed(SOURCED)
+    whole.seal(rotated[: keys.num_chunks * CHUNK])
+    query, none = (
+        randn(1, NUM_KV_HEADS, HEAD_DIM),
+        Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, Budget("device")),
+    )
+    assert torch.equal(keys.products(query, none), whole.products(query, none))
+
+
+def test_codes_that_find_no_room_are_not_added_and_branches_have_their_own() -> None:
+    """Trap 11."""
+    rotated = turned(randn(CODED_LEN + 80, WIDTH))
+    budget = Budget("device")
+    keys = sealed(SOURCED, budget)
+    keys.seal(rotated[:CODED_LEN])
+    used = budget.used_bytes
+    for room in (100, 64 * NUM_KV_HEADS * 4 + 100):  # too little for scales, and for codes
+        budget.num_bytes = used + room
+        with pytest.raises(OutOfMemory, match="device memory"):
+            keys.seal(rotated[CODED_LEN:])
+        assert (keys.num_chunks, budget.used_bytes) == (CODED_LEN // CHUNK, used)
+    budget.num_bytes = None
+    branch = keys.fork()
+    keys.seal(rotated[CODED_LEN:])
+    branch.seal(rotated[CODED_LEN:].flip(0))
+    query, none = randn(1, NUM_KV_HEADS, HEAD_DIM), Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, budget)
+    found = [one.products(query, none)[..., CODED_LEN // CHUNK :] for one in (keys, branch)]
+    torch.testing.assert_close(found[0], found[1].flip(-1))
+    keys.release()
+    branch.release()
     assert budget.used_bytes == 0
 
 

@@ -61,6 +61,9 @@ template <typename T>
 INLINE Vec load(const T* p) {
   return widen(_mm256_loadu_si256((const __m256i*)p), T{});
 }
+INLINE Vec load(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
 INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
 INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
@@ -121,6 +124,9 @@ template <typename T>
 INLINE Vec load(const T* p) {
   return widen(_mm_loadu_si128((const __m128i*)p), T{});
 }
+INLINE Vec load(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
 INLINE void store(float* p, Vec a) { _mm256_storeu_ps(p, a); }
 INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
@@ -165,6 +171,12 @@ INLINE Vec widen(uint16x4_t half, fp16) { return vcvt_f32_f16(vreinterpret_f16_u
 template <typename T>
 INLINE Vec load(const T* p) {
   return widen(vld1_u16((const uint16_t*)p), T{});
+}
+INLINE Vec load(const int8_t* p) {
+  int32_t four;
+  memcpy(&four, p, 4);
+  const int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
 }
 INLINE void store(float* p, Vec a) { vst1q_f32(p, a); }
 INLINE Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvchat.engine.kernels.shadow_kv.args import Choice, Seen, Stand
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
@@ -198,6 +200,48 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, is_seen: Tensor, soft
     scores = torch.einsum("qhgd,nhd->hgqn", grouped, keys.float()) * softmax_scale
     weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(dim=-1)
     return torch.einsum("hgqn,nhd->qhgd", weights, values.float()).reshape(num_queries, num_heads, -1)
+
+
+def chosen_attention(query: Tensor, pools: tuple[Tensor, Tensor], choice: Choice) -> Seen:
+    """Return what the last Q tokens of a sequence see of it: the chunks that each head chooses for all of
+    them, those that it sees anyway, and the tail up to themselves.
+
+    Args:
+        query: [Q, H, D], rotated.
+        pools: keys [N, H_kv, P, D] and values [N, H_kv, P, D_v] of all blocks, keys rotated.
+    """
+    size, always = choice.chunk_size, choice.always_mask
+    products_of = torch.cat([worth(query, stand) for stand in choice.stands], dim=-1)
+    scores = wanted_scores(products_of, always, choice.softmax_scale)
+    wanted = chosen(scores, choice.num_chosen, always)
+    sealed = wanted.repeat_interleave(size, dim=1)
+    tail = sealed.new_ones(len(sealed), choice.num_tokens - sealed.shape[1])
+    keys, values = (pool[choice.blocks].transpose(1, 2).flatten(0, 1)[: choice.num_tokens] for pool in pools)
+    out = attention(query, keys, values, torch.cat((sealed, tail), dim=1), choice.softmax_scale)
+    picked = wanted & ~always
+    before = torch.zeros_like(always)
+    if choice.before is not None:
+        before.scatter_(1, choice.before, value=True)
+    return Seen(
+        out=out.to(query.dtype),
+        chosen=picked.nonzero()[:, 1].view(len(always), -1),
+        num_new=int((picked & ~before).sum()),
+    )
+
+
+def worth(query: Tensor, stand: Stand) -> Tensor:
+    """Return the products [Q, H_kv, G, n] with what stands for n chunks: landmarks, or their best keys."""
+    return highest_products(query, stand.numbers(), stand.num_keys)
+
+
+def coded(chunks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys [n, c, H_kv, D] as codes of their shape, int8, and the scales of each chunk and head
+    [n, H_kv], float32. No number is further off than half a scale.
+    """
+    wide = chunks.float()
+    scales = wide.abs().amax(dim=(1, 3)) / 127
+    codes = (wide / scales.where(scales > 0, 1)[:, None, :, None]).round()
+    return codes.to(torch.int8), scales
 
 
 def gathered_attention(query: Tensor, keys: Tensor, values: Tensor, softmax_scale: float) -> Tensor:

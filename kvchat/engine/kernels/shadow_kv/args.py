@@ -1,0 +1,101 @@
+"""What attention to chosen chunks needs besides its queries and pools, and what it finds.
+
+Dimensions: Q queries, H query heads, H_kv key-value heads, D and D_v sizes of a head, c tokens of a chunk.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stand:
+    """What stands for some chunks when they are weighed.
+
+    Args:
+        rows: landmarks [n, H_kv, D], or keys [n, c, H_kv, D], of which the best counts.
+        scales: of keys that are codes in int8: what those of each chunk and head are multiplied with
+            [n, H_kv], float32; None: rows are numbers.
+    """
+
+    rows: Tensor
+    scales: Tensor | None = None
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that stand for a chunk."""
+        return self.rows.shape[1] if self.rows.dim() == 4 else 1
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    def split(self, num_chunks: int) -> Iterator["Stand"]:
+        """Yield the same in pieces of at most so many chunks."""
+        for start in range(0, self.num_chunks, num_chunks):
+            part = slice(start, start + num_chunks)
+            scales = None if self.scales is None else self.scales[part]
+            yield Stand(rows=self.rows[part], scales=scales)
+
+    def numbers(self) -> Tensor:
+        """Return keys or landmarks [n * keys of a chunk, H_kv, D]: a copy in float32 of what is in codes."""
+        if self.scales is None:
+            return self.rows if self.rows.dim() == 3 else self.rows.flatten(0, 1)
+        return (self.rows.float() * self.scales[:, None, :, None]).flatten(0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A sequence of which its last tokens choose what they see.
+
+    Its first tokens are sealed: they belong to chunks. The others are its tail, which is seen as it is.
+
+    Args:
+        blocks: all of the sequence, in order [N], int64.
+        stands: what stands for the sealed chunks, in order.
+        always: chunks [H_kv, a] that are seen anyway, ascending, int64.
+        num_chosen: chunks that each head chooses besides; so many are left.
+        num_tokens: of the sequence, the queries' own included, which are the last.
+        before: chunks [H_kv, m] that were chosen the last time, ascending; None: there was no such time.
+    """
+
+    blocks: Tensor
+    stands: tuple[Stand, ...]
+    always: Tensor
+    num_chosen: int
+    chunk_size: int
+    num_tokens: int
+    softmax_scale: float
+    before: Tensor | None = None
+
+    @property
+    def num_sealed(self) -> int:
+        """Chunks."""
+        return sum(stand.num_chunks for stand in self.stands)
+
+    @property
+    def always_mask(self) -> Tensor:
+        """[H_kv, sealed chunks] of bool."""
+        mask = torch.zeros(len(self.always), self.num_sealed, dtype=torch.bool)
+        return mask.scatter_(1, self.always, value=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What queries saw.
+
+    Args:
+        out: [Q, H, D_v], in the type of the queries.
+        chosen: chunks [H_kv, k], ascending, int64.
+        num_new: of these, over all heads, those that were not chosen before.
+    """
+
+    out: Tensor
+    chosen: Tensor
+    num_new: int
