@@ -123,11 +123,17 @@ def _format_rows(formats: Sequence[FormatSize], num_layers: int) -> list[tuple[s
             "",
             f"{size.context_bytes / 2**30:.4g} GiB",
             f"{size.context_bytes / max(exact, 1):.3g}x",
-            f"{num_layers} layers x {count_text(size.context_bytes // num_layers)} B; approximate",
+            f"{num_layers} layers x {count_text(size.context_bytes // num_layers)} B{_beside(size)}"
+            "; approximate",
         )
         for size in formats
         if not size.is_exact
     ]
+
+
+def _beside(size: FormatSize) -> str:
+    """Return what a format takes beside blocks that it leaves as they are, in words."""
+    return f", {size.beside_bytes / 2**30:.3g} GiB of all beside its blocks" if size.beside_bytes else ""
 
 
 def _aligned(rows: Sequence[tuple[str, ...]], width: int | None) -> Iterator[str]:

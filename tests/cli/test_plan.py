@@ -213,3 +213,18 @@ def test_formats_may_be_chosen_also_unusual_ones(config: Path, capsys: pytest.Ca
     config.write_text(json.dumps(DEEPSEEK_V3))
     assert run(["plan", str(config), "--format", "int4"]) == 3
     assert "int4" in capsys.readouterr().err, "a latent has no such form"
+
+
+def test_the_row_of_a_shadow_says_what_lies_beside_blocks_that_stay(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(json.dumps(QWEN_72B))
+    assert run(["plan", str(config), "--context", "128k"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("--cache-format")]
+    (shadow,) = [row for row in rows if row.split()[1] == "shadow:1024"]
+    assert "GiB of all beside its blocks; approximate" in shadow
+    assert not any("beside" in row for row in rows if row != shadow)
+    assert run(["plan", str(config), "--context", "128k", "--json"]) == 0
+    formats = {one["name"]: one for one in json.loads(capsys.readouterr().out)["formats"]}
+    shadowed, exact = formats["shadow:1024"], formats["exact"]
+    assert shadowed["context_bytes"] - shadowed["beside_bytes"] == exact["context_bytes"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import CACHE_FORMATS
-from kvchat.engine.api.view import PRUNING, PYRAMID, SNAPKV, WINDOW
+from kvchat.engine.api.view import PRUNING, PYRAMID, SHADOW, SNAPKV, WINDOW
 from kvchat.engine.cache.arithmetic import AttentionShape
 from kvchat.engine.cache.courses import Courses
 from kvchat.engine.cache.formats import stored_groups
@@ -16,7 +16,7 @@ from kvchat.engine.cache.spec import FullSpec, Group, LatentSpec, SlidingSpec, g
 from kvchat.errors import ConfigError
 
 BLOCK_SIZE = 64
-FORMATS = (*CACHE_FORMATS, WINDOW, *PRUNING, f"{SNAPKV}:{PYRAMID}")
+FORMATS = (*CACHE_FORMATS, WINDOW, *PRUNING, f"{SNAPKV}:{PYRAMID}", SHADOW)
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -27,11 +27,13 @@ class FormatSize:
     Args:
         context_bytes: of all its tokens, read as one prompt.
         is_exact: whether answers are; approximate otherwise.
+        beside_bytes: of these, what a processor keeps beside the blocks at most.
     """
 
     name: str
     context_bytes: int
     is_exact: bool
+    beside_bytes: int = 0
 
 
 def format_sizes(
@@ -55,8 +57,15 @@ def format_sizes(
             if wanted:
                 raise
             continue  # the model keeps something that has no such form
-        num_bytes = _held_bytes(stored, context_len)
-        sizes.append(FormatSize(name=str(found), context_bytes=num_bytes, is_exact=found.is_exact))
+        beside = sum(len(group.layers) * group.spec.shadow_bytes(context_len) for group in stored)
+        sizes.append(
+            FormatSize(
+                name=str(found),
+                context_bytes=_held_bytes(stored, context_len) + beside,
+                is_exact=found.is_exact,
+                beside_bytes=beside,
+            )
+        )
     return tuple(sizes)
 
 

@@ -80,5 +80,19 @@ def test_layers_with_a_window_take_what_they_take() -> None:
     assert seen == (1 + 16) * BLOCK_SIZE * TOKEN // 2 + sliding
 
 
+def test_a_shadow_takes_all_blocks_and_what_lies_beside_them() -> None:
+    """At most: keys that no basis holds as codes, 8,192 of them as they are, a landmark for each 8, and what
+    every step sees.
+    """
+    wide, length = LLAMA | {"num_key_value_heads": 4}, 32_768
+    found = {size.name: size for size in format_sizes(read_shape(wide), length)}
+    exact, seen = found["exact"].context_bytes, found["shadow:1024"]
+    assert seen.context_bytes == exact + seen.beside_bytes
+    assert 7 / 16 * exact < seen.beside_bytes < 7 / 16 * exact + 4 * 2**20
+    assert not any(size.beside_bytes for name, size in found.items() if name != "shadow:1024")
+    short = {size.name: size for size in format_sizes(read_shape(wide), 1024)}
+    assert (short["shadow:1024"].beside_bytes, short["shadow:1024"].is_exact) == (0, False)
+
+
 def test_formats_that_a_model_cannot_take_are_left_out() -> None:
     assert list(sizes(MLA, 8192)) == ["exact", "fp8"]
