@@ -61,6 +61,31 @@ def test_a_bundle_says_that_answers_are_approximate_and_carries_exact_blocks_alo
     assert exact["usage"]["prompt_tokens"] > exact["usage"]["cached_tokens"]
 
 
+@pytest.mark.parametrize(("shadow", "sees_all"), [("shadow:640:forced", True), ("shadow:64:forced", False)])
+def test_a_session_behind_a_shadow_goes_on_elsewhere_on_the_blocks_of_its_bundle(
+    shadow: str, sees_all: bool, run: Run, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the words that are told where all is computed anew; and with those told here, if each step sees
+    all: else what was generated token by token is chosen for as one stretch there.
+    """
+    greedy = ("--temperature", "0")
+    first = ask(run, tiny_model, shadow, *greedy, "--new", "doors", TEXT)
+    bundles = {"there": tmp_path / "with.kvchat", "bare": tmp_path / "without.kvchat"}
+    assert run("export", "doors", "-o", str(bundles["there"]))[0] == 0
+    assert run("export", "doors", "--no-kv", "-o", str(bundles["bare"]))[0] == 0
+    stayed = ask(run, tiny_model, shadow, *greedy, "-s", "doors", "Which door is blue?")
+    told = {}
+    for elsewhere, bundle in bundles.items():
+        monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / elsewhere))
+        assert run("import", str(bundle), "-m", str(tiny_model))[0] == 0
+        told[elsewhere] = ask(run, tiny_model, shadow, *greedy, "-s", "doors", "Which door is blue?")
+    assert told["there"]["usage"]["cached_tokens"] == first["usage"]["prompt_tokens"] // 64 * 64 > 0
+    assert told["bare"]["usage"]["cached_tokens"] == 0
+    assert told["there"]["text"] == told["bare"]["text"]
+    assert not sees_all or told["there"]["text"] == stayed["text"]
+    assert [one["exact"] for one in told.values()] == [False, False]
+
+
 def test_removing_a_session_removes_what_was_computed_over_its_view(
     run: Run, tiny_model: Path, cache_format: str, home: Path
 ) -> None:
