@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
-from kvchat.engine.kernels.native.build import ROOT, find_compiler, library_path
+from kvchat.engine.kernels.native.build import LEVELS, ROOT, find_compiler, library_path, machine, sources
 from kvchat.engine.kernels.native.library import NOT_BUILT
 from tests.engine.kernels import native_library
 
@@ -61,6 +62,27 @@ def test_a_compiler_that_fails_leaves_nothing_behind(copy: Path) -> None:
     assert "error: too old" in built.stderr
     native = copy / "kvchat/engine/kernels/native"
     assert not [path for path in native.iterdir() if path.suffix == ".so" or path.name.startswith(".build")]
+
+
+def test_two_processes_compile_once_and_as_many_sources_at_once_as_there_are_processors(copy: Path) -> None:
+    fake = copy / "fake"
+    fake.write_text(
+        f"#!{sys.executable}\nimport os, sys, time\n"
+        "log = open('calls', 'a', buffering=1)\n"
+        "log.write('begun\\n')\ntime.sleep(0.05)\nlog.write('ended\\n')\n"
+        "open(sys.argv[sys.argv.index('-o') + 1], 'w').close()\n"
+    )
+    fake.chmod(0o700)
+    command = [sys.executable, "-m", "kvchat.engine.kernels.native.build"]
+    variables = os.environ | {"PYTHONPATH": str(copy), "CXX": str(fake)}
+    builds = [subprocess.Popen(command, cwd=copy, env=variables) for _ in range(2)]
+    assert [build.wait() for build in builds] == [0, 0]
+    calls = (copy / "calls").read_text().split()
+    cpp = [path for path in sources() if path.suffix == ".cpp"]
+    num_levels = [1 if path.parent.name == "native" else len(LEVELS[machine()]) for path in cpp]
+    assert calls.count("ended") == sum(num_levels) + len(["the library"])
+    running = list(accumulate(1 if call == "begun" else -1 for call in calls))
+    assert max(running) <= (os.cpu_count() or 1)
 
 
 def test_a_damaged_library_is_not_used(copy: Path) -> None:

@@ -5,12 +5,15 @@ for each level of instructions that the compiler knows, and all of them make one
 name holds a digest of everything it was made from, so a library never outlives a change of its sources.
 """
 
+import fcntl
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -81,6 +84,7 @@ def build() -> Build:
     """Compile what is not compiled yet.
 
     Effect: writes the library under a temporary name and renames it, and removes those of other sources.
+    Waits for another process that compiles the same: an installation may, beside `make`.
     """
     path = library_path()
     if path.exists():
@@ -90,9 +94,11 @@ def build() -> Build:
         return Build(path=None, problem=f"there are no native kernels for {machine()}")
     if compiler is None:
         return Build(path=None, problem="no C++ compiler was found (g++ or clang++)")
+    problem = None
     try:
-        with TemporaryDirectory(dir=NATIVE, prefix=".build-") as scratch:
-            problem = _compile(compiler, Path(scratch), path)
+        with _alone(), TemporaryDirectory(dir=NATIVE, prefix=".build-") as scratch:
+            if not path.exists():
+                problem = _compile(compiler, Path(scratch), path)
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)
     if not path.exists():
@@ -111,19 +117,16 @@ def find_compiler() -> str | None:
 
 def _compile(compiler: str, scratch: Path, path: Path) -> str | None:
     """Compile every level and link those that succeeded; return why others did not."""
-    running = {
-        target: subprocess.Popen([compiler, *command, "-o", target], stderr=subprocess.PIPE, text=True)
-        for target, command in _commands(scratch)
-    }
-    problems = {target: _problem(process) for target, process in running.items()}
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:  # each takes up to a GiB
+        commands = {target: [compiler, *command, "-o", target] for target, command in _commands(scratch)}
+        problems = dict(zip(commands, compilers.map(_problem, commands.values()), strict=True))
     failed = {target.suffixes[-2] for target, problem in problems.items() if problem}
     good = [target for target in problems if target.suffixes[-2] not in failed]
     first = next(filter(None, problems.values()), None)
     if len({target.suffixes[-2] for target in good}) < 2:
         return first
     library = scratch / path.name
-    link = subprocess.Popen([compiler, "-shared", *good, "-o", library], stderr=subprocess.PIPE, text=True)
-    problem = _problem(link)
+    problem = _problem([compiler, "-shared", *good, "-o", library])
     if problem is None:
         library.replace(path)
     return problem or first
@@ -140,11 +143,25 @@ def _commands(scratch: Path) -> Iterator[tuple[Path, list[str | Path]]]:
             yield target, ["-c", *FLAGS, *features, f"-DLEVEL={level}", f"-I{ROOT}", source]
 
 
-def _problem(process: "subprocess.Popen[str]") -> str | None:
-    """Wait for a compiler; return what it complains of first if it failed."""
-    _, told = process.communicate(timeout=_LONGEST_S)
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Hold a lock on the directory of the libraries."""
+    directory = os.open(NATIVE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _problem(command: "list[str | Path]") -> str | None:
+    """Run a compiler; return what it complains of first if it failed."""
+    process = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=_LONGEST_S, check=False
+    )
     if process.returncode == 0:
         return None
+    told = process.stderr
     errors = [line for line in told.splitlines() if "error" in line] or told.splitlines()
     return errors[0] if errors else f"the compiler ended with {process.returncode}"
 
