@@ -366,7 +366,7 @@ class Engine:
     def tick(self) -> None:
         """Go on with saving and loading while there is nothing to compute."""
         self._advance_loads()
-        self._keeper.after_step()
+        self._keeper.after_step(most_bytes=None)
         self._demote_idle()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
-from kvchat.engine.memory.saver import Saver
+from kvchat.engine.memory.saver import STEP_BYTES, Saver
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +64,16 @@ class Keeper:
         """Whether blocks that have not been handed to the disk must stay on the device for it."""
         return self._saver is not None and self._saver.num_waiting > 0
 
-    def after_step(self) -> None:
-        """Queue the blocks that the step has filled, and tails if it is time. Never waits for the disk."""
+    def after_step(self, most_bytes: int | None = STEP_BYTES) -> None:
+        """Queue the blocks that the step has filled, and tails if it is time. Never waits for the disk.
+
+        Args:
+            most_bytes: of blocks; None: as many as the queue has room for, since no step waits.
+        """
         saves = self._manager.take_saves()
         if self._saver is None:
             return
-        self._saver.save_blocks(saves)
+        self._saver.save_blocks(saves, most_bytes)
         self._note_problem(self._saver)
         if self._manager.device.has_passing:
             return  # exact blocks that are quantised soon are stored where turns end

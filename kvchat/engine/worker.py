@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Lock, Thread, get_native_id
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -213,8 +214,9 @@ class Worker:
     def _run(self) -> None:
         if self._steps_aside and sys.platform == "linux":
             # Of this thread, and of those that it begins to compute with.
-            niceness = os.getpriority(os.PRIO_PROCESS, get_native_id()) + NICENESS
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), min(niceness, 19))
+            with suppress(OSError):  # a sandbox may refuse it
+                niceness = os.getpriority(os.PRIO_PROCESS, get_native_id()) + NICENESS
+                os.setpriority(os.PRIO_PROCESS, get_native_id(), min(niceness, 19))
         try:
             engine = self._load()
             self._serve(engine)

@@ -1,5 +1,6 @@
 """What a model's template has to do with what an answer computed."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -94,3 +95,20 @@ def test_an_edited_system_prompt_is_blamed_and_other_first_words_are_not(
     assert told.shared.endswith("Be ")
     assert (told.here[:2], told.there[:2]) == ("br", "ki")
     assert edited.why(edited.say("And then?", "Hi", cached=99)).miss.culprit is Culprit.NONE
+
+
+def test_what_is_wrong_with_another_conversation_or_was_brought_with_one_says_nothing_of_this_one(
+    store: SessionStore, tmp_path: Path
+) -> None:
+    template = template_of(tmp_path, CHATML)
+    damaged, brought = Talk(store, template, "Be kind."), Talk(store, template, "Be short.")
+    damaged.say("Hello", "Hi")
+    brought.say("Hello", "Hi")
+    with closing(sqlite3.connect(tmp_path / "sessions.db")) as connection:
+        connection.execute(
+            "UPDATE branches SET leaf_id = 'nobody' WHERE session_id = ?", [damaged.session.id]
+        )
+        connection.commit()
+    store.use_blocks_of(brought.session.id, "theirs")
+    talk = Talk(store, template, "Be brief.")
+    assert talk.why(talk.say("Hello", "Hi", cached=2)).miss.culprit is Culprit.NONE

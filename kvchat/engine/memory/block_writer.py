@@ -185,6 +185,9 @@ class BlockWriter:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
+        with self._changed:
+            for one in [*self._queue][int(self._is_writing) :]:
+                one.end()
         return is_flushed
 
     def _run(self) -> None:

@@ -111,14 +111,16 @@ class Saver:
         """Blocks that the queue has had no room for yet; they must stay on the device to be saved."""
         return len(self._waiting)
 
-    def save_blocks(self, saves: Iterable[Save]) -> None:
+    def save_blocks(self, saves: Iterable[Save], most_bytes: int | None = STEP_BYTES) -> None:
         """Queue full blocks, as many of them as a step has time for; the others wait for `pump`."""
         self._waiting.extend(saves)
-        self.pump()
+        self.pump(most_bytes)
 
     def save_missing(self, saves: Sequence[Save]) -> None:
         """Queue those full blocks that the store lacks, and that are not on their way to it."""
-        under_way = self._writer.queued() | {(save.key, save.group) for save in self._waiting}
+        under_way = self._writer.queued() | {
+            (save.key, save.group) for save in self._waiting if self._is_resident(save)
+        }
         saves = [save for save in saves if (save.key, save.group) not in under_way]
         for group in {save.group for save in saves}:
             of_group = [save for save in saves if save.group == group]
@@ -152,6 +154,10 @@ class Saver:
         while self._waiting and done:
             self.pump(None)
             done = self._writer.flush(timeout_s)
+            num_waiting = len(self._waiting)
+            self.pump(None)
+            if done and self._waiting and len(self._waiting) == num_waiting:
+                return False  # all that was taken is written, and yet there is no room
         return self._writer.flush(timeout_s) and done
 
     def give_up(self, keys: Collection[BlockKey] | None = None) -> None:

@@ -42,6 +42,7 @@ class Taken:
     def arrived(self) -> memoryview:
         """Return the bytes, slots without a token zero. Waits for the copy."""
         self.event.wait()
+        self.gathered.clear()
         self.clear(self.data, self.num_tokens)
         return self.data
 

@@ -1,6 +1,8 @@
 """Waiting for the disk comes to an end, however slowly the disk takes what is queued."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from threading import Event
 
 import pytest
@@ -156,6 +158,45 @@ def test_a_step_takes_a_few_blocks_off_the_device_and_later_ones_take_the_rest()
     assert saver.flush(30.0)
     assert disk.written == [save.key for save in saves]
     saver.close(30.0)
+
+
+def test_where_no_step_waits_the_queue_is_filled_at_once() -> None:
+    disk, pool, saves = HeldDisk(), CountingPool(), saves_of(BLOCKS[:11])
+    saver = Saver(pool, disk, BlockWriter(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
+    disk.let.set()
+    saver.save_blocks(saves, most_bytes=None)
+    assert (pool.num_read, saver.num_waiting) == (11, 0)
+    saver.close(30.0)
+
+
+def test_a_block_that_waits_and_has_left_its_place_keeps_nobody_from_saving_it_where_it_is_now() -> None:
+    disk, pool, [first, stale] = HeldDisk(), CountingPool(), saves_of(BLOCKS[:2])
+    now = replace(stale, block=BlockId(7))
+    there: set[BlockId] = {stale.block}
+    writer = BlockWriter(disk, max_bytes=4)  # one at a time
+    saver = Saver(pool, disk, writer, lambda save: save.block in there)  # type: ignore[arg-type]
+    saver.save_blocks([first, stale])
+    there = {now.block}
+    assert saver.num_waiting == 1
+    saver.save_missing([now])
+    assert saver.num_waiting == 1
+    assert saver._waiting[0] == now
+    disk.let.set()
+    saver.close(30.0)
+    assert disk.written == [first.key, now.key]
+
+
+def test_a_closed_writer_gives_back_what_it_has_not_written() -> None:
+    disk, reads = HeldDisk(), ReadAtOnce(NumberedPool())  # type: ignore[arg-type]
+    writer = BlockWriter(disk, max_bytes=1 << 30)  # type: ignore[arg-type]
+    ended: list[int] = []
+    for number, block in enumerate(BLOCKS[:3]):
+        taken = reads.take(FULL, BlockId(number), 8)
+        taken.release = partial(ended.append, number)  # type: ignore[method-assign]
+        writer.submit(block.header, taken)
+    assert not writer.close(0.05)
+    assert ended == [1, 2]
+    disk.let.set()
 
 
 def test_what_is_on_its_way_to_the_disk_is_not_read_again_at_the_end_of_a_turn() -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -148,7 +148,8 @@ def _alone() -> Iterator[None]:
     """Hold a lock on the directory of the libraries."""
     directory = os.open(NATIVE, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
+        with suppress(OSError):  # there are file systems without; then both compile
+            fcntl.flock(directory, fcntl.LOCK_EX)
         yield
     finally:
         os.close(directory)
