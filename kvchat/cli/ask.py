@@ -100,11 +100,10 @@ def answer(
     with StopSignals() as signals:
         try:
             with opened(settings, engine_factory, temp=options.temp) as kvchat:
-                code = _Question(options, settings, kvchat, (output, status), pack).run(prompt, signals)
-            if _may_compress(options, settings):
-                from kvchat.cli.nearly_full import compress_unused
-
-                compress_unused(settings, status)
+                question = _Question(options, settings, kvchat, (output, status), pack)
+                code = question.run(prompt, signals)
+            if code == 0 and _may_compress(options, settings):
+                _compress(settings, status, signals, question.answered)
         except StopAsked:
             code = 0
             if (options.json or options.ndjson) and not output.has_ended:
@@ -119,6 +118,22 @@ def answer(
         return signals.exit_code or code
 
 
+def _compress(settings: Settings, status: Status, signals: StopSignals, answered: SessionId | None) -> None:
+    """Keep unused conversations in fewer bits; a signal ends that, with the process that converts one."""
+    from kvchat.cli.nearly_full import compress_unused
+
+    signals.stop_with(None)
+    try:
+        if signals.exit_code is None:
+            compress_unused(settings, status, answered)
+    finally:
+        signals.stop_with(_nothing)
+
+
+def _nothing() -> None:
+    """Stop nothing: the exit code alone tells of a signal that comes at the very end."""
+
+
 def _told_behind_the_end(error: Exception, status: Status) -> int:
     """Say what went wrong once the answer had been told whole; return the exit code."""
     if not isinstance(error, KvchatError):
@@ -130,7 +145,11 @@ def _told_behind_the_end(error: Exception, status: Status) -> int:
 
 
 class _Question:
-    """One question on its way through an open kvchat."""
+    """One question on its way through an open kvchat.
+
+    Attributes:
+        answered: the session that it is asked in; None until that is known.
+    """
 
     def __init__(
         self,
@@ -145,6 +164,7 @@ class _Question:
         self._kvchat = kvchat
         self._output, self._status = streams
         self._pack = pack
+        self.answered: SessionId | None = None
         self._expected: Expectation | None = None
         self._notices: list[str] = []
         self._is_cut_off = False
@@ -169,6 +189,7 @@ class _Question:
             conversation = chat.create(title=self._options.new or "", system=self._settings.system)
         else:
             conversation = chat.open(reference)
+        self.answered = conversation.session.id
         try:
             wait_until_loaded(self._kvchat.engine, self._status)
             if self._pack is not None:

@@ -1,5 +1,6 @@
 """Where that was chosen, what would soon have to leave a nearly full disk is kept in fewer bits instead."""
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,12 +11,13 @@ from kvchat.cli.holders import holders
 from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store, short_id
 from kvchat.cli.streams import Status
+from kvchat.cli.unlocking import opens_unasked
 from kvchat.cli.waiting import is_being_answered
 from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.models.prepared import blocks_limit
 from kvchat.errors import EngineFailed, KvchatError
-from kvchat.session.tree import Session
+from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import turn_lock
 from kvchat.ui.plain_text import one_line
 
@@ -47,11 +49,14 @@ class _Busy(Exception):
     """Somebody is at work in the session."""
 
 
-def compress_unused(settings: Settings, status: Status) -> None:
+def compress_unused(settings: Settings, status: Status, answered: SessionId | None = None) -> None:
     """Keep conversations in fewer bits, longest unused first, until the disk is not nearly full any more.
 
     What cannot be converted stays as it is, and makes room like any other. Nothing is raised: an answer has
-    been given by now.
+    been given by now. Where each process that converts would have to ask for a passphrase, none is started.
+
+    Args:
+        answered: the session that was used just now.
     """
     cache_dir = settings.paths.cache_dir
     limit_bytes = blocks_limit(settings.engine.disk_bytes, cache_dir)
@@ -59,8 +64,10 @@ def compress_unused(settings: Settings, status: Status) -> None:
     if not formats or limit_bytes is None or not cache_dir.is_dir():
         return
     try:
+        if not opens_unasked(settings, os.environ):
+            return
         with closing(open_store(settings)) as store:
-            _compress(settings, store, limit_bytes, formats, status)
+            _compress(settings, store, answered, limit_bytes, formats, status)
     except KvchatError as error:
         status.note(f"nothing more was kept in fewer bits: {error}")
 
@@ -81,12 +88,17 @@ def is_nearly_full(free_bytes: int, limit_bytes: int) -> bool:
 
 
 def _compress(
-    settings: Settings, store: TidyStore, limit_bytes: int, formats: Sequence[str], status: Status
+    settings: Settings,
+    store: TidyStore,
+    answered: SessionId | None,
+    limit_bytes: int,
+    formats: Sequence[str],
+    status: Status,
 ) -> None:
     free_bytes = limit_bytes - _used_bytes(settings)
     if not is_nearly_full(free_bytes, limit_bytes):
         return
-    unused = _unused(settings, store)
+    unused = _unused(settings, store, answered)
     for _ in range(MOST_AT_ONCE):
         one = first_that_pays(unused, free_bytes)
         if one is None or not is_nearly_full(free_bytes, limit_bytes):
@@ -128,13 +140,14 @@ def _back(store: TidyStore, session: Session) -> str:
     return f"kvchat sessions convert {short_id(session.id, ids)} exact goes back"
 
 
-def _unused(settings: Settings, store: TidyStore) -> list[Unused]:
+def _unused(settings: Settings, store: TidyStore, answered: SessionId | None) -> list[Unused]:
     """Return the conversations that may be converted, longest unused first. Looks at every block."""
     held = {row.id: row for row in holders(store, settings) if row.kind == "session"}
     return [
         Unused(session=one.session, num_bytes=row.num_bytes, own_bytes=row.own_bytes)
         for one in reversed(store.list_sessions())
         if (row := held.get(one.session.id)) is not None
+        and one.session.id != answered
         and one.is_exact
         and one.session.model
         and not one.session.namespace  # neither converted nor imported

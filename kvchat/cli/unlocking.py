@@ -43,6 +43,20 @@ def unlocked(settings: Settings, *, may_ask: bool = True) -> Settings:
     return replace(settings, engine=replace(settings.engine, sealer=sealer))
 
 
+def opens_unasked(settings: Settings, environ: Mapping[str, str]) -> bool:
+    """Whether a process that is started with these surroundings opens the store and asks nobody.
+
+    Args:
+        settings: opened, as `unlocked` returns them.
+    """
+    if settings.engine.sealer is None:
+        return True
+    key = key_in_use(settings.paths)
+    # A descriptor has been read by now, and is not handed on.
+    is_given = passphrase.PASSPHRASE in environ and not environ.get(passphrase.PASSPHRASE_FD)
+    return key is None or key.kind is Kind.KEYRING or is_given
+
+
 def key_in_use(paths: Paths) -> KeyFile | None:
     """Return the key file of an encrypted store, None where nothing is encrypted.
 

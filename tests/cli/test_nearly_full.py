@@ -1,18 +1,27 @@
 """`--when-full compress` on a nearly full disk: what was used longest ago stays, in fewer bits."""
 
+import io
 import json
+import os
+import signal
+import sys
 from contextlib import closing
 from pathlib import Path
+from threading import Thread, main_thread
+from time import sleep
+from traceback import walk_stack
 
 import pytest
 
 from kvchat.cli.nearly_full import FREE_SHARE, Unused, first_that_pays, is_nearly_full
+from kvchat.cli.unlocking import opens_unasked, unlocked
+from kvchat.config import read_settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.session.origin import origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import turn_lock
-from tests.cli.secret_home import Run
+from tests.cli.secret_home import CHEAP, Give, Run
 
 WORDS, OTHER_WORDS = "remember the sea ", "look at the moon "
 
@@ -84,6 +93,92 @@ def test_what_is_pinned_or_being_answered_and_what_is_strict_stays_as_it_is(
     code, _, told = ask(*chosen, "and?")
     assert (code, "nearly full" in told) == (0, False)
     assert {session_of(home, title).namespace for title in ("small", "large")} == {""}
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("loading_pays")
+def test_what_was_just_answered_stays_exact(ask: Run, home: Path, nearly_full: tuple[str, str]) -> None:
+    """The large one, alone left, does not fit beside itself."""
+    code, _, told = ask("-s", "small", *nearly_full, "--when-full", "compress", "and?")
+    assert (code, "nearly full" in told) == (0, False), told
+    assert session_of(home, "small").namespace == ""
+
+
+class Interrupting(io.StringIO):
+    """Standard output on which Ctrl-C falls with the first words of the answer."""
+
+    def write(self, text: str) -> int:
+        if text.strip() and not self.getvalue():
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("loading_pays")
+def test_after_ctrl_c_in_an_answer_nothing_is_compressed(
+    ask: Run, home: Path, nearly_full: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", Interrupting())
+        code, _, told = ask("-s", "large", *nearly_full, "--when-full", "compress", "and?")
+    assert (code, "nearly full" in told) == (130, False), told
+    assert session_of(home, "small").namespace == ""
+
+
+def functions_of(thread: Thread) -> list[str]:
+    """Return the names of the functions that a thread is in."""
+    return [frame.f_code.co_name for frame, _ in walk_stack(sys._current_frames()[thread.ident or 0])]
+
+
+STUCK_CONVERTING = """
+import os, sys, time
+if "convert" in sys.orig_argv:
+    with open(os.environ["STUCK_FIFO"], "w") as fifo:
+        fifo.write(f"{os.getpid()}\\n")
+    time.sleep(60)
+"""
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("loading_pays")
+def test_ctrl_c_behind_the_answer_ends_the_process_that_converts_and_starts_no_other(
+    ask: Run, home: Path, nearly_full: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo, converting = tmp_path / "fifo", []
+    os.mkfifo(fifo)
+    (tmp_path / "sitecustomize.py").write_text(STUCK_CONVERTING)
+    monkeypatch.setenv("STUCK_FIFO", str(fifo))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def interrupt() -> None:
+        converting.append(int(fifo.read_text()))
+        while "communicate" not in functions_of(main_thread()):
+            sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = Thread(target=interrupt, daemon=True)
+    sender.start()
+    code, _, told = ask("-s", "large", *nearly_full, "--when-full", "compress", "and?")
+    assert code == 130, told
+    sender.join()
+    assert "stays exact" not in told
+    with pytest.raises(ProcessLookupError):
+        os.kill(converting[0], 0)
+    assert session_of(home, "small").namespace == ""
+
+
+def test_what_opens_by_a_typed_passphrase_alone_is_not_converted(
+    home: Path, run: Run, passphrase: Give
+) -> None:
+    """Every conversion would ask for it again."""
+    passphrase("open sesame")
+    assert opens_unasked(unlocked(read_settings()), {}), "nothing is encrypted yet"
+    assert run("encrypt", "on", *CHEAP)[0] == 0
+    settings = unlocked(read_settings())
+    given = {"KVCHAT_PASSPHRASE": "open sesame"}
+    assert opens_unasked(settings, given)
+    assert not opens_unasked(settings, {})
+    assert not opens_unasked(settings, given | {"KVCHAT_PASSPHRASE_FD": "3"}), "it has been read"
 
 
 def unused(title: str, num_bytes: int, own_bytes: int) -> Unused:
