@@ -185,16 +185,18 @@ def read_layers(
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     config_file: Path | None = None,
+    document: str | None = None,
 ) -> tuple[Layer, ...]:
-    """Return every layer of settings, each overruled by those after it; see `read_settings`."""
+    """Return every layer of settings; see `read_settings`. `document` stands in for the person's own file."""
     environ = os.environ if environ is None else environ
     chosen = _chosen_file(environ, config_file)
     paths, system_file = _places(environ)
-    if chosen is not None and not chosen.is_file():
+    own = chosen or paths.config_file
+    if chosen is not None and document is None and not chosen.is_file():
         raise ConfigError(f"there is no configuration file {chosen}")
-    files = [] if system_file is None else [system_file]
-    files.append(chosen or paths.config_file)
-    layers = [Layer(origin=str(file), values=_from_file(file)) for file in files]
+    layers = [] if system_file is None else [Layer(origin=str(system_file), values=_from_file(system_file))]
+    values = _from_file(own) if document is None else settings_in(document, own)
+    layers.append(Layer(origin=str(own), values=values))
     with suppress(FileNotFoundError):  # a directory that is gone has no project file
         project_file = (cwd or Path.cwd()) / PROJECT_FILE
         layers.append(Layer(origin=str(project_file), values=_from_file(project_file, is_project=True)))
@@ -203,10 +205,9 @@ def read_layers(
     return tuple(layers)
 
 
-def own_file(config_file: Path | None = None, *, environ: Mapping[str, str] | None = None) -> Path:
+def own_file(config_file: Path | None = None) -> Path:
     """Return where the person's configuration file is, or would be."""
-    environ = os.environ if environ is None else environ
-    return _chosen_file(environ, config_file) or _places(environ)[0].config_file
+    return _chosen_file(os.environ, config_file) or _places(os.environ)[0].config_file
 
 
 def _chosen_file(environ: Mapping[str, str], config_file: Path | None) -> Path | None:
@@ -383,8 +384,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[Layer]:
         if variable not in names:
             hint = did_you_mean(variable, [*names, *_NO_SETTINGS])
             raise ConfigError(f"there is no setting {variable} to read from the environment{hint}")
-        values = _checked(f"{variable}: ", {names[variable]: value}, ConfigError)
-        yield Layer(origin=variable, values=values)
+        yield Layer(origin=variable, values=_checked(f"{variable}: ", {names[variable]: value}, ConfigError))
 
 
 def _checked(origin: str, values: Mapping[str, object], refusal: type[KvchatError]) -> dict[str, object]:

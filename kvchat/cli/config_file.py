@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvchat import directories
-from kvchat.config import KEYS, file_text, settings_in
+from kvchat.config import KEYS, file_text, read_layers, settings_in
 from kvchat.errors import ConfigError, StorageError, UsageError
 
 
@@ -17,7 +17,8 @@ def change_file(file: Path, name: str, written: str | None) -> str | None:
 
     Raises:
         UsageError: the setting does not take the value.
-        ConfigError: something in the file is wrong already, or cannot be changed safely; it stays as it is.
+        ConfigError: something in the file is wrong already, or cannot be changed safely, or would contradict
+            what is set elsewhere; it stays as it is.
         StorageError: the file cannot be written.
     """
     before = file_text(file)
@@ -27,7 +28,7 @@ def change_file(file: Path, name: str, written: str | None) -> str | None:
     except ValueError as error:
         raise UsageError(f"{name} {error}") from error
     after = with_setting(before, name, value)
-    settings_in(after, file)
+    read_layers(config_file=file, document=after)
     write_private(file, after)
     return value
 

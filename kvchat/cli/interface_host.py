@@ -75,7 +75,7 @@ class InterfaceHost(SessionFiles):
 
     def change_setting(self, name: str, value: str) -> str:
         """Write a setting into the person's file, or take it out; see `SettingsInForce.change`."""
-        words = self._in_force.change(name, value)
+        words = self._in_force.change(name, value, reloads=self._engine.config is not None)
         self._settings = self._in_force.settings
         return words
 

@@ -41,7 +41,7 @@ class SettingsInForce:
         self.settings = settings
         self._flags = flags
         self._config_file = config_file
-        self._awaiting: set[str] = set()
+        self._awaiting: dict[str, object] = {}
 
     def entries(self, running: Mapping[str, object]) -> Sequence[SettingEntry]:
         """Return every setting as the files and flags have it, with the value in force where that differs.
@@ -70,8 +70,11 @@ class SettingsInForce:
             )
         return entries
 
-    def change(self, name: str, value: str) -> str:
+    def change(self, name: str, value: str, *, reloads: bool = True) -> str:
         """Write a setting into the person's file, or take it out, let it count where it can, and say when.
+
+        Args:
+            reloads: there is an engine here that can be loaded again.
 
         Raises:
             UsageError: there is no such setting, or it does not take the value.
@@ -87,7 +90,7 @@ class SettingsInForce:
         if written and holding[-1] != str(file):
             by = "what the command was given" if holding[-1] == FLAG else holding[-1]
             return f"{done}; {by} overrules it here"
-        when = self._take_up(name)
+        when = self._take_up(name, reloads=reloads)
         return f"{done}; {when}" if when else done
 
     def engine_changes(self) -> dict[str, object]:
@@ -105,17 +108,22 @@ class SettingsInForce:
         """Note that the engine has begun anew with these changes."""
         engine = replace(self.settings.engine, **changes)  # type: ignore[arg-type]
         self.settings = replace(self.settings, engine=engine)
-        self._awaiting = set()
+        for field, value in changes.items():
+            name = f"engine.{field}"
+            # What was set again while the engine began awaits the next one.
+            if self._awaiting.get(name) == value:
+                self._awaiting.pop(name, None)
 
-    def _take_up(self, name: str) -> str:
+    def _take_up(self, name: str, *, reloads: bool) -> str:
         """Let a setting count now where it can, and return from when it does."""
         section, _, field = name.rpartition(".")
-        if section == "engine" and name != _OF_THE_MODEL:
-            self._awaiting.add(name)
-            return _ENGINE
-        if section != "sampling" and name not in _FROM_NOW_ON:
+        is_engine = section == "engine" and name != _OF_THE_MODEL and reloads
+        if section != "sampling" and name not in _FROM_NOW_ON and not is_engine:
             return _LATER
         value = value_of(read_settings(self._flags, config_file=self._config_file), name)
+        if is_engine:
+            self._awaiting[name] = value
+            return _ENGINE
         changed: dict[str, Any] = {field: value}
         if section:
             changed = {section: replace(getattr(self.settings, section), **changed)}

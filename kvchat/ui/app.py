@@ -98,6 +98,10 @@ class KvchatApp(App[None]):
             self.chat_screen.keeping.keep_all()
         except Exception:
             log.exception("what was not sent is not kept")
+        try:
+            self.chat_screen.temporary.delete_all()
+        except Exception:
+            log.exception("temporary conversations are not deleted")
         self.bell()
         self._close_messages_no_wait()
 
@@ -106,7 +110,7 @@ class KvchatApp(App[None]):
 
     def on_mount(self) -> None:
         self.set_keymap(self._appearance.keys)
-        self.show_theme(self._appearance.theme or KVCHAT_THEME.name)
+        self.show_theme(self._appearance.theme)
         loop = asyncio.get_running_loop()
         for number, status in _SIGNALS.items():
             loop.add_signal_handler(number, partial(self.chat_screen.quit, status))
@@ -139,7 +143,8 @@ class KvchatApp(App[None]):
         self._on_first_frame()
 
     def show_theme(self, name: str) -> None:
-        """Take other colours; `ansi-dark` and `ansi-light` are the terminal's own."""
+        """Take other colours; `ansi-dark` and `ansi-light` are the terminal's own, an empty name ours."""
+        name = name or KVCHAT_THEME.name
         if name in self.available_themes:
             self.theme = name
         else:

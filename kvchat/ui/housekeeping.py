@@ -86,12 +86,12 @@ class Housekeeping:
             self._screen.warn(str(error))
             return
         self._screen.tell(words, title="settings")
-        self._take_up(name, value)
+        self._take_up(name)
 
-    def _take_up(self, name: str, value: str) -> None:
+    def _take_up(self, name: str) -> None:
         """Let a setting count in this window that can."""
-        if name == "display.theme" and value:
-            self._screen.show_theme(value)
+        if name == "display.theme":
+            self._screen.show_theme(self._host.appearance().theme)
         elif name == "system":
             self._turns.system = self._host.appearance().system
         elif name.startswith("sampling."):

@@ -218,6 +218,19 @@ def test_a_key_that_is_taken_is_not_set_and_the_file_stays(home: Path, run: Run)
     assert run("config", "set", "keys.find", "f5,f5")[0] == 0, "twice for one thing is no clash"
 
 
+def test_a_key_that_the_environment_took_ends_no_command_and_can_be_given_back(
+    home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVCHAT_KEY_HELP", "f9")
+    code, _, err = run("config", "set", "keys.find", "f9")
+    assert (code, "are both 'f9'" in err) == (3, True), err
+    assert run("sessions")[0] == 0
+    (home / "config.toml").write_text('[keys]\nfind = "f9"\n')
+    assert run("sessions")[0] == 3
+    assert run("config", "set", "keys.find", "--unset")[0] == 0
+    assert run("sessions")[0] == 0
+
+
 def test_a_project_folder_with_a_pipe_for_settings_keeps_nobody_waiting(run: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "work" / ".kvchat.toml")
     code, _, err = run("sessions")

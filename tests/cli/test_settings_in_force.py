@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.cli.compose import opened
+from kvchat.cli.engine_swap import EngineSwap
+from kvchat.cli.remote_host import RemoteHost
 from kvchat.cli.settings_in_force import SettingsInForce
 from kvchat.config import read_settings
+from kvchat.errors import ConfigError
 from kvchat.ui.host import SettingEntry
 
 pytestmark = pytest.mark.pure
@@ -73,3 +77,35 @@ def test_what_the_engine_runs_with_is_in_force_whatever_is_set(home: Path) -> No
     entries = SettingsInForce(read_settings()).entries({"engine.cache_format": "int4", "model": "starter"})
     by_name = {one.name: one.in_force for one in entries}
     assert (by_name["engine.cache_format"], by_name["model"]) == ("int4", None)
+
+
+def test_what_is_set_while_the_engine_begins_anew_awaits_the_next_one(home: Path) -> None:
+    changed = SettingsInForce(read_settings())
+    changed.change("engine.block_size", "32")
+    changed.change("engine.max_context", "512")
+    taken = changed.engine_changes()
+    changed.change("engine.threads", "2")
+    changed.change("engine.max_context", "1024")
+    changed.engine_changed(taken)
+    assert changed.settings.engine.max_context == 512
+    assert changed.engine_changes() == {"threads": 2, "max_context": 1024}
+
+
+def test_where_a_server_answers_no_setting_waits_for_an_engine_that_is_loaded_again(home: Path) -> None:
+    settings = read_settings()
+    with opened(settings, EngineSwap()) as kvchat:
+        host = RemoteHost(settings, kvchat, None, EngineSwap())  # type: ignore[arg-type]
+        words = host.change_setting("engine.block_size", "32")
+    assert words.endswith("it counts from the next start on")
+
+
+def test_a_key_that_the_environment_gives_to_something_else_is_refused_and_nothing_is_written(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVCHAT_KEY_HELP", "f9")
+    changed = SettingsInForce(read_settings())
+    with pytest.raises(ConfigError, match="are both 'f9'"):
+        changed.change("keys.find", "f9")
+    assert not (home / "config.toml").exists()
+    changed.change("keys.find", "f8")
+    assert (read_settings().keys.help, read_settings().keys.find) == ("f9", "f8")

@@ -53,6 +53,8 @@ class ScriptedFiles:
         self.values[name] = value
         if name == "system":
             self.shown_as = replace(self.shown_as, system=value)
+        if name == "display.theme":
+            self.shown_as = replace(self.shown_as, theme=value)
         return f"{name} = {value}"
 
     def models(self) -> Sequence[ModelEntry]:

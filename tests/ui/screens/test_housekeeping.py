@@ -71,6 +71,14 @@ async def test_a_theme_is_kept_for_the_next_time(tmp_path: Path) -> None:
         assert shown.files.values["display.theme"] == "nord"
 
 
+async def test_a_theme_that_is_taken_out_gives_way_to_our_colours_at_once(tmp_path: Path) -> None:
+    async with window(tmp_path, appearance=Appearance(theme="nord")) as shown:
+        await shown.until(lambda: shown.app.theme == "nord")
+        await shown.say("/set display.theme")
+        await shown.until(lambda: shown.app.theme == "kvchat")
+        assert shown.files.values["display.theme"] == ""
+
+
 async def test_a_setting_is_changed_where_all_are_listed(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say("/set")
