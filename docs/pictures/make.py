@@ -196,7 +196,7 @@ async def play_variants(person: Person) -> None:
 async def play_settings(person: Person) -> None:
     """What goes with a message, what is found, what can be set."""
     await person.commands("/new")
-    await person.says("Where does a block go when the device is full?")
+    await person.says("Where do blocks go when the memory is full?")
     await person.presses("ctrl+f", *"tier")
     await person.looks("find")
     await person.presses("escape")
