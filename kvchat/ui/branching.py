@@ -317,15 +317,14 @@ class Branching:
         await self._turns.show(self._screen.come_back_to(aside.back))
         self._tell_end(aside, is_gone)
 
-    def end_behind(self, conversation: ConversationView) -> bool:
-        """Throw away what has been answered behind the screen, if it is an aside; return whether it is."""
+    def is_aside(self, conversation: ConversationView) -> bool:
+        return self._aside_of(conversation) is not None
+
+    async def end_behind(self, conversation: ConversationView) -> None:
+        """Throw away what has been answered behind the screen, if it is an aside."""
         aside = self._aside_of(conversation)
         if aside is not None:
-            self._screen.begin(partial(self._end_behind, aside))
-        return aside is not None
-
-    async def _end_behind(self, aside: Aside) -> None:
-        self._tell_end(aside, await self._throw_away(aside))
+            self._tell_end(aside, await self._throw_away(aside))
 
     async def _throw_away(self, aside: Aside) -> bool:
         self.forget_asides(aside.here.session.id, aside.here.branch.name)

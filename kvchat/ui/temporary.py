@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 from kvchat.errors import KvchatError
@@ -18,6 +17,7 @@ _BEGUN = (
     "deleted, words and KV, when you leave it; /temp again keeps it."
     " Until then it is stored: kvchat --temp writes nothing at all"
 )
+_NOT_YET = "its first message is just being stored, so it is still temporary: /temp again keeps it"
 
 
 class TemporaryDesk(Desk, Protocol):
@@ -39,13 +39,17 @@ class Temporary:
         self._screen = screen
         self._chat = chat
         self._turns = turns
+        self._deleting: set[SessionId] = set()
 
     @property
     def is_shown(self) -> bool:
         shown = self._turns.conversation
         if shown is None:
             return self._turns.draft.is_temporary
-        return shown.session.id in self._turns.temporary
+        return self.is_temporary(shown)
+
+    def is_temporary(self, conversation: ConversationView) -> bool:
+        return conversation.session.id in self._turns.temporary
 
     def begin(self) -> None:
         """Begin a temporary conversation; keep the one on screen where it is one."""
@@ -55,6 +59,9 @@ class Temporary:
             self._screen.tell(_BEGUN, title="temporary")
             return
         shown = self._turns.conversation
+        if shown is None and self._turns.is_running:
+            self._screen.warn(_NOT_YET)
+            return
         if shown is None:
             self._turns.draft = replace(self._turns.draft, is_temporary=False)
         else:
@@ -64,40 +71,37 @@ class Temporary:
 
     async def left(self, conversation: ConversationView | None) -> None:
         """Delete what has left the screen, if it is temporary; while it is answered, it waits for the end."""
-        shown = self._turns.conversation
-        if conversation is None or conversation.session.id not in self._turns.temporary:
+        if conversation is None or not self.is_temporary(conversation):
             return
-        session_id = conversation.session.id
+        shown, session_id = self._turns.conversation, conversation.session.id
         is_shown = shown is not None and shown.session.id == session_id
-        if not is_shown and not self._turns.is_answering(session_id):
+        if not is_shown and session_id not in self._deleting and not self._turns.is_answering(session_id):
             await self._delete(conversation)
-
-    def ended_behind(self, conversation: ConversationView) -> bool:
-        """Delete what has been answered behind the screen, if it is temporary; return whether it is."""
-        is_temporary = conversation.session.id in self._turns.temporary
-        if is_temporary:
-            self._screen.begin(partial(self.left, conversation))
-        return is_temporary
 
     def delete_all(self) -> None:
         """Delete every temporary conversation, before the interface is left; one that still writes stays."""
         for session_id in list(self._turns.temporary):
-            if not self._turns.is_answering(session_id):
+            if not self._turns.is_writing_in(session_id):
                 with suppress(KvchatError):
                     self._chat.store.delete_session(session_id)
+                    self._turns.temporary.discard(session_id)
 
     async def _delete(self, conversation: ConversationView) -> None:
-        self._turns.temporary.discard(conversation.session.id)
+        session_id = conversation.session.id
+        self._deleting.add(session_id)
         try:
-            await self._screen.leave_session(conversation.session.id)
+            await self._screen.leave_session(session_id)
             await asyncio.to_thread(self._chat.close, conversation)
-            await asyncio.to_thread(self._chat.store.delete_session, conversation.session.id)
+            await asyncio.to_thread(self._chat.store.delete_session, session_id)
+            self._turns.temporary.discard(session_id)  # only now: until then leaving kvchat deletes it
             for words in await asyncio.to_thread(self._chat.store.still_readable):
                 self._screen.warn(words)
         except KvchatError as error:
             self._screen.warn(str(error))
         else:
             self._screen.tell("the temporary conversation is gone")
+        finally:
+            self._deleting.discard(session_id)
         self._screen.conversation_changed()
 
 

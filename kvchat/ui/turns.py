@@ -166,6 +166,11 @@ class Turns:
         """Whether a turn's thread runs in this line of a session, on screen or behind it."""
         return any(lane.feed.is_writing and lane.holds(conversation) for lane in self._lanes)
 
+    def is_writing_in(self, session_id: SessionId) -> bool:
+        """Whether a turn's thread runs in any line of a session, also where it was begun just now."""
+        writing = [lane.conversation or lane.answered for lane in self._lanes if lane.feed.is_writing]
+        return any(one is not None and one.session.id == session_id for one in writing)
+
     def settle_garbage(self) -> None:
         """Call once when the engine is loaded."""
         self._garbage.settle()
@@ -342,6 +347,7 @@ class Turns:
         conversation = lane.conversation
         if conversation is None:
             conversation = self._chat.create(title=lane.draft.title, system=lane.draft.system)
+            lane.answered = conversation  # first: what is temporary and not being written may be deleted
             if lane.draft.is_temporary:
                 self.temporary.add(conversation.session.id)
             yield ConversationOpened(conversation=conversation)

@@ -96,6 +96,10 @@ class Window:
             assert monotonic() < deadline, f"waited in vain; the screen shows:\n{self.text}"
             await self.pilot.pause(0.02)
 
+    async def until_at_rest(self) -> None:
+        """Wait until nothing runs beside the window that might still change something."""
+        await self.until(lambda: all(worker.is_finished for worker in self.app.workers))
+
     async def until_shown(self, text: str) -> None:
         await self.until(lambda: text in self.text)
 

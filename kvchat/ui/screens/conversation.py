@@ -166,6 +166,7 @@ class ConversationScreen(WindowScreen):
         """Put another conversation on the screen; the one that was there stays open behind it, and what is
         being answered there goes on. What is entered meanwhile is meant for the one that comes.
         """
+        self._give_back_entered()  # it was meant for what is opened no more
         self._is_opening = True
         self._open(opener, draft)
 
@@ -179,26 +180,36 @@ class ConversationScreen(WindowScreen):
             self.warn(str(error))
             self._give_back_entered()
             return
-        closing: list[ConversationView] = []
-        before = self.turns.conversation
-        is_gone = await self.branching.leave_aside(conversation)
-        if self.turns.conversation is not None and not self.turns.is_busy and not is_gone:
-            closing += self._kept.keep(self.turns.conversation)
-        if conversation is not None:
-            conversation, stale = self._kept.take(conversation)
-            closing += stale
-        self.courses.end_edit()
-        await self.turns.show(conversation, draft)
-        self.begin(partial(self.temporary.left, before))  # beside this: the next one to be opened ends this
+        conversation = await self._put_on_screen(conversation, draft)
         self._is_opening = False
         self.attaching.read_again()
         self.begin(partial(self.keeping.give_back, conversation))
         self._take_entered()
-        await self._close(closing)
         if conversation is not None:
             self.begin(partial(self._tell_reach, conversation), group="reach")
             for notice in await asyncio.to_thread(self._chat.notices, conversation):
                 self.warn(notice)
+
+    async def _put_on_screen(
+        self, conversation: ConversationView | None, draft: Draft | None
+    ) -> ConversationView | None:
+        """Show what was opened, as it was left if it is kept. Let go of what leaves, also when ended."""
+        closing: list[ConversationView] = []
+        before = self.turns.conversation
+        try:
+            is_gone = await self.branching.leave_aside(conversation)
+            if self.turns.conversation is not None and not self.turns.is_busy and not is_gone:
+                closing += self._kept.keep(self.turns.conversation)
+            if conversation is not None:
+                conversation, stale = self._kept.take(conversation)
+                closing += stale
+            self.courses.end_edit()
+            await self.turns.show(conversation, draft)
+        finally:  # beside this: the next one to be opened ends this
+            self.begin(partial(self.temporary.left, before))
+            if closing:
+                self.begin(partial(self._close, closing))
+        return conversation
 
     def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
         if self._is_opening:
@@ -217,12 +228,24 @@ class ConversationScreen(WindowScreen):
             self.on_prompt_submitted(event)
 
     def _give_back_entered(self) -> None:
-        """Put what was meant for a conversation that did not come into the prompt again."""
-        for event in self._let_go_of_entered():
-            if event.is_command:
-                self.restore_command(event.text)
-            else:
+        """Put what was meant for a conversation that did not come into the prompt again; the history has the
+        commands among messages.
+        """
+        entered = self._let_go_of_entered()
+        has_messages = any(not event.is_command for event in entered)
+        for event in entered:
+            for text in (
+                *event.pasted,
+                *event.stored,
+            ):  # a mark in them reads no file at the next enter either
+                self.prompt.note_stored(text)
+            if event.is_command and has_messages:
+                self.prompt.remember(event.text, is_command=True)
+        for event in reversed(entered):
+            if not event.is_command:
                 self.give_back(event.text)
+            elif not has_messages:
+                self.restore_command(event.text)
 
     def _let_go_of_entered(self) -> Sequence[Prompt.Submitted]:
         entered, self._entered = self._entered, []
@@ -291,10 +314,16 @@ class ConversationScreen(WindowScreen):
         self.notify(message, title=title, severity="warning", timeout=15, markup=False)
 
     def ended_behind(self, conversation: ConversationView) -> None:
-        if self.branching.end_behind(conversation) or self.temporary.ended_behind(conversation):
+        if self.branching.is_aside(conversation) or self.temporary.is_temporary(conversation):
+            self.begin(partial(self._let_go_behind, conversation))
             return
         self.tell("the answer has ended", title=self.shelf.title(conversation.session.id))
         self.run_worker(self._close(self._kept.keep(conversation)))
+
+    async def _let_go_behind(self, conversation: ConversationView) -> None:
+        """Throw away what is not to stay once it is answered: an aside first, which may be temporary too."""
+        await self.branching.end_behind(conversation)
+        await self.temporary.left(conversation)
 
     def turn_ended(self) -> None:
         if not self.turns.is_any_running:

@@ -171,6 +171,7 @@ async def test_what_is_told_of_an_answer_is_told_of_one_behind_the_screen_with_i
         await shown.pilot.press("ctrl+n")
         await shown.until(lambda: not shown.questions)
         await go_to(shown, "first")
+        await shown.until_at_rest()
         assert "f9 or /answer" not in shown.text
         assert shown.files.formats == []
 

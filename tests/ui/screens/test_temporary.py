@@ -5,9 +5,11 @@ from threading import Event
 
 import pytest
 
+from kvchat.errors import StorageError
+from kvchat.session.tree import SessionId
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import Window, window
-from tests.ui.scripted import Answer, ScriptedChat
+from tests.ui.scripted import Answer, ScriptedChat, ScriptedConversation
 
 pytestmark = pytest.mark.tui
 
@@ -56,6 +58,7 @@ async def test_it_waits_for_the_end_of_its_answer(tmp_path: Path) -> None:
         await shown.until(lambda: titles(shown) == ["Oslo", "a secret"])
         await shown.say("/switch Oslo")
         await shown.until(lambda: shown.questions == ["By boat?"])
+        await shown.until_at_rest()
         assert titles(shown) == ["Oslo", "a secret"]
         hold.set()
         await shown.until(lambda: titles(shown) == ["Oslo"])
@@ -69,6 +72,7 @@ async def test_asked_again_it_is_kept(tmp_path: Path) -> None:
         await shown.until_shown("this conversation is kept")
         await shown.say("/switch Oslo")
         await shown.until(lambda: shown.questions == ["By boat?"])
+        await shown.until_at_rest()
         assert titles(shown) == ["Oslo", "no secret"]
 
 
@@ -78,6 +82,131 @@ async def test_leaving_kvchat_deletes_it(tmp_path: Path) -> None:
         await shown.say_and_wait("a secret")
         shown.screen.quit()
         assert titles(shown) == ["Oslo"]
+
+
+async def test_leaving_kvchat_deletes_one_whose_answer_that_stops(tmp_path: Path) -> None:
+    gate = Event()
+    async with window(tmp_path, Answer(text="word " * 9, hold=gate), prepare=talk) as shown:
+        await shown.say("/temp")
+        await shown.say("a secret")
+        await shown.until(lambda: titles(shown) == ["Oslo", "a secret"])
+        gate.set()
+        shown.screen.quit()
+        assert titles(shown) == ["Oslo"]
+
+
+@pytest.mark.slow
+async def test_a_window_that_fails_deletes_it(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk) as shown:
+        await shown.say("/temp")
+        await shown.say_and_wait("a secret")
+        shown.app._fatal_error()
+        assert titles(shown) == ["Oslo"]
+
+
+@pytest.mark.slow
+async def test_it_is_deleted_where_the_opening_that_left_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with window(tmp_path, prepare=talk) as shown:
+        await shown.say("/temp")
+        await shown.say_and_wait("a secret")
+        opens = iter([shown.screen.verbs.new])
+
+        def open_another(conversation: ScriptedConversation) -> None:
+            for one in opens:
+                one()
+
+        monkeypatch.setattr(shown.chat, "bring_forward", open_another)
+        await shown.say("/switch Oslo")
+        await shown.until(lambda: titles(shown) == ["Oslo"])
+        await shown.until(lambda: shown.questions == [])
+
+
+async def test_it_is_deleted_behind_an_aside_that_was_being_answered(tmp_path: Path) -> None:
+    hold = Event()
+    async with window(tmp_path, Answer(), Answer(hold=hold), prepare=talk) as shown:
+        await shown.say("/temp")
+        await shown.say_and_wait("a secret")
+        await shown.say("/aside another")
+        await shown.until(lambda: shown.chat.sent == ["a secret", "another"])
+        await shown.say("/switch Oslo")
+        await shown.until(lambda: shown.questions == ["By boat?"])
+        await shown.until_at_rest()
+        assert titles(shown) == ["Oslo", "a secret"]
+        hold.set()
+        await shown.until(lambda: titles(shown) == ["Oslo"])
+        told = {one.message.split(",")[0] for one in shown.app._notifications}
+        assert "the aside is gone" in told
+
+
+@pytest.mark.slow
+async def test_one_that_cannot_be_deleted_is_deleted_when_kvchat_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(session_id: SessionId) -> None:
+        raise StorageError("the disk is away")
+
+    async with window(tmp_path, prepare=talk) as shown:
+        await shown.say("/temp")
+        await shown.say_and_wait("a secret")
+        with monkeypatch.context() as patch:
+            patch.setattr(shown.chat.store, "delete_session", refuse)
+            await shown.say("/switch Oslo")
+            await shown.until_shown("the disk is away")
+            await shown.until_at_rest()
+        assert titles(shown) == ["Oslo", "a secret"]
+        shown.screen.quit()
+        assert titles(shown) == ["Oslo"]
+
+
+@pytest.mark.slow
+async def test_one_that_is_being_let_go_of_is_deleted_when_kvchat_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate = Event(), Event()
+
+    def close(conversation: ScriptedConversation) -> None:
+        begun.set()
+        gate.wait(20)
+        raise StorageError("it is gone")
+
+    async with window(tmp_path, prepare=talk) as shown:
+        await shown.say("/temp")
+        await shown.say_and_wait("a secret")
+        monkeypatch.setattr(shown.chat, "close", close)
+        await shown.say("/switch Oslo")
+        await shown.until(begun.is_set)
+        shown.screen.quit()
+        assert titles(shown) == ["Oslo"]
+        gate.set()
+
+
+@pytest.mark.slow
+async def test_it_is_not_said_to_be_kept_while_its_first_message_is_being_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate = Event(), Event()
+    async with window(tmp_path, prepare=talk) as shown:
+        create = shown.chat.create
+
+        def late(title: str = "", system: str = "") -> ScriptedConversation:
+            begun.set()
+            gate.wait(20)
+            return create(title, system)
+
+        monkeypatch.setattr(shown.chat, "create", late)
+        await shown.say("/temp")
+        await shown.say("a secret")
+        await shown.until(begun.is_set)
+        await shown.say("/temp")
+        await shown.until_shown("still temporary: /temp again keeps it")
+        gate.set()
+        await shown.until_shown("deleted when you leave")
+        await shown.until(lambda: not shown.screen.turns.is_busy)
+        assert not any("is kept" in one.message for one in shown.app._notifications)
+        await shown.say("/switch Oslo")
+        await shown.until(lambda: titles(shown) == ["Oslo"])
 
 
 async def test_clear_begins_another_conversation_and_deletes_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,107 @@
+"""What is entered while a conversation is being opened is meant for that one, and comes back without it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from textual import events
+
+from tests.ui.harness import Window, window
+from tests.ui.scripted import ScriptedChat, ScriptedConversation
+
+pytestmark = pytest.mark.tui
+
+
+def talk(chat: ScriptedChat) -> None:
+    chat.add_session("Oslo", [("By boat?", "Yes.")])
+
+
+def opener(shown: Window, gate: asyncio.Event, title: str) -> Callable[[], Awaitable[ScriptedConversation]]:
+    """Return what opens a conversation once the gate is open."""
+
+    async def opened() -> ScriptedConversation:
+        await gate.wait()
+        return shown.chat.open(title)
+
+    return opened
+
+
+async def refused(shown: Window, gate: asyncio.Event) -> None:
+    """End an opening in vain."""
+    gate.set()
+    await shown.until(lambda: any("no session" in one.message for one in shown.app._notifications))
+    await shown.until_at_rest()
+
+
+async def test_a_pasted_mark_that_comes_back_reads_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text("one")
+    monkeypatch.chdir(tmp_path)
+    async with window(tmp_path) as shown:
+        gate = asyncio.Event()
+        shown.screen.open_with(opener(shown, gate, "Bergen"))
+        shown.app.post_message(events.Paste("see @notes.txt"))
+        await shown.until(lambda: shown.screen.prompt.text == "see @notes.txt")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: shown.screen.attaching.waiting == ["see @notes.txt"])
+        await refused(shown, gate)
+        assert shown.screen.prompt.text == "see @notes.txt"
+        await shown.pilot.press("enter")
+        await shown.until(lambda: bool(shown.chat.sent) and not shown.screen.turns.is_busy)
+        assert shown.chat.sent == ["see @notes.txt"]
+
+
+async def test_messages_come_back_in_their_order_and_commands_among_them_are_in_the_history(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path) as shown:
+        gate = asyncio.Event()
+        shown.screen.open_with(opener(shown, gate, "Bergen"))
+        await shown.say("first")
+        await shown.say("/title Fjords")
+        await shown.say("second")
+        await shown.until(lambda: shown.screen.attaching.waiting == ["first", "second"])
+        await shown.type("and")
+        await refused(shown, gate)
+        assert shown.screen.prompt.text == "first\nsecond\nand"
+        await shown.pilot.press("up", "up", "up")
+        await shown.until(lambda: shown.screen.prompt.text == "/title Fjords")
+
+
+async def test_what_was_entered_for_one_conversation_does_not_go_to_another(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk) as shown:
+        shown.screen.open_with(opener(shown, asyncio.Event(), "Oslo"))
+        await shown.say("for Oslo")
+        await shown.until(lambda: shown.screen.attaching.waiting == ["for Oslo"])
+        await shown.pilot.press("ctrl+n")
+        await shown.until_at_rest()
+        assert shown.screen.prompt.text == "for Oslo"
+        assert shown.screen.attaching.waiting == []
+        assert (shown.chat.sent, shown.screen.turns.is_busy) == ([], False)
+
+
+@pytest.mark.slow
+async def test_all_that_is_kept_open_no_more_is_closed_though_another_is_opened_at_once(
+    tmp_path: Path,
+) -> None:
+    titles = ["Oslo", "Bergen", "Tromso", "Bodo", "Voss"]
+
+    def prepare(chat: ScriptedChat) -> None:
+        for title in titles:
+            chat.add_session(title, [(f"{title}?", "Yes.")])
+
+    async with window(tmp_path, prepare=prepare) as shown:
+        for title in titles:
+            await shown.say(f"/switch {title}")
+            await shown.until(lambda title=title: shown.questions == [f"{title}?"])  # type: ignore[misc]
+        oldest, moved = shown.chat.open("Oslo").session.id, shown.chat.open("Tromso")
+        shown.chat.store.paths[moved.session.id, moved.branch.name] = moved.turns[:1]  # by another window
+        gate = asyncio.Event()
+        shown.screen.open_with(opener(shown, gate, "Tromso"))
+        await shown.say("/switch Voss")
+        gate.set()
+        await shown.until(lambda: shown.questions == ["Voss?"])
+        await shown.until_at_rest()
+        assert {oldest, moved.session.id} <= set(shown.chat.closed)
