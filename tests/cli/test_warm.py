@@ -156,11 +156,14 @@ def _spread(num: int, over: int) -> list[int]:
 
 def test_questions_at_once_are_answered_in_turn_and_nothing_is_lost(ask: Asker) -> None:
     answers_in_order(ask, ["one", "two"], num_each=3, num_cold=0)
+    assert [len(ask.turns(name)) for name in ("one", "two")] == [2 * (3 + 1)] * 2
 
 
 @pytest.mark.slow
 def test_fifty_questions_in_ten_sessions_at_once_with_four_engines_beside(ask: Asker) -> None:
-    answers_in_order(ask, [f"session-{number}" for number in range(10)], num_each=5, num_cold=4)
+    names = [f"session-{number}" for number in range(10)]
+    answers_in_order(ask, names, num_each=5, num_cold=4)
+    assert [len(ask.turns(name)) for name in names] == [2 * (5 + 1)] * 10
 
 
 def test_a_closed_pipe_and_ctrl_c_stop_the_borrowed_engine_at_once(ask: Asker) -> None:

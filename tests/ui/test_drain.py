@@ -49,6 +49,7 @@ def test_waking_it_does_not_wait_for_the_next_time() -> None:
             for _ in range(3):
                 Thread(target=window.drain_turns.wake).start()
                 await window.next_drain()
+            assert window.most_at_once == 1
 
     asyncio.run(run())
 
@@ -143,6 +144,7 @@ def test_what_is_drawn_while_the_window_closes_is_let_go() -> None:
         async with window.run_test():
             window.drain_turns.wake()
             await asyncio.wait_for(window.begun.wait(), LONG_S / 2)
+        assert not window.is_running
 
     asyncio.run(run())
 
@@ -178,5 +180,6 @@ def test_what_is_drawn_when_the_person_leaves_is_let_go() -> None:
         async with window.run_test():
             window.drain_turns.wake()
             await asyncio.wait_for(window.begun.wait(), LONG_S / 2)
+        assert not window.is_running
 
     asyncio.run(run())

@@ -135,7 +135,9 @@ def test_tails_of_every_length_are_seen_up_to_the_query(
     tail_len: int, num_new: int, library: Library
 ) -> None:
     case = make_case(SHAPES["15 on 5 of 64"], (40,), min(num_new, tail_len), tail_len)
-    check(case.found(library), case.wanted())
+    found = case.found(library)
+    check(found, case.wanted())
+    assert not torch.isnan(found.out).any()  # as it is where nothing was written
 
 
 @all_shapes
@@ -180,7 +182,9 @@ def test_of_chunks_that_are_alike_the_first_are_taken(num_new: int, library: Lib
     for num_chosen in (1, 20, 37, 250):
         choice = replace(case.choice, stands=tuple(stands), num_chosen=num_chosen)
         alike = replace(case, query=query, choice=choice)
-        check(alike.found(library), alike.wanted())
+        found = alike.found(library)
+        check(found, alike.wanted())
+        assert found.chosen.shape[1] == num_chosen
 
 
 def test_of_chunks_that_are_all_alike_the_first_are_taken(library: Library) -> None:

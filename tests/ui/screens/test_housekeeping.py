@@ -62,6 +62,7 @@ async def test_other_colours_leave_the_window_as_it_is(tmp_path: Path, theme: st
 async def test_a_theme_that_is_not_there_is_named_and_the_window_opens(tmp_path: Path) -> None:
     async with window(tmp_path, appearance=Appearance(theme="none")) as shown:
         await shown.until_shown("there is no theme 'none'")
+        assert shown.app.theme == "kvchat"
 
 
 async def test_a_theme_is_kept_for_the_next_time(tmp_path: Path) -> None:
@@ -88,12 +89,14 @@ async def test_a_setting_is_changed_where_all_are_listed(tmp_path: Path) -> None
         await shown.pilot.press("0", "full_stop", "7", "enter")
         await shown.until(lambda: shown.files.values["sampling.temperature"] == "0.7")
         await shown.until_shown("sampling.temperature = 0.7")
+        assert shown.files.values["sampling.temperature"] == "0.7"
 
 
 async def test_how_tokens_are_chosen_counts_from_the_next_message_on(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say("/set sampling.temperature 0.7")
         await shown.until(lambda: shown.chat.sampling.temperature == 0.7)
+        assert shown.files.values["sampling.temperature"] == "0.7"
 
 
 async def test_a_system_prompt_that_is_set_begins_the_next_conversation(tmp_path: Path) -> None:
@@ -119,6 +122,7 @@ async def test_a_setting_that_is_not_there_is_refused(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say("/set no.such thing")
         await shown.until_shown("there is no setting 'no.such'")
+        assert "no.such" not in shown.files.values
 
 
 async def test_another_model_is_chosen_by_what_fits(tmp_path: Path) -> None:

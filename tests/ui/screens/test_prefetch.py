@@ -40,6 +40,7 @@ async def test_a_conversation_that_comes_on_screen_says_from_which_tier_once_the
         engine.phase = EnginePhase.READY
         words = "16 of 16 tokens are kept (384 KiB) on disk"
         await shown.until(lambda: words in [notice.message for notice in shown.app._notifications])
+        assert shown.chat.sent == []
 
 
 async def test_a_session_that_is_selected_in_the_list_is_loaded_before_it_is_opened(tmp_path: Path) -> None:
@@ -57,3 +58,4 @@ async def test_a_session_that_is_selected_in_the_list_is_loaded_before_it_is_ope
         await shown.until(lambda: shown.chat.prefetched[-1] not in (None, selected))
         await shown.pilot.press("escape")
         await shown.until(lambda: shown.chat.prefetched[-1] is None)
+        assert shown.questions == []

@@ -121,6 +121,7 @@ async def test_it_is_deleted_where_the_opening_that_left_it_is_interrupted(
         await shown.say("/switch Oslo")
         await shown.until(lambda: titles(shown) == ["Oslo"])
         await shown.until(lambda: shown.questions == [])
+        assert next(opens, None) is None
 
 
 async def test_it_is_deleted_behind_an_aside_that_was_being_answered(tmp_path: Path) -> None:

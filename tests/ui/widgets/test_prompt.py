@@ -55,6 +55,7 @@ async def test_what_is_no_command_any_more_is_sent_though_its_keys_come_in_one_b
     async with window(tmp_path) as shown:
         press_at_once(shown, "/", "n", "backspace", "backspace", "o", "h", "enter")
         await shown.until(lambda: shown.chat.sent == ["oh"])
+        assert shown.screen.prompt.text == ""
 
 
 async def test_a_choice_that_was_moved_to_in_a_burst_is_taken(tmp_path: Path) -> None:
