@@ -20,6 +20,7 @@ from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.config import CACHE_FORMATS, SPECULATE, EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, UsageError
+from kvchat.paths import Paths, places
 from kvchat.quantities import (
     integer,
     keys,
@@ -42,36 +43,6 @@ EVICT, COMPRESS = "evict", "compress"
 DEFAULT_MAX_TOKENS = 1024
 DEFAULT_DISK_BYTES = 20 * 2**30
 """A cache that grows without a bound fills a disk in days; what goes first is what was used longest ago."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paths:
-    """Where kvchat keeps what. Nothing here has been created."""
-
-    config_file: Path
-    data_dir: Path
-    """Conversations: cannot be computed again."""
-    cache_dir: Path
-    """KV blocks: may be deleted at any time."""
-    state_dir: Path
-    """The log."""
-    runtime_dir: Path
-
-    @property
-    def sessions_db(self) -> Path:
-        return self.data_dir / "sessions.db"
-
-    @property
-    def packs_dir(self) -> Path:
-        return self.data_dir / "packs"
-
-    @property
-    def unsent_dir(self) -> Path:
-        return self.data_dir / "unsent"
-
-    @property
-    def log_file(self) -> Path:
-        return self.state_dir / "kvchat.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +147,7 @@ def read_settings(
     environ = os.environ if environ is None else environ
     layers = read_layers(flags, environ=environ, cwd=cwd, config_file=config_file)
     values = {name: value for layer in layers for name, value in layer.values.items()}
-    return _assemble(values, _places(environ)[0], _chosen_file(environ, config_file))
+    return _assemble(values, places(environ)[0], _chosen_file(environ, config_file))
 
 
 def read_layers(
@@ -190,7 +161,7 @@ def read_layers(
     """Return every layer of settings; see `read_settings`. `document` stands in for the person's own file."""
     environ = os.environ if environ is None else environ
     chosen = _chosen_file(environ, config_file)
-    paths, system_file = _places(environ)
+    paths, system_file = places(environ)
     own = chosen or paths.config_file
     if chosen is not None and document is None and not chosen.is_file():
         raise ConfigError(f"there is no configuration file {chosen}")
@@ -207,7 +178,7 @@ def read_layers(
 
 def own_file(config_file: Path | None = None) -> Path:
     """Return where the person's configuration file is, or would be."""
-    return _chosen_file(os.environ, config_file) or _places(os.environ)[0].config_file
+    return _chosen_file(os.environ, config_file) or places(os.environ)[0].config_file
 
 
 def _chosen_file(environ: Mapping[str, str], config_file: Path | None) -> Path | None:
@@ -282,36 +253,6 @@ PASSPHRASE_VARIABLES = ("KVCHAT_PASSPHRASE", "KVCHAT_PASSPHRASE_FD", "KVCHAT_NEW
 
 _NO_SETTINGS = (*_PLACES, *PASSPHRASE_VARIABLES, "KVCHAT_DEBUG_KERNELS")
 """The last one is read where kernels are launched."""
-
-
-def _places(environ: Mapping[str, str]) -> tuple[Paths, Path | None]:
-    """Return the standard places and the system's file; beside a KVCHAT_HOME no system file counts."""
-    home = environ.get("KVCHAT_HOME")
-    if home:
-        root = path(home)
-        names = ("data", "cache", "state", "run")
-        data_dir, cache_dir, state_dir, runtime_dir = (root / name for name in names)
-        config_file, system_file = root / "config.toml", None
-    else:
-        from platformdirs import PlatformDirs
-
-        dirs = PlatformDirs("kvchat", appauthor=False)
-        try:
-            data_dir, cache_dir, state_dir = dirs.user_data_path, dirs.user_cache_path, dirs.user_state_path
-            config_file = dirs.user_config_path / "config.toml"
-        except RuntimeError as error:
-            raise ConfigError("nobody knows where your home is; set HOME, or KVCHAT_HOME") from error
-        runtime_root = environ.get("XDG_RUNTIME_DIR", "")
-        runtime_dir = Path(runtime_root) / "kvchat" if runtime_root.startswith("/") else state_dir / "run"
-        system_file = dirs.site_config_path / "config.toml"
-    paths = Paths(
-        config_file=config_file,
-        data_dir=data_dir,
-        cache_dir=cache_dir,
-        state_dir=state_dir,
-        runtime_dir=runtime_dir,
-    )
-    return paths, system_file
 
 
 def _from_file(file: Path, *, is_project: bool = False) -> dict[str, object]:

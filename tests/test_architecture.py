@@ -32,6 +32,7 @@ FLOORS = {
     "kvchat.sealing": 0,
     "kvchat.sqlite_files": 0,
     "kvchat.config": 0,
+    "kvchat.paths": 0,
     "kvchat.engine.api": 0,
     "kvchat.engine.batch": 0,
     "kvchat.engine.cache.plan": 0,
@@ -77,6 +78,7 @@ FLOORS = {
 FOUNDATIONS = (
     "kvchat.errors",
     "kvchat.quantities",
+    "kvchat.paths",
     "kvchat.directories",
     "kvchat.writers",
     "kvchat.sealing",
@@ -114,6 +116,7 @@ WITHOUT_TORCH = (
     "kvchat.sealing",
     "kvchat.sqlite_files",
     "kvchat.config",
+    "kvchat.paths",
     "kvchat.errors",
     "kvchat.client",
     "kvchat.recorder",

@@ -18,11 +18,12 @@ from kvchat.cli.encryption_check import find_encryption
 from kvchat.cli.finding import Finding, State
 from kvchat.cli.options import DoctorOptions
 from kvchat.cli.streams import Output
-from kvchat.config import Paths, Settings
+from kvchat.config import Settings
 from kvchat.engine.api.config import Capacity, EngineInfo
 from kvchat.engine.memory.block_seal import seal_of
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import KvchatError, StorageError
+from kvchat.paths import Paths
 from kvchat.ui.figures import bytes_text, count_text, plural
 
 _PACKAGES = ("kvchat", "torch", "transformers", "tokenizers", "safetensors", "textual")

@@ -8,8 +8,9 @@ from dataclasses import replace
 from kvchat.cli import passphrase, unlocking
 from kvchat.cli.options import EncryptOptions, ListOptions
 from kvchat.cli.streams import Output, Status, as_json
-from kvchat.config import Paths, Settings
+from kvchat.config import Settings
 from kvchat.errors import UsageError
+from kvchat.paths import Paths
 from kvchat.sealing.key_file import LOG_N, KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
 from kvchat.sealing.sealer import KEY_BYTES, Sealer, require_packages
 from kvchat.session.packs import PackShelf

@@ -8,9 +8,9 @@ from logging.handlers import RotatingFileHandler
 from traceback import format_tb
 from types import TracebackType
 
-from kvchat.config import Paths
 from kvchat.directories import make_private
 from kvchat.errors import StorageError
+from kvchat.paths import Paths
 from kvchat.sealing.key_file import key_path
 
 _MAX_BYTES = 1 << 20

@@ -10,8 +10,8 @@ from kvchat.cli.serve_options import ServeOptions
 from kvchat.cli.signals import StopAsked, StopSignals
 from kvchat.cli.streams import Output, Status, as_json
 from kvchat.cli.waiting import wait_until_loaded
-from kvchat.config import Paths
 from kvchat.errors import ConfigError, EngineFailed, UsageError
+from kvchat.paths import Paths
 from kvchat.serve.api_key import own_key, read_key
 
 _IDLE_S = 900.0

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 from kvchat.cli import passphrase
-from kvchat.config import Paths, Settings
+from kvchat.config import Settings
 from kvchat.directories import make_private
 from kvchat.errors import EncryptionError, StorageError
+from kvchat.paths import Paths
 from kvchat.sealing.key_file import KeyFile, Kind, State, forget_key, key_path, read_key, write_key
 from kvchat.sealing.sealer import Sealer, require_packages
 

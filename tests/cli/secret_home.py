@@ -4,7 +4,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from kvchat.config import Paths, read_settings
+from kvchat.config import read_settings
+from kvchat.paths import Paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN
 from tests.session.turns import exchange

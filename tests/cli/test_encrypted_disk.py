@@ -12,8 +12,9 @@ from random import Random
 import pytest
 
 from kvchat.cli import unlocking
-from kvchat.config import Paths, read_settings
+from kvchat.config import read_settings
 from kvchat.engine.api.ids import u32le
+from kvchat.paths import Paths
 from kvchat.sealing.sealer import Sealer
 from kvchat.session.store import SessionStore
 from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, Run, files_with, make_talk, paths_of

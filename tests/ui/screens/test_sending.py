@@ -31,6 +31,18 @@ def with_file(chat: ScriptedChat) -> None:
     chat.add_session("Oslo", [("By boat?", "By train."), (f"{FILE}What is it?", "Two lines.")])
 
 
+def hold_look_up(monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Let no marked file be read until the event that is returned is set."""
+    gate = Event()
+
+    def late(words: str, marks: Sequence[str]) -> sending.Marked:
+        gate.wait(20)
+        return look_up(words, marks)
+
+    monkeypatch.setattr(sending, "look_up", late)
+    return gate
+
+
 async def until_sent(shown: Window, predicate: Callable[[], bool]) -> None:
     """Wait until something was sent, and answered."""
     await shown.until(predicate)
@@ -146,13 +158,7 @@ async def test_what_waits_for_its_file_is_kept_when_the_window_closes(tmp_path: 
 async def test_a_message_whose_conversation_was_left_says_where_enter_sends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Event()
-
-    def late(words: str, marks: Sequence[str]) -> sending.Marked:
-        gate.wait(20)
-        return look_up(words, marks)
-
-    monkeypatch.setattr(sending, "look_up", late)
+    gate = hold_look_up(monkeypatch)
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")
         await burst(shown, "look at @notes.txt\n")
@@ -203,13 +209,7 @@ async def test_what_is_attached_to_a_change_that_is_given_up_goes_with_the_next_
 async def test_a_message_that_waits_for_a_file_does_not_become_a_change_begun_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Event()
-
-    def late(words: str, marks: Sequence[str]) -> sending.Marked:
-        gate.wait(20)
-        return look_up(words, marks)
-
-    monkeypatch.setattr(sending, "look_up", late)
+    gate = hold_look_up(monkeypatch)
     async with window(tmp_path, prepare=with_file, initial="Oslo") as shown:
         await shown.until(lambda: len(shown.questions) == 2)
         await burst(shown, "look at @notes.txt\n")
