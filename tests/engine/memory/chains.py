@@ -108,3 +108,10 @@ def lose_row(store: DiskStore, cache_dir: Path, block: Block) -> None:
     aside = path.rename(cache_dir / "aside")
     store._index.drop([(FINGERPRINT, block.key, block.header.group)])
     aside.rename(path)
+
+
+TREE = {
+    tuple(path): chain([step * 10 + place for step in path for place in range(BLOCK_SIZE)])[-1]
+    for path in ([a, *rest] for a in range(4) for rest in ([], [0], [1], [0, 0], [0, 1], [1, 0]))
+}
+"""Blocks of conversations that share beginnings, by the steps that lead to each."""

@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kvchat.engine.cache.eviction import Eviction
+from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.files import SystemFiles
 from tests.engine.memory.chains import (
@@ -49,6 +50,11 @@ class Disk:
         self.clock = Clock()
         self.bytes_each = file_bytes(directory / "sized")
         self.store = self._open()
+
+    def keep(self, blocks: Iterable[Block]) -> None:
+        """Keep these, and what they stand on, as a pack does."""
+        with closing(BlockCatalog(self.directory / "cache")) as catalog:
+            catalog.keep("pack", FINGERPRINT, [block.key for block in blocks])
 
     def _open(self) -> DiskStore:
         return DiskStore(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import IndexedBlock
 from kvchat.engine.memory.disk_order import MAX_GHOSTS, DiskOrder
 from kvchat.engine.memory.disk_store import DiskStore
@@ -22,9 +21,9 @@ from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,
     FULL,
+    TREE,
     Block,
     block_behind,
-    chain,
     open_store,
 )
 from tests.engine.memory.small_disk import Disk, HastyFiles, conversation, file_bytes
@@ -106,8 +105,7 @@ def test_what_is_kept_stays_whatever_is_used_again(tmp_path: Path, eviction: Evi
     disk = Disk(tmp_path, 10, eviction)
     kept, hot = conversation(1, 3), conversation(2, 4)
     disk.request(kept)
-    with closing(BlockCatalog(tmp_path / "cache")) as catalog:
-        catalog.keep("pack", FINGERPRINT, [block.key for block in kept])
+    disk.keep(kept)
     for _ in range(3):
         disk.request(hot)
     disk.request(conversation(77, 100))
@@ -120,8 +118,7 @@ def test_an_unused_pack_keeps_no_new_conversation_from_a_disk_of_what_is_used_ag
     disk = Disk(tmp_path, 20)
     pack, hot = conversation(1, 4), conversation(2, 16)
     disk.request(pack)
-    with closing(BlockCatalog(tmp_path / "cache")) as catalog:
-        catalog.keep("pack", FINGERPRINT, [block.key for block in pack])
+    disk.keep(pack)
     for _ in range(2):
         disk.request(hot)
     new = conversation(3, 2)
@@ -256,10 +253,6 @@ class SlowDisk:
             self.rows[key].used_s, self.rows[key].is_proven = now_s, True
 
 
-TREE = {
-    tuple(path): chain([step * 10 + place for step in path for place in range(BLOCK_SIZE)])[-1]
-    for path in ([a, *rest] for a in range(4) for rest in ([], [0], [1], [0, 0], [0, 1], [1, 0]))
-}
 ACTIONS = st.tuples(
     st.sampled_from(["write", "write", "write", "touch", "touch", "keep", "reopen"]),
     st.sampled_from(sorted(TREE)),
@@ -286,8 +279,7 @@ def test_on_any_trace_the_same_blocks_go_as_in_the_slow_reference(
                 disk.touch([block])
                 slow.touch(block.key, disk.clock.now_s)
             elif action == "keep":
-                with closing(BlockCatalog(Path(directory) / "cache")) as catalog:
-                    catalog.keep("pack", FINGERPRINT, [block.key])
+                disk.keep([block])
                 slow.kept = {block.key}
             else:
                 disk.reopen()

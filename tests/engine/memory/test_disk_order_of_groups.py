@@ -1,7 +1,6 @@
 """Which blocks on disk make room where a layer group keeps all blocks and another the last of a window."""
 
 from collections.abc import Iterable
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,8 +11,13 @@ from hypothesis import strategies as st
 
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.cache.eviction import Eviction
-from kvchat.engine.memory.block_catalog import BlockCatalog
-from tests.engine.memory.chains import BLOCK_SIZE, FINGERPRINT, FULL, SLIDING, Block, block_behind, chain
+from tests.engine.memory.chains import (
+    FULL,
+    SLIDING,
+    TREE,
+    Block,
+    block_behind,
+)
 from tests.engine.memory.small_disk import Disk, conversation
 
 pytestmark = pytest.mark.pure
@@ -133,10 +137,6 @@ def oldest(leaves: Iterable[Leaf]) -> Leaf | None:
     return min(leaves, key=lambda leaf: leaf.used_s, default=None)
 
 
-TREE = {
-    tuple(path): chain([step * 10 + place for step in path for place in range(BLOCK_SIZE)])[-1]
-    for path in ([a, *rest] for a in range(4) for rest in ([], [0], [1], [0, 0], [0, 1], [1, 0]))
-}
 ACTIONS = st.tuples(
     st.sampled_from(["write", "write", "write both", "write both", "touch", "touch", "keep", "reopen"]),
     st.sampled_from(sorted(TREE)),
@@ -171,8 +171,7 @@ def test_on_any_trace_of_two_groups_the_same_files_go_as_in_the_slow_reference(
                 disk.touch([block])
                 slow.touch(block.key, disk.clock.now_s)
             elif action == "keep":
-                with closing(BlockCatalog(Path(directory) / "cache")) as catalog:
-                    catalog.keep("pack", FINGERPRINT, [block.key])
+                disk.keep([block])
                 slow.kept = {block.key}
             else:
                 disk.reopen()
@@ -208,8 +207,7 @@ def test_of_a_block_that_has_no_room_in_one_group_nothing_is_written_in_another(
         disk.write(block)
         disk.write(sliding(block))
     disk.write(sliding(kept))
-    with closing(BlockCatalog(tmp_path / "cache")) as catalog:
-        catalog.keep("pack", FINGERPRINT, [kept.key])
+    disk.keep([kept])
     disk.touch([*blocks[:2], kept])
     num_bytes = disk.store.total_usage().num_bytes
     assert not disk.write(blocks[2])

@@ -1,13 +1,11 @@
 """Room for what is written soon is made at one time: as much as is asked for, or told that there is none."""
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import FINGERPRINT, chain, path_of, read
+from tests.engine.memory.chains import chain, path_of, read
 from tests.engine.memory.small_disk import Disk, conversation
 
 pytestmark = pytest.mark.pure
@@ -51,8 +49,7 @@ def test_what_is_kept_makes_no_room(tmp_path: Path) -> None:
     blocks = conversation(1, 3)
     for block in blocks:
         disk.write(block)
-    with closing(BlockCatalog(tmp_path / "cache")) as catalog:
-        catalog.keep("pack", FINGERPRINT, [block.key for block in blocks])
+    disk.keep(blocks)
     assert not disk.store.make_room(2 * disk.bytes_each)
     assert disk.found(blocks) == 3
 
