@@ -234,10 +234,8 @@ class ConversationScreen(WindowScreen):
         entered = self._let_go_of_entered()
         has_messages = any(not event.is_command for event in entered)
         for event in entered:
-            for text in (
-                *event.pasted,
-                *event.stored,
-            ):  # a mark in them reads no file at the next enter either
+            # A mark in them reads no file at the next enter either.
+            for text in (*event.pasted, *event.stored):
                 self.prompt.note_stored(text)
             if event.is_command and has_messages:
                 self.prompt.remember(event.text, is_command=True)
