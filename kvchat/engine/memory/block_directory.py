@@ -1,10 +1,8 @@
 """The files and the index of one cache directory, over all fingerprints: what store and catalog share."""
 
-import logging
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from threading import Lock, RLock
@@ -14,14 +12,11 @@ from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.kernels.read_block.native import Places
 from kvchat.engine.memory.block_file import (
-    SUFFIX,
-    TEMPORARY_SUFFIX,
     DueFile,
     FileIdentity,
     FoundBlock,
     block_path,
     file_bytes,
-    parse_header,
     read_file,
     render_head,
     scatter_file,
@@ -30,28 +25,20 @@ from kvchat.engine.memory.block_file import (
 from kvchat.engine.memory.block_index import BlockIndex, BlockName, WrittenBytes
 from kvchat.engine.memory.block_seal import PLAIN, BlockSeal, DiskKey
 from kvchat.engine.memory.block_shelves import (
-    block_files,
     remove_empty_shelves,
     storage_errors,
     sync_shelves,
     write_on_shelves,
 )
+from kvchat.engine.memory.block_survey import BlockSurvey
 from kvchat.engine.memory.disk_order import DiskOrder
 from kvchat.engine.memory.files import Files, unlink_if_there
 from kvchat.engine.memory.kept_blocks import KeptBlocks
 from kvchat.engine.memory.quarantine import Quarantine
 from kvchat.engine.memory.room import require_allowance
-from kvchat.errors import BlockDamaged, BlockMissing, StorageError
+from kvchat.engine.memory.work_in_progress import WorkInProgress
+from kvchat.errors import StorageError
 from kvchat.writers import Writers
-
-log = logging.getLogger(__name__)
-
-LOOK_AGAIN_S = 5.0
-"""How long files that could not be looked at are left alone; twice as long each time that did not help."""
-_LONGEST_UNSEEN_S = 3600.0
-_ADOPTED_AT_ONCE = 1000
-_BLOCK_FILE = re.compile(rf"([0-9a-f]{{64}})\.(\d{{1,9}}){re.escape(SUFFIX)}")
-_TEMPORARY_FILE = re.compile(rf"\..+\.([0-9a-z]+){re.escape(TEMPORARY_SUFFIX)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +74,19 @@ class BlockDirectory:
         self.quarantine = Quarantine(cache_dir / "quarantine", files)
         self.kept = KeptBlocks(cache_dir, files)
         self._clock = clock
-        self._writers = Writers(cache_dir / "writers")
-        self._is_announced = False
         self._is_closed = False
         self._lock = RLock()
         self._reading = Lock()
-        self._doubtful: set[BlockName] = set()
-        self._unseen_s: float | None = None
-        self._look_again_s = LOOK_AGAIN_S
-        self._has_seen_all = True
         self._unsynced: set[Path] = set()
         with storage_errors(cache_dir):
             make_private(self.blocks_dir, files)
         self.index = BlockIndex(cache_dir / "index.db", files, self.has_file, seal)
         self.order = DiskOrder(self.index, self.kept)
+        self._survey = BlockSurvey(self.blocks_dir, files, seal, self.index, self.quarantine, clock)
+        self._writers = Writers(cache_dir / "writers")
+        self._in_progress = WorkInProgress(
+            self.blocks_dir, self._writers, files, self.index, lambda name: self.path(*name), self.has_file
+        )
         try:
             self._recover()
         except BaseException:
@@ -192,14 +178,14 @@ class BlockDirectory:
             # A disk too full for a row must not keep blocks from going.
             with suppress(StorageError):
                 self.index.unsettle(names, self._announced())
-            self._doubtful.update(names)
+            self._in_progress.begin(names)
             try:
                 with storage_errors(self.blocks_dir):
                     for name in names:
                         unlink_if_there(self.files, self.path(*name))
                         self._unsynced.add(self.path(*name).parent)
             finally:
-                self._settle_doubtful()
+                self._in_progress.settle()
 
     def enforce(self, limit_bytes: int) -> bool:
         """Remove blocks until the files fit, as `DiskOrder` says: never a parent before its children, and
@@ -227,67 +213,37 @@ class BlockDirectory:
         the last time; return whether that was done.
         """
         if self.index.take_lost():
-            self._is_announced = False
+            self._in_progress.forget_announcement()
             self.rebuild()
             return True
-        if not self._is_to_look_again():
+        if not self._survey.is_due_again():
             return False
         # The whole engine waits for this, and nothing says that the index is damaged.
-        self._look_again_s = min(2 * self._look_again_s, _LONGEST_UNSEEN_S)
+        self._survey.wait_longer()
         self._look_at_all()
         return True
-
-    def _is_to_look_again(self) -> bool:
-        """Whether not all files could be looked at when that was tried last, some time ago."""
-        unseen_s = self._unseen_s
-        return unseen_s is not None and not 0 <= self._clock() - unseen_s < self._look_again_s
 
     def rebuild(self) -> None:
         """Look at every file: add rows for files without one, drop rows without a file. O(all).
 
         Effect: also removes temporary files of dead writers, and sets aside what is no block.
         """
-        self._unseen_s, self._look_again_s = self._clock(), LOOK_AGAIN_S
+        self._survey.begin()
         with self._lock:
-            self._settle_doubtful()
+            self._in_progress.settle()
         self.index.check()
         self._look_at_all()
 
     def _look_at_all(self) -> None:
-        self._unseen_s, self._has_seen_all = self._clock(), True
-        settled, unsettled = self.index.names()
-        seen: set[BlockName] = set()
-        found: list[FoundBlock] = []
-        with storage_errors(self.blocks_dir):
-            for fingerprint, path in block_files(self.files, self.blocks_dir, self._note_unlisted):
-                if match := _BLOCK_FILE.fullmatch(path.name):
-                    name = (fingerprint, DiskKey(bytes.fromhex(match[1])), GroupId(int(match[2])))
-                    seen.add(name)
-                    if name not in settled and name not in unsettled:
-                        found += self._identified(fingerprint, path)
-                elif (match := _TEMPORARY_FILE.fullmatch(path.name)) and not self._is_alive(match[1]):
-                    unlink_if_there(self.files, path)
-                if len(found) >= _ADOPTED_AT_ONCE:
-                    self._adopt(found)
-                    found = []
-            self._adopt(found)
-        self.index.drop(settled - seen)
-        self._settle_dead()
+        self._survey.look(self._in_progress.is_alive)
+        self._in_progress.settle_dead()
         # Not before: files whose removal is not durable may be back after a loss of power.
-        self.index.dismiss(self._dead())
-        if self._has_seen_all:
-            self._unseen_s = None
-
-    def _note_unlisted(self, shelf: Path, error: OSError) -> None:
-        self._has_seen_all = False
-        log.warning("the blocks in %s cannot be looked at now and stay: %s", shelf, error.strerror or error)
+        self.index.dismiss(self._in_progress.dead())
+        self._survey.end()
 
     def adopt(self, fingerprint: bytes, path: Path) -> bool:
         """Add the row of a file without one; False if it was no block of this fingerprint, now set aside."""
-        found = self._identified(fingerprint, path)
-        with storage_errors(path.parent):
-            self._adopt(found)
-        return bool(found)
+        return self._survey.adopt(fingerprint, path)
 
     def remove_empty(self) -> None:
         """Remove directories that hold nothing."""
@@ -307,11 +263,11 @@ class BlockDirectory:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            self._settle_doubtful()
-            if self._is_announced and not self._doubtful:
+            self._in_progress.settle()
+            if self._in_progress.is_settled:
                 with suppress(StorageError):  # it counts as dead then
                     self.sync_removed()
-                    self.index.dismiss([self._writers.own_id()])
+                    self._in_progress.dismiss()
             self.index.close()
             self._writers.close()
 
@@ -326,7 +282,7 @@ class BlockDirectory:
                 has_room = limit_bytes is None or self.enforce(limit_bytes)
             finally:
                 # Not before: what makes room settles the doubtful, whose bytes are not reserved then.
-                self._doubtful.update(names)
+                self._in_progress.begin(names)
             if not has_room:
                 self.order.refuse(names)
                 return False
@@ -341,16 +297,16 @@ class BlockDirectory:
                 ],
             )
             self.index.settle(blocks, writer, self._today())
-            self._doubtful.difference_update(names)
+            self._in_progress.end(names)
             self.order.accept(names)
             came_back = []
         finally:
             self.order.restore(came_back)
-            self._settle_doubtful()
+            self._in_progress.settle()
         return True
 
     def _recover(self) -> None:
-        dead = self._dead()
+        dead = self._in_progress.dead()
         if self.heal() or not dead:
             return
         # On a full disk the rows of a dead writer may wait: they only say too much.
@@ -358,32 +314,7 @@ class BlockDirectory:
             if any(boot != self.files.boot_id() or not boot for boot in dead.values()):
                 self.rebuild()
             else:
-                self._settle_dead()
-
-    def _settle_dead(self) -> None:
-        dead = self._dead()
-        for writer in dead:
-            names = self.index.unsettled(writer)
-            with storage_errors(self.blocks_dir):
-                for name in names:
-                    unlink_if_there(self.files, temporary_path(self.path(*name), writer))
-                self._settle(names, writer)
-
-    def _settle_doubtful(self) -> None:
-        """Settle what this writer has begun and not ended. What cannot be settled now waits."""
-        if not self._doubtful:
-            return
-        writer = self._writers.own_id() if self._is_announced else ""
-        with suppress(StorageError), storage_errors(self.blocks_dir):
-            for name in self._doubtful:
-                unlink_if_there(self.files, temporary_path(self.path(*name), writer))
-            self._settle(list(self._doubtful), writer)
-            self._doubtful.clear()
-
-    def _settle(self, names: Sequence[BlockName], writer: str) -> None:
-        # A file may have got no further than the rename.
-        sync_shelves(self.files, {self.path(*name).parent for name in names if self.has_file(name)})
-        self.index.settle_again(names, writer)
+                self._in_progress.settle_dead()
 
     def sees(self, name: BlockName) -> bool:
         """Whether a block's file is there; not if that cannot be told now: then it is computed again."""
@@ -399,45 +330,12 @@ class BlockDirectory:
         except OSError:
             return True
 
-    def _dead(self) -> dict[str, str]:
-        return {writer: boot for writer, boot in self.index.writers().items() if not self._is_alive(writer)}
-
-    def _is_alive(self, writer: str) -> bool:
-        return self._writers.is_own(writer) or self._writers.is_alive(writer)
-
     def _announced(self) -> str:
         """Return this writer's id, made known durably before it changes anything."""
         if self._is_closed:
             raise StorageError(f"The cache in {self.blocks_dir} was closed already.")
         self.heal()
-        with storage_errors(self.blocks_dir):
-            writer = self._writers.own_id()
-        if not self._is_announced:
-            self.index.announce(writer, self.files.boot_id())
-            self._is_announced = True
-        return writer
-
-    def _identified(self, fingerprint: bytes, path: Path) -> list[FoundBlock]:
-        """Return what a file says it is; nothing if it is no block of this fingerprint, now set aside, or if
-        it cannot be looked at now.
-        """
-        try:
-            found = parse_header(path, self.seal)
-            if found.fingerprint != fingerprint:
-                raise BlockDamaged(f"The block file {path} was written for another model.")
-        except BlockMissing:
-            return []
-        except BlockDamaged:
-            self.quarantine.take(path)
-            return []
-        except StorageError:
-            self._has_seen_all = False
-            return []
-        return [replace(found, modified_s=min(found.modified_s, self._clock()))]
-
-    def _adopt(self, found: Sequence[FoundBlock]) -> None:
-        sync_shelves(self.files, {self.path(*self._name(block)).parent for block in found})
-        self.index.add(found)
+        return self._in_progress.announced()
 
     def _name(self, block: FoundBlock) -> BlockName:
         return block.fingerprint, self.seal.name(block.header.key), block.header.group

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.memory.block_directory import LOOK_AGAIN_S
 from kvchat.engine.memory.block_file import parse_header
+from kvchat.engine.memory.block_survey import LOOK_AGAIN_S
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.files import SystemFiles
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
