@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -23,6 +23,7 @@ from kvchat.engine.memory.block_index import IndexedBlock
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.errors import StorageError
 from kvchat.sealing.sealer import Sealer
 from kvchat.session.recovery import backup_paths
 from kvchat.session.references import references
@@ -43,7 +44,16 @@ SHARED_IDS = [1, 2, 3, 4, 5, 6, 7, 8]
 """Every other conversation begins with these, so that removal meets blocks which others still need."""
 
 
-ACTIONS = {"converse": 6, "demote": 3, "import_session": 3, "remove": 2, "collect": 2, "pin": 2, "reopen": 2}
+ACTIONS = {
+    "converse": 6,
+    "demote": 3,
+    "import_session": 3,
+    "convert": 2,
+    "remove": 2,
+    "collect": 2,
+    "pin": 2,
+    "reopen": 2,
+}
 """What a child does, and how often of so many times."""
 TAKES_FROM_OTHERS = ("remove", "collect")
 """What no child does beside another, or under a limit: nobody could say what was promised."""
@@ -188,6 +198,19 @@ class Work:
         self.sessions.adopt(session, [branch], [turn])
         say("turn", session=session.id, turn=turn.id, text=turn.text, ids=ids, is_finished=True)
         say("blocks", session=session.id, blocks=[_described(block) for block in blocks])
+
+    def convert(self) -> None:
+        """Write what is made from a conversation's blocks, in room that is held for all of it beforehand."""
+        if not self.stored:
+            return
+        keys = [block.key for block in self.random.choice(self.stored)]
+        ids = [self.random.randrange(30_000) for _ in range(self.random.randrange(4, 30))]
+        new = chain(ids, namespace=f"int4<-{self.random.getrandbits(64):x}")
+        with suppress(StorageError):  # under a limit there may be no room
+            with self.store.room_for([block.header for block in new], FINGERPRINT, keys):
+                for block in new:
+                    assert self.store.write(block.header, block.payload, is_wanted=True)
+            say("blocks", session=None, blocks=[_described(block) for block in new])
 
     def remove(self) -> None:
         """Remove one session with its text and the blocks that no other session needs."""

@@ -172,6 +172,7 @@ class KillLoop:
         sessions.close()
         with closing(self.places.open_store()) as store:
             there = self._check_blocks(store)
+        assert list(self._directory("held").glob("*.keep")) == [], "room is held for nobody"
         self.checked.update(turns=len(self.ledger.turns), blocks=len(self.ledger.blocks))
         if self.places.limit_bytes is not None:
             self._check_room(there)

@@ -9,7 +9,7 @@ from kvchat.engine.memory.block_file import Layout
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.files import SYSTEM, Files
 from kvchat.engine.memory.used_views import used_views
-from kvchat.engine.models.prepared import blocks_limit
+from kvchat.engine.models.prepared import elsewhere
 from kvchat.session.references import References, references, runs_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn
@@ -30,10 +30,11 @@ def open_shelf(
         fingerprint,
         layouts,
         block_size=block_size,
-        limit_bytes=blocks_limit(engine.disk_bytes, cache_dir),
+        limit_bytes=engine.disk_bytes,
         daily_bytes=engine.disk_daily_bytes,
         sealer=engine.sealer,
         files=files,
+        elsewhere=elsewhere(cache_dir),
     )
 
 

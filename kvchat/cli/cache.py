@@ -11,6 +11,7 @@ from kvchat.cli.options import ListOptions
 from kvchat.cli.served import server_state
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, as_json, tell_path, written_as_json
+from kvchat.cli.too_long import too_long, too_long_lines
 from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import DiskUsage, WrittenBytes
@@ -43,9 +44,9 @@ def cache_status(options: StatusOptions) -> None:
     settings = options.settings()
     output = Output()
     state = disk_state(settings.paths.cache_dir, settings.engine.sealer)
-    server = server_state(settings.remote)
+    server, long = server_state(settings.remote), too_long(settings)
     if as_json(options):
-        values = _status_values(settings, state)
+        values = _status_values(settings, state) | {"too_long": list(map(asdict, long))}
         output.json(values | {"server": None if server is None else server.values()})
         return
     total = "unknown" if state.num_bytes is None else bytes_text(state.num_bytes)
@@ -59,6 +60,8 @@ def cache_status(options: StatusOptions) -> None:
         output.line(f"written  {today}{_of(settings.engine.disk_daily_bytes)} today, {ever} in all")
     if state.problem is not None:
         output.line(f"problem  {state.problem}")
+    for line in too_long_lines(long, settings.engine.disk_bytes):
+        output.line(line)
     output.line("device and host memory are used only while a model is loaded")
     for line in () if server is None else server.lines():
         output.line(line)

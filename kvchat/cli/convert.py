@@ -13,7 +13,6 @@ import typer
 
 from kvchat.cli.block_shelf import drop_blocks, open_shelf
 from kvchat.cli.convert_options import ConvertOptions
-from kvchat.cli.session_pins import pin_names
 from kvchat.cli.session_settings import with_adapter
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json
@@ -21,13 +20,11 @@ from kvchat.config import Settings
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.losses import GaugeReport
-from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_file import Layout
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.engine.models.locate import locate_model
-from kvchat.engine.models.prepared import blocks_limit
-from kvchat.errors import CacheError, StorageError, UsageError
+from kvchat.errors import CacheError, UsageError
 from kvchat.session.answered import answer_positions
 from kvchat.session.origin import Origin, new_origin, origin_of
 from kvchat.session.store import SessionStore
@@ -133,29 +130,15 @@ def _written(work: _Work, converter: "Converter", origin: Origin, status: Status
                 f" something in it first, or compute it anew in this format: kvchat {work.session.id}"
                 f" --cache-format '{origin.cache_format}'"
             )
-        _require_room(work.settings, work.session, conversion.room_bytes)
         done = conversion.run(status.show)
-        work.store.use_blocks_of(work.session.id, origin.namespace)
+        try:
+            work.store.use_blocks_of(work.session.id, origin.namespace)
+        except BaseException:  # it may have been deleted meanwhile, with the blocks that it had then
+            conversion.undo()
+            raise
         freed_bytes = drop_blocks(work.settings, work.store, source, work.session, work.turns)
     status.clear()
     return replace(done, freed_bytes=freed_bytes)
-
-
-def _require_room(settings: Settings, session: Session, num_bytes: int) -> None:
-    """Refuse what would push the blocks that are being read off the disk."""
-    limit_bytes = blocks_limit(settings.engine.disk_bytes, settings.paths.cache_dir)
-    if limit_bytes is None:
-        return
-    with closing(BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)) as catalog:
-        # What its own pin keeps is among the blocks that are converted.
-        kept_bytes = catalog.kept_bytes(but=pin_names(catalog, [session.id]))
-    if num_bytes + kept_bytes > limit_bytes:
-        left = bytes_text(max(0, limit_bytes - kept_bytes))
-        raise StorageError(
-            f"exact and converted blocks take {bytes_text(num_bytes)} together until all is converted, and "
-            f"the disk limit leaves {left}; nothing was changed: give it more with KVCHAT_KV_DISK_BYTES for "
-            "as long as this takes"
-        )
 
 
 def _back(options: ConvertOptions, work: _Work, status: Status) -> int | None:

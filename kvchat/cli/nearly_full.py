@@ -157,4 +157,4 @@ def _unused(settings: Settings, store: TidyStore, answered: SessionId | None) ->
 
 def _used_bytes(settings: Settings) -> int:
     with closing(BlockCatalog(settings.paths.cache_dir, sealer=settings.engine.sealer)) as catalog:
-        return catalog.usage().num_bytes
+        return catalog.usage().num_bytes + catalog.aside_bytes()

@@ -16,6 +16,7 @@ from kvchat.cli.unlocking import alone
 from kvchat.cli.waiting import wait_until_loaded
 from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.engine.models.prepared import blocks_limit
 from kvchat.errors import PinRefused, StorageError, UsageError
 from kvchat.lending.borrower import Borrowed
 from kvchat.session.packs import Pack, new_pack_id
@@ -124,7 +125,7 @@ def _finish(pack: Pack, settings: Settings, catalog: BlockCatalog, patience_s: f
     """
     try:
         on_disk = _awaited(pack, catalog, patience_s)
-        limit = settings.engine.disk_bytes
+        limit = blocks_limit(settings.engine.disk_bytes, settings.paths.cache_dir)
         if limit is not None and (not on_disk.is_whole or catalog.kept_bytes() * _MOST_KEPT > limit):
             raise PinRefused(
                 f"the packs would keep more than one byte in {_MOST_KEPT} of the {bytes_text(limit)} that"

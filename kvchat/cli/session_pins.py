@@ -36,7 +36,7 @@ class SessionPins:
         store: where their text is.
         cache_dir: where the blocks are.
         sealer: what they are sealed with; None: they are in the clear.
-        limit_bytes: what blocks may take on disk; None: there is no limit.
+        limit_bytes: what blocks and prepared weights may take on disk; None: there is no limit.
         block_size: of a model that has no blocks on disk yet.
     """
 
@@ -128,14 +128,18 @@ class SessionPins:
     def _refuse_too_many(
         self, catalog: "BlockCatalog", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
     ) -> None:
-        if self._limit_bytes is None:
+        # Imported by whoever pins: a list of sessions is to be there at once.
+        from kvchat.engine.models.prepared import blocks_limit
+
+        limit_bytes = blocks_limit(self._limit_bytes, self._cache_dir)
+        if limit_bytes is None:
             return
         own = self.names(catalog, [session_id])
         num_bytes = catalog.kept_bytes(but=own, beside=wanted)
-        if num_bytes * MOST_KEPT > self._limit_bytes:
+        if num_bytes * MOST_KEPT > limit_bytes:
             raise PinRefused(
                 f"packs and pinned sessions would keep {bytes_text(num_bytes)}, more than one byte in"
-                f" {MOST_KEPT} of the {bytes_text(self._limit_bytes)} that blocks may take on disk; unpin a"
+                f" {MOST_KEPT} of the {bytes_text(limit_bytes)} that blocks may take on disk; unpin a"
                 " session, remove a pack with `kvchat pack rm`, or give more --kv-disk-bytes"
             )
 

@@ -20,7 +20,7 @@ from kvchat.sealing.sealer import Sealer, require_packages
 _SERVICE = "kvchat"
 _MOST_TRIES = 3
 # What the disk tier keeps in the clear: see `BlockDirectory`.
-_PLAIN_CACHE = ("blocks", "kept", "quarantine", "index.db", "index.db-wal", "index.db-shm")
+_PLAIN_CACHE = ("blocks", "kept", "held", "quarantine", "index.db", "index.db-wal", "index.db-shm")
 
 
 class NotGiven(EncryptionError):

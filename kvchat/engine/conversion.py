@@ -11,13 +11,9 @@ from dataclasses import dataclass, field
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.convert import RUN_LEN, Converter, Payloads
-from kvchat.engine.memory.block_file import Layout
+from kvchat.engine.memory.block_file import BlockHeader
 from kvchat.engine.memory.bundle_blocks import BlockShelf, NewBlock
 from kvchat.errors import CacheError, StorageError
-
-_HEAD_BYTES = 1024
-_REGION_BYTES = 160
-"""A block's file has at most so much beside its numbers and ids, and so much for each of its tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,40 +90,39 @@ class Conversion:
             num_bytes=sum(_bytes(self._target, block.groups) for block in blocks),
         )
 
-    @property
-    def room_bytes(self) -> int:
-        """What exact and converted blocks take on disk together, at the most. Pure."""
-        layouts = (self._source.layouts[group] for one in self._blocks.values() for group in one.found.groups)
-        return self._new_bytes + sum(_file_bytes(layout, self._size) for layout in layouts)
-
-    @property
-    def _new_bytes(self) -> int:
-        layouts = (self._target.layouts[group] for one in self._blocks.values() for group in one.groups)
-        return sum(_file_bytes(layout, self._size) for layout in layouts)
-
     def run(self, report: Callable[[str], None] = lambda _: None) -> Converted:
         """Write every planned block; where one cannot be read or written, none of them is left.
 
         Raises:
             CacheError: an exact block is gone or damaged.
-            StorageError: the disk, or its limits, have no room.
+            StorageError: there is no room for them beside the exact ones, said before anything is read or
+                goes; or the disk refuses.
         """
-        # Where room must be made, it is made by others first; and before anything is read, so that what is
-        # written beside the reading takes none of what is still to be read.
-        self._source.touch(block.found.key for block in self._blocks.values())
-        if not self._target.make_room(self._new_bytes):
-            raise _no_room()
-        try:
-            self._convert(report)
-            if not all(
-                block.groups <= set(self._target.groups_of(key)) for key, block in self._blocks.items()
-            ):
-                raise _no_room()
-        except BaseException:
-            with suppress(StorageError):  # then it is garbage
-                self._target.remove(self._blocks)
-            raise
+        keys = [block.found.key for block in self._blocks.values()]
+        with self._target.room_for(self._headers(), self._source, keys):
+            try:
+                self._convert(report)
+                if not all(
+                    block.groups <= set(self._target.groups_of(key)) for key, block in self._blocks.items()
+                ):
+                    raise CacheError(
+                        "converted blocks were removed while others were written, as `kvchat cache gc` does;"
+                        " nothing was changed: convert again"
+                    )
+            except BaseException:
+                self.undo()
+                raise
         return self.planned
+
+    def undo(self) -> None:
+        """Remove what was written."""
+        with suppress(StorageError):  # then it is garbage
+            self._target.remove(self._blocks)
+
+    def _headers(self) -> Iterator[BlockHeader]:
+        for key, block in self._blocks.items():
+            for group in sorted(block.groups):
+                yield BlockHeader(key=key, parent=block.parent, group=group, token_ids=block.found.token_ids)
 
     def _convert(self, report: Callable[[str], None]) -> None:
         """Convert run by run; each is written while the next one is read and quantised."""
@@ -224,11 +219,6 @@ class Conversion:
 
 def _bytes(shelf: BlockShelf, groups: Iterable[GroupId]) -> int:
     return sum(region.nbytes for group in groups for region in shelf.layouts[group])
-
-
-def _file_bytes(layout: Layout, block_size: int) -> int:
-    ids_bytes = 8 * block_size
-    return _HEAD_BYTES + ids_bytes + sum(region.nbytes + _REGION_BYTES for region in layout)
 
 
 def _no_room() -> StorageError:

@@ -11,7 +11,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.saver import Outgoing, Saver
 from kvchat.engine.memory.used_views import note_view
-from kvchat.engine.models.prepared import blocks_limit
+from kvchat.engine.models.prepared import elsewhere
 from kvchat.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -33,19 +33,17 @@ def open_store(
     try:
         if view is not None:
             note_view(config.cache_dir, view)
-        limit_bytes = blocks_limit(config.disk_bytes, config.cache_dir)
         store = DiskStore(
             config.cache_dir,
             fingerprint=fingerprint,
             layouts=pool.layouts(),
             block_size=config.block_size,
-            limit_bytes=limit_bytes,
+            limit_bytes=config.disk_bytes,
             daily_bytes=config.disk_daily_bytes,
             sealer=config.sealer,
             eviction=Eviction(config.eviction),
+            elsewhere=elsewhere(config.cache_dir),
         )
-        if config.disk_bytes is not None and limit_bytes is not None:
-            store.elsewhere_bytes = config.disk_bytes - limit_bytes
     except StorageError as error:
         log.warning("there is no disk tier: %s", error)
         return None, str(error)

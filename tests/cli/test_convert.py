@@ -1,13 +1,21 @@
 """`kvchat sessions convert`: stored KV in fewer bits, in place, and exactly again."""
 
 import json
-from contextlib import closing
+import os
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvchat.cli import convert
+from kvchat.cli.shelf import open_store
+from kvchat.cli.streams import Status
+from kvchat.config import read_settings
 from kvchat.engine.api.ids import block_key, root_key
+from kvchat.engine.convert import Converter, load_exact
 from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.errors import SessionNotFound
 from kvchat.session.origin import Origin, new_origin, origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, path_token_ids
@@ -148,6 +156,45 @@ def test_where_the_disk_has_no_room_for_both_nothing_is_changed(
     assert session_of(home).namespace == ""
     assert files(home) == before
     assert json.loads(ask("-s", "demo", "and?")[1])["usage"]["cached_tokens"] > 100
+
+
+def test_what_was_set_aside_counts_for_converting_and_is_told_with_the_numbers(
+    ask: Run, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = files(home)
+    num_bytes = sum(path.stat().st_size for path in before)
+    (home / "cache" / "quarantine").mkdir()
+    (home / "cache" / "quarantine" / "damaged").write_bytes(bytes(num_bytes * 11 // 10))
+    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(num_bytes * 22 // 10))
+    code, _, told = run("sessions", "convert", "demo", "int4", "--yes")
+    assert code == 1
+    for words in ("set aside hold", "nothing was changed", "the disk limit is"):
+        assert words in told
+    assert files(home) == before
+    assert run("cache", "gc")[0] == 0
+    assert run("sessions", "convert", "demo", "int4", "--yes")[0] == 0
+
+
+def test_what_was_converted_of_a_session_that_was_deleted_meanwhile_goes(
+    ask: Run, home: Path, tiny_model: Path
+) -> None:
+    before = stored(home)
+    settings = read_settings(environ=dict(os.environ), cwd=home)
+    config = replace(settings.engine, cache_dir=settings.paths.cache_dir)
+    converter = Converter(load_exact(tiny_model, config), config, "int4")
+    origin = new_origin("int4", "exact", converter.target.fingerprint.hex())
+
+    class Deleting(Status):
+        def show(self, text: str) -> None:
+            with closing(SessionStore(home / "data" / "sessions.db")) as store, suppress(SessionNotFound):
+                store.delete_session(store.find("demo").id)
+
+    with closing(open_store(settings)) as store:
+        session = store.find("demo")
+        work = convert._Work(settings, store, session, tuple(store.all_turns(session.id)))
+        with pytest.raises(SessionNotFound):
+            convert._written(work, converter, origin, Deleting())
+    assert stored(home) == before
 
 
 def test_prepared_weights_and_the_day_count_for_converting(

@@ -79,6 +79,20 @@ def test_what_was_used_longest_ago_is_kept_in_fewer_bits_and_found_there(
 
 @pytest.mark.cpu
 @pytest.mark.usefixtures("loading_pays")
+def test_damaged_blocks_that_were_set_aside_fill_a_disk_too(
+    ask: Run, home: Path, nearly_full: tuple[str, str]
+) -> None:
+    roomy = ("--kv-disk-bytes", str(3 * used_bytes(home)), "--when-full", "compress")
+    code, _, told = ask("-s", "large", *roomy, "and?")
+    assert (code, "nearly full" in told) == (0, False)
+    (home / "cache" / "quarantine").mkdir()
+    (home / "cache" / "quarantine" / "damaged").write_bytes(bytes(used_bytes(home) * 14 // 10))
+    code, _, told = ask("-s", "large", *roomy, "and?")
+    assert (code, "nearly full" in told) == (0, True)
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("loading_pays")
 def test_what_is_pinned_or_being_answered_and_what_is_strict_stays_as_it_is(
     ask: Run, run: Run, home: Path, nearly_full: tuple[str, str]
 ) -> None:

@@ -85,6 +85,26 @@ def test_a_limit_takes_everything_else_first(
     assert is_whole(ask(kvchat, "pinned", "and?"), first)
 
 
+def test_prepared_weights_leave_pins_and_packs_a_smaller_share(
+    kvchat: Kvchat, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most half of what blocks may take is kept, so that the other half is there for what is new."""
+    ask(kvchat, "pinned", LONG, is_new=True)
+    size = held(kvchat)["pinned"]
+    monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(4 * size))
+    weights = home / "cache" / "weights" / "of-some-model"
+    weights.mkdir(parents=True)
+    (weights / "model.safetensors").write_bytes(bytes(5 * size // 2))
+    code, _, told = run("sessions", "pin", "pinned")
+    assert code != 0
+    assert "that blocks may take on disk" in told
+    code, _, told = run("pack", "make", "numbers", "--system", LONG)
+    assert code != 0
+    assert "that blocks may take on disk" in told
+    (weights / "model.safetensors").unlink()
+    assert run("sessions", "pin", "pinned")[0] == 0
+
+
 def test_a_pinned_session_that_grows_beyond_the_share_is_told_of(
     kvchat: Kvchat, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

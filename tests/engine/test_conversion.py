@@ -13,7 +13,7 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockKey, GroupId, root_key
 from kvchat.engine.conversion import Conversion
 from kvchat.engine.convert import RUN_LEN, Converter, load_exact
-from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.engine.memory.block_catalog import BlockCatalog, IsReferenced
 from kvchat.engine.memory.bundle_blocks import BlockShelf, NewBlock
 from kvchat.errors import CacheError, StorageError
 from kvchat.session.stored_paths import blocks_on
@@ -50,6 +50,17 @@ class PatientShelf(BlockShelf):
     def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
         assert self.is_ahead.wait(20)
         return super().write_all(blocks, is_wanted=is_wanted)
+
+
+class CollectedShelf(BlockShelf):
+    """Lets somebody collect garbage whenever blocks were written."""
+
+    collect: Callable[[], None]
+
+    def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
+        num_written = super().write_all(blocks, is_wanted=is_wanted)
+        self.collect()
+        return num_written
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,9 @@ class Stored:
     def exact_files(self) -> dict[Path, bytes]:
         return self.files(self.converter.exact.fingerprint)
 
+    def num_bytes(self) -> int:
+        return sum(path.stat().st_size for path in (self.cache_dir / "blocks").rglob("*.*"))
+
     def num_converted(self) -> int:
         return len(self.files(self.converter.target.fingerprint))
 
@@ -130,14 +144,79 @@ def test_what_the_disk_has_no_room_for_is_refused_and_nothing_of_it_is_left(stor
     assert stored.exact_files() == before
 
 
-def test_exact_blocks_that_go_while_others_are_converted_are_not_told_as_converted(store: Store) -> None:
+def test_what_has_no_room_beside_the_exact_blocks_is_refused_before_any_is_read(store: Store) -> None:
+    """Two kilobytes are too few for what is converted, and would push out what is still to be read."""
     stored = store(length=400)
-    num_bytes = sum(map(len, stored.exact_files().values()))
-    with closing(stored.source()) as source, closing(stored.target(num_bytes + 2000)) as target:
+    before = stored.exact_files()
+    with (
+        closing(stored.source()) as source,
+        closing(stored.target(sum(map(len, before.values())) + 2000)) as target,
+    ):
         conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
-        with pytest.raises(CacheError, match="nothing was changed"):
+        with pytest.raises(StorageError, match="nothing was changed"):
+            conversion.run()
+    assert source.num_calls == 0
+    assert (stored.num_converted(), stored.exact_files()) == (0, before)
+
+
+def test_exact_blocks_that_are_removed_while_others_are_converted_are_not_told_as_converted(
+    store: Store,
+) -> None:
+    stored = store(length=400)
+    with closing(stored.source()) as source, closing(stored.target()) as target:
+        conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
+        with (
+            closing(BlockCatalog(stored.cache_dir)) as catalog,
+            pytest.raises(CacheError, match="went while"),
+        ):
+            conversion.run(lambda _: catalog.collect(lambda _: False))
+    assert stored.num_converted() == 0
+    assert stored.exact_files() == {}
+
+
+def test_converted_blocks_that_are_collected_meanwhile_are_not_told_as_converted(store: Store) -> None:
+    """Nothing refers to them yet."""
+    stored = store(length=400)
+    before = stored.exact_files()
+    exact = stored.converter.exact.fingerprint
+    with closing(stored.source()) as source, closing(stored.target(kind=CollectedShelf)) as target:
+        assert isinstance(target, CollectedShelf)
+        target.collect = lambda: collect(stored.cache_dir, lambda block: block.fingerprint == exact)
+        conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
+        with pytest.raises(CacheError, match="convert again"):
             conversion.run()
     assert stored.num_converted() == 0
+    assert stored.exact_files() == before
+
+
+def collect(cache_dir: Path, is_referenced: IsReferenced) -> None:
+    with closing(BlockCatalog(cache_dir)) as catalog:
+        catalog.collect(is_referenced)
+
+
+def test_converting_takes_no_room_from_what_it_still_reads_nor_others_from_it(
+    store: Store, tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    """Beside it another engine answers, under a limit that has just enough for exact and converted blocks."""
+    stored = store(length=400)
+    with closing(stored.source()) as source, closing(stored.target()) as target:
+        conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
+        conversion.run()
+        needed = stored.num_bytes()
+        conversion.undo()
+    engine = open_engine(tiny("llama"), cache_dir=stored.cache_dir, disk_bytes=needed)
+    seeds = iter(range(5, 100))
+
+    def answer_beside(_: str) -> None:
+        answer(engine, token_ids(LENGTH, seed=next(seeds)), 8)
+
+    with closing(stored.source()) as source, closing(stored.target(needed)) as target:
+        conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
+        done = conversion.run(answer_beside)
+    engine.close()
+    assert done.num_tokens == len(stored.path)
+    assert next(seeds) > 6, "it answered more than once"
+    assert stored.num_bytes() <= needed
 
 
 def test_what_is_written_on_one_day_counts_for_converting_too(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,40 @@ def test_the_second_start_finds_weights_and_blocks_of_the_first(tiny: TinyModels
     assert any("100%" in words or "9" in words for words in told[0])
     assert told[1] == []
     assert len(fingerprints) == 1
+
+
+def test_blocks_make_room_for_weights_before_those_are_written(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    start(tiny("llama"), [], weights="int8", cache_dir=tmp_path / "sized")
+    weights = prepared_bytes(tmp_path / "sized" / "weights")
+    engine = open_engine(tiny("llama"), cache_dir=tmp_path / "cache")
+    answer(engine, token_ids(900), 8)
+    engine.close()
+    before = blocks_bytes(tmp_path / "cache")
+    limit = weights + before // 2
+    left: list[int] = []
+    told = Told(lambda: left.append(blocks_bytes(tmp_path / "cache")))
+    start(tiny("llama"), told, weights="int8", cache_dir=tmp_path / "cache", disk_bytes=limit)
+    assert "writing int8 weights" in told
+    assert before > left[told.index("writing int8 weights")] > 0
+    assert left[told.index("writing int8 weights")] + weights <= limit
+
+
+class Told(list[str]):
+    """What was reported; looks around with each word."""
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        super().__init__()
+        self._look = look
+
+    def append(self, words: str) -> None:
+        self._look()
+        super().append(words)
+
+
+def blocks_bytes(cache_dir: Path) -> int:
+    return sum(path.stat().st_size for path in (cache_dir / "blocks").rglob("*.*"))
 
 
 def test_every_form_has_blocks_of_its_own(tiny: TinyModels, tmp_path: Path) -> None:

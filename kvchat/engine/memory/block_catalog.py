@@ -40,6 +40,10 @@ class BlockCatalog:
         """Return the totals of all fingerprints together."""
         return self._directory.index.usage()
 
+    def aside_bytes(self) -> int:
+        """Return what damaged blocks take that were set aside, which the limit counts too."""
+        return self._directory.quarantine.num_bytes()
+
     def written(self) -> WrittenBytes:
         """Return how much was written today and ever, by all processes."""
         return self._directory.written()
@@ -76,7 +80,7 @@ class BlockCatalog:
         """
         self._directory.rebuild()
         self._directory.empty_quarantine()
-        self._directory.kept.remove_unfinished()
+        self._directory.remove_unfinished()
         blocks = self.blocks()
         is_referenced = judge(blocks)
         kept = self._directory.kept.all()

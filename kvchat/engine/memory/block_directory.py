@@ -1,7 +1,7 @@
 """The files and the index of one cache directory, over all fingerprints: what store and catalog share."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -31,9 +31,8 @@ from kvchat.engine.memory.block_shelves import (
     write_on_shelves,
 )
 from kvchat.engine.memory.block_survey import BlockSurvey
-from kvchat.engine.memory.disk_order import DiskOrder
 from kvchat.engine.memory.files import Files, unlink_if_there
-from kvchat.engine.memory.kept_blocks import KeptBlocks
+from kvchat.engine.memory.making_room import RoomMaker, Sources
 from kvchat.engine.memory.quarantine import Quarantine
 from kvchat.engine.memory.room import require_allowance
 from kvchat.engine.memory.work_in_progress import WorkInProgress
@@ -72,7 +71,6 @@ class BlockDirectory:
         self.seal = seal
         self.blocks_dir = cache_dir / "blocks"
         self.quarantine = Quarantine(cache_dir / "quarantine", files)
-        self.kept = KeptBlocks(cache_dir, files)
         self._clock = clock
         self._is_closed = False
         self._lock = RLock()
@@ -81,12 +79,13 @@ class BlockDirectory:
         with storage_errors(cache_dir):
             make_private(self.blocks_dir, files)
         self.index = BlockIndex(cache_dir / "index.db", files, self.has_file, seal)
-        self.order = DiskOrder(self.index, self.kept)
         self._survey = BlockSurvey(self.blocks_dir, files, seal, self.index, self.quarantine, clock)
         self._writers = Writers(cache_dir / "writers")
         self._in_progress = WorkInProgress(
             self.blocks_dir, self._writers, files, self.index, lambda name: self.path(*name), self.has_file
         )
+        self._room = RoomMaker(cache_dir, files, self.index, self.quarantine, self._in_progress, self.remove)
+        self.kept, self.order = self._room.kept, self._room.order
         try:
             self._recover()
         except BaseException:
@@ -160,14 +159,17 @@ class BlockDirectory:
 
     def _work(self, identity: FileIdentity, payload: memoryview) -> _Work:
         head = render_head(identity, payload)
-        block = FoundBlock(
+        return _Work(self._planned(identity, len(head) + len(payload)), head, payload)
+
+    def _planned(self, identity: FileIdentity, num_bytes: int) -> FoundBlock:
+        """Return what is to be on disk. `num_bytes`: of its file in the clear."""
+        return FoundBlock(
             fingerprint=identity.fingerprint,
             header=identity.header,
             block_size=identity.block_size,
-            num_bytes=len(head) + len(payload) + self.seal.file_overhead,
+            num_bytes=num_bytes + self.seal.file_overhead,
             modified_s=self._now_s(),
         )
-        return _Work(block, head, payload)
 
     def remove(self, names: Sequence[BlockName]) -> None:
         """Remove files of blocks, and their rows.
@@ -188,23 +190,33 @@ class BlockDirectory:
                 self._in_progress.settle()
 
     def enforce(self, limit_bytes: int) -> bool:
-        """Remove blocks until the files fit, as `DiskOrder` says: never a parent before its children, and
-        none that is kept.
+        """Remove blocks until the files fit; see `RoomMaker`.
 
         Returns: False if what is left is being written or kept, and is too much.
         """
-        if self.quarantine.num_bytes() > limit_bytes // 2:
-            self.empty_quarantine()
-        limit_bytes = self.quarantine.beside(limit_bytes)
-        while (usage := self.index.usage()).num_bytes > limit_bytes:
-            num_excess = (usage.num_bytes - limit_bytes) * usage.num_blocks // usage.num_bytes
-            # A part of them at a time, since each that goes may turn its parent into the oldest leaf.
-            leaves = self.order.due(1 + num_excess // 8)
-            if not leaves:
-                return False
-            self.order.note_gone(leaves)
-            self.remove([(leaf.fingerprint, leaf.name, group) for leaf in leaves for group in leaf.groups])
-        return True
+        with self._lock:
+            return self._room.enforce(limit_bytes)
+
+    @contextmanager
+    def room_for(
+        self,
+        due: Sequence[FileIdentity],
+        sources: Sources,
+        limit_bytes: int | None,
+        elsewhere_bytes: int,
+    ) -> Iterator[None]:
+        """Hold room for blocks that are written inside, and keep what they are made from; see `RoomMaker`."""
+        blocks = [self._planned(identity, file_bytes(identity)) for identity in due]
+        names = [self._name(block) for block in blocks]
+        with self._lock:
+            writer = self._announced()
+        try:
+            with self._lock:
+                self._room.hold(writer, blocks, names, sources, limit_bytes, elsewhere_bytes)
+            yield
+        finally:
+            with self._lock:
+                self._room.let_go(writer, names)
 
     # Making index and files agree
 
@@ -244,6 +256,10 @@ class BlockDirectory:
     def adopt(self, fingerprint: bytes, path: Path) -> bool:
         """Add the row of a file without one; False if it was no block of this fingerprint, now set aside."""
         return self._survey.adopt(fingerprint, path)
+
+    def remove_unfinished(self) -> None:
+        """Remove lists of kept blocks that a killed process has left half written."""
+        self._room.remove_unfinished()
 
     def remove_empty(self) -> None:
         """Remove directories that hold nothing."""
@@ -307,14 +323,11 @@ class BlockDirectory:
 
     def _recover(self) -> None:
         dead = self._in_progress.dead()
-        if self.heal() or not dead:
-            return
         # On a full disk the rows of a dead writer may wait: they only say too much.
-        with suppress(StorageError):
-            if any(boot != self.files.boot_id() or not boot for boot in dead.values()):
+        if not self.heal() and any(boot != self.files.boot_id() or not boot for boot in dead.values()):
+            with suppress(StorageError):
                 self.rebuild()
-            else:
-                self._in_progress.settle_dead()
+        self._room.settle_dead()
 
     def sees(self, name: BlockName) -> bool:
         """Whether a block's file is there; not if that cannot be told now: then it is computed again."""

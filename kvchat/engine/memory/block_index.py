@@ -321,6 +321,16 @@ class BlockIndex:
         rows = [(*name, writer) for name in names]
         self._file.write((_SETTLE_OWN, rows), (_DROP_OWN, rows))
 
+    def unsettled_bytes(self) -> int:
+        """Return what is being written or removed, and what room is held for, by whatever writer."""
+        rows = self._file.read("SELECT coalesce(sum(bytes), 0) FROM blocks WHERE writer IS NOT NULL")
+        return int(rows[0][0]) if rows else 0
+
+    def writers_at_work(self) -> list[str]:
+        """Return the writers that have unsettled rows."""
+        rows = self._file.read("SELECT DISTINCT writer FROM blocks WHERE writer IS NOT NULL")
+        return [name for (name,) in rows]
+
     def unsettled(self, writer: str) -> list[BlockName]:
         """Return the names of what a writer was at work on."""
         return list(self._file.read("SELECT fingerprint, key, grp FROM blocks WHERE writer=?", writer))

@@ -1,7 +1,7 @@
 """Blocks on their way between the disk tier and a bundle, and from one name to another. Loads no model."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +38,11 @@ class BlockShelf:
     Args:
         cache_dir: where the disk tier is.
         layouts: for each group the tensors of one block.
-        limit_bytes: most bytes of all blocks on disk; None: no limit.
+        limit_bytes: most bytes of all blocks on disk, and of what is `elsewhere`; None: no limit.
         daily_bytes: most bytes written on one day; None: no limit.
         sealer: what blocks are sealed with; None: they are in the clear.
         files: how blocks are read and written.
+        elsewhere: what other files take of the limit now.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class BlockShelf:
         daily_bytes: int | None = None,
         sealer: Sealer | None = None,
         files: Files = SYSTEM,
+        elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
         self.fingerprint = fingerprint
         self.layouts = dict(layouts)
@@ -68,6 +70,7 @@ class BlockShelf:
             daily_bytes=daily_bytes,
             sealer=sealer,
             files=files,
+            elsewhere=elsewhere,
         )
 
     def groups_of(self, key: BlockKey) -> list[GroupId]:
@@ -132,14 +135,16 @@ class BlockShelf:
         found = ((block.header, block.payload) for block in blocks)
         return self._store.write_all(found, is_wanted=is_wanted)
 
-    def make_room(self, num_bytes: int) -> bool:
-        """Let others go now for so many bytes of files that are to be written; False if the limit has no room
-        for them.
+    def room_for(
+        self, headers: Iterable[BlockHeader], source: "BlockShelf", keys: Iterable[BlockKey]
+    ) -> AbstractContextManager[None]:
+        """Hold room for blocks that are written inside, and keep the blocks of `source` that they are made
+        from; see `DiskStore.room_for`.
 
         Raises:
-            StorageError: so much may not be written today, or others cannot be removed.
+            StorageError: there is no room for them beside those, or the disk refuses; nothing has gone.
         """
-        return self._store.make_room(num_bytes)
+        return self._store.room_for(headers, source.fingerprint, keys)
 
     def set_aside(self, group: GroupId, key: BlockKey) -> None:
         """Move a block that is not what it says to the quarantine."""

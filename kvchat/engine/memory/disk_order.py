@@ -13,14 +13,14 @@ an eviction writes no row but those of what goes; and names of what went are rem
 since a deleted conversation leaves none on disk.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.cache.eviction import SMALL_SHARE, Eviction, Ghosts
 from kvchat.engine.memory.block_index import BlockIndex, BlockName, IndexedBlock
 from kvchat.engine.memory.block_seal import DiskKey
-from kvchat.engine.memory.kept_blocks import KeptBlocks
+from kvchat.engine.memory.kept_blocks import Kept, KeptBlocks
 
 MAX_GHOSTS: Final = 8192
 
@@ -28,10 +28,12 @@ MAX_GHOSTS: Final = 8192
 class DiskOrder:
     """The order of one cache directory, over all fingerprints. Called under the directory's lock."""
 
-    def __init__(self, index: BlockIndex, kept: KeptBlocks, eviction: Eviction = Eviction.S3FIFO) -> None:
+    def __init__(
+        self, index: BlockIndex, kept: Sequence[KeptBlocks], eviction: Eviction = Eviction.S3FIFO
+    ) -> None:
         self.eviction = eviction
         self._index = index
-        self._kept = kept
+        self._kept_lists = tuple(kept)
         self._ghosts = Ghosts(MAX_GHOSTS)
         self._refused = Ghosts(MAX_GHOSTS)
 
@@ -55,7 +57,7 @@ class DiskOrder:
         is_behind_refused = self._is_behind_refused(name, parent)
         if not is_behind_refused and self._has_room(name, num_bytes, limit_bytes):
             return True
-        if name[:2] in self._kept.all():
+        if name[:2] in self._kept():
             return True
         # Neither for its own parent, nor for what another group has of the same block.
         own = (parent, name[1])
@@ -94,7 +96,7 @@ class DiskOrder:
 
     def _num_unproven(self) -> int:
         """Return how many blocks were never used again and are not kept."""
-        return self._index.num_unproven() - self._index.num_unproven_of(self._kept.all())
+        return self._index.num_unproven() - self._index.num_unproven_of(self._kept())
 
     def note_gone(self, leaves: Iterable[IndexedBlock]) -> None:
         """Remember what has to go though it was never used again."""
@@ -118,9 +120,13 @@ class DiskOrder:
             self._refused.take(_name(*name[:2]))
             self._refused.take(_name(*name))
 
+    def _kept(self) -> Kept:
+        """Return what never makes room."""
+        return frozenset[tuple[bytes, DiskKey]]().union(*(kept.all() for kept in self._kept_lists))
+
     def _free(self, limit: int, is_proven: bool | None) -> list[IndexedBlock]:
         """Return leaves that are not kept, longest unused first; fewer only if there are no more."""
-        kept = self._kept.all()
+        kept = self._kept()
         num_seen = limit
         while True:
             found = self._index.oldest_leaves(num_seen, is_proven=is_proven)

@@ -11,7 +11,7 @@ from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.kernels.read_block.native import Places
 from kvchat.engine.memory.block_directory import BlockDirectory
-from kvchat.engine.memory.block_file import BlockHeader, FileIdentity, Layout, Region
+from kvchat.engine.memory.block_file import BlockHeader, FileIdentity, Layout, Region, file_bytes
 from kvchat.engine.memory.block_index import BlockName, DiskUsage, IndexedBlock, WrittenBytes
 from kvchat.engine.memory.block_seal import seal_of
 from kvchat.engine.memory.block_shelves import storage_errors
@@ -52,24 +52,27 @@ class DiskStore:
         files: Files = SYSTEM,
         sealer: Sealer | None = None,
         eviction: Eviction = Eviction.S3FIFO,
+        elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
         """Open the store, settle what a crash left behind, and make it fit its limit.
 
         Args:
             layouts: for each group the tensors of one block, in the order of their bytes.
-            limit_bytes: most bytes of all fingerprints' files together; None: no limit.
+            limit_bytes: most bytes of all fingerprints' files together, and of what is `elsewhere`; None: no
+                limit.
             daily_bytes: most bytes written on one local day by all processes, which may each be one block
                 late to see it; None: no limit.
             sealer: what blocks are sealed with; None: they are in the clear.
             eviction: which blocks make room first.
+            elsewhere: what other files, such as prepared weights, take of the limit now.
 
         Raises: StorageError: the directory cannot be created or written.
         """
         assert len(fingerprint) == KEY_BYTES
-        self.limit_bytes = limit_bytes
+        self.given_bytes = limit_bytes
+        """What a person gave to blocks and what is elsewhere together; None: no limit."""
         self.daily_bytes = daily_bytes
-        self.elsewhere_bytes = 0
-        """What prepared weights take of the limit that a person gave; they are not in `limit_bytes`."""
+        self._elsewhere = elsewhere
         self.shortage: str | None = None
         """Why the last block that was to be written found no room, with what to do; None if it found some."""
         self.left_out: str | None = None
@@ -87,6 +90,16 @@ class DiskStore:
         self._directory.order.eviction = eviction
         self._index = self._directory.index
         self._enforce_limit()
+
+    @property
+    def elsewhere_bytes(self) -> int:
+        """What prepared weights take of the limit that a person gave: other processes prepare some too."""
+        return self._elsewhere()
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What blocks may take now; None: there is no limit."""
+        return None if self.given_bytes is None else max(0, self.given_bytes - self.elsewhere_bytes)
 
     def has(self, key: BlockKey, group: GroupId) -> bool:
         """Whether a block is there. Pure; one look-up in the index and one at the file. What cannot be told
@@ -184,35 +197,48 @@ class DiskStore:
         self.flush_touched()
         self.shortage = self.left_out = None
         due: list[tuple[FileIdentity, memoryview]] = []
+        limit_bytes = self.limit_bytes
         for header, payload in blocks:
             identity, data = self._identity(header), memoryview(payload).cast("B")
             assert len(data) == identity.payload_bytes
             if self._is_there(header):
                 self._directory.accept(self._name(header.key, header.group))
                 continue
-            if is_wanted or self._is_welcome(identity):
+            if is_wanted or limit_bytes is None or self._directory.welcomes(identity, limit_bytes):
                 due.append((identity, data))
             else:
-                self._note_no_room(len(data))
+                self._note_no_room(len(data), limit_bytes)
         if not due:
             return 0
-        if self._directory.write(due, self.limit_bytes, self.daily_bytes, is_wanted=is_wanted):
+        if self._directory.write(due, limit_bytes, self.daily_bytes, is_wanted=is_wanted):
             self.shortage = self.left_out = None
             return len(due)
-        self._note_no_room(max(len(data) for _, data in due))
+        assert limit_bytes is not None
+        self._note_no_room(max(len(data) for _, data in due), limit_bytes)
         return 0
 
-    def make_room(self, num_bytes: int) -> bool:
-        """Let others go now for so many bytes of files that are to be written.
+    @contextmanager
+    def room_for(
+        self, headers: Iterable[BlockHeader], made_from: bytes, sources: Iterable[BlockKey]
+    ) -> Iterator[None]:
+        """Hold room for blocks that are written inside, and keep those on disk that they are made from: no
+        writer of any process takes either to make room, and what may go has gone. Only what is removed by
+        name goes all the same.
 
-        Returns: False if the limit has no room for them; what may go may have gone then.
-        Raises: StorageError: so much may not be written today, and nothing went; or others cannot be removed.
+        Args:
+            headers: of blocks of which none is there.
+            made_from: the fingerprint of `sources`.
+
+        Raises: StorageError: the limit has no room for them beside those and what is kept, with the numbers,
+            or so much may not be written today; nothing has gone. Or the disk refuses.
         """
+        due, seal = list(map(self._identity, headers)), self._directory.seal
+        num_bytes = sum(file_bytes(identity) + seal.file_overhead for identity in due)
         require_allowance(today_bytes=self.written().today, num_bytes=num_bytes, daily_bytes=self.daily_bytes)
-        if self.limit_bytes is None:
-            return True
         self.flush_touched()
-        return num_bytes <= self.limit_bytes and self._directory.enforce(self.limit_bytes - num_bytes)
+        names = made_from, list(map(seal.name, sources))
+        with self._directory.room_for(due, names, self.limit_bytes, self.elsewhere_bytes):
+            yield
 
     def remove(self, key: BlockKey, group: GroupId) -> None:
         """Remove one group's file of a block; nothing happens if it is not there, or is kept."""
@@ -317,10 +343,6 @@ class DiskStore:
             return True
         return self._directory.adopt(self._fingerprint, path)
 
-    def _is_welcome(self, identity: FileIdentity) -> bool:
-        """Whether room is to be made for a block that has not been used since it was computed."""
-        return self.limit_bytes is None or self._directory.welcomes(identity, self.limit_bytes)
-
     def _identity(self, header: BlockHeader) -> FileIdentity:
         assert header.key == block_key(header.parent, header.token_ids)
         assert 0 < len(header.token_ids) <= self._block_size
@@ -337,15 +359,14 @@ class DiskStore:
     def _name(self, key: BlockKey, group: GroupId) -> BlockName:
         return self._fingerprint, self._directory.seal.name(key), group
 
-    def _note_no_room(self, block_bytes: int) -> None:
+    def _note_no_room(self, block_bytes: int, limit_bytes: int) -> None:
         """Note what holds the room: what may never go, or what only does not go for this block."""
-        assert self.limit_bytes is not None
-        if block_bytes <= self.limit_bytes and self._directory.has_due():
-            self.shortage, self.left_out = None, too_long(self.limit_bytes)
+        if block_bytes <= limit_bytes and self._directory.has_due():
+            self.shortage, self.left_out = None, too_long(limit_bytes)
             return
         self.left_out = None
         self.shortage = no_room(
-            limit_bytes=self.limit_bytes,
+            limit_bytes=limit_bytes,
             kept_bytes=self._index.num_bytes(self._directory.kept.all()),
             elsewhere_bytes=self.elsewhere_bytes,
             block_bytes=block_bytes,
@@ -353,5 +374,6 @@ class DiskStore:
         )
 
     def _enforce_limit(self) -> None:
-        if self.limit_bytes is not None:
-            self._directory.enforce(self.limit_bytes)
+        limit_bytes = self.limit_bytes
+        if limit_bytes is not None:
+            self._directory.enforce(limit_bytes)

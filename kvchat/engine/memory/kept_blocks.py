@@ -29,12 +29,13 @@ Kept = frozenset[tuple[bytes, DiskKey]]
 class KeptBlocks:
     """What is kept in one cache directory. May be called from several threads and processes."""
 
-    def __init__(self, home: Path, files: Files = SYSTEM) -> None:
+    def __init__(self, home: Path, files: Files = SYSTEM, place: str = "kept") -> None:
         """Args:
         home: where files and index of the blocks are.
+        place: the directory in there.
         """
         self._files = files
-        self._directory = home / "kept"
+        self._directory = home / place
         self._seen: tuple[tuple[str, int, int], ...] = ()
         self._kept: Kept = frozenset()
 

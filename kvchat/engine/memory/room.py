@@ -2,9 +2,34 @@
 written on a day.
 """
 
+from dataclasses import dataclass
+
 from kvchat.errors import StorageError
 
-_MIB = 2**20
+_KIB, _MIB = 2**10, 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What has a claim on the room for blocks, beside what may go.
+
+    Args:
+        new_bytes: of blocks that are to be written.
+        source_bytes: of blocks that they are made from, and of which nothing else may let go meanwhile.
+        kept_bytes: what packs and pinned sessions have of the rest.
+        writing_bytes: of blocks that others are at work on.
+        aside_bytes: of damaged blocks that were set aside.
+    """
+
+    new_bytes: int
+    source_bytes: int
+    kept_bytes: int
+    writing_bytes: int
+    aside_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.new_bytes + self.source_bytes + self.kept_bytes + self.writing_bytes + self.aside_bytes
 
 
 def require_allowance(*, today_bytes: int, num_bytes: int, daily_bytes: int | None) -> None:
@@ -20,6 +45,32 @@ def require_allowance(*, today_bytes: int, num_bytes: int, daily_bytes: int | No
         )
 
 
+def require_room(demand: Demand, *, limit_bytes: int, elsewhere_bytes: int) -> None:
+    """Raise StorageError, with the numbers, where blocks and what they are made from have no room together.
+
+    Args:
+        limit_bytes: what blocks may take.
+        elsewhere_bytes: what prepared weights take of the limit that a person gave.
+    """
+    if demand.num_bytes <= limit_bytes:
+        return
+    told = (
+        f"new blocks of {_size(demand.new_bytes)} have no room beside those of {_size(demand.source_bytes)}"
+        " that they are made from"
+    )
+    others = (
+        (demand.kept_bytes, "packs and pinned sessions keep"),
+        (demand.writing_bytes, "others are just writing"),
+        (demand.aside_bytes, "damaged blocks that were set aside hold"),
+        (elsewhere_bytes, "prepared weights hold"),
+    )
+    told += "".join(f", {words} {_size(num_bytes)}" for num_bytes, words in others if num_bytes)
+    raise StorageError(
+        f"{told}, and the disk limit is {_size(limit_bytes + elsewhere_bytes)}; nothing was changed: give it"
+        " more with KVCHAT_KV_DISK_BYTES for as long as this takes"
+    )
+
+
 def no_room(
     *, limit_bytes: int, kept_bytes: int, elsewhere_bytes: int, block_bytes: int, aside_bytes: int = 0
 ) -> str:
@@ -32,17 +83,17 @@ def no_room(
         block_bytes: of the block that finds no room.
         aside_bytes: what damaged blocks that were set aside have of what blocks may take.
     """
-    told = f"blocks may take {_mib(limit_bytes)} on disk"
+    told = f"blocks may take {_size(limit_bytes)} on disk"
     if elsewhere_bytes:
-        told += f", since prepared weights hold {_mib(elsewhere_bytes)} of --kv-disk-bytes"
+        told += f", since prepared weights hold {_size(elsewhere_bytes)} of --kv-disk-bytes"
     if block_bytes > limit_bytes:
-        return f"{told}, and one block takes {_mib(block_bytes)}; give more with --kv-disk-bytes"
+        return f"{told}, and one block takes {_size(block_bytes)}; give more with --kv-disk-bytes"
     advice = "give more with --kv-disk-bytes"
     if kept_bytes:
-        told += f", and packs and pinned sessions keep {_mib(kept_bytes)} of it"
+        told += f", and packs and pinned sessions keep {_size(kept_bytes)} of it"
         advice += ", unpin sessions with `kvchat sessions unpin`, or remove packs with `kvchat pack rm`"
     if aside_bytes:
-        told += f", and damaged blocks that were set aside hold {_mib(aside_bytes)} of it"
+        told += f", and damaged blocks that were set aside hold {_size(aside_bytes)} of it"
         advice += ", or let `kvchat cache gc` empty what was set aside"
     return f"{told}, and there is no room for more; {advice}"
 
@@ -52,10 +103,12 @@ def too_long(limit_bytes: int) -> str:
     that were used again, stay.
     """
     return (
-        f"blocks may take {_mib(limit_bytes)} on disk: of the last conversation its beginning alone is kept"
+        f"blocks may take {_size(limit_bytes)} on disk: of the last conversation its beginning alone is kept"
         " there, and its end is computed again; give more with --kv-disk-bytes"
     )
 
 
-def _mib(num_bytes: int) -> str:
+def _size(num_bytes: int) -> str:
+    if num_bytes < _MIB:
+        return f"{num_bytes / _KIB:,.1f} KiB"
     return f"{num_bytes / _MIB:,.1f} MiB"

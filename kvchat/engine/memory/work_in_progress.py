@@ -38,11 +38,13 @@ class WorkInProgress:
         self._has_file = has_file
         self._is_announced = False
         self._doubtful: set[BlockName] = set()
+        self._held: set[BlockName] = set()
+        """Blocks that are not begun yet, with rows that hold room for them."""
 
     @property
     def is_settled(self) -> bool:
         """Whether this writer is known, and has ended all that it began."""
-        return self._is_announced and not self._doubtful
+        return self._is_announced and not self._doubtful and not self._held
 
     def announced(self) -> str:
         """Return this writer's id, made known durably before it changes anything.
@@ -64,6 +66,17 @@ class WorkInProgress:
         """Let this writer be known no longer: nothing of it has to be settled."""
         self._index.dismiss([self._writers.own_id()])
 
+    def hold(self, names: Iterable[BlockName]) -> None:
+        """Note that blocks have rows before they are begun."""
+        self._held.update(names)
+
+    def release(self, names: Iterable[BlockName]) -> None:
+        """Give up the rows of those of some blocks that were not written."""
+        given_up = self._held.intersection(names)
+        self._held -= given_up
+        self._doubtful |= given_up
+        self.settle()
+
     def begin(self, names: Iterable[BlockName]) -> None:
         """Note at what blocks this writer is at work: nobody knows how they stand until it has ended."""
         self._doubtful.update(names)
@@ -71,6 +84,7 @@ class WorkInProgress:
     def end(self, names: Iterable[BlockName]) -> None:
         """Note that the rows of blocks agree with their files."""
         self._doubtful.difference_update(names)
+        self._held.difference_update(names)
 
     def settle(self) -> None:
         """Settle what this writer has begun and not ended. What cannot be settled now waits."""
@@ -97,7 +111,9 @@ class WorkInProgress:
 
         Raises: StorageError: it cannot be settled now.
         """
-        for writer in self.dead():
+        for writer in self._index.writers_at_work():
+            if self.is_alive(writer):
+                continue
             names = self._index.unsettled(writer)
             with storage_errors(self._blocks_dir):
                 for name in names:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvchat.engine.models.prepared import copy_if_there
+from kvchat.engine.models.prepared import MakeRoom, copy_if_there
 from kvchat.engine.models.weight_files import INDEX_FILE, read_config, weight_files
 from kvchat.errors import ModelUnreadable, UnsupportedModel
 
@@ -41,8 +41,13 @@ def expand(weight: Tensor, factors: Tensor, block: tuple[int, int]) -> Tensor:
     return weight.float() * wide
 
 
-def write_expanded(model_dir: Path, directory: Path, report: Callable[[str], None]) -> None:
+def write_expanded(
+    model_dir: Path, directory: Path, report: Callable[[str], None], make_room: MakeRoom
+) -> None:
     """Write the same checkpoint with plain weights, file by file.
+
+    Args:
+        make_room: called before each file.
 
     Raises:
         ModelUnreadable: factors are missing, or not those of their weights.
@@ -62,6 +67,7 @@ def write_expanded(model_dir: Path, directory: Path, report: Callable[[str], Non
                 for name in tensors.keys()  # noqa: SIM118  no dictionary
                 if not name.endswith(FACTORS)
             }
+        make_room(sum(tensor.nbytes for tensor in plain.values()))
         save_file(plain, directory / file.name, {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     if (model_dir / INDEX_FILE).is_file():

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -34,6 +35,8 @@ _KEY_BYTES = 16
 
 Make = Callable[[Path], None]
 """Fills a directory."""
+MakeRoom = Callable[[int], None]
+"""Lets others go from the disk, where there is a limit, before so many bytes are written."""
 
 
 class PreparedCheckpoints:
@@ -132,8 +135,15 @@ class PreparedCheckpoints:
 
 
 def prepared_bytes(directory: Path) -> int:
-    """Return how much a directory of prepared checkpoints holds; 0 where it is not there."""
-    return sum(_num_bytes(path) for path in _entries(directory))
+    """Return how much a directory of prepared checkpoints holds; 0 where that cannot be told."""
+    with suppress(OSError):
+        return sum(_num_bytes(path) for path in _entries(directory))
+    return 0
+
+
+def elsewhere(cache_dir: Path) -> Callable[[], int]:
+    """Return what says how much prepared weights take of the disk limit now."""
+    return partial(prepared_bytes, cache_dir / PREPARED_DIR)
 
 
 def blocks_limit(disk_bytes: int | None, cache_dir: Path) -> int | None:

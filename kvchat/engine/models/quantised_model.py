@@ -14,7 +14,14 @@ from kvchat.engine.kernels.quantised_linear import Coding
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.prepared import QUANTISED, WEIGHTS_FILE, PreparedCheckpoints, copy_if_there, key_of
+from kvchat.engine.models.prepared import (
+    QUANTISED,
+    WEIGHTS_FILE,
+    MakeRoom,
+    PreparedCheckpoints,
+    copy_if_there,
+    key_of,
+)
 from kvchat.engine.models.quantised_checkpoint import describe
 from kvchat.engine.models.quantised_linear import output_name, quantise_linears
 from kvchat.engine.models.weight_files import read_config
@@ -31,6 +38,7 @@ class Recipe:
         load: loads the plain model, with its weights mapped.
         weights: a name of QUANTISED.
         dtype: of everything that is not quantised; auto: as the checkpoint says.
+        make_room: called before it is written.
     """
 
     model_dir: Path
@@ -38,6 +46,7 @@ class Recipe:
     load: Callable[[], LoadedModel]
     weights: str
     dtype: str
+    make_room: MakeRoom
 
 
 def quantised_dir(recipe: Recipe, kept: PreparedCheckpoints, report: Report) -> Path:
@@ -65,6 +74,7 @@ def _make(directory: Path, recipe: Recipe, config: dict[str, Any], report: Repor
         raise UnsupportedModel(
             f"{recipe.model_dir} has no linear layers that can be quantised. Use --weights auto."
         )
+    recipe.make_room(sum(tensor.nbytes for tensor in _tensors(module).values()))
     report(f"writing {recipe.weights} weights")
     config = config | {"dtype": str(module.dtype).removeprefix("torch.")}
     write_checkpoint(directory, module, config, codings)

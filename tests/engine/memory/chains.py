@@ -50,6 +50,7 @@ def open_store(
     clock: Callable[[], float] | None = None,
     files: Files = SYSTEM,
     daily_bytes: int | None = None,
+    elsewhere: Callable[[], int] = lambda: 0,
 ) -> DiskStore:
     return DiskStore(
         cache_dir,
@@ -60,6 +61,7 @@ def open_store(
         clock=clock or Clock(),
         files=files,
         daily_bytes=daily_bytes,
+        elsewhere=elsewhere,
     )
 
 

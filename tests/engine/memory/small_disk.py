@@ -1,7 +1,7 @@
 """A store with room for a few blocks."""
 
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 from kvchat.engine.cache.eviction import Eviction
@@ -49,6 +49,7 @@ class Disk:
         self.eviction = eviction
         self.clock = Clock()
         self.bytes_each = file_bytes(directory / "sized")
+        self.limit_bytes = num_blocks * self.bytes_each
         self.store = self._open()
 
     def keep(self, blocks: Iterable[Block]) -> None:
@@ -62,7 +63,7 @@ class Disk:
             fingerprint=FINGERPRINT,
             layouts=LAYOUTS,
             block_size=BLOCK_SIZE,
-            limit_bytes=self.num_blocks * self.bytes_each,
+            limit_bytes=self.limit_bytes,
             clock=self.clock,
             files=HastyFiles(),
             eviction=self.eviction,
@@ -75,6 +76,15 @@ class Disk:
     def write(self, block: Block) -> bool:
         self.clock.now_s += 1
         return self.store.write(block.header, block.payload)
+
+    def write_all(self, blocks: Iterable[Block]) -> int:
+        """Write what was asked for by name, all together."""
+        return self.store.write_all([(block.header, block.payload) for block in blocks], is_wanted=True)
+
+    def room(self, new: Iterable[Block], sources: Iterable[Block] = ()) -> AbstractContextManager[None]:
+        """Hold room for blocks, and keep those that they are made from."""
+        headers, keys = [block.header for block in new], [block.key for block in sources]
+        return self.store.room_for(headers, FINGERPRINT, keys)
 
     def touch(self, blocks: Iterable[Block]) -> None:
         self.clock.now_s += 1

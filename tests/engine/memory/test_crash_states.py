@@ -1,14 +1,8 @@
-"""Whatever a loss of power leaves of the last operations, the store keeps its word.
+"""Whatever a loss of power leaves of the last operations, the store keeps its word; see `crash_states`."""
 
-A kill cannot test an fsync: the kernel still has every byte. So the operations of a run are recorded, and the
-store is opened in every state that the medium may be in after any number of them.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from random import Random
-from shutil import rmtree
 
 import pytest
 
@@ -16,14 +10,19 @@ from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.files import Files
 from kvchat.errors import BlockDamaged, BlockMissing
 from tests.engine.memory.chains import FINGERPRINT, FULL, Block, block_behind, chain, open_store, read
+from tests.engine.memory.crash_states import (
+    Forget,
+    Recorded,
+    check_every_state,
+    is_any_state_wrong,
+    without_syncs,
+)
 from tests.engine.memory.recorded_files import (
     AnotherBoot,
     Commit,
-    CrashStates,
     Note,
     Operation,
     RecordingFiles,
-    Sync,
     SyncDir,
     Tree,
 )
@@ -35,31 +34,6 @@ NEW = chain([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13])
 OLDER_TAIL = block_behind(NEW[2].key, [13, 14])
 BLOCKS = {block.key: block for block in (*OLD, *NEW, OLDER_TAIL)}
 
-Recorded = tuple[Tree, list[Operation]]
-"""A directory, and what was done to it then."""
-Look = Callable[[Path, Tree, Sequence[Operation]], list[str]]
-"""Puts a state into a place and returns how it breaks a promise that these operations have given."""
-Forget = Callable[[Operation], Operation | None]
-"""Leaves operations out, or makes less of them."""
-
-
-def check_every_state(place: Path, recorded: Recorded, look: Look, num_samples: int, least: int) -> None:
-    """Look at every state, of which there are more than `least`."""
-    base, operations = recorded
-    num_states = 0
-    for num_called, state in CrashStates(base, operations, Random(0), num_samples):
-        assert look(place, state, operations[:num_called]) == []
-        num_states += 1
-    assert num_states > least
-
-
-def is_any_state_wrong(place: Path, recorded: Recorded, look: Look, forget: Forget) -> bool:
-    """Return whether a state breaks a promise where some operations are left out."""
-    base, operations = recorded
-    kept = [operation for operation in map(forget, operations) if operation is not None]
-    states = CrashStates(base, kept, Random(0), num_samples=4)
-    return any(look(place, state, kept[:num]) for num, state in states)
-
 
 @pytest.mark.parametrize(("num_samples", "least"), [(2, 100), pytest.param(40, 600, marks=pytest.mark.slow)])
 def test_every_acknowledged_block_survives_and_nothing_leaks(
@@ -67,10 +41,6 @@ def test_every_acknowledged_block_survives_and_nothing_leaks(
 ) -> None:
     """Traps 24 and 25: writes, a tail that is replaced, removal, and garbage collection."""
     check_every_state(quick_path / "after", _recorded(quick_path / "run"), _complaints, num_samples, least)
-
-
-def without_syncs(operation: Operation) -> Operation | None:
-    return None if isinstance(operation, Sync) else operation
 
 
 def _without_names_of_blocks(operation: Operation) -> Operation | None:
@@ -153,11 +123,32 @@ def _recorded_together(cache_dir: Path) -> Recorded:
     return base, files.operations
 
 
-def _complaints(cache_dir: Path, state: Tree, called: Sequence[Operation]) -> list[str]:
+@pytest.mark.parametrize(("num_samples", "least"), [(2, 80), pytest.param(40, 400, marks=pytest.mark.slow)])
+def test_nothing_is_held_for_a_writer_that_is_gone(quick_path: Path, num_samples: int, least: int) -> None:
+    """Trap 25: room that was held before it was used, and what others were to be made from."""
+    recorded = _recorded_in_held_room(quick_path / "run")
+    check_every_state(quick_path / "after", recorded, _complaints, num_samples, least)
+
+
+def _recorded_in_held_room(cache_dir: Path) -> Recorded:
+    """Hold room for three blocks, and write two of them."""
+    store = open_store(cache_dir)
+    store.write_all((block.header, block.payload) for block in OLD)
+    store.close()
+    base = Tree.of(cache_dir)
+    files = RecordingFiles(cache_dir)
+    store = open_store(cache_dir, files=files, limit_bytes=1 << 20)
+    new = (NEW[2], OLDER_TAIL, NEW[3])
+    with store.room_for([block.header for block in new], FINGERPRINT, [block.key for block in OLD]):
+        for block in new[:2]:
+            assert store.write(block.header, block.payload, is_wanted=True)
+            files.note("there", block.key)
+    store.close()
+    return base, files.operations
+
+
+def _complaints(cache_dir: Path, called: Sequence[Operation]) -> list[str]:
     """Return how a state breaks a promise that was given before the crash."""
-    rmtree(cache_dir, ignore_errors=True)
-    cache_dir.mkdir()
-    state.put(cache_dir)
     notes = [operation for operation in called if isinstance(operation, Note)]
     there = {block.key for block in OLD} | {note.about for note in notes if note.what == "there"}
     there -= {note.about for note in notes if note.what == "going"}
@@ -177,6 +168,7 @@ def _complaints(cache_dir: Path, state: Tree, called: Sequence[Operation]) -> li
     usage = store.total_usage()
     if (usage.num_blocks, usage.num_bytes) != (len(sizes), sum(sizes)):
         complaints.append(f"{usage} is accounted for {len(sizes)} files of {sum(sizes)} bytes")
+    complaints += [f"{path} is kept for nobody" for path in cache_dir.glob("held/*.keep")]
     store.close()
     return complaints + _leaks(cache_dir, files)
 

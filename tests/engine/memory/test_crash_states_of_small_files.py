@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from shutil import rmtree
 from time import time
 
 import pytest
@@ -21,21 +20,14 @@ from kvchat.engine.models.identity import recall, remember
 from kvchat.errors import BlockDamaged, BlockMissing
 from kvchat.session.packs import Pack, PackShelf
 from tests.engine.memory.chains import FINGERPRINT, FULL, chain, open_store, path_of, read
-from tests.engine.memory.recorded_files import (
-    AnotherBoot,
-    Note,
-    Operation,
-    RecordingFiles,
-    SyncDir,
-    Tree,
-)
-from tests.engine.memory.test_crash_states import (
+from tests.engine.memory.crash_states import (
     Forget,
     Recorded,
     check_every_state,
     is_any_state_wrong,
     without_syncs,
 )
+from tests.engine.memory.recorded_files import AnotherBoot, Note, Operation, RecordingFiles, SyncDir, Tree
 
 pytestmark = pytest.mark.pure
 
@@ -112,11 +104,8 @@ def recorded(place: Path) -> Recorded:
     return base, files.operations
 
 
-def complaints(place: Path, state: Tree, called: Sequence[Operation]) -> list[str]:
+def complaints(place: Path, called: Sequence[Operation]) -> list[str]:
     """Return which files say neither what was written last, nor what was being written."""
-    rmtree(place, ignore_errors=True)
-    place.mkdir()
-    state.put(place)
     allowed: dict[str, list[object]] = {
         "pack": [FEW],
         "session": [frozenset()],
@@ -187,11 +176,8 @@ def recorded_damage(place: Path) -> Recorded:
     return base, files.operations
 
 
-def complaints_of_damage(place: Path, state: Tree, called: Sequence[Operation]) -> list[str]:
+def complaints_of_damage(place: Path, called: Sequence[Operation]) -> list[str]:
     """Return whether a damaged block serves anybody, stays after a collection, or takes others with it."""
-    rmtree(place, ignore_errors=True)
-    place.mkdir()
-    state.put(place)
     is_gone = any(isinstance(operation, Note) for operation in called)
     found = ["what was collected is there again"] if is_gone and any(places_of_damage(place)) else []
     store = open_store(place, files=AnotherBoot())

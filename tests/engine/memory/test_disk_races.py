@@ -1,6 +1,8 @@
 """Two processes at work on the same block: whatever their order, rows and files agree in the end."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.files import SystemFiles
 from kvchat.errors import BlockMissing
-from tests.engine.memory.chains import FULL, chain, open_store, read, write_all
+from tests.engine.memory.chains import BLOCK_SIZE, FULL, chain, open_store, read, write_all
 
 pytestmark = pytest.mark.pure
 
@@ -22,6 +24,7 @@ class MeetingFiles(SystemFiles):
         self.when_missed: list[Callable[[], object]] = []
         self.when_renamed: list[Callable[[], object]] = []
         self.when_unlinked: list[Callable[[], object]] = []
+        self.when_set_aside_were_listed: list[Callable[[], object]] = []
 
     def open(self, path: Path) -> int:
         try:
@@ -37,6 +40,13 @@ class MeetingFiles(SystemFiles):
     def unlink(self, path: Path) -> None:
         super().unlink(path)
         _act(self.when_unlinked)
+
+    def entries(self, path: Path) -> "Sequence[os.DirEntry[str]]":
+        try:
+            return super().entries(path)
+        finally:
+            if path.name == "quarantine":
+                _act(self.when_set_aside_were_listed)
 
 
 def test_a_block_written_while_a_reader_misses_it_keeps_its_row(tmp_path: Path) -> None:
@@ -95,6 +105,30 @@ def test_a_block_settled_between_a_removals_mark_and_its_end_leaves_no_row(tmp_p
     _check_agreement(tmp_path, remover, num_blocks=0)
     for store in (writer, remover, third):
         store.close()
+
+
+@pytest.mark.parametrize("num_listed", [1, 2])
+def test_a_block_that_is_set_aside_while_room_is_made_is_counted_where_it_was_or_where_it_is(
+    tmp_path: Path, num_listed: int
+) -> None:
+    blocks = [chain([number, *range(1, BLOCK_SIZE)])[0] for number in range(3)]
+    files = MeetingFiles()
+    with closing(open_store(tmp_path / "sized")) as store:
+        write_all(store, blocks[:2])
+        limit_bytes = store.usage().num_bytes
+    writer, other = open_store(tmp_path, files=files, limit_bytes=limit_bytes), open_store(tmp_path)
+    write_all(other, blocks[:2])
+    # What is called last is called first; each of the last calls may be the one that decides.
+    files.when_set_aside_were_listed += [lambda: other.set_aside(blocks[1].key, FULL)]
+    files.when_set_aside_were_listed += [lambda: None] * (num_listed - 1)
+
+    assert writer.write(blocks[2].header, blocks[2].payload, is_wanted=True)
+
+    found = [*(tmp_path / "blocks").rglob("*.*"), *(tmp_path / "quarantine").iterdir()]
+    assert sum(path.stat().st_size for path in found) <= limit_bytes
+    assert read(writer, blocks[2]) == blocks[2].payload
+    writer.close()
+    other.close()
 
 
 def _act(actions: list[Callable[[], object]]) -> None:

@@ -80,12 +80,28 @@ def test_what_packs_and_pins_leave_no_room_for_is_told_and_saved_when_they_go(
 
 
 def test_prepared_weights_that_leave_nothing_are_named(tmp_path: Path) -> None:
-    with closing(open_store(tmp_path, limit_bytes=0)) as store, writing(store) as writer:
-        store.elsewhere_bytes = 5 << 20
+    weights = 5 << 20
+    with (
+        closing(open_store(tmp_path, limit_bytes=weights, elsewhere=lambda: weights)) as store,
+        writing(store) as writer,
+    ):
         writer.submit(NEW[0].header, NEW[0].payload)
         assert not writer.flush(LONG_S)
         assert "prepared weights hold 5.0 MiB of --kv-disk-bytes" in str(writer.problem)
         writer.drop()
+
+
+def test_weights_that_another_process_prepares_take_of_the_room_at_once(tmp_path: Path) -> None:
+    weights = [0]
+    with closing(open_store(tmp_path / "sized")) as store:
+        write_all(store, KEPT)
+        limit_bytes = store.total_usage().num_bytes
+    with closing(open_store(tmp_path, limit_bytes=limit_bytes, elsewhere=lambda: weights[0])) as store:
+        write_all(store, KEPT)
+        weights[0] = limit_bytes // 2
+        store.write(NEW[0].header, NEW[0].payload, is_wanted=True)
+        assert store.total_usage().num_bytes + weights[0] <= limit_bytes
+        assert read(store, NEW[0]) == NEW[0].payload
 
 
 def test_one_block_that_is_larger_than_the_limit_is_told(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_the_limit_holds_for_what_lies_on_disk(tmp_path: Path, store: DiskStore)
     write_all(store, blocks[:1])
     (size,) = {path.stat().st_size for path in files(tmp_path)}
     assert store.usage().num_bytes == size
-    store.limit_bytes = 5 * size
+    store.given_bytes = 5 * size
     write_all(store, blocks[1:])
     assert sum(path.stat().st_size for path in files(tmp_path)) == 5 * size
     assert [block for block in blocks if store.has(block.key, FULL)] == blocks[-5:]
