@@ -105,6 +105,7 @@ class _Saving:
         if not self._saver.num_waiting:
             self._saver.save_blocks(self._saves())
         self._saver.pump()
+        self._saver.step_aside(True)
         assert self._writer.queued_bytes
 
     def end(self) -> None:

@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.circumstances import circumstances
 from benchmarks.cpu import files
 from benchmarks.cpu.bounds import Bounds
 from benchmarks.cpu.plot import svg
 from benchmarks.cpu.process import EngineProcess
 from benchmarks.cpu.shapes import BITS_PER_WEIGHT, SHAPES, Shape
+from kvchat.engine.kernels.linear.widened import is_emulated
 
 RESULTS = Path(__file__).parents[1] / "results"
 KVCHAT_WEIGHTS = {"16": "bf16", "8": "int8", "4": "int4"}
@@ -181,7 +184,8 @@ def _start(plan: Plan, shape: Shape, bits: str, figures: Figures) -> dict[str, E
         "openvino": ("openvino_engine", source, {}, plan.peers),
     }
     if bits == "16":
-        wanted["transformers"] = ("transformers_engine", source, {"dtype": "bfloat16"}, sys.executable)
+        dtype = "float32" if is_emulated(torch.bfloat16) else "bfloat16"  # its best
+        wanted["transformers"] = ("transformers_engine", source, {"dtype": dtype}, sys.executable)
     processes = {}
     for name, (engine, model, settings, python) in wanted.items():
         try:

@@ -149,7 +149,7 @@ class Engine:
             self._flights.wait(LOAD_WAIT_S)
         elif not self._scheduler.requeue_held():
             self._refuse_stuck()
-        self._keeper.after_step()
+        self._keeper.after_step(has_more=self._scheduler.has_work)
         self._demote_idle()
         return self._deliver()
 

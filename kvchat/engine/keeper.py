@@ -64,16 +64,18 @@ class Keeper:
         """Whether blocks that have not been handed to the disk must stay on the device for it."""
         return self._saver is not None and self._saver.num_waiting > 0
 
-    def after_step(self, most_bytes: int | None = STEP_BYTES) -> None:
+    def after_step(self, most_bytes: int | None = STEP_BYTES, *, has_more: bool = False) -> None:
         """Queue the blocks that the step has filled, and tails if it is time. Never waits for the disk.
 
         Args:
             most_bytes: of blocks; None: as many as the queue has room for, since no step waits.
+            has_more: whether a step follows, so that writing leaves the processor to it.
         """
         saves = self._manager.take_saves()
         if self._saver is None:
             return
         self._saver.save_blocks(saves, most_bytes)
+        self._saver.step_aside(has_more)
         self._note_problem(self._saver)
         if self._manager.device.has_passing:
             return  # exact blocks that are quantised soon are stored where turns end

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from threading import Condition, Thread
+from time import thread_time
 from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId
@@ -13,6 +14,8 @@ from kvchat.errors import StorageError
 
 FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+REST_PER_WRITE = 40.0
+"""How long the thread rests beside computing, per second of a processor's time that writing took."""
 _BUFFERS = (bytes, bytearray, memoryview)
 
 
@@ -62,6 +65,9 @@ class BlockWriter:
 
     While the disk refuses, the oldest block is tried again after growing pauses, and what no longer fits the
     queue is dropped: KV on disk saves time and holds no word of a conversation.
+
+    Writing takes the processor, the thread's own and the system's, from whatever computes on all cores, and
+    each core waits for the slowest. So the thread can be told to step aside.
     """
 
     def __init__(
@@ -98,6 +104,10 @@ class BlockWriter:
         self._pause_s = 0.0
         self._num_refusals = 0
         self._in_a_hurry = False
+        self._num_waiting_for_all = 0
+        self._steps_aside = False
+        self._write_s = 0.0
+        """The processor's time that the last write took, if there was no rest behind it yet."""
         self._is_writing = False
         self._gives_up = False
         """What is being written is not tried again."""
@@ -152,9 +162,24 @@ class BlockWriter:
         with self._changed:
             num_refusals = self._num_refusals
             self._in_a_hurry = True  # ends a pause
+            self._num_waiting_for_all += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._queue or self._num_refusals > num_refusals, timeout_s)
+            try:
+                self._changed.wait_for(
+                    lambda: not self._queue or self._num_refusals > num_refusals, timeout_s
+                )
+            finally:
+                self._num_waiting_for_all -= 1
             return not self._queue
+
+    def step_aside(self, wanted: bool) -> None:
+        """Say whether the thread rests between blocks, `REST_PER_WRITE` times as long as it computes; not
+        while somebody waits for all of them.
+        """
+        with self._changed:
+            if wanted != self._steps_aside:
+                self._steps_aside = wanted
+                self._changed.notify_all()
 
     def drop(self, keys: Collection[BlockKey] | None = None) -> None:
         """Forget what waits: these blocks, or all. What is being written now comes to its end, and is not
@@ -209,15 +234,28 @@ class BlockWriter:
                 self._changed.wait_for(lambda: self._closed or self._queue)
                 if self._pause_s:
                     self._changed.wait_for(lambda: self._closed or self._in_a_hurry, self._pause_s)
+                self._rest()
                 self._in_a_hurry = False
                 if self._queue and not self._closed:  # it may have been dropped during the pause
                     self._is_writing = True
                     return self._queue[0]
             return None
 
+    def _rest(self) -> None:
+        """Wait for the processor's sake, where that is wanted."""
+        rest_s, self._write_s = REST_PER_WRITE * self._write_s, 0.0
+        if rest_s:
+            self._changed.wait_for(self._is_wanted_now, rest_s)
+
+    def _is_wanted_now(self) -> bool:
+        return self._closed or not self._steps_aside or self._num_waiting_for_all > 0
+
     def _write(self, submission: Submission) -> bool:
         header = submission.header
-        is_new = self._store.write(header, submission.data())
+        data = submission.data()
+        start_s = thread_time()
+        is_new = self._store.write(header, data)
+        self._write_s = thread_time() - start_s
         if not is_new and (words := self._shortage()) is not None:
             raise StorageError(words)
         if submission.replaces not in (None, header.key) and (is_new or self._left_out() is None):

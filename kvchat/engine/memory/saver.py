@@ -90,6 +90,7 @@ class Saver:
         outgoing: how blocks leave the device; None: in the calling thread.
         """
         self._pool = pool
+        self._pool_bytes = pool.num_bytes
         self._outgoing = outgoing or ReadAtOnce(pool)
         self._store = store
         self._writer = writer
@@ -115,6 +116,13 @@ class Saver:
         """Queue full blocks, as many of them as a step has time for; the others wait for `pump`."""
         self._waiting.extend(saves)
         self.pump(most_bytes)
+
+    def step_aside(self, wanted: bool) -> None:
+        """Say whether writing leaves the processor to the engine. While as much waits as half of the pool, it
+        is written all the same: blocks that are evicted first are lost.
+        """
+        waiting_bytes = self.num_waiting and self.num_waiting * self._pool.block_bytes(self._waiting[0].group)
+        self._writer.step_aside(wanted and 2 * waiting_bytes <= self._pool_bytes)
 
     def save_missing(self, saves: Sequence[Save]) -> None:
         """Queue those full blocks that the store lacks, and that are not on their way to it."""

@@ -26,6 +26,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
 )
 from kvchat.engine.models.packed_linear import PackedLinear
 from kvchat.engine.models.quantised_linear import QuantisedLinear
+from kvchat.engine.models.widened_linear import WidenedLinear
 
 _PLAIN = {"input_layernorm": "before_attention", "post_attention_layernorm": "before_mlp"}
 NORM_NAMES = (
@@ -131,7 +132,7 @@ def match_linear(layer: Any) -> Linear:
     """Return the tensors of a linear layer."""
     if isinstance(layer, QuantisedLinear):
         return Linear(weight=layer.quantised, bias=layer.bias)
-    if type(layer) in (nn.Linear, PackedLinear):
+    if type(layer) in (nn.Linear, PackedLinear, WidenedLinear):
         return Linear(weight=layer.weight, bias=layer.bias)
     raise Unmatched(f"it has a linear layer of type {type(layer).__name__}")
 

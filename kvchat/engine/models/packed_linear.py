@@ -9,6 +9,7 @@ from collections.abc import Collection
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.linear import can_pack, linear, pack
+from kvchat.engine.models.widened_linear import WidenedLinear, is_better_widened
 
 
 class PackedLinear(nn.Module):
@@ -30,6 +31,8 @@ class PackedLinear(nn.Module):
 def pack_linears(model: nn.Module, spared: Collection[nn.Module] = ()) -> int:
     """Replace every plain linear layer whose weight can be packed, one at a time, and return how many.
 
+    Where the processor multiplies no numbers of 16 bits, layers of them are replaced by widened ones instead.
+
     Args:
         spared: layers whose weights others read.
     """
@@ -37,7 +40,11 @@ def pack_linears(model: nn.Module, spared: Collection[nn.Module] = ()) -> int:
     # A list with the layers in it would keep the plain weights of all of them to the end.
     for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear and layer not in spared and can_pack(layer.weight):
+            if type(layer) is not nn.Linear or layer in spared:
+                continue
+            if is_better_widened(layer.weight):
+                setattr(parent, name, WidenedLinear(layer))
+            elif can_pack(layer.weight):
                 setattr(parent, name, PackedLinear(layer))
                 num_packed += 1
     return num_packed

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.linear import can_pack, linear, pack, packed, reference
+from kvchat.engine.kernels.linear import can_pack, linear, pack, packed, reference, widened
 
 pytestmark = pytest.mark.cpu
 
@@ -64,3 +64,37 @@ def test_what_gains_nothing_or_is_elsewhere_is_not_packed() -> None:
     assert not can_pack(weight(torch.float16))
     assert not can_pack(torch.zeros(1024, 1024, device="meta"))
     assert not can_pack(torch.zeros(2**20))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 65])
+def test_widened_weights_give_the_products_of_the_reference_to_their_last_bit(
+    dtype: torch.dtype, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(widened, "_OUTPUTS_AT_ONCE", 100)
+    plain = weight(dtype)
+    for bias in (None, random(NUM_OUTPUTS).to(dtype)):
+        x = random(1, num_rows, NUM_INPUTS).to(dtype)
+        out = widened.linear(x, plain, bias)
+        wanted = reference.linear(x.double(), plain.double(), None if bias is None else bias.double())
+        assert out.shape == (1, num_rows, NUM_OUTPUTS)
+        assert out.dtype == dtype
+        one_bit = torch.finfo(dtype).eps
+        torch.testing.assert_close(out.double(), wanted, rtol=one_bit, atol=16 * one_bit)
+
+
+def test_only_types_of_16_bits_are_emulated_and_only_where_no_instruction_multiplies_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def emulated(**features: bool) -> list[bool]:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+        return [
+            widened.is_emulated.__wrapped__(one) for one in (torch.bfloat16, torch.float16, torch.float32)
+        ]
+
+    monkeypatch.setattr(widened.platform, "machine", lambda: "x86_64")
+    assert emulated(avx2=True, avx512_bf16=False) == [True, True, False]
+    assert emulated(avx512_bf16=True) == [False, True, False]
+    assert emulated(amx_bf16=True, avx512_fp16=True) == [False, False, False]
+    monkeypatch.setattr(widened.platform, "machine", lambda: "aarch64")
+    assert emulated() == [False, False, False]

@@ -1,13 +1,16 @@
 """The writer makes blocks durable beside decoding, in order, and never raises into the engine."""
 
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
+from time import monotonic, thread_time
 
 import pytest
 
 from kvchat.engine.api.ids import BlockKey, GroupId
+from kvchat.engine.memory import block_writer
 from kvchat.engine.memory.block_file import BlockHeader
-from kvchat.engine.memory.block_writer import BlockWriter
+from kvchat.engine.memory.block_writer import REST_PER_WRITE, BlockWriter
 from kvchat.engine.memory.files import Buffer
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FULL, chain, open_store, read
@@ -98,6 +101,59 @@ def test_a_full_queue_refuses_at_once_and_takes_more_later() -> None:
     assert writer.submit(blocks[2].header, blocks[2].payload)
     assert writer.close(LONG_S)
     assert disk.written == [block.key for block in blocks]
+
+
+class BusyDisk(Disk):
+    """A disk whose writing takes the processor. `times`: when each began and ended; `spent`: what it took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[tuple[float, float]] = []
+        self.spent: list[float] = []
+
+    def write(self, header: BlockHeader, payload: Buffer) -> bool:
+        start_s, begun_s = monotonic(), thread_time()
+        while thread_time() < begun_s + 0.002:
+            pass
+        is_new = super().write(header, payload)
+        self.times.append((start_s, monotonic()))
+        self.spent.append(thread_time() - begun_s)
+        return is_new
+
+
+def test_the_thread_rests_behind_each_block_where_it_steps_aside() -> None:
+    disk, blocks = BusyDisk(), chain(list(range(12)))
+    writer = BlockWriter(disk, max_bytes=1 << 20)
+    writer.step_aside(True)
+    assert all(writer.submit(block.header, block.payload) for block in blocks)
+    while len(disk.times) < len(blocks):
+        Event().wait(0.01)
+    rests = [later[0] - earlier[1] for earlier, later in pairwise(disk.times)]
+    wanted = [REST_PER_WRITE * spent_s for spent_s in disk.spent[:-1]]
+    # The last digits are the clock's.
+    assert all(rest >= 0.99 * least for rest, least in zip(rests, wanted, strict=True))
+    assert writer.close(LONG_S)
+
+
+@pytest.mark.parametrize("how", ["flush", "close", "no more", "never"])
+def test_nobody_waits_for_a_rest(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_writer, "REST_PER_WRITE", 1e6)
+    disk, blocks = BusyDisk(), chain(list(range(12)))
+    writer = BlockWriter(disk, max_bytes=1 << 20)
+    writer.step_aside(how != "never")
+    assert all(writer.submit(block.header, block.payload) for block in blocks)
+    assert disk.attempted.wait(LONG_S)
+    if how == "flush":
+        assert writer.flush(LONG_S)
+    elif how == "no more":
+        writer.step_aside(False)
+    elif how == "close":
+        assert writer.close(LONG_S)
+    until_s = monotonic() + LONG_S
+    while writer.queued_bytes and monotonic() < until_s:
+        Event().wait(0.01)
+    assert disk.written == [block.key for block in blocks]
+    assert writer.close(LONG_S)
 
 
 def test_a_block_larger_than_the_queue_is_taken_when_nothing_waits() -> None:

@@ -40,6 +40,8 @@ class SlowDisk:
 class Pool:
     """Blocks of one byte."""
 
+    num_bytes = len(BLOCKS)
+
     def block_bytes(self, group: GroupId) -> int:
         return 1
 
@@ -75,6 +77,8 @@ def test_a_drain_ends_in_its_time_and_drops_what_a_slow_disk_has_not_taken_by_th
 class NumberedPool:
     """Blocks that hold their number in each of eight slots."""
 
+    num_bytes = 2**10
+
     def block_bytes(self, group: GroupId) -> int:
         return 8
 
@@ -103,6 +107,8 @@ def test_memory_of_blocks_that_were_written_holds_the_next_ones_and_that_of_othe
 
 class CountingPool(NumberedPool):
     """Blocks of a megabyte, as far as anybody asks."""
+
+    num_bytes = 8 * STEP_BYTES
 
     def __init__(self) -> None:
         self.num_read = 0
@@ -212,3 +218,27 @@ def test_what_is_on_its_way_to_the_disk_is_not_read_again_at_the_end_of_a_turn()
     assert saver.flush(30.0)
     assert disk.written == [save.key for save in saves]
     saver.close(30.0)
+
+
+class ToldWriter:
+    """A writer whose queue is full, and that remembers whether it is to step aside."""
+
+    steps_aside = False
+
+    def has_room(self, num_bytes: int) -> bool:
+        return False
+
+    def step_aside(self, wanted: bool) -> None:
+        self.steps_aside = wanted
+
+
+@pytest.mark.parametrize(("num_waiting", "steps_aside"), [(0, True), (16, True), (17, False)])
+def test_writing_steps_aside_until_half_of_the_pool_waits_for_it(num_waiting: int, steps_aside: bool) -> None:
+    writer, saves = ToldWriter(), saves_of(BLOCKS[:num_waiting])
+    saver = Saver(CountingPool(), HeldDisk(), writer, lambda _: True)  # type: ignore[arg-type]
+    saver.save_blocks(saves)
+    assert saver.num_waiting == num_waiting
+    saver.step_aside(True)
+    assert writer.steps_aside == steps_aside
+    saver.step_aside(False)
+    assert not writer.steps_aside

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from kvchat.engine.kernels.linear import can_pack
+from kvchat.engine.models import packed_linear
 from kvchat.engine.models.packed_linear import PackedLinear, overwrite, pack_linears
+from kvchat.engine.models.widened_linear import WidenedLinear
 
 pytestmark = [
     pytest.mark.cpu,
@@ -55,3 +57,19 @@ def test_other_weights_can_be_written_over_packed_ones() -> None:
     for name, parameter in other.named_parameters(remove_duplicate=False):
         overwrite(present[name], parameter)
     torch.testing.assert_close(outputs(model), outputs(other), rtol=1e-4, atol=1e-4)
+
+
+def test_layers_whose_type_the_processor_emulates_keep_their_parameters_and_compute_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packed_linear, "is_better_widened", lambda weight: weight.dtype == torch.bfloat16)
+    model, other, plain = Model(0).bfloat16(), Model(1).bfloat16(), outputs(Model(0).bfloat16())
+    weights = [parameter.data_ptr() for parameter in model.parameters()]
+    assert pack_linears(model) == 0
+    assert {type(layer) for layer in (model.large, model.head, model.small)} == {WidenedLinear}
+    assert [parameter.data_ptr() for parameter in model.parameters()] == weights
+    torch.testing.assert_close(outputs(model), plain, rtol=2e-2, atol=2e-2)
+    present = dict(model.named_parameters(remove_duplicate=False))
+    for name, parameter in other.named_parameters(remove_duplicate=False):
+        overwrite(present[name], parameter)
+    torch.testing.assert_close(outputs(model), outputs(other), rtol=2e-2, atol=2e-2)

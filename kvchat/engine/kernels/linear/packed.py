@@ -34,7 +34,7 @@ def can_pack(weight: Tensor) -> bool:
     """Whether `pack` takes this weight on this machine. Pure."""
     is_plain = weight.device.type == "cpu" and weight.layout is torch.strided and weight.dim() == 2
     is_large = weight.numel() >= LEAST_NUMEL or weight.dtype != torch.float32
-    return is_plain and is_large and weight.dtype in DTYPES and _works(weight.dtype)
+    return is_plain and is_large and weight.dtype in DTYPES and works(weight.dtype)
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -47,7 +47,9 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """Return what the reference returns for the weight that was packed."""
+    """Return what the reference returns for the weight, which the library puts in order once more if it was
+    not packed.
+    """
     num_rows = x.shape[-2]
     padding = padded_rows(num_rows) - num_rows
     if padding:
@@ -64,8 +66,8 @@ def padded_rows(num_rows: int) -> int:
 
 
 @cache
-def _works(dtype: torch.dtype) -> bool:
-    """Try it once: the operations are not part of torch's public interface."""
+def works(dtype: torch.dtype) -> bool:
+    """Whether the library can be used. Tried once: the operations are no part of torch's public interface."""
     if platform.machine().lower() not in ("x86_64", "amd64") or not torch.backends.mkldnn.is_available():
         return False
     try:

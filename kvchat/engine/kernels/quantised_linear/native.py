@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvchat.engine.kernels.linear.widened import is_emulated, multiply
 from kvchat.engine.kernels.native.library import Library, library
 from kvchat.engine.kernels.quantised_linear.weight import QuantisedWeight
 
@@ -67,9 +68,10 @@ def _from_codes(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, native:
 
 def _from_parts(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, native: Library | None) -> Tensor:
     out = x.new_empty(len(x), weight.shape[0])
+    x, product = (x.float(), multiply) if is_emulated(x.dtype) else (x, functional.linear)
     for start in range(0, weight.shape[0], _OUTPUTS_AT_ONCE):
         part = weight.part(start, start + _OUTPUTS_AT_ONCE)
-        out[:, start : start + _OUTPUTS_AT_ONCE] = functional.linear(x, expand(part, x.dtype, native))
+        out[:, start : start + _OUTPUTS_AT_ONCE] = product(x, expand(part, x.dtype, native), None)
     return out if bias is None else out.add_(bias)
 
 

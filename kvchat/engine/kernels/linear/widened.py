@@ -1,0 +1,60 @@
+"""A linear layer over weights of 16 bits, for processors that have no instructions for products of them.
+
+Libraries emulate those: on an AVX-512 processor without AVX512-BF16, products of bfloat16 run at a third of
+the speed of those of float32, and of float16 at a tenth (docs/decisions.md has the figures). So parts of the
+weight are widened, which is little beside the product of many rows, and sums are exact to float32. A few rows
+cost what reading the weight costs, and are left to the library.
+
+Dimensions: T rows, K inputs, N outputs.
+"""
+
+import platform
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvchat.engine.kernels.linear import packed
+
+FEW_ROWS = 2
+"""Up to so many rows are computed from the weight as it lies."""
+_OUTPUTS_AT_ONCE = 2048
+_INSTRUCTIONS = {
+    torch.bfloat16: ("avx512_bf16", "amx_bf16", "avx10_2"),
+    torch.float16: ("avx512_fp16", "amx_fp16", "avx10_2"),
+}
+"""Any of these multiplies numbers of a type, as `torch.cpu.get_capabilities` names them."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Do what the reference does, with sums in float32; see there for arguments."""
+    rows = x.reshape(-1, x.shape[-1])
+    if len(rows) <= FEW_ROWS:
+        return functional.linear(x, weight, bias)
+    wide = rows.float()
+    out = x.new_empty(len(rows), len(weight))
+    for start in range(0, len(weight), _OUTPUTS_AT_ONCE):
+        part = slice(start, start + _OUTPUTS_AT_ONCE)
+        added = None if bias is None else bias[part].float()
+        out[:, part] = multiply(wide, weight[part].float(), added)
+    return out.view(*x.shape[:-1], len(weight))
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Do what the reference does in float32 by the library that is faster; torch's own is slow on some vendors'
+    processors.
+    """
+    return (packed.linear if packed.works(torch.float32) else functional.linear)(x, weight, bias)
+
+
+@cache
+def is_emulated(dtype: torch.dtype) -> bool:
+    """Whether this processor multiplies numbers of a type by way of others. Pure.
+
+    Only asked of the x86 family: elsewhere the library's own kernels are as fast as those of float32.
+    """
+    if dtype not in _INSTRUCTIONS or platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    known = torch.cpu.get_capabilities()
+    return not any(known.get(name, False) for name in _INSTRUCTIONS[dtype])
