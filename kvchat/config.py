@@ -176,6 +176,17 @@ def read_layers(
     return tuple(layers)
 
 
+def deciding_origins(layers: Iterable[Layer]) -> dict[str, str]:
+    """Return, by the name of each setting that is set, the origin that decides it: the last that sets it."""
+    return {name: layer.origin for layer in layers for name in layer.values}
+
+
+def overruling_origin(name: str, file: Path, layers: Iterable[Layer]) -> str | None:
+    """Return what overrules a setting of a file; None where nothing does, or the file does not set it."""
+    setting = [layer.origin for layer in layers if name in layer.values]
+    return setting[-1] if str(file) in setting and setting[-1] != str(file) else None
+
+
 def own_file(config_file: Path | None = None) -> Path:
     """Return where the person's configuration file is, or would be."""
     return _chosen_file(os.environ, config_file) or places(os.environ)[0].config_file

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.config import KEYS, Keys, Settings, read_settings
+from kvchat.config import (
+    FLAG,
+    KEYS,
+    Keys,
+    Settings,
+    deciding_origins,
+    overruling_origin,
+    read_layers,
+    read_settings,
+)
 from kvchat.errors import ConfigError, UsageError
 
 pytestmark = pytest.mark.pure
@@ -51,6 +60,25 @@ def test_flags_overrule_the_environment_the_project_the_user(home: Path, cwd: Pa
     assert settings.model == "flag"
     assert settings.system == "environment"
     assert (settings.sampling.seed, settings.sampling.top_k, settings.sampling.top_p) == (2, 1, 0.5)
+
+
+def test_who_decides_a_setting_and_what_overrules_that_of_a_file_are_told(home: Path, cwd: Path) -> None:
+    own, project = home / "config.toml", cwd / ".kvchat.toml"
+    own.write_text('model = "user"\n[sampling]\nseed = 1\ntop_k = 1\nmin_p = 0.1\n')
+    project.write_text("[sampling]\nseed = 2\ntop_p = 0.9\n")
+    environ = {"KVCHAT_HOME": str(home), "KVCHAT_TOP_K": "5"}
+    layers = read_layers({"model": "flag"}, environ=environ, cwd=cwd)
+    origins = deciding_origins(layers)
+    assert origins == {
+        "model": FLAG,
+        "sampling.seed": str(project),
+        "sampling.top_k": "KVCHAT_TOP_K",
+        "sampling.top_p": str(project),
+        "sampling.min_p": str(own),
+    }
+    overruling = {name: overruling_origin(name, own, layers) for name in origins}
+    assert overruling == origins | {"sampling.top_p": None, "sampling.min_p": None}
+    assert overruling_origin("system", own, layers) is None, "nobody sets it"
 
 
 def test_the_file_of_the_system_counts_where_nothing_else_says_so_and_not_beside_a_home(

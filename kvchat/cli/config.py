@@ -15,7 +15,9 @@ from kvchat.config import (
     KEYS,
     Layer,
     Settings,
+    deciding_origins,
     did_you_mean,
+    overruling_origin,
     own_file,
     read_layers,
     read_settings,
@@ -34,7 +36,7 @@ def show_config(options: ShowOptions) -> None:
     flags = options.flags()
     layers = read_layers(flags, config_file=options.config)
     settings = read_settings(flags, config_file=options.config)
-    origins = {name: layer.origin for layer in layers for name in layer.values}
+    origins = deciding_origins(layers)
     output = Output()
     values = {
         name: {"value": _plain(value_of(settings, name)), "from": origins.get(name, _DEFAULT)}
@@ -62,8 +64,7 @@ def set_value(options: SetOptions) -> None:
         raise UsageError(f"give a value, or --unset: kvchat config set {name} VALUE")
     file = own_file(options.config)
     value = change_file(file, name, options.value)
-    origins = [one.origin for one in read_layers(config_file=options.config) if name in one.values]
-    overruled_by = origins[-1] if value is not None and origins and origins[-1] != str(file) else None
+    overruled_by = overruling_origin(name, file, read_layers(config_file=options.config))
     if as_json(options):
         written = None if value is None else tomllib.loads(f"value = {value}")["value"]
         Output().json({"name": name, "value": written, "file": str(file), "overruled_by": overruled_by})

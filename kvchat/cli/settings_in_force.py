@@ -7,7 +7,17 @@ from typing import Any
 
 from kvchat.cli.config import value_of
 from kvchat.cli.config_file import change_file
-from kvchat.config import FLAG, KEYS, Settings, did_you_mean, own_file, read_layers, read_settings
+from kvchat.config import (
+    FLAG,
+    KEYS,
+    Settings,
+    deciding_origins,
+    did_you_mean,
+    overruling_origin,
+    own_file,
+    read_layers,
+    read_settings,
+)
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import UsageError
 from kvchat.ui.host import SettingEntry
@@ -54,7 +64,7 @@ class SettingsInForce:
         """
         layers = read_layers(self._flags, config_file=self._config_file)
         wanted = read_settings(self._flags, config_file=self._config_file)
-        origins = {name: layer.origin for layer in layers for name in layer.values}
+        origins = deciding_origins(layers)
         found = {name: value for layer in layers for name, value in layer.values.items()}
         entries = []
         for name in KEYS:
@@ -86,9 +96,9 @@ class SettingsInForce:
         written = change_file(file, name, value or None)
         done = f"{name} = {written}" if written else f"{name} is no longer set"
         layers = read_layers(self._flags, config_file=self._config_file)
-        holding = [layer.origin for layer in layers if name in layer.values]
-        if written and holding[-1] != str(file):
-            by = "what the command was given" if holding[-1] == FLAG else holding[-1]
+        overruling = overruling_origin(name, file, layers)
+        if overruling is not None:
+            by = "what the command was given" if overruling == FLAG else overruling
             return f"{done}; {by} overrules it here"
         when = self._take_up(name, reloads=reloads)
         return f"{done}; {when}" if when else done
