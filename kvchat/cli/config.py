@@ -25,8 +25,11 @@ from kvchat.config import (
 from kvchat.errors import UsageError
 from kvchat.quantities import OneOf, OrNone, integer, number, parse_size, positive, yes_or_no
 from kvchat.ui.editor import editor_command
+from kvchat.ui.plain_text import one_line
 
 _DEFAULT = "default"
+_INDENT = 4
+_MOST_COLUMN = 60
 _KINDS = {integer: "integer", positive: "integer", number: "number", yes_or_no: "boolean"}
 _DRAFT = "# Settings of kvchat; `kvchat config schema` lists them all.\n"
 
@@ -49,10 +52,12 @@ def show_config(options: ShowOptions) -> None:
     if options.json:
         output.json({"settings": values, "paths": {n: str(p) for n, p in asdict(settings.paths).items()}})
         return
+    rows = []
     for name in KEYS:
         written = json.dumps(_plain(value_of(settings, name)), ensure_ascii=False)
-        shown = f"{name} = {'none' if written == 'null' else written}"
-        output.line(f"{shown:44}  # {origins.get(name, _DEFAULT)}")
+        shown = one_line(f"{name} = {'none' if written == 'null' else written}")
+        rows.append((shown, f"# {one_line(origins.get(name, _DEFAULT))}"))
+    output.columns(rows, indent=_INDENT, most=_MOST_COLUMN)
     for layer in layers:
         _note_ignored(layer, origins, Status(quiet=options.quiet))
 

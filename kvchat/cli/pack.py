@@ -15,6 +15,8 @@ from kvchat.session.packs import Pack, PackShelf
 from kvchat.ui.figures import bytes_text, count_text
 from kvchat.ui.plain_text import one_line
 
+_INDENT = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDisk:
@@ -41,8 +43,7 @@ def list_packs(options: ListOptions) -> None:
     output = Output()
     if written_as_json(options, output, (values_of(pack, found[pack.id]) for pack in packs)):
         return
-    for pack in packs:
-        output.line(f"{pack.name}  {summary_of(pack, found[pack.id])}")
+    output.columns([(pack.name, summary_of(pack, found[pack.id])) for pack in packs], indent=_INDENT)
 
 
 def show_pack(options: PackOptions) -> None:

@@ -7,8 +7,10 @@ from dataclasses import asdict
 from time import localtime, strftime, time
 
 import typer
+from rich.cells import cell_len
 
 from kvchat.cli.deletion_words import OTHERS, branch_words, expected_words
+from kvchat.cli.folding import GAP, LEAST_ROOM
 from kvchat.cli.options import ListOptions
 from kvchat.cli.removal import Removed, TidyStore
 from kvchat.cli.session_options import (
@@ -18,7 +20,7 @@ from kvchat.cli.session_options import (
     SearchOptions,
     SessionOptions,
 )
-from kvchat.cli.shelf import open_store, short_id
+from kvchat.cli.shelf import open_store, short_ids
 from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.session.lookup import SessionSummary
@@ -30,6 +32,9 @@ from kvchat.ui.plain_text import fitted, one_line
 from kvchat.ui.trust_words import trust_words
 
 _EXCERPT_LEN = 60
+_TITLE_COLUMN = 16
+"""Where titles begin in the list of sessions, behind the name and the age."""
+_LEAST_TITLE = 20
 
 
 def list_sessions(options: ListOptions) -> None:
@@ -41,9 +46,7 @@ def list_sessions(options: ListOptions) -> None:
         return
     if not summaries:
         Status(quiet=options.quiet).note("there is no session yet; `kvchat ask` or `kvchat` begins one")
-    ids = [summary.session.id for summary in summaries]
-    for summary in summaries:
-        output.line(_summary_line(summary, short_id(summary.session.id, ids)))
+    output.columns(_summary_rows(summaries, output.width), indent=_TITLE_COLUMN)
 
 
 def show_session(options: SessionOptions) -> None:
@@ -239,7 +242,7 @@ def tree_lines(turns: Sequence[Turn], branches: Sequence[Branch], session: Sessi
     while waiting:
         turn, depth = waiting.pop()
         names = " ".join(leaves.get(turn.id, []))
-        excerpt = one_line(turn.text)[:_EXCERPT_LEN]
+        excerpt = fitted(one_line(turn.text), _EXCERPT_LEN)
         lines.append(f"{'  ' * depth}{_speaker(turn)}: {excerpt}{_ending(turn)}  {names}".rstrip())
         below = children.get(turn.id, [])
         waiting += [(child, depth + (len(below) > 1)) for child in reversed(below)]
@@ -261,10 +264,37 @@ def _ending(turn: Turn) -> str:
     return "".join(words)
 
 
-def _summary_line(summary: SessionSummary, name: str) -> str:
+def _summary_rows(summaries: Sequence[SessionSummary], width: int | None) -> list[tuple[str, str]]:
+    """Return name, age and title of each session, and its figures; only for a terminal are titles cut."""
+    names = short_ids(summary.session.id for summary in summaries)
+    now = time()
+    figures = [_summary_figures(summary) for summary in summaries]
+    rooms = _title_rooms(figures, width)
+    rows = []
+    for summary, behind, room in zip(summaries, figures, rooms, strict=True):
+        session = summary.session
+        title = one_line(session.title) or "(untitled)"
+        shown = title if room is None else fitted(title, room)
+        age = age_text(max(0.0, now - session.updated_at))
+        rows.append((f"{names[session.id]:8}  {age:>4}  {shown}", behind))
+    return rows
+
+
+def _title_rooms(figures: Sequence[str], width: int | None) -> list[int | None]:
+    """Return the cells of each title: the same for all that have their figures beside them.
+
+    Two thirds of them do, or none: those that have more to tell take no room from the others.
+    """
+    if width is None:
+        return [None for _ in figures]
+    alone = max(width - _TITLE_COLUMN, min(LEAST_ROOM, width - 4), 1)
+    rooms = [width - _TITLE_COLUMN - len(GAP) - cell_len(one) for one in figures]
+    common = sorted(rooms, reverse=True)[-(-2 * len(rooms) // 3) - 1] if rooms else alone
+    return [common if room >= common >= _LEAST_TITLE else alone for room in rooms]
+
+
+def _summary_figures(summary: SessionSummary) -> str:
     session = summary.session
-    age = age_text(max(0.0, time() - session.updated_at))
-    title = one_line(session.title)[:_EXCERPT_LEN] or "(untitled)"
     figures = f"{plural(summary.num_turns, 'turn')}, {short_count_text(summary.num_tokens)} tokens"
     if session.pinned:
         figures += ", pinned"
@@ -274,7 +304,7 @@ def _summary_line(summary: SessionSummary, name: str) -> str:
         figures += ", approximate"
     if trust := trust_words(session):
         figures += f"; {trust}"
-    return f"{name:8}  {age:>4}  {title}  ({figures})"
+    return f"({figures})"
 
 
 def _summary_values(summary: SessionSummary) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """The stored sessions, as the command line opens and names them."""
 
 from collections.abc import Iterable
+from itertools import pairwise, starmap
 
 from kvchat.cli.removal import TidyStore
 from kvchat.config import Settings
@@ -21,8 +22,19 @@ def open_store(settings: Settings) -> TidyStore:
 
 def short_id(session_id: str, all_ids: Iterable[str]) -> str:
     """Return the shortest start of an id, of four characters or more, that no other id has."""
-    others = [other for other in all_ids if other != session_id]
-    for end in range(_MIN_PREFIX, len(session_id)):
-        if not any(other.startswith(session_id[:end]) for other in others):
-            return session_id[:end]
-    return session_id
+    return short_ids({session_id, *all_ids})[session_id]
+
+
+def short_ids(all_ids: Iterable[str]) -> dict[str, str]:
+    """Return for each of these ids the shortest start, of four characters or more, that no other has."""
+    ordered = sorted(set(all_ids))
+    # Of all others, the neighbours have most in common with an id.
+    common = [0, *starmap(_common_len, pairwise(ordered)), 0]
+    shared = map(max, pairwise(common))
+    return {id_: id_[: max(_MIN_PREFIX, length + 1)] for id_, length in zip(ordered, shared, strict=True)}
+
+
+def _common_len(one: str, other: str) -> int:
+    """Return how many letters two ids begin with alike."""
+    differing = (place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+    return next(differing, min(len(one), len(other)))

@@ -5,12 +5,12 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from kvchat.cli.folding import fold
+from kvchat.cli.folding import beside, fold
 from kvchat.errors import StorageError
 from kvchat.ui.plain_text import clean_text
 
@@ -52,6 +52,11 @@ class Output:
     def folded(self, text: str, indent: int) -> None:
         """Write a line; on a terminal that is narrower as several, all but the first indented."""
         for line in [text] if self.width is None else fold(text, self.width, indent):
+            self.line(line)
+
+    def columns(self, rows: Sequence[tuple[str, str]], **layout: int) -> None:
+        """Write rows as a table of two columns, see `beside`; on a narrow terminal some are several lines."""
+        for line in beside(rows, self.width, **layout):
             self.line(line)
 
     def json(self, value: object) -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from kvchat.cli.main import run
 from kvchat.cli.removal import TidyStore
-from kvchat.cli.shelf import open_store, short_id
+from kvchat.cli.shelf import open_store, short_id, short_ids
 from kvchat.config import read_settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.sealing.sealer import Sealer
 from kvchat.session.store import SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, Turn
+from tests.cli.printed import in_pipe, on_terminal
 from tests.engine.memory import chains
 
 pytestmark = pytest.mark.pure
@@ -148,6 +149,18 @@ def test_what_was_stored_cannot_steer_the_terminal_from_a_title(
         assert not set(capsys.readouterr().out) & set("\x1b\x07\x9b")
 
 
+def test_nothing_that_was_said_steers_a_terminal_and_a_pipe_gets_it_as_it_was(store: SessionStore) -> None:
+    said = "\x1b[2J\x1b]0;mine\x07 hi \x9b31m there\u202e"
+    session = store.create_session(title="steers \x1b[31m")
+    add(store, session, said, said)
+    for words in (["sessions"], ["sessions", "tree"], ["sessions", "show"], ["sessions", "search", "there"]):
+        named = [*words, session.id] if words[-1] in ("show", "tree") else words
+        shown = "\n".join(on_terminal(120, *named))
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*shown}
+        assert words == ["sessions"] or "hi" in shown
+    assert said in "\n".join(in_pipe("sessions", "show", session.id))
+
+
 def test_messages_are_found_by_words(store: SessionStore, capsys: pytest.CaptureFixture[str]) -> None:
     session = store.create_session(title="Trip")
     add(store, session, "How do I get to Oslo?", "By train.")
@@ -238,6 +251,14 @@ def test_a_short_name_is_as_long_as_it_must_be() -> None:
     assert short_id("abcdefgh", ["abcdefgh", "zzzzzzzz"]) == "abcd"
     assert short_id("abcdefgh", ["abcdefgh", "abcdezzz"]) == "abcdef"
     assert short_id("abcdefgh", ["abcdefgh", "abcdefgz"]) == "abcdefgh"
+    ids = ["zzzzzzzz", "abcdzzzz", "abcdefgh", "abcdefgz", "abceeeee"]
+    assert [*short_ids(ids).items()] == [
+        ("abcdefgh", "abcdefgh"),
+        ("abcdefgz", "abcdefgz"),
+        ("abcdzzzz", "abcdz"),
+        ("abceeeee", "abce"),
+        ("zzzzzzzz", "zzzz"),
+    ]
 
 
 def test_a_branch_is_removed_alone_with_what_no_other_branch_has(

@@ -1,0 +1,129 @@
+"""`sessions list` and `config show`: columns in terminals of any width, and whole lines in a pipe."""
+
+import re
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from kvchat.cli.folding import GAP, beside
+from kvchat.cli.options import PlaceOptions
+from kvchat.cli.shelf import open_store
+from kvchat.session.tree import MAIN
+from tests.cli.printed import in_pipe, on_terminal
+from tests.session.turns import exchange
+
+pytestmark = pytest.mark.pure
+
+WIDE = "長い会話の題名はここにあり、漢字は二つの桁を占める、それでも列は揃う"
+LONG = " ".join(["a question that goes on and on"] * 4)
+TITLES = ("demo", WIDE, LONG, "Trip to Oslo 🚂 by train")
+WIDTHS = [200, 80, 60, 40, 24]
+
+
+@pytest.fixture
+def titles(home: Path) -> tuple[str, ...]:
+    """Titles of sessions that are there, one of them pinned and with two branches."""
+    with closing(open_store(PlaceOptions().settings())) as store:
+        for title in TITLES:
+            session = store.create_session(title=title)
+            exchange(store, store.branch(session.id, MAIN), "one", "two")
+        store.pin(session.id, is_pinned=True)
+        store.create_branch(session.id, leaf_id=store.branch(session.id, MAIN).leaf_id)
+    return TITLES
+
+
+def words_of(lines: list[str]) -> list[str]:
+    return " ".join(lines).split()
+
+
+def places(lines: list[str], mark: str) -> set[int]:
+    """Return the cells where a second column begins that stands beside a first one."""
+    found = (re.search(rf"\S {{2,}}({re.escape(mark)})", line) for line in lines)
+    return {cell_len(match.string[: match.start(1)]) for match in found if match is not None}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_terminal_shows_every_session_in_columns_and_cuts_titles_alone(
+    titles: tuple[str, ...], width: int
+) -> None:
+    piped = in_pipe("sessions")
+    lines = on_terminal(width, "sessions")
+    assert max(map(cell_len, lines)) <= width
+    figures = [line[line.rindex("(") :] for line in piped]
+    shown = " ".join(words_of(lines))
+    assert all(shown.count(one) == figures.count(one) for one in figures), "what a session has is never cut"
+    beginning = [line for line in lines if LONG not in line and cell_len(line) < width]
+    assert len(places(beginning, "(")) <= 1, "all others end at the edge"
+    for title in titles:
+        cut = title[: title.index(" ") if " " in title else 3]
+        assert title in shown or (cut in shown and "…" in shown)
+    if width == 200:
+        assert all(title in shown for title in titles)
+        assert len(lines) == len(titles)
+
+
+def test_at_80_columns_what_a_session_has_begins_at_one_cell_and_one_that_has_more_pushes_no_other(
+    titles: tuple[str, ...],
+) -> None:
+    lines = on_terminal(80, "sessions")
+    assert len(lines) == len(titles) + 1
+    assert lines[0].endswith(titles[-1]), "whole, with a line of its own"
+    assert lines[1] == " " * 16 + "(2 turns, 6 tokens, pinned, 2 branches)"
+    assert places(lines[2:], "(") == {80 - len("(2 turns, 6 tokens)")}
+
+
+def test_a_pipe_gets_every_title_whole_and_a_line_for_each(titles: tuple[str, ...]) -> None:
+    lines = in_pipe("sessions")
+    assert len(lines) == len(titles)
+    for title in titles:
+        assert sum(f"  {title}  " in line for line in lines) == 1
+    short = [line for line in lines if LONG not in line]
+    assert len(places(short, "(")) == 1, "the long one moves the column for nobody else"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_setting_and_where_it_came_from_is_there_at_any_width(
+    home: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text(f'system = "{WIDE}"\n[sampling]\nseed = 3\n')
+    monkeypatch.setenv("KVCHAT_MODEL", f"a model called {LONG}")
+    lines = on_terminal(width, "config", "show")
+    assert words_of(lines) == words_of(in_pipe("config", "show"))
+    too_wide = [line for line in lines if cell_len(line) > width]
+    assert all(len(line.split()) == 1 for line in too_wide), "a path stays whole, so that it can be copied"
+    if width == 200:
+        long = (LONG, WIDE, "paths.")
+        assert len(places([line for line in lines if not any(one in line for one in long)], "# ")) == 1
+
+
+def test_settings_stand_in_one_column_at_80_columns(home: Path) -> None:
+    lines = on_terminal(80, "config", "show")
+    assert len(places(lines, "# ")) == 1
+    rows = [line for line in lines if " = " in line]
+    assert sum("  # default" in line for line in rows) >= len(rows) - 2, "all but long paths"
+
+
+rows = st.tuples(
+    st.text(st.sampled_from("ab界 "), max_size=60).map(str.strip),
+    st.text(st.sampled_from("cd界 "), min_size=1, max_size=40).map(str.strip),
+)
+
+
+@given(st.lists(rows, max_size=8), st.none() | st.integers(20, 120))
+def test_a_table_loses_no_word_and_its_second_column_has_one_place(
+    table: list[tuple[str, str]], width: int | None
+) -> None:
+    lines = list(beside(table, width, 16))
+    assert words_of(lines) == words_of([word for row in table for word in row])
+    if width is None:
+        assert len(lines) == len(table)
+        column = max((cell_len(first) for first, _ in table if cell_len(first) + len(GAP) <= 100), default=0)
+        for line, (first, second) in zip(lines, table, strict=True):
+            assert line == first + " " * (max(column, cell_len(first)) - cell_len(first)) + GAP + second
+    else:
+        assert [line for line in lines if cell_len(line) > width and len(line.split()) > 1] == []
