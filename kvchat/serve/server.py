@@ -1,12 +1,14 @@
 """The endpoint on a port of this machine's own address, in a thread of its own."""
 
 import socket
+from functools import partial
 from threading import Thread
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from kvchat.errors import StorageError
+from kvchat.serve.connection import HEAD_S, Connection
 
 LOOPBACK = "127.0.0.1"
 _MOST_CONNECTIONS = 128
@@ -21,12 +23,13 @@ class Server:
     Args:
         app: what answers.
         port: 0 lets the system choose one.
+        head_s: see `Connection`.
 
     Raises:
         StorageError: the port is taken, or may not be used.
     """
 
-    def __init__(self, app: ASGIApp, port: int = 0) -> None:
+    def __init__(self, app: ASGIApp, port: int = 0, *, head_s: float = HEAD_S) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -42,7 +45,7 @@ class Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            http="h11",
+            http=partial(Connection, head_s=head_s),  # type: ignore[arg-type]
             ws="none",
             limit_concurrency=_MOST_CONNECTIONS,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 
 import pytest
@@ -150,6 +150,53 @@ def test_many_who_never_finish_a_request_keep_nobody_from_asking(served: Served)
         raw.close()
 
 
+@pytest.fixture
+def impatient(template: ChatTemplate) -> Iterator[Served]:
+    """An endpoint that gives each client a second for the head of a request."""
+    served = Served(template, head_s=1.0)
+    yield served
+    served.server.close()
+
+
+NEVER_ENDING = [
+    b"",
+    b"GET /health HTTP/1.1\r\nHost: loc",
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",  # answered, and nothing follows
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\n",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{",  # no key
+]
+
+
+@pytest.mark.parametrize("begun", NEVER_ENDING, ids=range(len(NEVER_ENDING)))
+def test_who_holds_every_connection_and_asks_nothing_is_hung_up_on(begun: bytes, impatient: Served) -> None:
+    held = [socket.create_connection(("127.0.0.1", impatient.port), timeout=60) for _ in range(130)]
+    for raw in held:
+        raw.sendall(begun)
+    for raw in held:
+        while raw.recv(4096):  # until it is closed at the other end
+            pass
+        raw.close()
+    assert still_answers(impatient)
+
+
+def test_bytes_that_trickle_in_win_no_time(impatient: Served) -> None:
+    """Whether they are a head that never ends, or the body of what was refused."""
+    for begun in NEVER_ENDING[1], NEVER_ENDING[-1]:
+        with socket.create_connection(("127.0.0.1", impatient.port), timeout=60) as raw:
+            raw.sendall(begun)
+            eventually(lambda raw=raw: _is_cut_off(raw))
+    assert still_answers(impatient)
+
+
+def _is_cut_off(raw: socket.socket) -> bool:
+    """Send one more byte; return whether the other end has hung up."""
+    try:
+        raw.sendall(b"a")
+    except OSError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_stops_the_model(stream: bool, served: Served) -> None:
     served.engine.step_s = 0.02
@@ -239,6 +286,47 @@ def test_health_needs_no_key_and_metrics_do(served: Served) -> None:
 
 def test_the_port_is_of_this_machine_alone(served: Served) -> None:
     assert served.server.url.startswith("http://127.0.0.1:")
+    for other in ("127.0.0.2", _outward_address()):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((other, served.port), timeout=30)
+
+
+def _outward_address() -> str:
+    """Return the address under which others could reach this machine; where there is none, another of it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
+        try:
+            raw.connect(("192.0.2.1", 9))  # chooses a route and sends nothing
+        except OSError:
+            return "127.0.0.3"
+        return str(raw.getsockname()[0])
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\0" * 1000,
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2**20 + b"\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\n\r\n",
+        b"GET http://evil.example/health HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+    ],
+    ids=range(9),
+)
+def test_what_is_no_request_for_this_machine_is_refused(garbage: bytes, served: Served) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as raw:
+        try:
+            raw.sendall(garbage)
+            first = raw.recv(12)
+        except OSError:  # cut off in the middle of it
+            first = b"HTTP/1.1 4"
+    assert first.startswith(b"HTTP/1.1 4"), first
+    assert not served.engine.requests
+    assert still_answers(served)
 
 
 def _head(length: int) -> bytes:
