@@ -7,6 +7,19 @@ from kvchat.engine.cache.plan import Move, Prune, TableChange
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowedPrompt:
+    """What a shadow is made of.
+
+    Args:
+        name: of its tokens; what has the same name has the same KV.
+        num_tokens: had been computed when it was made.
+    """
+
+    name: bytes
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Consecutive tokens of one branch: a piece of a prompt, or the last sampled token and a draft behind it.
 
@@ -18,8 +31,8 @@ class Chunk:
             kept if the logits before it choose it.
         holes: blocks [start, end) of each group that are out of sight, where any are.
         prunes: what happens behind the last token.
-        shadow_start: tokens that had been computed when the shadow was made through which these look at
-            what is before them; None: they are computed exactly.
+        shadowed: of what the shadow is made through which these tokens look at what is before them; None:
+            they are computed exactly.
     """
 
     request: RequestId
@@ -30,7 +43,7 @@ class Chunk:
     num_drafted: int = 0
     holes: tuple[tuple[GroupId, tuple[tuple[int, int], ...]], ...] = ()
     prunes: tuple[Prune, ...] = ()
-    shadow_start: int | None = None
+    shadowed: ShadowedPrompt | None = None
 
     @property
     def end(self) -> int:

@@ -17,7 +17,7 @@ from kvchat.engine.api.ids import BlockId, BranchId, GroupId, RequestId
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.attention.paged import LayerPool
 from kvchat.engine.attention.pruner import Pruner
-from kvchat.engine.batch import Batch, Chunk
+from kvchat.engine.batch import Batch, Chunk, ShadowedPrompt
 from kvchat.engine.cache.course import Hole
 from kvchat.engine.cache.courses import Courses
 from kvchat.engine.cache.plan import Prune, TableChange
@@ -85,6 +85,8 @@ class Replay:
         self._runner: Runner | None = None
         self._courses = Courses(self.groups, size.block_size)
         self._course = self._courses.of("replay", "")
+        self._num_plans = 0
+        """That were made: what is computed after another one may be another text."""
 
     @property
     def is_pruned(self) -> bool:
@@ -107,7 +109,10 @@ class Replay:
         return any(group.spec.is_view or group.spec.is_shadowed for group in self.groups)
 
     def plan(self, prompt_ends: Sequence[int]) -> None:
-        """Say where prompts end in the text to come: long ones are pruned there."""
+        """Say where prompts end in the text to come, computed from its beginning: long ones are pruned there,
+        or get a shadow.
+        """
+        self._num_plans += 1
         namespace = Namespace(owner="replay", answer_starts=tuple(prompt_ends))
         self._course = self._courses.of("", str(namespace))
 
@@ -121,6 +126,9 @@ class Replay:
             pruner=pruner,
             shadows=self._shadows,
         )
+        self._num_plans += 1
+        if self._shadows is not None:
+            self._shadows.clear()
         self._changes = tuple(self._tables())
 
     def compute(self, token_ids: Sequence[int], start: int, num_rows: int = 0) -> Tensor:
@@ -155,12 +163,18 @@ class Replay:
                 num_drafted=end - max(first, num_silent) - 1 if samples else 0,
                 holes=self._holes(start + first),
                 prunes=self._prunes(start + end),
-                shadow_start=self._course.shadow_start(start + first),
+                shadowed=self._shadowed(start + first),
             )
             logits = self._runner.run(Batch((chunk,), (), self._changes, ()))
             self._changes = ()
             if samples:
                 yield start + max(first, num_silent), logits
+
+    def _shadowed(self, num_computed: int) -> ShadowedPrompt | None:
+        num_tokens = self._course.shadow_start(num_computed)
+        if num_tokens is None:
+            return None
+        return ShadowedPrompt(name=f"{self._num_plans} {num_tokens}".encode(), num_tokens=num_tokens)
 
     def convert(self, exact: "Replay", num_tokens: int) -> None:
         """Take over the first `num_tokens` tokens of a replay in the exact format, quantised where this one

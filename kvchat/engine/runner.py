@@ -220,10 +220,10 @@ class Runner:
         )
 
     def _shadowed(self, chunk: Chunk, span: SequenceSpan) -> SequenceSpan:
-        if chunk.shadow_start is None:
+        if chunk.shadowed is None:
             return span
         assert self._shadows is not None
-        shadow = self._shadows.step(chunk.branch, chunk.shadow_start, chunk.start, span.blocks)
+        shadow = self._shadows.step(chunk.branch, chunk.shadowed, chunk.start, span.blocks)
         return replace(span, shadow=shadow)
 
     def _viewed_step(

@@ -14,7 +14,7 @@ from typing import Protocol
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import BranchId, GroupId, RequestId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.batch import Batch, Chunk
+from kvchat.engine.batch import Batch, Chunk, ShadowedPrompt
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.match import PrefixMatch
@@ -300,8 +300,15 @@ class Scheduler:
             samples=end == len(branch.token_ids),
             holes=self.manager.holes(branch),
             prunes=self.manager.prunes(branch),
-            shadow_start=branch.course.shadow_start(start),
+            shadowed=self._shadowed(branch),
         )
+
+    def _shadowed(self, branch: Branch) -> ShadowedPrompt | None:
+        num_tokens = branch.course.shadow_start(branch.computed_len)
+        if num_tokens is None:
+            return None
+        name = branch.prefix_name(num_tokens, self.manager.block_size)
+        return ShadowedPrompt(name=name, num_tokens=num_tokens)
 
     def _requeue_less_important(self, entry: Entry) -> bool:
         """Take the blocks of the least important running request; False if none is less important."""

@@ -183,6 +183,47 @@ def test_forks_go_on_beside_each_other(opened: Opened) -> None:
         assert finish(alone, submit(alone, end, 10, first.branch)).token_ids == wanted
 
 
+def made(engine: Engine) -> list[int]:
+    """Return of how many tokens each layer's shadows were made."""
+    return [usage.made_tokens for usage in shadows(engine)]
+
+
+def test_what_was_made_of_a_prompt_is_made_once_for_all_who_begin_with_it(opened: Opened) -> None:
+    """A fork, another conversation that says the same, and one after all of them have been let go of."""
+    engine, prompt = opened(), token_ids(PROMPT)
+    handle = submit(engine, prompt, 8)
+    said = finish(engine, handle).token_ids
+    assert made(engine) == [PROMPT] * 4
+    child = engine.fork(handle.branch)
+    finish(engine, submit(engine, [*prompt, *said, *token_ids(20, seed=1)], 6, child))
+    assert made(engine) == [PROMPT] * 4
+    turn = [*prompt, *said, *token_ids(9, seed=2)]
+    ask(engine, turn, name("c", PROMPT, len(turn)), 4)
+    for branch in (handle.branch, child):
+        engine.release(branch)
+    again = ask(engine, prompt, name("b", PROMPT), 8)
+    assert again.token_ids == said
+    assert made(engine) == [PROMPT] * 4
+    ask(engine, token_ids(PROMPT, seed=3), "", 2)
+    assert made(engine) == [2 * PROMPT] * 4
+
+
+def test_a_session_that_is_taken_up_has_its_prompts_shadow_made_once_and_nothing_computed(
+    opened: Opened, tmp_path: Path
+) -> None:
+    prompt = token_ids(PROMPT)
+    engine = opened(cache_dir=tmp_path)
+    text = [*prompt, *ask(engine, prompt, name("a", PROMPT), 20).token_ids]
+    engine.close()
+    engine = opened(cache_dir=tmp_path)
+    for seed in (5, 6):
+        text += token_ids(20, seed=seed)
+        result = ask(engine, text, name("a", PROMPT, len(text)), 4)
+        assert result.usage.computed_tokens == 21, "the last token, which was never fed, and the message"
+        assert made(engine) == [PROMPT] * 4
+        text += result.token_ids
+
+
 def test_another_text_on_the_same_branch_is_looked_at_through_its_own_shadow(opened: Opened) -> None:
     """Of the same length, so that nothing but the text tells the shadows apart."""
     engine = opened()
@@ -292,9 +333,11 @@ def test_what_a_shadow_holds_and_finds_at_hand_is_told_by_layer(opened: Opened) 
         assert usage.wanted_chunks == 11 * 2 * 8
         assert usage.hit_rate is not None
         assert 0 < usage.hit_rate < 1
+    held = [usage.device_bytes for usage in shadows(engine)]
     engine.release(handle.branch)
     ask(engine, token_ids(20), "")
-    assert all(usage.host_bytes == usage.device_bytes == 0 for usage in shadows(engine))
+    left = [usage.device_bytes for usage in shadows(engine)]
+    assert all(0 < kept < before for kept, before in zip(left, held, strict=True)), "the prompt's alone"
 
 
 # What is refused

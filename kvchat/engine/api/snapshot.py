@@ -65,6 +65,8 @@ class ShadowUsage:
     """Chosen by steps since the engine started, over all heads."""
     fetched_chunks: int
     """Those of them that the step before had not chosen too."""
+    made_tokens: int = 0
+    """Of prompts of which a shadow was made since the engine started; where one was at hand none was."""
 
     @property
     def hit_rate(self) -> float | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId
+from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key
 from kvchat.engine.cache.chain import Chain
 from kvchat.engine.cache.course import EXACT, Course, Name
 from kvchat.engine.cache.spec import Group
@@ -68,6 +68,15 @@ class Branch:
         if group.spec.is_pruned and number in self.kept_names:
             return self.kept_names[number]
         return self.keys[number], self.parent_of(number)
+
+    def prefix_name(self, num_tokens: int, block_size: int) -> BlockKey:
+        """Return a name of the first `num_tokens` computed tokens, in whoever's branch, before anything went
+        out of sight behind them. What has the same name has the same KV. Pure.
+        """
+        number = num_tokens // block_size
+        previous = self.keys[number - 1] if number else self.root
+        parent = self.course.parent(number, previous, num_tokens - 1)
+        return block_key(parent, self.token_ids[number * block_size : num_tokens])
 
     def block_ids(self, number: int, block_size: int) -> tuple[int, ...]:
         """Return the computed token ids of one block."""

@@ -1,34 +1,42 @@
-"""The shadows of live branches, made from their blocks whenever they are not at hand.
+"""The shadows of live branches, and of the prompts that they go on from.
 
 A shadow follows from the keys and values of a branch and from where it was made, and nothing but these is
-stored: forks, resumed sessions and imported ones have a shadow made when they are computed on.
+stored. What is made of a prompt is kept by the name of its tokens: branches that begin with the same ones,
+such as forks and conversations that are taken up again, share it, and add what is their own. Where it is not
+at hand, as in another process, it is made from blocks.
 Dimensions: T new tokens, n tokens before them, N blocks, P block size, H_kv key-value heads, D head size.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.api.view import View
+from kvchat.engine.batch import ShadowedPrompt
 from kvchat.engine.shadow.layer import ShadowLayer, ShadowStep
 from kvchat.engine.shadow.pages import Budget
 from kvchat.engine.shadow.rotary import Rotary
 from kvchat.engine.shadow.settings import CHUNK_SIZE, settings_for
 from kvchat.engine.shadow.stock import Budgets
 
+Read = Callable[[int, int], tuple[Tensor, Tensor]]
+"""The keys and values [n, H_kv, *] of tokens [start, end) of a layer."""
+
 
 @dataclass(slots=True)
 class Counts:
     """Chosen chunks of a layer since the engine started, those of them that were fetched from host memory,
-    and the tokens that the last step looked at.
+    the tokens that the last step looked at, and those of prompts of which a shadow was made.
     """
 
     num_wanted: int = 0
     num_fetched: int = 0
     attended_len: int = 0
+    made_len: int = 0
 
     def add(self, step: ShadowStep) -> None:
         self.num_wanted += step.num_wanted
@@ -37,10 +45,10 @@ class Counts:
 
 
 @dataclass(slots=True)
-class BranchShadow:
-    """What one branch keeps: a shadow for each layer, made behind `start` tokens."""
+class KeptShadow:
+    """A shadow for each layer, of a prompt alone or of a branch that goes on from it."""
 
-    start: int
+    prompt: ShadowedPrompt
     layers: dict[int, ShadowLayer] = field(default_factory=dict)
 
     def release(self) -> None:
@@ -64,71 +72,103 @@ class Shadows:
         self.budgets = Budgets(device=Budget("device"), host=Budget("host"))
         self.counts = {layer: Counts() for layer in rotaries}
         self._rotaries = rotaries
-        self._branches: dict[BranchId, BranchShadow] = {}
-        """In the order in which they were used."""
+        # Both in the order in which they were used.
+        self._branches: dict[BranchId, KeptShadow] = {}
+        self._prompts: dict[bytes, KeptShadow] = {}
 
     @property
     def used_bytes(self) -> int:
         return self.budgets.device.used_bytes + self.budgets.host.used_bytes
 
-    def step(self, branch: BranchId, start: int, num_tokens: int, blocks: Tensor) -> "StepShadow":
+    def step(self, branch: BranchId, prompt: ShadowedPrompt, num_tokens: int, blocks: Tensor) -> "StepShadow":
         """Return what answers the tokens of a branch behind `num_tokens`.
 
         Args:
-            start: tokens behind which the shadow was made, or is to be.
+            prompt: of which the shadow was made, or is to be: its first tokens.
             blocks: all that the branch has in the layers' group, in order, int64.
         """
         found = self._branches.pop(branch, None)
-        if found is not None and found.start != start:
+        if found is not None and found.prompt != prompt:
             found.release()
             found = None
-        shadow = self._branches[branch] = found or BranchShadow(start)
+        shadow = self._branches[branch] = found or KeptShadow(prompt)
+        made = self._prompts.pop(prompt.name, None)
+        self._prompts[prompt.name] = made or KeptShadow(prompt)
         return StepShadow(self, shadow, num_tokens, blocks)
 
     def forget(self, branch: BranchId) -> None:
-        """Let go of a branch's shadow, if it has one."""
+        """Let go of what is a branch's own, if it has a shadow; its prompt's stays while there is room."""
         found = self._branches.pop(branch, None)
         if found is not None:
             found.release()
 
+    def clear(self) -> None:
+        """Let go of all."""
+        for kept in (*self._branches.values(), *self._prompts.values()):
+            kept.release()
+        self._branches.clear()
+        self._prompts.clear()
+
     def trim(self, kept: Collection[BranchId]) -> None:
-        """Let go of the shadows used longest ago while there are too many bytes, but of none of `kept`."""
-        for branch in [branch for branch in self._branches if branch not in kept]:
+        """Let go of the prompts used longest ago, with the branches that go on from them, while there are too
+        many bytes; of none that `kept` go on from until nothing else is left, and of what is theirs never.
+        """
+        served = {self._branches[branch].prompt.name for branch in kept if branch in self._branches}
+        idle = [branch for branch in self._branches if branch not in kept]
+        for name in [name for name in self._prompts if name not in served]:
+            if self.used_bytes <= self.limit_bytes:
+                return
+            for branch in [branch for branch in idle if self._is_on(branch, name)]:
+                self.forget(branch)
+            self._prompts.pop(name).release()
+        for branch in idle:
             if self.used_bytes <= self.limit_bytes:
                 return
             self.forget(branch)
+        for name in served:
+            if self.used_bytes <= self.limit_bytes:
+                return
+            self._prompts.pop(name).release()
 
     def usage(self, layer: int) -> ShadowUsage | None:
-        """Return what branches keep of a layer; None: it is not looked at through shadows."""
+        """Return what is kept of a layer, each byte once; None: it is not looked at through shadows."""
         counts = self.counts.get(layer)
         if counts is None:
             return None
-        kept = [shadow.layers[layer].stock for shadow in self._branches.values() if layer in shadow.layers]
+        shadows = (*self._prompts.values(), *self._branches.values())
+        kept = [shadow.layers[layer].stock for shadow in shadows if layer in shadow.layers]
+        parts = [part for stock in kept for part in stock.device_tensors().values()]
         return ShadowUsage(
-            device_bytes=sum(
-                tensor.nbytes for stock in kept for part in stock.device_tensors().values() for tensor in part
-            ),
-            host_bytes=sum(tensor.nbytes for stock in kept for tensor in stock.host_tensors()),
+            device_bytes=_distinct_bytes(parts),
+            host_bytes=_distinct_bytes(stock.host_tensors() for stock in kept),
             seen_tokens=counts.attended_len,
             wanted_chunks=counts.num_wanted,
             fetched_chunks=counts.num_fetched,
+            made_tokens=counts.made_len,
         )
 
-    def made(
-        self, layer: int, start: int, keys: Tensor, values: Tensor, *, is_sourced: bool = False
-    ) -> ShadowLayer:
-        """Return the shadow of a layer whose keys [n, H_kv, D] and values [n, H_kv, D_v] are these.
+    def begun(self, layer: int, prompt: ShadowedPrompt, read: Read, *, is_sourced: bool) -> ShadowLayer:
+        """Return a shadow of a layer behind a prompt, to go on from: of what was made of the prompt, or is.
 
         Args:
+            read: the layer's keys and values.
             is_sourced: each step is going to be given a source of them.
+
+        Raises:
+            OutOfMemory: a budget does not hold it; nothing is kept.
         """
-        settings = settings_for(self.view, start, is_sourced=is_sourced)
-        rotary = self._rotaries[layer]
-        shadow = ShadowLayer.of_prompt(
-            settings, rotary, keys[:start], values[:start], self.budgets, kind="full"
-        )
-        shadow.extend(keys[start:], values[start:])
-        return shadow
+        layers = self._prompts[prompt.name].layers
+        if layer not in layers:
+            settings = settings_for(self.view, prompt.num_tokens, is_sourced=is_sourced)
+            keys, values = read(0, prompt.num_tokens)
+            rotary = self._rotaries[layer]
+            layers[layer] = ShadowLayer.of_prompt(settings, rotary, keys, values, self.budgets, kind="full")
+            self.counts[layer].made_len += prompt.num_tokens
+        return layers[layer].fork()
+
+    def _is_on(self, branch: BranchId, name: bytes) -> bool:
+        found = self._branches.get(branch)
+        return found is not None and found.prompt.name == name
 
 
 class StepShadow:
@@ -139,7 +179,7 @@ class StepShadow:
         blocks: all of the branch, in order.
     """
 
-    def __init__(self, shadows: Shadows, branch: BranchShadow, num_tokens: int, blocks: Tensor) -> None:
+    def __init__(self, shadows: Shadows, branch: KeptShadow, num_tokens: int, blocks: Tensor) -> None:
         self._shadows = shadows
         self._branch = branch
         self._num_tokens = num_tokens
@@ -156,18 +196,22 @@ class StepShadow:
         return out
 
     def _layer(self, layer: int, pools: tuple[Tensor, Tensor]) -> ShadowLayer:
-        """Return the layer's shadow of the tokens before the step, from blocks if it is not at hand: a
-        branch that is new, or has been taken back.
+        """Return the layer's shadow of the tokens before the step. Where it is not at hand, for a branch that
+        is new or has been taken back, it goes on from the prompt's; what is its own comes from its blocks.
         """
-        layers = self._branch.layers
+        layers, prompt = self._branch.layers, self._branch.prompt
         found = layers.pop(layer, None)
         if found is not None and found.num_tokens != self._num_tokens:
             found.release()
             found = None
         if found is None:
-            keys, values = (_rows(pool, self._blocks, self._num_tokens) for pool in pools)
-            start, is_sourced = self._branch.start, BlockChunks.takes(pools)
-            found = self._shadows.made(layer, start, keys, values, is_sourced=is_sourced)
+            read = partial(_rows_of, pools, self._blocks)
+            found = self._shadows.begun(layer, prompt, read, is_sourced=BlockChunks.takes(pools))
+            try:
+                found.extend(*read(prompt.num_tokens, self._num_tokens))
+            except BaseException:
+                found.release()
+                raise
         layers[layer] = found
         return found
 
@@ -202,7 +246,17 @@ class BlockChunks:
         return keys, values
 
 
-def _rows(pool: Tensor, blocks: Tensor, num_tokens: int) -> Tensor:
-    """Return a copy of the first rows [n, H_kv, D] of blocks of a pool [N, H_kv, P, D]."""
-    size = pool.shape[2]
-    return pool[blocks[: -(-num_tokens // size)]].transpose(1, 2).flatten(0, 1)[:num_tokens]
+def _rows_of(pools: tuple[Tensor, Tensor], blocks: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
+    """Return copies of the keys and values [n, H_kv, *] of tokens [start, end), of pools [N, H_kv, P, *]."""
+    size = pools[0].shape[2]
+    first = start // size
+    held = blocks[first : -(-end // size)]
+    keys, values = (
+        pool[held].transpose(1, 2).flatten(0, 1)[start - first * size : end - first * size] for pool in pools
+    )
+    return keys, values
+
+
+def _distinct_bytes(parts: Iterable[Iterable[Tensor]]) -> int:
+    """Return the bytes of tensors of which some may be the same."""
+    return sum({tensor.data_ptr(): tensor.nbytes for part in parts for tensor in part}.values())

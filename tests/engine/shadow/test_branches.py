@@ -7,9 +7,9 @@ import torch
 
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.view import View
+from kvchat.engine.batch import ShadowedPrompt
 from kvchat.engine.kernels.shadow_kv import Choice, reference
 from kvchat.engine.shadow.branches import BlockChunks, Shadows
-from kvchat.engine.shadow.layer import ShadowLayer
 from kvchat.engine.shadow.settings import CODED_LEN
 from tests.engine.shadow.contexts import (
     HEAD_DIM,
@@ -23,7 +23,6 @@ from tests.engine.shadow.contexts import (
     Context,
     free,
     make_context,
-    randn,
     shadow_of,
 )
 
@@ -139,35 +138,99 @@ def test_tokens_that_were_answered_elsewhere_leave_the_shadow_that_answering_the
     torch.testing.assert_close(*found, atol=1e-6, rtol=1e-6)
 
 
-def shadows_with(limit_bytes: int) -> tuple[Shadows, list[ShadowLayer]]:
-    """Return shadows of three branches, each of one layer."""
-    shadows = Shadows(View(rule="shadow", budget=64, is_forced=True), {0: ROTARY}, limit_bytes)
-    keys, values = randn(PROMPT, NUM_KV_HEADS, HEAD_DIM), randn(PROMPT, NUM_KV_HEADS, VALUE_DIM, seed=1)
-    made = []
+def shadows_with(limit_bytes: int) -> Shadows:
+    return Shadows(View(rule="shadow", budget=64, is_forced=True), {0: ROTARY}, limit_bytes)
+
+
+def prompt(number: int, num_tokens: int = PROMPT) -> ShadowedPrompt:
+    return ShadowedPrompt(name=b"%d" % number, num_tokens=num_tokens)
+
+
+def say(shadows: Shadows, branch: int, begun: ShadowedPrompt, context: Context, start: int) -> torch.Tensor:
+    """Return what the rest of a context sees that a branch has in blocks up to `start`."""
+    pools, blocks = in_blocks(context)
+    step = shadows.step(BranchId(branch), begun, start, blocks)
+    return step.attend(0, context.part(start, len(context.keys)), pools, SCALE)
+
+
+def three(limit_bytes: int) -> Shadows:
+    """Return the shadows of three branches, each behind a prompt of its own."""
+    shadows = shadows_with(limit_bytes)
     for branch in range(3):
-        shadows.step(BranchId(branch), PROMPT, PROMPT, torch.zeros(0))
-        made.append(shadows.made(0, PROMPT, keys, values))
-        shadows._branches[BranchId(branch)].layers[0] = made[-1]
-    return shadows, made
+        say(shadows, branch, prompt(branch), make_context(PROMPT + 1), PROMPT)
+    return shadows
+
+
+def tail_bytes(shadows: Shadows, branch: int) -> int:
+    stock = shadows._branches[BranchId(branch)].layers[0].stock
+    return sum(page.num_bytes for rows in (stock.tail_keys, stock.tail_values) for page in rows.pages)
+
+
+def test_branches_that_begin_alike_share_what_was_made_of_the_beginning() -> None:
+    """What a branch adds is its own, whatever another adds and seals; nothing of the prompt is made again."""
+    whole = make_context(PROMPT + 1)
+    shadows = shadows_with(2**40)
+    first = say(shadows, 0, prompt(0), whole, PROMPT)
+    before = shadows.used_bytes
+    second = say(shadows, 1, prompt(0), whole, PROMPT)
+    assert torch.equal(first, second)
+    assert shadows.counts[0].made_len == PROMPT
+    assert shadows.used_bytes - before == tail_bytes(shadows, 1) > 0
+    others = [make_context(PROMPT + 700, seed=seed) for seed in (1, 2)]
+    for other in others:
+        for side in ("keys", "values"):
+            getattr(other, side)[:PROMPT] = getattr(whole, side)[:PROMPT]
+    found = [say(shadows, 2 + place, prompt(0), other, PROMPT) for place, other in enumerate(others)]
+    at = 1024  # behind what has been sealed, where queries begin to choose anew
+    later = [say(shadows, 4 + place, prompt(0), other, at) for place, other in enumerate(others)]
+    assert shadows.counts[0].made_len == PROMPT
+    for place, other in enumerate(others):
+        alone = shadows_with(2**40)
+        wanted = say(alone, 0, prompt(0), other, PROMPT)
+        torch.testing.assert_close(found[place], wanted)
+        torch.testing.assert_close(later[place], wanted[at - PROMPT :], atol=1e-5, rtol=1e-5)
+        assert shadows._branches[BranchId(2 + place)].layers[0].num_sealed > PROMPT // CHUNK
+
+
+def test_what_two_branches_share_is_counted_once() -> None:
+    shadows = three(2**40)
+    kept = shadows.usage(0)
+    assert kept is not None
+    numbers = [shadow.layers[0].stock.device_tensors()["numbers"] for shadow in shadows._prompts.values()]
+    assert kept.device_bytes == shadows.used_bytes + sum(one.nbytes for part in numbers for one in part[:1])
+    assert kept.made_tokens == 3 * PROMPT
 
 
 def test_those_used_longest_ago_make_room_but_not_those_of_the_step() -> None:
-    whole = shadows_with(0)[0].used_bytes
-    shadows, _ = shadows_with(whole * 2 // 3)
-    shadows.step(BranchId(0), PROMPT, PROMPT, torch.zeros(0))
+    whole = three(0).used_bytes
+    shadows = three(whole * 2 // 3)
+    shadows.step(BranchId(0), prompt(0), PROMPT + 1, torch.zeros(0))
     shadows.trim({BranchId(2)})
-    assert list(shadows._branches) == [2, 0]
+    assert (list(shadows._branches), list(shadows._prompts)) == ([2, 0], [b"2", b"0"])
     assert shadows.used_bytes == whole * 2 // 3
     shadows.limit_bytes = 0
     shadows.trim({BranchId(2)})
-    assert list(shadows._branches) == [2]
+    assert (list(shadows._branches), list(shadows._prompts)) == ([2], [])
+    assert shadows.used_bytes == whole // 3 - tail_bytes(shadows, 2), "what the prompt alone had is gone"
     shadows.forget(BranchId(2))
     shadows.forget(BranchId(2))
     assert shadows.used_bytes == 0
 
 
+def test_a_prompt_stays_for_whoever_begins_with_it_while_there_is_room() -> None:
+    shadows = three(2**40)
+    own, before = tail_bytes(shadows, 1), shadows.used_bytes
+    shadows.forget(BranchId(1))
+    assert shadows.used_bytes == before - own
+    say(shadows, 7, prompt(1), make_context(PROMPT + 1), PROMPT)
+    assert (shadows.used_bytes, shadows.counts[0].made_len) == (before, 3 * PROMPT)
+    shadows.clear()
+    assert shadows.used_bytes == 0
+
+
 def test_a_shadow_that_is_to_begin_elsewhere_is_let_go() -> None:
-    shadows, _ = shadows_with(2**40)
-    before = shadows.used_bytes
-    shadows.step(BranchId(1), PROMPT + 8, PROMPT + 8, torch.zeros(0))
-    assert shadows.used_bytes == before * 2 // 3
+    shadows = three(2**40)
+    own, before = tail_bytes(shadows, 1), shadows.used_bytes
+    shadows.step(BranchId(1), prompt(9, PROMPT + 8), PROMPT + 8, torch.zeros(0))
+    assert shadows.used_bytes == before - own
+    assert not shadows._branches[BranchId(1)].layers
