@@ -1,15 +1,15 @@
 """The options of `kvchat bench`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvchat.cli.option_class import option_class
 from kvchat.cli.options import ListOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class BenchOptions(ListOptions):
     scenarios: Annotated[
         list[str] | None,

@@ -1,18 +1,18 @@
 """The options of `kvchat cache`."""
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import typer
 
 from kvchat.cli.completion import complete_session
+from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import RemoteKeyFile, RemoteUrl
 from kvchat.cli.options import ListOptions, given
 from kvchat.errors import UsageError
 from kvchat.quantities import parse_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class StatusOptions(ListOptions):
     """Options of saying what a cache amounts to; a server has one too."""
 
@@ -25,7 +25,7 @@ class StatusOptions(ListOptions):
         return ListOptions.flags(self) | given(flags)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class EvictOptions(ListOptions):
     """Options of removing blocks from the disk."""
 

@@ -1,16 +1,16 @@
 """The options of `kvchat config`."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from kvchat.cli.completion import complete_setting
+from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import Json, Ndjson
 from kvchat.cli.options import EngineOptions, ListOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ShowOptions(EngineOptions):
     """Any flag may be given, to see what it overrules."""
 
@@ -18,7 +18,7 @@ class ShowOptions(EngineOptions):
     ndjson: Ndjson = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class SetOptions(ListOptions):
     name: Annotated[
         str,

@@ -1,16 +1,16 @@
 """The options of `kvchat sessions convert`."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
+from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import Device, Dtype, HubModel, Weights
 from kvchat.cli.options import PlaceOptions, given
 from kvchat.cli.session_options import SessionOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ConvertOptions(SessionOptions):
     """Options of storing a session's KV in another format."""
 

@@ -1,17 +1,17 @@
 """The options of `kvchat cache gauge`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvchat.cli.completion import complete_session
+from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import SESSION_HELP, Device, Dtype, HubModel, Weights
 from kvchat.cli.options import ListOptions, PlaceOptions, given
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class GaugeOptions(ListOptions):
     """Options of measuring what cache formats lose."""
 

@@ -6,12 +6,13 @@ that commands which share options share a base class instead of a parameter list
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 
+from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import SESSION_HELP as SESSION_HELP
 from kvchat.cli.option_types import (
     CacheFormat,
@@ -38,7 +39,7 @@ from kvchat.errors import UsageError
 Options = TypeVar("Options")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class PlaceOptions:
     """Where things are and how much is said; every command takes these.
 
@@ -82,7 +83,7 @@ class PlaceOptions:
         return unlocked(settings)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ListOptions(PlaceOptions):
     """Options of commands that print something: people read it, or programs in either form of JSON."""
 
@@ -90,7 +91,7 @@ class ListOptions(PlaceOptions):
     ndjson: Ndjson = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class EngineOptions(PlaceOptions):
     """Options of commands that run a model."""
 
@@ -165,7 +166,7 @@ class EngineOptions(PlaceOptions):
         return PlaceOptions.flags(self) | given(flags)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class DoctorOptions(EngineOptions):
     """Options of looking at everything."""
 
@@ -174,7 +175,7 @@ class DoctorOptions(EngineOptions):
     no_model: Annotated[bool, typer.Option("--no-model", help="Do not load the model.")] = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class TalkOptions(EngineOptions):
     """Options of conversations, which a server may answer too."""
 
@@ -187,7 +188,7 @@ class TalkOptions(EngineOptions):
         return EngineOptions.flags(self) | given(flags)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ResumeOptions(TalkOptions):
     """Options of the terminal interface."""
 
@@ -206,7 +207,7 @@ class ResumeOptions(TalkOptions):
         return " ".join(self.session) if self.session else self.named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class AskOptions(TalkOptions):
     """Options of one question."""
 
@@ -245,7 +246,7 @@ class AskOptions(TalkOptions):
         return flags | ({"display.stats": False} if self.no_stats else {})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class EncryptOptions(ListOptions):
     """Options of choosing what opens the conversations."""
 
@@ -258,7 +259,7 @@ class EncryptOptions(ListOptions):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class PlanOptions(ListOptions):
     model: Annotated[
         str,

@@ -1,16 +1,16 @@
 """The options of `kvchat pack`."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from kvchat.cli.completion import complete_pack
+from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import Files, Json, Ndjson
 from kvchat.cli.options import EngineOptions, ListOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class MakeOptions(EngineOptions):
     """Options of making a pack."""
 
@@ -24,14 +24,14 @@ class MakeOptions(EngineOptions):
     ] = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class PackOptions(ListOptions):
     """Options of commands about one pack."""
 
     name: Annotated[str, typer.Argument(help="Its name.", metavar="NAME", autocompletion=complete_pack)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class RemovePacksOptions(ListOptions):
     names: Annotated[
         list[str], typer.Argument(help="Packs to remove.", metavar="NAME...", autocompletion=complete_pack)

@@ -1,16 +1,16 @@
 """The options of `kvchat serve`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import Json, Ndjson
 from kvchat.cli.options import EngineOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ServeOptions(EngineOptions):
     json: Json = False
     ndjson: Ndjson = False

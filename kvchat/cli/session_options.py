@@ -1,6 +1,5 @@
 """The options of commands about sessions, and of what is written, read and computed again of them."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from kvchat.cli.completion import complete_session
 from kvchat.cli.export_format import Format
+from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import (
     CacheFormat,
     Device,
@@ -26,14 +26,14 @@ from kvchat.cli.options import EngineOptions, ListOptions, PlaceOptions, given
 MOST_HITS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class SessionOptions(ListOptions):
     """Options of commands about one session."""
 
     session: SessionWord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ForkOptions(SessionOptions):
     """Options of beginning a branch."""
 
@@ -48,7 +48,7 @@ class ForkOptions(SessionOptions):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class WhyOptions(SessionOptions):
     """Options of explaining an answer."""
 
@@ -62,7 +62,7 @@ class WhyOptions(SessionOptions):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ReviseOptions(EngineOptions):
     """Options of taking messages back and of leaving them out."""
 
@@ -74,7 +74,7 @@ class ReviseOptions(EngineOptions):
     ndjson: Ndjson = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ExportOptions(SessionOptions):
     """Options of writing a session to a file."""
 
@@ -93,7 +93,7 @@ class ExportOptions(SessionOptions):
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ImportOptions(ListOptions):
     """Options of reading bundles."""
 
@@ -116,7 +116,7 @@ class ImportOptions(ListOptions):
         return PlaceOptions.flags(self) | given(flags)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class VerifyOptions(ListOptions):
     """How much KV is computed again, and with which model."""
 
@@ -143,17 +143,17 @@ class VerifyOptions(ListOptions):
         return PlaceOptions.flags(self) | given(flags)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class VerifySessionOptions(VerifyOptions):
     session: SessionWord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class VerifyCacheOptions(VerifyOptions):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class PinOptions(ListOptions):
     sessions: Annotated[
         list[str],
@@ -161,7 +161,7 @@ class PinOptions(ListOptions):
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class RemoveOptions(ListOptions):
     sessions: Annotated[
         list[str],
@@ -174,13 +174,13 @@ class RemoveOptions(ListOptions):
     yes: Yes = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class RenameOptions(ListOptions):
     session: SessionWord
     title: Annotated[str, typer.Argument(help="Its new title.", metavar="TITLE")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class SearchOptions(ListOptions):
     words: Annotated[list[str], typer.Argument(help="Words that a message must hold.", metavar="WORD...")]
     limit: Annotated[int, typer.Option(help="Most messages to show.", metavar="N", min=1, max=MOST_HITS)] = 20

@@ -30,7 +30,7 @@ def short_ids(all_ids: Iterable[str]) -> dict[str, str]:
     ordered = sorted(set(all_ids))
     # Of all others, the neighbours have most in common with an id.
     common = [0, *starmap(_common_len, pairwise(ordered)), 0]
-    shared = map(max, pairwise(common))
+    shared = map(max, pairwise(common)) if ordered else ()
     return {id_: id_[: max(_MIN_PREFIX, length + 1)] for id_, length in zip(ordered, shared, strict=True)}
 
 
