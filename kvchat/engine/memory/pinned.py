@@ -1,17 +1,21 @@
 """Host memory that a device reads and writes by itself, in slabs that are made when they are first used.
 
 Pinning takes the memory from the system at once, so a tier of many gigabytes would hold up the start by
-seconds. A slab holds whole blocks, because no copy may cross from one pinned piece to the next.
+seconds. A slab holds whole blocks, because no copy may cross from one pinned piece to the next. Torch rounds
+what it pins up to a power of two, so slabs are nearly as large as one.
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 SLAB_BYTES = 2**28
-"""Torch rounds what it pins up to a power of two."""
+MOST_WASTED = 8
+"""Less than one in so many bytes of a slab that is not divided further may be lost to rounding."""
 
 log = logging.getLogger(__name__)
 
@@ -25,29 +29,55 @@ def pinned(num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
 
+def slab_places(num_places: int, place_bytes: int) -> list[int]:
+    """Return how many places each slab has. Pure.
+
+    Whole slabs are as many places as fit into `SLAB_BYTES`; the rest is divided where that takes less memory.
+    """
+    per_slab = max(1, SLAB_BYTES // place_bytes)
+    num_whole, num_left = divmod(num_places, per_slab)
+    return [per_slab] * num_whole + (_divided(num_left, place_bytes) if num_left else [])
+
+
+def pinned_bytes(num_bytes: int) -> int:
+    """Return what torch takes from the system for so many pinned bytes. Pure."""
+    return 1 << (num_bytes - 1).bit_length()
+
+
+def _divided(num_places: int, place_bytes: int) -> list[int]:
+    as_one = pinned_bytes(num_places * place_bytes)
+    num_first = as_one // 2 // place_bytes
+    if not num_first or (as_one - num_places * place_bytes) * MOST_WASTED < as_one:
+        return [num_places]
+    parts = [num_first, *_divided(num_places - num_first, place_bytes)]
+    is_less = sum(pinned_bytes(part * place_bytes) for part in parts) < as_one
+    return parts if is_less else [num_places]
+
+
 class PinnedSlabs:
     """Places of one size."""
 
     def __init__(self, num_places: int, place_bytes: int, allocate: Callable[[int], Tensor] = pinned) -> None:
-        self._num_places = num_places
         self._place_bytes = place_bytes
-        self._per_slab = max(1, SLAB_BYTES // place_bytes)
+        self._starts = list(accumulate(slab_places(num_places, place_bytes), initial=0))
+        """The first place of each slab, and the number of all."""
         self._allocate = allocate
         self._slabs: dict[int, memoryview] = {}
 
     @property
     def num_bytes(self) -> int:
-        return self._num_places * self._place_bytes
+        return self._starts[-1] * self._place_bytes
 
     def view(self, place: int) -> memoryview:
         """Return the writable bytes of one place."""
-        number, within = divmod(place, self._per_slab)
+        number = bisect_right(self._starts, place) - 1
         slab = self._slabs.get(number)
         if slab is None:
-            num_places = min(self._per_slab, self._num_places - number * self._per_slab)
+            num_places = self._starts[number + 1] - self._starts[number]
             slab = self._allocate(num_places * self._place_bytes).numpy().data
             self._slabs[number] = slab
-        return slab[within * self._place_bytes : (within + 1) * self._place_bytes]
+        start = (place - self._starts[number]) * self._place_bytes
+        return slab[start : start + self._place_bytes]
 
     def close(self) -> None:
         """Give the memory back; views must be gone."""

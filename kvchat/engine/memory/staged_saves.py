@@ -77,7 +77,8 @@ class StagedSaves:
             num_places = max(1, most_bytes // block_bytes) + 1
             self._slabs[group] = PinnedSlabs(num_places, block_bytes, allocate)
             self._free[group] = list(range(num_places))
-            self._slabs[group].view(0)  # now: pinning takes its time, and a step has none
+            for place in range(num_places):
+                self._slabs[group].view(place)  # now: pinning takes its time, and a step has none
 
     def has_room(self, group: GroupId) -> bool:
         """Whether a block can be taken now. Waits for nothing."""

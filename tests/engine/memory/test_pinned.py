@@ -1,0 +1,80 @@
+"""Slabs of pinned memory hold every place once, and little is lost to torch's rounding."""
+
+from random import Random
+
+import pytest
+import torch
+
+from kvchat.engine.api.ids import BlockId
+from kvchat.engine.disk import WRITE_QUEUE_BYTES
+from kvchat.engine.memory import pinned
+from kvchat.engine.memory.pinned import PinnedSlabs, pinned_bytes, slab_places
+from kvchat.engine.memory.staged_saves import StagedSaves
+from tests.engine.memory.test_staged import GROUPS, delayed, make_pool
+
+pytestmark = pytest.mark.cpu
+
+MIB = 2**20
+
+
+def taken(num_places: int, place_bytes: int) -> int:
+    """Return the bytes that all slabs take from the system."""
+    return sum(pinned_bytes(count * place_bytes) for count in slab_places(num_places, place_bytes))
+
+
+def test_torch_rounds_up_to_a_power_of_two() -> None:
+    sizes = (1, 2, 3, 4096, 4097, 64 * MIB, 64 * MIB + 1)
+    assert [pinned_bytes(size) for size in sizes] == [1, 2, 4, 4096, 8192, 64 * MIB, 128 * MIB]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_slabs_of_any_places_waste_little(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(50):
+        num_places, place_bytes = random.randint(1, 2000), random.randint(1, 32 * MIB)
+        slabs = slab_places(num_places, place_bytes)
+        assert sum(slabs) == num_places
+        assert all(0 < count * place_bytes <= pinned.SLAB_BYTES for count in slabs)
+        num_bytes = num_places * place_bytes
+        assert taken(num_places, place_bytes) <= num_bytes * 8 / 7 + 2 * pinned_bytes(place_bytes)
+        assert len(slabs) <= num_places // (pinned.SLAB_BYTES // place_bytes) + 8
+
+
+@pytest.mark.parametrize("block_mib", [0.012, 0.1875, 0.75, 1.75, 2, 5, 8])
+def test_what_waits_to_be_written_takes_hardly_more_than_it_is(block_mib: float) -> None:
+    """One block more than the queue holds took twice the queue."""
+    block_bytes = int(block_mib * MIB)
+    num_places = WRITE_QUEUE_BYTES // block_bytes + 1
+    needed = num_places * block_bytes
+    assert pinned_bytes(needed) > 1.7 * needed
+    assert taken(num_places, block_bytes) < 1.15 * needed
+
+
+def test_places_do_not_overlap_where_slabs_differ_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "SLAB_BYTES", 64)
+    slabs = PinnedSlabs(17, 6, lambda size: torch.zeros(size, dtype=torch.uint8))
+    assert slab_places(17, 6) == [10, 5, 2]
+    assert slabs.num_bytes == 17 * 6
+    for place in range(17):
+        slabs.view(place)[:] = bytes([place]) * 6
+    assert [bytes(slabs.view(place)) for place in range(17)] == [bytes([place]) * 6 for place in range(17)]
+
+
+def test_all_memory_of_what_is_saved_is_pinned_at_the_start() -> None:
+    """Pinning takes its time, and a step has none."""
+    pool = make_pool()
+    made: list[int] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        made.append(num_bytes)
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    size = pool.block_bytes(GROUPS[0])
+    with delayed(0) as streams:
+        saves = StagedSaves(pool, streams, 8 * size, allocate)
+        at_start = list(made)
+        assert sum(at_start) >= 9 * size
+        for number in range(9):
+            assert saves.has_room(GROUPS[0])
+            saves.take(GROUPS[0], BlockId(number % 3), 1)
+        assert made == at_start
