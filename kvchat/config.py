@@ -19,6 +19,7 @@ from typing import Any
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.config import CACHE_FORMATS, SPECULATE, EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.api.view import SHADOW
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, UsageError
 from kvchat.paths import Paths, places
 from kvchat.quantities import (
@@ -205,10 +206,12 @@ def _cache_format(value: object) -> str:
 
 
 def _when_full(value: object) -> str:
-    """Return `evict`, or `compress` with or without a format."""
+    """Return `evict`, `compress` with or without a format, or `shadow` with or without how much it sees."""
     verb, colon, cache_format = text(value).partition(":")
-    if verb not in (EVICT, COMPRESS) or (verb == EVICT and colon):
-        raise ValueError(f"must be evict, compress or compress:FORMAT, not {value!r}")
+    if verb not in (EVICT, COMPRESS, SHADOW) or (verb == EVICT and colon):
+        raise ValueError(f"must be evict, compress, compress:FORMAT, shadow or shadow:N%, not {value!r}")
+    if verb == SHADOW:
+        return _cache_format(value) if colon else verb
     if colon and cache_format not in CACHE_FORMATS[1:]:
         raise ValueError(f"compresses to {', '.join(CACHE_FORMATS[1:])}, not to {cache_format!r}")
     return text(value)

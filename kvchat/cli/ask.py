@@ -17,7 +17,7 @@ from kvchat.cli.answer import (
 )
 from kvchat.cli.choice import last_used, refuse_several
 from kvchat.cli.compose import EngineFactory, Kvchat, borrowed_or_started, opened, start_worker
-from kvchat.cli.compressing import compressed_format, go_on_in
+from kvchat.cli.compressing import compressed_format, go_on_in, wanted_formats
 from kvchat.cli.expectation import Expectation
 from kvchat.cli.logs import start_log
 from kvchat.cli.options import AskOptions
@@ -202,7 +202,7 @@ class _Question:
             try:
                 code = ask(chat, conversation, prompt, signals)
             except PoolExhausted as full:
-                chat, conversation = self._in_fewer_bits(full, chat, conversation)
+                chat, conversation = self._in_another_format(full, chat, conversation)
                 code = ask(chat, conversation, prompt, signals)
         except BaseException:
             # One that was there before keeps its title and its system prompt.
@@ -223,18 +223,19 @@ class _Question:
             chat.beginnings[self._pack.text] = self._pack.created_at
         return chat
 
-    def _in_fewer_bits(
+    def _in_another_format(
         self, full: PoolExhausted, chat: Chat, conversation: Conversation
     ) -> tuple[Chat, Conversation]:
-        """Go on with an engine in a smaller format where a conversation does not fit and that was chosen.
+        """Go on with an engine in another format where a conversation does not fit and that was chosen.
 
         Raises:
             PoolExhausted: it was not, or would not help.
         """
         cache_format = compressed_format(full, self._settings.when_full)
-        if cache_format is None or self._options.strict_cache:
+        is_there = cache_format == self._settings.engine.cache_format
+        if cache_format is None or is_there or self._options.strict_cache:
             raise full
-        self._status.show(f"no room: keeping this conversation in {cache_format} …")
+        self._status.show(f"no room: going on in {cache_format} …")
         chat.close(conversation)
         words = go_on_in(cache_format, self._kvchat, self._settings, conversation, chat.model)
         self._status.note(words)
@@ -365,7 +366,7 @@ def _rest_of(sampling: SamplingParams, conversation: Conversation) -> SamplingPa
 
 def _may_compress(options: AskOptions, settings: Settings) -> bool:
     """Whether this question may have left blocks on disk, and conversations may be compressed for them."""
-    is_allowed = settings.when_full != EVICT and not options.strict_cache
+    is_allowed = bool(wanted_formats(settings.when_full)) and not options.strict_cache
     return is_allowed and not options.temp and settings.remote.url is None
 
 

@@ -39,7 +39,8 @@ WhenFull = Annotated[
     typer.Option(
         help="What becomes of KV for which there is no room: evict refuses a conversation that outgrows "
         "memory, and lets what was used longest ago leave a full disk; compress keeps both in int8, "
-        "compress:int4 in int4 (approximate).",
+        "compress:int4 in int4; shadow lets a conversation's blocks lie in host memory, where each step "
+        "chooses what it looks at (both approximate).",
         metavar="CHOICE",
     ),
 ]

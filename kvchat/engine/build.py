@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
+from kvchat.engine.cache.shadow_room import ShadowedMemory, divided
 from kvchat.engine.cache.sizing import host_places, pool_blocks
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.view_spec import PrunedSpec, ShadowSpec
@@ -96,20 +97,21 @@ def assemble(
     """
     device = next(candidate.loaded.module.parameters()).device
     _pack(candidate)
-    make_pass, groups = candidate.served.make_pass, candidate.served.groups
+    served, groups = candidate.served, candidate.served.groups
     info = _info(candidate, config, device)
     lengths = Lengths(
         context_len=info.max_context, chunk_len=config.max_batch_tokens, block_size=config.block_size
     )
-    activation = activation_bytes(candidate.loaded.module, make_pass, groups, lengths)
-    taken = activation + recorded_bytes(make_pass, groups, lengths, device)
-    num_blocks = _num_blocks(config, groups, lengths, _free_bytes(device) - taken)
+    activation = activation_bytes(candidate.loaded.module, served.make_pass, groups, lengths)
+    free_bytes = _free_bytes(device) - activation - recorded_bytes(served.make_pass, groups, lengths, device)
+    memory = _memory(config, groups, lengths, free_bytes)
+    num_blocks = pool_blocks(groups, memory.block_bytes, **asdict(lengths))
     pool = DevicePool(groups, num_blocks, config.block_size, device)
     digest = fingerprint_of(candidate, config, pool)
     store, disk_problem = open_store(config, pool, digest)
     if store is not None:
         prefault(pool.first_runs(min(store.usage().num_bytes, MOST_BYTES)))
-    places = host_places(groups, _host_bytes(config, pool, device), config.block_size)
+    places = host_places(groups, _host_bytes(config, pool, device, memory), config.block_size)
     host = _host_pool(places, groups, config.block_size, device)
     capacity = measured(groups, num_blocks, lengths, activation, host.num_bytes)
     log.info("capacity: %s", capacity)
@@ -118,9 +120,8 @@ def assemble(
     mover, outgoing = _movers(pool, host, store, rates, config)
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
-    shadows = shadows_of(candidate.loaded, groups, _shadow_bytes(config, pool))
-    passed = walking_pass if device.type == "cuda" else fused_pass
-    forward, unfused = passed(candidate.loaded, candidate.served, pool)
+    shadows = shadows_of(candidate.loaded, groups, memory.shadow_bytes)
+    forward, unfused = (walking_pass if device.type == "cuda" else fused_pass)(candidate.loaded, served, pool)
     short = short_steps(
         forward, groups, pool, Recording(lengths.context_len, activation, config.cache_dir), report
     )
@@ -153,6 +154,7 @@ def assemble(
         disk_problem=disk_problem,
         is_gone=config.is_gone,
         shadows=shadows,
+        beside_bytes=memory.beside_bytes if device.type == "cpu" else None,
         weights=Weights(candidate, config, pool),
     )
 
@@ -186,11 +188,24 @@ def shadows_of(loaded: LoadedModel, groups: Sequence[Group], limit_bytes: int) -
     return Shadows(spec.view, layer_rotaries(loaded.module, shadowed), limit_bytes)
 
 
-def _shadow_bytes(config: EngineConfig, pool: DevicePool) -> int:
-    """Return what shadows may take beside the blocks that they are made from."""
-    if config.host_bytes is not None:
-        return config.host_bytes
-    return max(0, available_bytes() - pool.num_bytes) // MEMORY_SHARE
+def _memory(
+    config: EngineConfig, groups: tuple[Group, ...], lengths: Lengths, free_bytes: int
+) -> ShadowedMemory:
+    """Return how much of the device's and of host memory holds blocks: of this only what is shadowed.
+
+    Args:
+        free_bytes: of the device, beside weights and steps.
+
+    Raises:
+        OutOfMemory: more is asked for than there is.
+    """
+    device_bytes = _device_bytes(config, groups, lengths.context_len, free_bytes)
+    beside_bytes = config.host_bytes
+    if beside_bytes is None:
+        beside_bytes = max(0, available_bytes() - device_bytes) // MEMORY_SHARE
+    if any(group.spec.is_shadowed for group in groups):
+        return divided(groups, device_bytes, beside_bytes, **asdict(lengths))
+    return ShadowedMemory(block_bytes=device_bytes, host_bytes=0, shadow_bytes=beside_bytes)
 
 
 def _check(config: EngineConfig) -> None:
@@ -257,23 +272,6 @@ def _device_tier(
     return DeviceTier(groups, num_blocks, block_size=config.block_size, host=host, eviction=eviction)
 
 
-def _num_blocks(
-    config: EngineConfig, groups: tuple[Group, ...], lengths: Lengths, free_bytes: int
-) -> dict[GroupId, int]:
-    """Return the blocks of each group's pool in the device's memory; `free_bytes`: beside weights and steps.
-
-    Raises:
-        CapacityError: more is asked for than there is, or the smallest cache does not fit.
-    """
-    return pool_blocks(
-        groups,
-        _device_bytes(config, groups, lengths.context_len, free_bytes),
-        context_len=lengths.context_len,
-        chunk_len=lengths.chunk_len,
-        block_size=lengths.block_size,
-    )
-
-
 def _device_bytes(config: EngineConfig, groups: tuple[Group, ...], max_context: int, free_bytes: int) -> int:
     """Return the limit of the device pool in bytes, of those that weights and steps leave free.
 
@@ -292,10 +290,10 @@ def _device_bytes(config: EngineConfig, groups: tuple[Group, ...], max_context: 
     return config.device_bytes
 
 
-def _host_bytes(config: EngineConfig, pool: DevicePool, device: torch.device) -> int:
+def _host_bytes(config: EngineConfig, pool: DevicePool, device: torch.device, memory: ShadowedMemory) -> int:
     """Return the size of the host tier; on a processor it would be the same memory as the device's."""
     if config.host_bytes is not None:
-        return config.host_bytes
+        return config.host_bytes - memory.host_bytes
     return 0 if device.type == "cpu" else min(available_bytes() // MEMORY_SHARE, HOST_SHARE * pool.num_bytes)
 
 

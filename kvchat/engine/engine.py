@@ -92,7 +92,7 @@ class Engine:
             parts.info.max_context,
             None if parts.shadows is None else parts.shadows.limit_bytes,
         )
-        self._smaller = Smaller(parts.manager, parts.info, parts.max_batch_tokens)
+        self._smaller = Smaller(parts.manager, parts.info, parts.max_batch_tokens, parts.beside_bytes)
         self._intake = Intake(parts.manager, self._answers, self._room, parts.info)
         self._idle = IdleWatch(self._scheduler, clock, parts.idle_demote_s)
         self._departures = Departures(parts.manager.device, self._carry_out)

@@ -29,6 +29,7 @@ class EngineParts:
     `outgoing`: how blocks leave the device for the disk; None: in the engine's thread.
     `runs_ahead`: whether steps are handed in before the tokens of the last are read.
     `shadows`: through which long contexts are looked at; None: they are not.
+    `beside_bytes`: that a format with shadows could have of host memory; None: there is none on this device.
     `idle_demote_s`: seconds after which an idle branch leaves the device; None: never.
     """
 
@@ -51,4 +52,5 @@ class EngineParts:
     disk_problem: str | None = None
     is_gone: Callable[[str], bool] | None = None
     shadows: Shadows | None = None
+    beside_bytes: int | None = None
     weights: Weights

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from kvchat.engine.api.ids import BlockKey, GroupId, chain_keys
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.cache.shadow_room import beside_bytes
 from kvchat.engine.cache.sizing import least_blocks
 from kvchat.engine.entry import Entry
 from kvchat.errors import PoolExhausted
@@ -56,9 +57,7 @@ class Room:
                     )
 
     def _check_shadow(self, num_tokens: int) -> None:
-        needed = sum(
-            len(group.layers) * group.spec.shadow_bytes(num_tokens) for group in self._manager.groups
-        )
+        needed = beside_bytes(self._manager.groups, num_tokens)
         if self._shadow_bytes is not None and needed > self._shadow_bytes:
             raise PoolExhausted(
                 f"the shadow of a conversation of {num_tokens} tokens may take {needed / MIB:,.1f} MiB of "

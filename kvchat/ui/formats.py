@@ -1,7 +1,7 @@
 """The format that the KV of the conversation on screen is kept in: what another costs, and taking it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -26,6 +26,7 @@ _SEEN = (
     "Every answer on it is approximate; the blocks stay as they were computed, and /cache format exact goes "
     "back to them. The engine is loaded again, and all long conversations of this window are looked at so."
 )
+_IN_HOST_MEMORY = f"Its blocks may lie in host memory then. {_SEEN}"
 _EXACTLY = "What is computed again: {}, when it goes on. The engine is loaded again, with an exact cache."
 
 _BACK = "; /cache format exact goes back"
@@ -63,29 +64,43 @@ class Formats:
             self._screen.tell(f"looking at what {wanted} saves and loses; go on meanwhile")
             self._screen.begin(partial(self._choose, conversation, wanted), group="format")
 
-    def offer(self, wanted: str, asked_s: float) -> None:
-        """Offer the conversation on screen, which has outgrown the cache, a format in which it has room.
+    def offer(self, fits_in: Sequence[str], asked_s: float) -> None:
+        """Offer the conversation on screen, which has outgrown the cache, the first format in which it has
+        room. Where that is declined: a shadow, or fewer bits after one.
 
         Args:
             asked_s: when the key was pressed that the answer was for.
         """
         conversation = self._turns.conversation
         if conversation is not None:
-            offer = partial(self._offer, conversation, wanted)
+            fewer_bits = [one for one in fits_in if not _is_shadow(one)][:1]
+            offered = [one for one in fits_in if _is_shadow(one) or one in fewer_bits]
+            offer = partial(self._offer, conversation, offered)
             self._screen.begin(offer, group="format", asked_s=asked_s)
 
-    async def _offer(self, conversation: ConversationView, wanted: str) -> None:
+    async def _offer(self, conversation: ConversationView, offered: Sequence[str]) -> None:
         session_id = conversation.session.id
-        cost = f"Nothing of it is stored: all of it is computed in {wanted}."
-        if conversation.turns:
-            try:
-                cost = await asyncio.to_thread(self._host.format_cost, session_id, wanted)
-            except KvchatError as error:
-                cost = f"What it loses here is not known: {error}"
-        question = f"The cache has no room for this conversation exactly. Keep its KV in {wanted}?"
-        if await self._screen.confirm(question, f"{cost}\n\n{_LOSSY}", is_offer=True):
-            change = partial(self._host.go_on_in, session_id, wanted)
-            await self._begin_in(conversation, wanted, change, then=_GO_ON)
+        for wanted in offered:
+            cost = await self._cost_of_going_on(conversation, wanted)
+            if cost is None:
+                continue
+            what = "Look at it through" if _is_shadow(wanted) else "Keep its KV in"
+            question = f"The cache has no room for this conversation exactly. {what} {wanted}?"
+            consequence = _IN_HOST_MEMORY if _is_shadow(wanted) else _LOSSY
+            if await self._screen.confirm(question, f"{cost}\n\n{consequence}", is_offer=True):
+                change = partial(self._host.go_on_in, session_id, wanted)
+                await self._begin_in(conversation, wanted, change, then=_GO_ON)
+                return
+
+    async def _cost_of_going_on(self, conversation: ConversationView, wanted: str) -> str | None:
+        """Return what is told of a format before it is taken; None: this model has no such shadow."""
+        if not conversation.turns:
+            how = "it is read exactly, and then looked at" if _is_shadow(wanted) else "all of it is computed"
+            return f"Nothing of it is stored: {how} in {wanted}."
+        try:
+            return await asyncio.to_thread(self._host.format_cost, conversation.session.id, wanted)
+        except KvchatError as error:
+            return None if _is_shadow(wanted) else f"What it loses here is not known: {error}"
 
     async def _choose(self, conversation: ConversationView, wanted: str) -> None:
         session_id = conversation.session.id
@@ -94,7 +109,7 @@ class Formats:
         except KvchatError as error:
             self._screen.warn(str(error))
             return
-        consequence = _SEEN if wanted.startswith(SHADOW) else _LOSSY
+        consequence = _SEEN if _is_shadow(wanted) else _LOSSY
         if wanted == EXACT:
             consequence = _EXACTLY.format(plural(self._turns.context_len, "token"))
         if not await self._screen.confirm(
@@ -126,3 +141,7 @@ class Formats:
         if is_answering:
             self._screen.warn("an answer is being written: esc stops it, then choose a format")
         return is_answering
+
+
+def _is_shadow(wanted: str) -> bool:
+    return wanted.startswith(SHADOW)

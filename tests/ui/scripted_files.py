@@ -6,7 +6,7 @@ from threading import Event
 
 from kvchat.engine.api.losses import GaugeReport
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.errors import FileTaken, UsageError
+from kvchat.errors import EngineFailed, FileTaken, UsageError
 from kvchat.session.tree import SessionId
 from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
 
@@ -28,6 +28,7 @@ class ScriptedFiles:
         self.in_force: dict[str, str] = {}
         self.loaded: list[str | None] = []
         self.formats: list[tuple[str, str]] = []
+        self.has_shadows = True
         self.gauged = GaugeReport(
             model="m", num_tokens=9, num_replayed=1, exact_bytes=9, exact_token_bytes=1.0, formats=()
         )
@@ -77,6 +78,8 @@ class ScriptedFiles:
     def format_cost(self, session_id: str, cache_format: str) -> str:
         if cache_format == "int3":
             raise UsageError("cache format 'int3' is unknown")
+        if cache_format.startswith("shadow") and not self.has_shadows:
+            raise EngineFailed("this model turns its keys in a way that is unknown")
         return "2 MiB would be 1 MiB"
 
     def use_format(self, session_id: str, cache_format: str) -> str:

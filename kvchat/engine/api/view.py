@@ -18,6 +18,8 @@ DEFAULT_BUDGET = 1024
 MAX_DIGITS = 9
 PYRAMID = "pyramid"
 FORCED = "forced"
+OFFERED_SHADOW = "shadow:25%"
+"""Where a conversation has outgrown the exact cache, and nobody has named another."""
 MOST_SHARE = 25
 """A step that looks at a larger share of a context, in percent, gains nothing from a shadow of it."""
 NUM_OBSERVED = 32

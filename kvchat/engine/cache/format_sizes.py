@@ -12,6 +12,7 @@ from kvchat.engine.api.view import PRUNING, PYRAMID, SHADOW, SNAPKV, WINDOW
 from kvchat.engine.cache.arithmetic import AttentionShape
 from kvchat.engine.cache.courses import Courses
 from kvchat.engine.cache.formats import stored_groups
+from kvchat.engine.cache.shadow_room import beside_bytes
 from kvchat.engine.cache.spec import FullSpec, Group, LatentSpec, SlidingSpec, group_layers
 from kvchat.errors import ConfigError
 
@@ -57,7 +58,7 @@ def format_sizes(
             if wanted:
                 raise
             continue  # the model keeps something that has no such form
-        beside = sum(len(group.layers) * group.spec.shadow_bytes(context_len) for group in stored)
+        beside = beside_bytes(stored, context_len)
         sizes.append(
             FormatSize(
                 name=str(found),

@@ -45,32 +45,41 @@ def pool_blocks(
         PoolExhausted: not even two blocks fit; the message says how many bytes would.
     """
 
-    def shares(num_full: int) -> dict[GroupId, int]:
-        longest = min(context_len, num_full * block_size)
-        return {
-            group.id: max(
-                least_blocks(group, longest, chunk_len, block_size),
-                num_full // _divisor(group, groups),
-            )
-            for group in groups
-        }
-
-    def num_bytes(num_full: int) -> int:
-        counts = shares(num_full)
-        return sum(group.block_bytes(block_size) * counts[group.id] for group in groups)
-
+    lengths = {"context_len": context_len, "chunk_len": chunk_len, "block_size": block_size}
     low, high = LEAST_BLOCKS, limit_bytes // min(group.block_bytes(block_size) for group in groups)
-    if num_bytes(low) > limit_bytes:
+    least = full_bytes(groups, low, **lengths)
+    if least > limit_bytes:
         raise PoolExhausted(
-            f"the device pool needs at least {num_bytes(low)} bytes for this model, but may use {limit_bytes}"
+            f"the device pool needs at least {least} bytes for this model, but may use {limit_bytes}"
         )
     while low < high:
         middle = (low + high + 1) // 2
-        if num_bytes(middle) <= limit_bytes:
+        if full_bytes(groups, middle, **lengths) <= limit_bytes:
             low = middle
         else:
             high = middle - 1
-    return shares(low)
+    return _shares(groups, low, **lengths)
+
+
+def full_bytes(
+    groups: Sequence[Group], num_full: int, *, context_len: int, chunk_len: int, block_size: int
+) -> int:
+    """Return the bytes of pools of which each full group's has `num_full` blocks; see `pool_blocks`. Pure."""
+    counts = _shares(groups, num_full, context_len=context_len, chunk_len=chunk_len, block_size=block_size)
+    return sum(group.block_bytes(block_size) * counts[group.id] for group in groups)
+
+
+def _shares(
+    groups: Sequence[Group], num_full: int, *, context_len: int, chunk_len: int, block_size: int
+) -> dict[GroupId, int]:
+    longest = min(context_len, num_full * block_size)
+    return {
+        group.id: max(
+            least_blocks(group, longest, chunk_len, block_size),
+            num_full // _divisor(group, groups),
+        )
+        for group in groups
+    }
 
 
 def _divisor(group: Group, groups: Sequence[Group]) -> int:

@@ -305,7 +305,7 @@ class ConversationScreen(WindowScreen):
         self.give_back(unsent)
 
     def outgrown(self, fits_in: tuple[str, ...]) -> None:
-        self.formats.offer(fits_in[0], self._queued_s)
+        self.formats.offer(fits_in, self._queued_s)
 
     def warn_behind(self, conversation: ConversationView | None, message: str) -> None:
         title = "" if conversation is None else self.shelf.title(conversation.session.id)

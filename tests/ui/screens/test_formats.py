@@ -163,6 +163,31 @@ async def test_who_declines_keeps_the_exact_cache_and_the_message(tmp_path: Path
         assert shown.screen.prompt.text == "a very long one"
 
 
+async def test_who_declines_fewer_bits_is_offered_a_shadow_where_that_has_room(tmp_path: Path) -> None:
+    full = PoolExhausted("no room for 9,000 tokens", ("int8", "shadow:25%", "int4"))
+    async with window(tmp_path, Answer(), Answer(fail=full), Answer()) as shown:
+        await shown.say_and_wait("hello")
+        await shown.say("and a very long one")
+        await shown.until_shown("its KV in int8?")
+        await shown.pilot.press("escape")
+        await shown.until_shown("shadow:25%?")
+        assert "2 MiB would be 1 MiB" in shown.text
+        assert "Its blocks may lie in host memory then" in shown.text
+        await shown.pilot.press("y")
+        await shown.until(lambda: shown.files.formats == [("s1", "shadow:25%")])
+        assert shown.screen.prompt.text == "and a very long one"
+
+
+async def test_fewer_bits_are_offered_where_the_model_cannot_have_a_shadow(tmp_path: Path) -> None:
+    full = PoolExhausted("no room for 9,000 tokens", ("shadow:25%", "int4"))
+    async with window(tmp_path, Answer(), Answer(fail=full)) as shown:
+        shown.files.has_shadows = False
+        await shown.say_and_wait("hello")
+        await shown.say("and a very long one")
+        await until_asked(shown)
+        await shown.until_shown("its KV in int4?")
+
+
 async def test_nothing_is_offered_where_no_format_would_help(tmp_path: Path) -> None:
     async with window(tmp_path, Answer(fail=PoolExhausted("no room at all"))) as shown:
         await shown.say("a very long one")

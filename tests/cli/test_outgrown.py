@@ -1,0 +1,102 @@
+"""`--when-full shadow`: a conversation that has outgrown an exact cache is looked at through a shadow."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvchat.cli.compressing import compressed_format, wanted_formats, wanted_shadow
+from kvchat.config import read_settings
+from kvchat.errors import ConfigError, PoolExhausted
+from tests.cli.secret_home import Run
+from tests.cli.test_compressing import ROOM, WORDS, session_of, stored
+
+pytestmark = pytest.mark.cpu
+
+SHADOW = "shadow:25%:forced"
+"""The tiny model's keys are too narrow for one that gains something."""
+
+
+@pytest.fixture
+def ask(run: Run, tiny_model: Path) -> Run:
+    def one(*words: str) -> tuple[int, str, str]:
+        return run("ask", "-m", str(tiny_model), "--max-tokens", "8", *ROOM, *words)
+
+    return one
+
+
+def test_a_conversation_that_would_not_fit_goes_on_labelled_and_its_blocks_stay_exact(
+    ask: Run, home: Path
+) -> None:
+    assert ask("--new", "demo", WORDS * 60)[0] == 0
+    (before,) = stored(home)
+    longer = WORDS * 80
+    assert ask("-s", "demo", longer)[0] == 6, "the default is what it was"
+    code, out, told = ask("--json", "-s", "demo", "--when-full", SHADOW, longer)
+    assert code == 0, told
+    answer = json.loads(out)
+    assert answer["exact"] is False
+    (notice,) = answer["notices"]
+    assert notice in told
+    assert f"looked at through {SHADOW}" in notice
+    assert "kvchat cache gauge" in notice
+    assert answer["usage"]["cached_tokens"] > 64, "its exact blocks are taken up"
+    demo, turns = session_of(home, "demo")
+    assert demo.namespace == ""
+    assert [turn.exact for turn in turns if turn.role == "assistant"] == [True, False]
+    assert stored(home).keys() == {before}, "nothing is kept in another format"
+    code, out, told = ask("--json", "-s", "demo", "--when-full", SHADOW, "and?")
+    assert json.loads(out)["exact"] is False
+
+
+def test_an_answer_that_outgrows_the_cache_is_finished_through_a_shadow(ask: Run, home: Path) -> None:
+    words = ("--max-tokens", "200", WORDS * 130)
+    code, out, told = ask("--json", "--new", "demo", "--when-full", SHADOW, *words)
+    assert code == 0, told
+    last = session_of(home, "demo")[1][-1]
+    assert last.token_ids is not None
+    assert (len(last.token_ids), last.exact) == (200, False)
+    assert json.loads(out)["finish_reason"] == "length"
+
+
+def test_where_the_model_gains_nothing_it_is_refused_as_clearly_and_nothing_changes(
+    ask: Run, home: Path
+) -> None:
+    assert ask("--new", "demo", WORDS * 20)[0] == 0
+    _, before = session_of(home, "demo")
+    code, _, told = ask("-s", "demo", "--when-full", "shadow", WORDS * 140)
+    assert code == 6
+    assert "shadow:25% would not make it fit" in told
+    assert session_of(home, "demo")[1] == before
+
+
+@pytest.mark.parametrize(
+    ("fits_in", "when_full", "found"),
+    [
+        (("int8", "shadow:25%", "int4"), "shadow", "shadow:25%"),
+        (("shadow:25%",), "shadow:2048", "shadow:2048"),
+        ((), "shadow:1024:forced", "shadow:1024:forced"),
+        (("int8", "shadow:25%"), "compress", "int8"),
+        (("int8", "shadow:25%"), "evict", None),
+    ],
+)
+def test_what_was_chosen_is_taken(fits_in: tuple[str, ...], when_full: str, found: str | None) -> None:
+    assert compressed_format(PoolExhausted("full", fits_in), when_full) == found
+
+
+def test_a_shadow_is_not_what_a_nearly_full_disk_is_compressed_to() -> None:
+    assert wanted_formats("shadow") == wanted_formats("evict") == ()
+    assert wanted_shadow("compress:int4") is None
+    with pytest.raises(PoolExhausted, match="full; shadow:25% would not make it fit"):
+        compressed_format(PoolExhausted("full", ("int8",)), "shadow")
+
+
+def test_a_shadow_is_configured_as_it_is_written_elsewhere(home: Path) -> None:
+    def read(value: str) -> str:
+        return read_settings(environ={"KVCHAT_HOME": str(home), "KVCHAT_WHEN_FULL": value}).when_full
+
+    for good in ("shadow", "shadow:2048", "shadow:10%", "shadow:25%:forced"):
+        assert read(good) == good
+    for bad in ("shadow:", "shadow:90%", "shadow:few", "shadows"):
+        with pytest.raises(ConfigError):
+            read(bad)

@@ -1,0 +1,55 @@
+"""Blocks that are looked at through shadows get host memory too: as much as one conversation needs of it."""
+
+import pytest
+
+from kvchat.engine.cache.formats import stored_groups
+from kvchat.engine.cache.shadow_room import beside_bytes, divided
+from kvchat.engine.cache.sizing import pool_blocks
+from kvchat.engine.cache.spec import FullSpec, Group, group_layers
+from tests.engine.cache.test_formats import SLIDING
+
+pytestmark = pytest.mark.pure
+
+P = 64
+WIDE = FullSpec(num_kv_heads=8, head_dim_k=64, head_dim_v=64, dtype="BF16")
+BLOCK = P * WIDE.token_bytes
+CONTEXT = 32_768
+LENGTHS = {"context_len": CONTEXT, "chunk_len": 512, "block_size": P}
+FORMAT = "shadow:1024"
+
+
+def groups(*, with_sliding: bool = False) -> tuple[Group, ...]:
+    layers = {0: SLIDING, 1: WIDE} if with_sliding else {0: WIDE}
+    return stored_groups(group_layers(layers), FORMAT, P)
+
+
+@pytest.mark.parametrize("with_sliding", [False, True])
+@pytest.mark.parametrize("host_blocks", [0, 1, 40, 150, 300, 420, 2000])
+def test_no_byte_is_promised_twice_and_what_is_lent_has_its_shadow_beside(
+    host_blocks: int, *, with_sliding: bool
+) -> None:
+    """And one more block would not: either a conversation needs no more, or its shadow is in the way."""
+    device, host = 200 * BLOCK, host_blocks * BLOCK
+    own = groups(with_sliding=with_sliding)
+    found = divided(own, device, host, **LENGTHS)
+    assert found.block_bytes == device + found.host_bytes
+    assert found.host_bytes + found.shadow_bytes == host
+    assert found.host_bytes >= 0
+    shadowed = next(group for group in own if group.spec.is_shadowed)
+    num_tokens = min(CONTEXT, pool_blocks(own, found.block_bytes, **LENGTHS)[shadowed.id] * P)
+    if found.host_bytes:
+        assert beside_bytes(own, num_tokens) <= found.shadow_bytes
+    if num_tokens < CONTEXT:
+        longer = beside_bytes(own, num_tokens + P)
+        assert found.host_bytes + BLOCK + longer > host
+
+
+def test_a_conversation_of_full_length_takes_no_more_than_it_needs() -> None:
+    ample = divided(groups(), 200 * BLOCK, 10_000 * BLOCK, **LENGTHS)
+    assert ample.block_bytes == CONTEXT // P * BLOCK
+    assert divided(groups(), 600 * BLOCK, 10_000 * BLOCK, **LENGTHS).host_bytes == 0
+
+
+def test_nothing_is_lent_where_the_shadow_itself_has_no_room() -> None:
+    found = divided(groups(), 200 * BLOCK, 20 * BLOCK, **LENGTHS)
+    assert (found.host_bytes, found.shadow_bytes) == (0, 20 * BLOCK)
