@@ -1,31 +1,25 @@
-"""What a shadow loses on the built-in questions: the starter model's full layers are forced to have one.
+"""What a shadow loses on the built-in questions, alone and beside other formats; the starter's is forced.
 
-A context is computed exactly, once. Each question is then asked behind it twice, over the exact cache and
-over the shadow, so every pair differs in the cache alone. Layers with a window keep theirs.
+Each question is asked behind its context in every format, so each pair differs in the cache alone. Layers
+with a window keep theirs. What a shadow takes is measured on an engine: what lies beside the blocks, since
+these may lie in host memory. Of other formats all that they hold counts.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
+from benchmarks.points_plot import Point, points_plot
 from benchmarks.table import Row
-from kvchat.engine.api.exams import FormatMarks, Item, Question
-from kvchat.engine.api.view import parse_view
-from kvchat.engine.attention.call import AttentionCall
-from kvchat.engine.loss import TokenLosses, joined, token_losses
-from kvchat.engine.models.hook import IMPLEMENTATION, attach, set_implementation
-from kvchat.engine.models.load import load_model
-from kvchat.engine.shadow.layer import ShadowLayer
-from kvchat.engine.shadow.pages import Budget
-from kvchat.engine.shadow.rotary import Rotary
-from kvchat.engine.shadow.settings import ShadowSettings, settings_for
-from kvchat.engine.shadow.stock import Budgets
-from kvchat.gauge.paired import paired_score
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.exams import FormatMarks, Item
+from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.engine.api.snapshot import ShadowUsage
+from kvchat.engine.engine import Engine
+from kvchat.engine.exam import examine
+from kvchat.engine.gauge import Gauge
+from kvchat.gauge.paired import PairedScore, paired_score
 from kvchat.gauge.suite import Suite, SuiteSize
 
 STARTER = Path(__file__).parent.parent / "kvchat" / "starter" / "model"
@@ -34,168 +28,139 @@ REPORT_EVERY = 5
 """Texts."""
 FORMAT = "shadow:25%:forced"
 """As in `--cache-format`."""
+LENGTH = 4400
+"""Tokens of a text: keys that no basis holds are kept in 8 bits from 4,096 on."""
+BESIDE: Mapping[str, Sequence[str]] = {
+    "shadow": ("shadow:5%:forced", "shadow:10%:forced", FORMAT),
+    "window": ("window:512", "window:1024"),
+    "snapkv": ("snapkv:512", "snapkv:1024"),
+    "bits": ("int2", "int4", "int8"),
+}
+"""What stands in the plot."""
 
 
-@dataclass(slots=True)
-class _Past:
-    """Keys and values of a layer, and its shadow where it has one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a shadow keeps beside the blocks of one text.
 
-    keys: Tensor
-    values: Tensor
-    shadow: ShadowLayer | None = None
+    Args:
+        token_bytes: of each of its tokens, in all layers.
+        seen_tokens: that a step looks at.
+        new_share: of the chosen chunks those that the step before had not chosen too.
+    """
 
-
-class _Layers:
-    """Stands behind every attention module; keeps what it sees of a context, not what is asked behind it."""
-
-    def __init__(self) -> None:
-        self.past: dict[int, _Past] = {}
-        self.sees_shadows = False
-        self.num_fetched = self.num_wanted = 0
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        scale = query.shape[2] ** -0.5 if call.scaling is None else call.scaling
-        past = self.past.get(layer)
-        if past is None:
-            self.past[layer] = _Past(key, value)
-            return _dense(query, key, value, scale, call.window)
-        if self.sees_shadows and past.shadow is not None:
-            branch = past.shadow.fork()
-            out, steps = branch.attend(query, key, value, scale)
-            branch.release()
-            self.num_fetched += sum(step.num_fetched for step in steps)
-            self.num_wanted += sum(step.num_wanted for step in steps)
-            return out
-        keys, values = torch.cat((past.keys, key)), torch.cat((past.values, value))
-        return _dense(query, keys, values, scale, call.window)
-
-
-def _dense(query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
-    at = torch.arange(len(keys) - len(query), len(keys))[:, None]
-    other = torch.arange(len(keys))
-    visible = (other <= at) & (other > at - (window or len(keys)))
-    sides = [side.transpose(0, 1) for side in (query, keys, values)]
-    out = functional.scaled_dot_product_attention(
-        sides[0], sides[1], sides[2], attn_mask=visible, scale=scale, enable_gqa=True
-    )
-    return out.transpose(0, 1)
-
-
-class Reader:
-    """The starter model over exact pasts and shadows of them."""
-
-    def __init__(self, settings: ShadowSettings) -> None:
-        self.settings = settings
-        self._module = load_model(STARTER, "float32", torch.device("cpu")).module
-        self.layers = _Layers()
-        attach(self._module, self.layers)
-        set_implementation(self._module, IMPLEMENTATION)
-        self._full = [
-            number for number, kind in enumerate(self._module.config.layer_types) if kind == "full_attention"
-        ]
-        embedding = self._module.model.rotary_emb
-        self._rotary = Rotary(lambda positions: embedding(torch.empty(1), positions))
-        self.num_on_basis = self.num_shadows = 0
-
-    def read(self, item: Item) -> None:
-        """Compute a context exactly, and a shadow of each full layer."""
-        self.layers.past = {}
-        self._logits(item.token_ids, 0)
-        for number in self._full:
-            past = self.layers.past[number]
-            budgets = Budgets(device=Budget("device"), host=Budget("host"))
-            past.shadow = ShadowLayer.of_prompt(
-                self.settings, self._rotary, past.keys, past.values, budgets, kind="full"
-            )
-            self.num_shadows += 1
-            self.num_on_basis += past.shadow.segments[0].directions is not None
-
-    def answer(self, item: Item, question: Question, *, sees_shadows: bool) -> Tensor:
-        """Return the logits before the tokens of an answer, over the exact cache or the shadow."""
-        self.layers.sees_shadows = sees_shadows
-        fed = question.token_ids + question.answer_ids[:-1]
-        return self._logits(fed, len(item.token_ids))[-len(question.answer_ids) :]
-
-    def _logits(self, token_ids: Sequence[int], start: int) -> Tensor:
-        positions = torch.arange(start, start + len(token_ids))[None]
-        ids = torch.tensor(token_ids)[None]
-        logits: Tensor = self._module(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
-        return logits
+    token_bytes: float
+    seen_tokens: int
+    new_share: float
 
 
 def measure_quality(
-    *, num_conversations: int = 100, num_documents: int = 40, length: int = 2000
+    *, num_conversations: int = 50, num_documents: int = 20, length: int = LENGTH
 ) -> list[Row]:
-    """Ask all questions on both caches, and return what is lost with its interval."""
-    size = SuiteSize(num_conversations=num_conversations, num_documents=num_documents, length=length)
-    return ask_all(Suite(STARTER).items(size), Reader(settings_for(parse_view(FORMAT), length)))
-
-
-@torch.inference_mode()
-def ask_all(items: Iterable[Item], reader: Reader) -> list[Row]:
-    losses: dict[bool, list[TokenLosses]] = {False: [], True: []}
-    right: dict[bool, list[tuple[bool, ...]]] = {False: [], True: []}
-    asked_items = []
-    for item in items:
-        asked_items.append(item)
-        reader.read(item)
-        asked = [_ask(reader, item, question) for question in item.questions]
-        for place, sees_shadows in enumerate((False, True)):
-            losses[sees_shadows] += [pair[place] for pair in asked]
-            right[sees_shadows].append(tuple(bool(pair[place].approximate_hits.all()) for pair in asked))
-        if len(asked_items) % REPORT_EVERY == 0:
-            _report(right[False], right[True])
-    exact, shadow = (
-        FormatMarks(
-            cache_format="shadow" if sees_shadows else "exact",
-            right=tuple(right[sees_shadows]),
-            answers=joined(losses[sees_shadows]).loss(),
-            texts=joined(losses[sees_shadows]).loss(),
-            token_bytes=0.0,
-        )
-        for sees_shadows in (False, True)
+    """Ask all questions on the exact cache and through a shadow; return what is lost with its interval."""
+    size = SuiteSize(
+        num_conversations=num_conversations, num_facts=10, num_documents=num_documents, length=length
     )
-    return _rows(asked_items, exact, shadow, reader)
-
-
-def _report(exact: Sequence[tuple[bool, ...]], shadow: Sequence[tuple[bool, ...]]) -> None:
-    """Say how far it has come, for one who waits."""
-    num_questions = sum(map(len, exact))
-    shares = [100 * sum(map(sum, marks)) / num_questions for marks in (exact, shadow)]
-    words = (
-        f"{num_questions} questions about {len(exact)} texts: exact {shares[0]:.1f} %, shadow {shares[1]:.1f}"
-    )
-    print(words, file=sys.stderr, flush=True)
-
-
-def _ask(reader: Reader, item: Item, question: Question) -> tuple[TokenLosses, TokenLosses]:
-    answer = torch.tensor(question.answer_ids)
-    exact = reader.answer(item, question, sees_shadows=False)
-    shadow = reader.answer(item, question, sees_shadows=True)
-    return token_losses(exact, exact, answer), token_losses(exact, shadow, answer)
-
-
-def _rows(items: Sequence[Item], exact: FormatMarks, shadow: FormatMarks, reader: Reader) -> list[Row]:
-    rows = []
-    for kind in ("recall", "needle", None):
-        score = paired_score(items, exact, shadow, kind)
-        what = f"{kind or 'all'}, {score.num_questions} questions about {score.num_contexts} texts"
-        rows += [
-            Row.of(f"{what}: exact", "%", [100 * score.exact]),
-            Row.of("  shadow", "%", [100 * score.approximate]),
-            Row(
-                name="  lost",
-                unit="points",
-                median=score.lost,
-                low=score.least_lost,
-                high=score.most_lost,
-                note=f"at most {AT_MOST_LOST:g} [95 %] {score.num_worse} worse, {score.num_better} better",
-            ),
-        ]
-    layers = reader.layers
+    items = list(_items(size))
+    exact, shadow = _asked(items, (FORMAT,))
+    kept = kept_of(items[0], FORMAT)
     return [
-        *rows,
-        Row.of("share of keys on a basis", "%", [100 * reader.num_on_basis / reader.num_shadows]),
-        Row.of("chosen chunks that came from the host", "%", [100 * layers.num_fetched / layers.num_wanted]),
-        Row.of("tokens that a step chooses", "", [reader.settings.budget]),
+        *(row for kind in ("recall", "needle", None) for row in _lost(items, exact, shadow, kind)),
+        Row.of("bytes of a token, exact", "", [exact.token_bytes]),
+        Row.of("  beside its blocks", "", [kept.token_bytes]),
+        Row.of("tokens that a step looks at", "", [kept.seen_tokens]),
+        Row.of("chosen chunks that the step before had not", "%", [100 * kept.new_share]),
     ]
+
+
+def measure_frontier(*, length: int = LENGTH, quick: bool = False) -> tuple[list[Row], str]:
+    """Ask fewer questions in several formats; return what each takes and loses, and a plot of that."""
+    num_conversations, num_documents = (4, 3) if quick else (16, 6)
+    size = SuiteSize(num_conversations=num_conversations, num_documents=num_documents, length=length)
+    items = list(_items(size))
+    exact, *others = _asked(items, [name for family in BESIDE.values() for name in family])
+    marks = {one.cache_format: _with_own_bytes(items[0], one) for one in others}
+    scores = {name: paired_score(items, exact, one) for name, one in marks.items()}
+    points = {
+        family: sorted((_point(marks[name], scores[name]) for name in names), key=lambda point: point.x)
+        for family, names in BESIDE.items()
+    }
+    one = next(iter(scores.values()))
+    title = f"{one.num_questions} questions about {one.num_contexts} texts of {length:,} tokens, starter"
+    axes = ("bytes of a token on the device, float32", "right answers, %, and 95 % of what the loss may be")
+    level = ("exact", exact.token_bytes, 100 * one.exact)
+    rows = [Row.of(f"exact, {title}", "%", [100 * one.exact])]
+    for name, score in scores.items():
+        rows += [Row.of(name, "B/token", [marks[name].token_bytes]), _lost_row(score)]
+    return rows, points_plot(title, axes, points, level)
+
+
+def kept_of(item: Item, cache_format: str) -> Kept:
+    """Return what an engine keeps of a text whose first question has been answered."""
+    engine = Engine.load(str(STARTER), EngineConfig(device="cpu", dtype="float32", cache_format=cache_format))
+    try:
+        prompt = [*item.token_ids, *item.questions[0].token_ids]
+        engine.generate([prompt], SamplingParams(max_tokens=len(item.questions[0].answer_ids)))
+        found: list[ShadowUsage] = [layer.shadow for layer in engine.snapshot().layers if layer.shadow]
+    finally:
+        engine.close()
+    num_wanted = sum(one.wanted_chunks for one in found)
+    return Kept(
+        token_bytes=sum(one.device_bytes for one in found) / len(prompt),
+        seen_tokens=max(one.seen_tokens for one in found),
+        new_share=sum(one.fetched_chunks for one in found) / num_wanted,
+    )
+
+
+def _items(size: SuiteSize) -> Iterator[Item]:
+    """Yield the questions; of what is said before them nothing is predicted but one token."""
+    for item in Suite(STARTER).items(size):
+        yield replace(item, predicted=(1,), prompt_ends=())
+
+
+def _asked(items: Sequence[Item], formats: Sequence[str]) -> tuple[FormatMarks, ...]:
+    def report(num_done: int) -> None:
+        if num_done % REPORT_EVERY == 0:
+            print(f"{num_done} of {len(items)} texts", file=sys.stderr, flush=True)
+
+    gauge = Gauge.load(STARTER, EngineConfig(device="cpu", dtype="float32"))
+    return examine(gauge, items, formats, report)
+
+
+def _with_own_bytes(item: Item, marks: FormatMarks) -> FormatMarks:
+    """Return the same with what lies beside blocks where these may lie in host memory."""
+    if not marks.cache_format.startswith("shadow"):
+        return marks
+    return replace(marks, token_bytes=kept_of(item, marks.cache_format).token_bytes)
+
+
+def _point(marks: FormatMarks, score: PairedScore) -> Point:
+    exact = 100 * score.exact
+    return Point(
+        name=marks.cache_format.removesuffix(":forced").rpartition(":")[2],
+        x=marks.token_bytes,
+        y=100 * score.approximate,
+        low=exact - score.most_lost,
+        high=exact - score.least_lost,
+    )
+
+
+def _lost(items: Sequence[Item], exact: FormatMarks, shadow: FormatMarks, kind: str | None) -> list[Row]:
+    score = paired_score(items, exact, shadow, kind)
+    what = f"{kind or 'all'}, {score.num_questions} questions about {score.num_contexts} texts"
+    return [
+        Row.of(f"{what}: exact", "%", [100 * score.exact]),
+        Row.of("  shadow", "%", [100 * score.approximate]),
+        _lost_row(score, f"at most {AT_MOST_LOST:g} "),
+    ]
+
+
+def _lost_row(score: PairedScore, note: str = "") -> Row:
+    return Row(
+        name="  lost",
+        unit="points",
+        median=score.lost,
+        low=score.least_lost,
+        high=score.most_lost,
+        note=f"{note}[95 %] {score.num_worse} worse, {score.num_better} better",
+    )

@@ -1,5 +1,5 @@
 """What a shadow of a long context takes of the device, loses, and gains: `python -m benchmarks.shadowkv` with
-`--memory`, `--quality` or `--decode`, and `--save` to keep the table.
+`--memory`, `--quality`, `--frontier` or `--decode`, and `--save` to keep the table, and the frontier's plot.
 
 One layer of Llama 3 8B's shape is filled in bfloat16 with keys of a low rank before rotation, takes 128
 more tokens, and all tensors that it keeps on the device are counted; a model has 32 such layers. Beside it
@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.circumstances import circumstances
 from benchmarks.shadow_decode import LEAST_RATIO as LEAST_DECODE_RATIO
 from benchmarks.shadow_decode import measure_decode
-from benchmarks.shadow_quality import AT_MOST_LOST, measure_quality
+from benchmarks.shadow_quality import AT_MOST_LOST, LENGTH, measure_frontier, measure_quality
 from benchmarks.table import render
 from kvchat.engine.shadow.layer import ShadowLayer
 from kvchat.engine.shadow.pages import Budget
@@ -75,13 +75,22 @@ def main() -> int:
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--memory", action="store_true", help="count bytes on the device")
     kind.add_argument("--quality", action="store_true", help="ask the starter model the built-in questions")
+    kind.add_argument("--frontier", action="store_true", help="ask fewer of them in other formats too")
     kind.add_argument("--decode", action="store_true", help="time attention of decoded tokens beside exact")
     parser.add_argument("--save", action="store_true", help=f"write the table to {RESULTS.name}/ too")
+    parser.add_argument("--quick", action="store_true", help="ask a few of the frontier's questions")
+    parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a text that is asked about")
     arguments = parser.parse_args()
-    name = "memory" if arguments.memory else "quality" if arguments.quality else "decode"
-    lines, is_met = {"memory": _memory, "quality": _quality, "decode": _decode}[name]()
+    name = next(name for name in ("memory", "quality", "frontier", "decode") if getattr(arguments, name))
+    measure = {
+        "memory": _memory,
+        "quality": lambda: _quality(arguments.length),
+        "frontier": lambda: _frontier(arguments),
+        "decode": _decode,
+    }
+    lines, is_met = measure[name]()
     if arguments.save:
-        about = circumstances("shadowkv", quick=False).replace(
+        about = circumstances("shadowkv", quick=arguments.quick).replace(
             "benchmarks shadowkv", f"benchmarks.shadowkv --{name}"
         )
         text = "\n".join((f"{name} of a shadowed context", "", about, "", *lines)) + "\n"
@@ -105,11 +114,19 @@ def _memory() -> tuple[list[str], bool]:
     return lines, is_met
 
 
-def _quality() -> tuple[list[str], bool]:
-    rows = measure_quality()
+def _quality(length: int) -> tuple[list[str], bool]:
+    rows = measure_quality(length=length)
     print(render(rows))
     (lost,) = [row for row in rows[6:9] if row.unit == "points"]
-    return render(rows).split("\n"), lost.median <= AT_MOST_LOST
+    return [f"  texts of {length:,} tokens", *render(rows).split("\n")], lost.median <= AT_MOST_LOST
+
+
+def _frontier(arguments: argparse.Namespace) -> tuple[list[str], bool]:
+    rows, plot = measure_frontier(length=arguments.length, quick=arguments.quick)
+    print(render(rows))
+    if arguments.save:
+        (RESULTS / "shadowkv-frontier.svg").write_text(plot)
+    return render(rows).split("\n"), True
 
 
 def _decode() -> tuple[list[str], bool]:
