@@ -123,7 +123,7 @@ def _recorded_together(cache_dir: Path) -> Recorded:
     return base, files.operations
 
 
-@pytest.mark.parametrize(("num_samples", "least"), [(2, 80), pytest.param(40, 400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_samples", "least"), [(2, 80), pytest.param(40, 180, marks=pytest.mark.slow)])
 def test_nothing_is_held_for_a_writer_that_is_gone(quick_path: Path, num_samples: int, least: int) -> None:
     """Trap 25: room that was held before it was used, and what others were to be made from."""
     recorded = _recorded_in_held_room(quick_path / "run")
