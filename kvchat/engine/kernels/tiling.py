@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 HALF = 2
 """Bytes of a 16-bit number. Products of wider ones do not run on tensor cores and need many registers."""
+MOST_REGISTERS = 255
+"""A thread has no more of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,9 +15,11 @@ class Tiling:
     Args:
         block_m: rows of a tile, a query and a head each.
         block_n: keys per turn.
+        max_registers: of a thread; None: as many as the compiler thinks best.
     """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None

@@ -45,10 +45,11 @@ def compile_kernel(
         constants: the compile-time arguments.
         unaligned: pointers and ints of which nothing is known.
         ones: ints that are 1, which a launch makes known when compiling.
-        options: num_warps, num_stages.
+        options: of a launch: further compile-time arguments, num_warps, num_stages, maxnreg.
     """
     names = kernel.arg_names
     constants = dict(constants) | dict.fromkeys(ones, 1)
+    constants |= {name: options.pop(name) for name in names if name in options}
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     aligned = {
         (number,): [["tt.divisibility", 16]]

@@ -176,6 +176,8 @@ CASES: dict[str, Callable[[], float]] = {
     "groups over two turns": partial(
         error_of, _shape(INT4, INT4, num_kv_heads=1, block_size=100), ((230, 1),), 512
     ),
+    "heads in several pieces, int8": partial(error_of, _shape(INT8, INT8, head_dim_k=80), ((65, 1),)),
+    "heads in several pieces, int4": partial(error_of, _shape(INT4, INT8, head_dim_k=128), CHUNKS),
     "chunks, int8": partial(error_of, _shape(INT8, INT8), CHUNKS),
     "chunks, int4 and int2, sinks": partial(
         error_of, _shape(INT4, INT2, has_sinks=True), ((65, 5), (130, 3))

@@ -10,6 +10,7 @@ import torch
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
 
+from kvchat.engine.kernels.paged_attention import launches
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.quantised_kv import triton as packed
 from kvchat.engine.kernels.sealed_attention import fits
@@ -35,6 +36,8 @@ CASES = (
     "single queries, soft cap and sinks",
     "tokens that are no whole words",
     "groups over two turns",
+    "heads in several pieces, int8",
+    "heads in several pieces, int4",
     "chunks, int8",
     "chunks, int4 and int2, sinks",
     "chunks, fp8 and int4, float16",
@@ -97,12 +100,11 @@ def compile_attention(
     return compile_kernel(
         kernels._attend,
         types,
-        constants | {"BLOCK_M": tiling.block_m, "BLOCK_N": tiling.block_n},
+        constants,
         capability=capability,
         unaligned=UNALIGNED,
         ones=ones,
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
+        **launches.options(tiling),
     )
 
 
@@ -112,8 +114,17 @@ def test_the_kernel_of_the_usual_shape_fits(capability: int) -> None:
     assert_fits(made, capability)
 
 
-def test_the_kernel_of_prompts_fits() -> None:
-    assert_fits(compile_attention(90, "bf16", (4, 128), (Code.INT4, Code.FP8), is_split=False), 90)
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_the_kernel_of_prompts_fits(capability: int) -> None:
+    made = compile_attention(capability, "bf16", (4, 128), (Code.INT4, Code.FP8), is_split=False)
+    assert_fits(made, capability)
+
+
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_the_kernel_of_large_heads_in_float32_fits(capability: int) -> None:
+    """Nothing multiplies float32 but threads, which held whole rows of a head in registers."""
+    made = compile_attention(capability, "fp32", (8, 256), (Code.INT2, Code.INT2), is_split=True)
+    assert_fits(made, capability)
 
 
 @pytest.mark.slow
@@ -125,11 +136,12 @@ def test_the_kernel_over_one_block_of_each_kind_fits(is_split: bool) -> None:
     assert_fits(made, 90)
 
 
-@pytest.mark.slow
 def test_a_tile_that_is_too_large_is_noticed() -> None:
     tiling = Tiling(block_m=128, block_n=64, num_warps=4, num_stages=2)
     made = compile_attention(80, "bf16", (4, 128), (Code.INT4, Code.INT4), is_split=False, tiling=tiling)
     assert made.stack_bytes > 0
+    with pytest.raises(AssertionError):
+        assert_fits(made, 80)
 
 
 @pytest.mark.slow

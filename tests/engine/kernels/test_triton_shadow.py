@@ -120,18 +120,17 @@ def test_tensors_with_gaps_are_not_read_as_if_they_had_none(name: str) -> None:
 def compile_scores(capability: int, dtype: str, group: int, dim: int) -> Compiled:
     types = dict.fromkeys(("query", "means"), f"*{dtype}") | {"raw": "*fp32", "softmax_scale": "fp32"}
     types["always"] = "*i1"
-    size = BYTES[dtype]
-    stages = kernels.num_stages(size)
-    constants = kernels.score_constants(group, dim, size)
-    return compile_kernel(kernels._score, types, constants, capability=capability, num_stages=stages)
+    constants = kernels.score_constants(group, dim, BYTES[dtype])
+    how = kernels.options(BYTES[dtype])
+    return compile_kernel(kernels._score, types, constants, capability=capability, **how)
 
 
 def compile_keys(capability: int, dtype: str, dim: int, num_turned: int, *, are_neighbours: bool) -> Compiled:
     types = dict.fromkeys(("projections", "directions", "out"), f"*{dtype}")
     types |= {"slots": "*i64", "is_missing": "*i1", "cosines": "*fp32", "sines": "*fp32"}
     constants = kernels.restore_constants(8, dim, num_turned, are_neighbours)
-    stages = kernels.num_stages(BYTES[dtype])
-    return compile_kernel(kernels._restore, types, constants, capability=capability, num_stages=stages)
+    how = kernels.options(BYTES[dtype])
+    return compile_kernel(kernels._restore, types, constants, capability=capability, **how)
 
 
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
@@ -149,10 +148,10 @@ def test_the_kernels_of_the_usual_shape_fit(capability: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("dim", [64, 96, 128, 256])
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
-def test_the_kernels_of_every_shape_fit_at_16_bits(capability: int, dim: int, dtype: str) -> None:
+def test_the_kernels_of_every_shape_fit(capability: int, dim: int, dtype: str) -> None:
     for group in (1, 8, 71):
         assert_fits(compile_scores(capability, dtype, group, dim), capability)
     for num_turned, are_neighbours in ((dim, False), (dim // 2, False), (dim, True), (dim // 2, True)):

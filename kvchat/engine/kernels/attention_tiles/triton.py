@@ -8,7 +8,7 @@ of a turn, D numbers of a head.
 import triton
 import triton.language as tl
 
-from kvchat.engine.kernels.online_softmax.triton import blocks_of, scores_of, take_in
+from kvchat.engine.kernels.online_softmax.triton import blocks_of, products_of, scores_of, take_in
 
 
 @triton.jit
@@ -69,6 +69,7 @@ def take_blocks(
     dims,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PIECE: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
     """Take in keys and values of exact blocks, and return what is found then.
@@ -82,6 +83,7 @@ def take_blocks(
         seen: from where and to where each row sees them [M].
         scaling: factor of products, soft cap.
         dims: head sizes of keys and values, and of their tiles; known when compiling.
+        PIECE: as of `products_of`.
     """
     DIM_K: tl.constexpr = dims[0]
     DIM_V: tl.constexpr = dims[1]
@@ -95,7 +97,7 @@ def take_blocks(
         block = blocks_of(table[0], n_start, n, there, table[1], BLOCK_SIZE, BLOCK_N)
         k_at = _places(keys, block, n % BLOCK_SIZE)
         k_turn = tl.load(k_at[None, :] + k[:, None], mask=there[None, :] & (k[:, None] < DIM_K), other=0.0)
-        products = tl.dot(q, k_turn.to(q.dtype), input_precision="ieee")
+        products = products_of(q, k_turn.to(q.dtype), PIECE)
         scores = scores_of(products, scaling[0], scaling[1], HAS_SOFTCAP)
         visible = there[None, :] & (n[None, :] <= seen[1][:, None]) & (n[None, :] >= seen[0][:, None])
         weights, decay, top, total = take_in(tl.where(visible, scores, float("-inf")), top, total)

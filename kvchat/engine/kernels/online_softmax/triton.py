@@ -50,6 +50,24 @@ def blocks_of(table, n_start, n, there, first_block, BLOCK_SIZE: tl.constexpr, B
 
 
 @triton.jit
+def products_of(queries, keys, PIECE: tl.constexpr):
+    """Return the products [M, N] of queries [M, D] with keys [D, N].
+
+    Args:
+        PIECE: so many numbers of each are multiplied at a time. Without tensor cores a thread holds all that
+            it multiplies in registers.
+    """
+    BLOCK_D: tl.constexpr = queries.shape[1]
+    if BLOCK_D > PIECE:
+        NUM: tl.constexpr = BLOCK_D // PIECE
+        by_piece = tl.permute(tl.reshape(queries, [queries.shape[0], NUM, PIECE]), (1, 0, 2))
+        others = tl.reshape(keys, [NUM, PIECE, keys.shape[1]])
+        return tl.sum(tl.dot(by_piece, others, input_precision="ieee"), axis=0)
+    else:
+        return tl.dot(queries, keys, input_precision="ieee")
+
+
+@triton.jit
 def scores_of(products, softmax_scale, softcap, HAS_SOFTCAP: tl.constexpr):
     """Return scores of the products of queries and keys, in powers of two."""
     scores = products * softmax_scale

@@ -114,8 +114,9 @@ def constants(
 
 
 def options(tiling: Tiling) -> dict[str, int]:
-    """Return tiles, warps and stages of a launch."""
-    return {
+    """Return tiles, warps, stages and registers of a launch."""
+    registers = {} if tiling.max_registers is None else {"maxnreg": tiling.max_registers}
+    return registers | {
         "BLOCK_M": tiling.block_m,
         "BLOCK_N": tiling.block_n,
         "num_warps": tiling.num_warps,

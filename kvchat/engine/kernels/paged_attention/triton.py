@@ -199,6 +199,7 @@ def _attend(
         (DIM_K, DIM_V, BLOCK_K, BLOCK_V),
         BLOCK_SIZE,
         BLOCK_N,
+        BLOCK_K,
         HAS_SOFTCAP,
     )
 

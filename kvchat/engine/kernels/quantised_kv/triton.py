@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvchat.engine.kernels.online_softmax.triton import products_of
 from kvchat.engine.kernels.sealed_record import GROUP_LEN, Code, SealedRecord
 
 WORD_BYTES = 4
@@ -145,7 +146,14 @@ def _rounded(numbers, dtype: tl.constexpr):
 
 @triton.jit
 def products_with_keys(
-    query, side, place, layout, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
+    query,
+    side,
+    place,
+    layout,
+    DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PIECE: tl.constexpr,
 ):
     """Return the products [M, N] of queries [M, D] with the keys of tokens.
 
@@ -156,15 +164,16 @@ def products_with_keys(
             mean nothing, and are finite.
         layout: bits of a code, whether codes are fp8, bytes of a unit, units of a token, and whether all
             tokens of a turn lie in one block; known when compiling.
+        PIECE: as of `products_of`.
     """
     BITS: tl.constexpr = layout[0]
     codes = _codes(side[0], place, layout, BLOCK_D)
     if BITS == 8:
         scale = _token_scales(side, place, layout[1], layout[4])
-        return tl.dot(query, tl.trans(codes.to(query.dtype)), input_precision="ieee") * scale[None, :]
+        return products_of(query, tl.trans(codes.to(query.dtype)), PIECE) * scale[None, :]
     else:
         keys = _by_channel(codes, side, place, layout, DIM, BLOCK_N, BLOCK_D)
-        return tl.dot(query, tl.trans(_rounded(keys, query.dtype)), input_precision="ieee")
+        return products_of(query, tl.trans(_rounded(keys, query.dtype)), PIECE)
 
 
 @triton.jit

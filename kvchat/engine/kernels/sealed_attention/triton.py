@@ -28,18 +28,20 @@ from kvchat.engine.kernels.paged_attention.step_tables import tables_of
 from kvchat.engine.kernels.quantised_kv import triton as packed
 from kvchat.engine.kernels.quantised_kv.triton import products_with_keys, weighted_values
 from kvchat.engine.kernels.sealed_attention.args import SealedPool, SealedStep
-from kvchat.engine.kernels.tiling import HALF, Tiling
+from kvchat.engine.kernels.tiling import HALF, MOST_REGISTERS, Tiling
 
 PART_LEN = 512
 """A query that stands alone gets a further program for every so many keys."""
 MOST_PARTS = 64
+WIDE_PIECE = tl.constexpr(32)
+"""Of float32 keys so many numbers are multiplied at a time: more of them do not stay in registers."""
 
 
 def decode_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
     """Return the tiles for single queries whose `group` heads share keys."""
     rows = max(16, triton.next_power_of_2(group))
     if element_size > HALF:
-        return _wide_tiling(rows, head_dim)
+        return _wide_tiling(rows)
     # With four warps fp8 in heads of 128 spills on sm_100, and with eight 8 bits in those of 256.
     num_warps = 8 if rows > 32 or 64 < head_dim <= 128 else 4
     return Tiling(block_m=rows, block_n=32, num_warps=num_warps, num_stages=2)
@@ -49,17 +51,17 @@ def prefill_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
     """Return the tiles for prompts."""
     rows = max(16, triton.next_power_of_2(group))
     if element_size > HALF:
-        return _wide_tiling(rows, head_dim)
+        return _wide_tiling(rows)
     # More of 4 and 2 bits spills: its numbers are made from codes, scales and minima in registers.
     rows = max(32 if head_dim > 128 else 64, rows)
     num_stages = 3 if head_dim <= 64 and rows <= 64 else 1  # with two int8 spills 8 bytes on sm_100
     return Tiling(block_m=rows, block_n=32, num_warps=8, num_stages=num_stages)
 
 
-def _wide_tiling(rows: int, head_dim: int) -> Tiling:
+def _wide_tiling(rows: int) -> Tiling:
     """Return the tiles for float32."""
-    num_warps = 8 if rows == 16 and head_dim <= 128 else 16
-    return Tiling(block_m=rows, block_n=16, num_warps=num_warps, num_stages=1)
+    # The compiler itself would spill a few bytes to let more programs run at a time.
+    return Tiling(block_m=rows, block_n=16, num_warps=8, num_stages=1, max_registers=MOST_REGISTERS)
 
 
 def sealed_attention(
@@ -164,6 +166,7 @@ def _take_quantised(
     dims,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PIECE: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
     """Take in keys and values of quantised blocks, and return what is found then.
@@ -173,7 +176,7 @@ def _take_quantised(
         keys, values: views of their records, number of the head, and strides of blocks and heads in words.
         turns: where the first turn begins, and the end of the keys.
         num_old: how many of them each row sees [M].
-        k_layout, v_layout: as of `products_with_keys`.
+        k_layout, v_layout, PIECE: as of `products_with_keys`.
     """
     top, total, acc = found
     for n_start in range(turns[0], turns[1], BLOCK_N):
@@ -181,7 +184,7 @@ def _take_quantised(
         there = n < turns[1]
         block = _old_blocks(table, n_start, n, there, BLOCK_SIZE % BLOCK_N == 0, BLOCK_SIZE)
         place = block * keys[2] + keys[1] * keys[3], n_start % BLOCK_SIZE, n % BLOCK_SIZE, there
-        products = products_with_keys(q, keys[0], place, k_layout, dims[0], BLOCK_N, dims[2])
+        products = products_with_keys(q, keys[0], place, k_layout, dims[0], BLOCK_N, dims[2], PIECE)
         scores = scores_of(products, scaling[0], scaling[1], HAS_SOFTCAP)
         visible = there[None, :] & (n[None, :] < num_old[:, None])
         weights, decay, top, total = take_in(tl.where(visible, scores, float("-inf")), top, total)
@@ -275,6 +278,7 @@ def _attend(
     row_there, at, row, head = rows
     num_old = tl.maximum(at // BLOCK_SIZE - 1, 0) * BLOCK_SIZE
     q = load_queries(query, (q_t, q_h), rows, DIM_K, BLOCK_K)
+    PIECE: tl.constexpr = WIDE_PIECE if q.dtype == tl.float32 else BLOCK_K
     top, total = begin(sinks, head, row_there, part, HAS_SINKS, BLOCK_M)
     results = _take_quantised(
         q,
@@ -290,6 +294,7 @@ def _attend(
         (DIM_K, DIM_V, BLOCK_K, BLOCK_V),
         BLOCK_SIZE,
         BLOCK_N,
+        PIECE,
         HAS_SOFTCAP,
     )
     results = take_blocks(
@@ -304,6 +309,7 @@ def _attend(
         (DIM_K, DIM_V, BLOCK_K, BLOCK_V),
         BLOCK_SIZE,
         BLOCK_N,
+        PIECE,
         HAS_SOFTCAP,
     )
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvchat.engine.kernels.tiling import HALF
+from kvchat.engine.kernels.tiling import HALF, MOST_REGISTERS
 
 SCORED_CHUNKS = 64
 """Landmarks of a tile."""
@@ -50,10 +50,8 @@ def chunk_scores(query: Tensor, means: Tensor, always: Tensor, softmax_scale: fl
     tile = constants["BLOCK_M"]
     grid = (triton.cdiv(num_chunks, SCORED_CHUNKS), num_kv_heads, triton.cdiv(rows, tile))
     strides = (*query.stride()[:2], *means.stride()[:2], always.stride(0))
-    stages = num_stages(query.element_size())
-    _score[grid](
-        query, means, always, raw, rows, num_chunks, softmax_scale, *strides, **constants, num_stages=stages
-    )
+    how = options(query.element_size())
+    _score[grid](query, means, always, raw, rows, num_chunks, softmax_scale, *strides, **constants, **how)
     sums = raw.logsumexp(dim=2)
     scores = raw.new_empty(num_kv_heads, num_chunks)
     _best[(triton.cdiv(num_chunks, SCORED_CHUNKS), num_kv_heads)](
@@ -62,12 +60,12 @@ def chunk_scores(query: Tensor, means: Tensor, always: Tensor, softmax_scale: fl
     return scores
 
 
-def num_stages(element_size: int) -> int:
-    """Return how many tiles of a product are under way; more of float32 spill.
+def options(element_size: int) -> dict[str, int]:
+    """Return how many tiles of a product are under way, and registers of a thread.
 
-    Scores of float32 in heads of 256 still spill 8 bytes on sm_80.
+    More tiles of float32 spill; left alone, the compiler spills a few bytes for more programs at a time.
     """
-    return 1 if element_size > HALF else 3
+    return {"num_stages": 1, "maxnreg": MOST_REGISTERS} if element_size > HALF else {"num_stages": 3}
 
 
 def score_constants(group: int, dim: int, element_size: int) -> dict[str, int]:
@@ -159,7 +157,7 @@ def restore_keys(
         rank,
         *strides,
         **constants,
-        num_stages=num_stages(projections.element_size()),
+        **options(projections.element_size()),
     )
 
 
