@@ -13,6 +13,7 @@ import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -20,7 +21,8 @@ from types import ModuleType
 
 from benchmarks.circumstances import circumstances
 from benchmarks.row_plot import row_plot
-from benchmarks.table import Row, render
+from benchmarks.table import NothingHere, Row, render
+from kvchat.errors import ConfigError
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -52,7 +54,7 @@ SCENARIOS = (
 )
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measurements on this machine.")
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"any of: {', '.join(SCENARIOS)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, where a scenario knows how")
@@ -65,12 +67,38 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--svg", type=Path, metavar="DIR", help="draw a plot of each scenario there")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     unknown = set(arguments.scenarios) - set(SCENARIOS)
     if unknown:
         parser.error(f"unknown scenario {', '.join(sorted(unknown))}; choose from {', '.join(SCENARIOS)}")
-    rows: list[Row] = []
+    if arguments.svg is not None:
+        arguments.svg.mkdir(parents=True, exist_ok=True)
+    report = Report()
     for name in arguments.scenarios or SCENARIOS:
+        _run(name, arguments, report)
+        if arguments.json:  # a long run that is broken off keeps what it has measured
+            arguments.json.write_text(json.dumps(report.as_dict(), indent=1))
+    return 0 if report.rows else 1
+
+
+@dataclass(slots=True)
+class Report:
+    """What was measured, by scenario, and why what was not."""
+
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it as JSON has it: figures one after the other, each with its scenario."""
+        rows = [{"scenario": name} | row.as_dict() for name, rows in self.rows.items() for row in rows]
+        machine = platform.processor() or platform.machine()
+        about = {"python": sys.version.split()[0], "machine": machine, "left_out": self.left_out}
+        return about | {"rows": rows}
+
+
+def _run(name: str, arguments: argparse.Namespace, report: Report) -> None:
+    """Run a scenario, tell and draw what it finds, and note it; it may have nothing to measure here."""
+    try:
         scenario = import_module(f"benchmarks.{name}")
         title = f"{name}: {(scenario.__doc__ or '').splitlines()[0]}"
         print(f"\n{title}", flush=True)
@@ -80,17 +108,29 @@ def main() -> int:
             "svg_dir": RESULTS if arguments.save else arguments.svg,
         }
         measured = _measure(scenario, options)
-        print(render(measured), flush=True)
-        rows += measured
-        if arguments.svg is not None:
-            draw(name, scenario, measured, arguments.svg)
-        if arguments.save:
-            text = f"{title}\n\n{circumstances(name, quick=arguments.quick)}\n\n{render(measured)}\n"
-            (RESULTS / f"{name}.txt").write_text(text)
-    if arguments.json:
-        report = {"python": sys.version.split()[0], "machine": platform.processor() or platform.machine()}
-        arguments.json.write_text(json.dumps(report | {"rows": [row.as_dict() for row in rows]}, indent=1))
-    return 0
+    except (NothingHere, ModuleNotFoundError, ConfigError) as reason:
+        report.left_out[name] = _why(reason)
+        print(f"  {name} is left out: {report.left_out[name]}", flush=True)
+        return
+    print(render(measured), flush=True)
+    report.rows[name] = measured
+    if arguments.svg is not None:
+        draw(name, scenario, measured, arguments.svg)
+    if arguments.save:
+        text = f"{title}\n\n{circumstances(name, quick=arguments.quick)}\n\n{render(measured)}\n"
+        (RESULTS / f"{name}.txt").write_text(text)
+
+
+def _why(reason: NothingHere | ModuleNotFoundError | ConfigError) -> str:
+    """Return why a scenario is left out.
+
+    Raises: ModuleNotFoundError: what is missing is ours.
+    """
+    if not isinstance(reason, ModuleNotFoundError):
+        return str(reason)
+    if (reason.name or "").partition(".")[0] in ("kvchat", "benchmarks"):
+        raise reason
+    return f"{reason.name} is not installed"
 
 
 def draw(name: str, scenario: ModuleType, rows: Sequence[Row], directory: Path) -> None:

@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor
 
 from benchmarks.clock import cost_of
+from benchmarks.table import NothingHere
 from benchmarks.table import Row as Figure
 from kvchat.engine.attention.paged import GroupStep
 from kvchat.engine.fusion import fuse
@@ -39,7 +40,7 @@ VOCAB_SIZE = 49152
 
 def measure(*, quick: bool = False) -> list[Figure]:
     if library() is None:
-        raise SystemExit(f"there are no native kernels here: {why_not()}")
+        raise NothingHere(f"there are no native kernels here: {why_not()}")
     torch.set_num_threads(usable_cores())
     figures: list[Figure] = []
     for bits in BITS:

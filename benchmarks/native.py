@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.clock import cost_of
-from benchmarks.table import Row
+from benchmarks.table import NothingHere, Row
 from kvchat.engine.kernels.linear import can_pack, pack
 from kvchat.engine.kernels.linear import linear as packed_linear
 from kvchat.engine.kernels.native.library import library, why_not
@@ -46,7 +46,7 @@ class Way:
 
 def measure(*, quick: bool = False) -> list[Row]:
     if library() is None:
-        raise SystemExit(f"there are no native kernels here: {why_not()}")
+        raise NothingHere(f"there are no native kernels here: {why_not()}")
     num_rounds = 2 if quick else ROUNDS
     torch.set_num_threads(usable_cores())
     big = torch.ones(COLD_BYTES // 4)

@@ -6,6 +6,10 @@ from statistics import median
 from time import perf_counter
 
 
+class NothingHere(Exception):
+    """This machine has nothing that a scenario could measure; the message says what it lacks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One figure: the median of several rounds with the smallest and the largest."""

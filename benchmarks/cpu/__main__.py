@@ -1,4 +1,5 @@
-"""kvchat beside its peers on the processor: `python -m benchmarks.cpu [--quick] [--save]`.
+"""kvchat beside its peers on the processor: `python -m benchmarks.cpu [--quick] [--save] [--json FILE]
+[--svg DIR]`.
 
 Every engine runs the same random model in a process of its own, in turn, several rounds. Peers are measured
 where their packages are: those of this interpreter, or of the one that `--peers` names.
@@ -26,6 +27,7 @@ from benchmarks.cpu.shapes import BITS_PER_WEIGHT, SHAPES, Shape
 from kvchat.engine.kernels.linear.widened import is_emulated
 
 RESULTS = Path(__file__).parents[1] / "results"
+SVG_NAME = "cpu.svg"
 KVCHAT_WEIGHTS = {"16": "bf16", "8": "int8", "4": "int4"}
 LONG_ROUND_S = 10
 LEAST_DECODE_TOKENS = 4
@@ -72,6 +74,12 @@ def main() -> int:
             if arguments.save:  # a long run that is broken off keeps what it has measured
                 _save(plan, figures, quick=arguments.quick)
     print(_table(figures))
+    report = _report(plan, figures)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    if arguments.svg:
+        arguments.svg.mkdir(parents=True, exist_ok=True)
+        (arguments.svg / SVG_NAME).write_text(svg(report))
     return 0
 
 
@@ -104,13 +112,15 @@ def _save(plan: Plan, figures: Figures, *, quick: bool) -> None:
         f"cpu: kvchat beside its peers on the processor.\n\n{note}\n\n{_table(figures)}"
     )
     (RESULTS / "cpu.json").write_text(json.dumps(report, indent=1) + "\n")
-    (RESULTS / "cpu.svg").write_text(svg(report))
+    (RESULTS / SVG_NAME).write_text(svg(report))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one shape and a short context")
     parser.add_argument("--save", action="store_true", help="write table, JSON and plot to results/")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file too")
+    parser.add_argument("--svg", type=Path, metavar="DIR", help="draw the plot there too")
     parser.add_argument("--add", action="store_true", help="keep what results/ has of other models")
     parser.add_argument(
         "--peers", default=sys.executable, metavar="PYTHON", help="interpreter with the peers"

@@ -1,4 +1,5 @@
-"""The GPU path on this machine: `python -m benchmarks.gpu [--dry-run] [--only PART...] [--json FILE]`.
+"""The GPU path on this machine: `python -m benchmarks.gpu [--dry-run] [--only PART...] [--json FILE]
+[--svg DIR]`.
 
 Checks every kernel against its definition on fresh numbers, then prints what operations and whole models
 achieve beside ceilings measured in the same run, and writes everything to `benchmarks/results/`. Needs torch,
@@ -23,10 +24,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from benchmarks.row_plot import row_plot
+from benchmarks.table import Row
+
 if TYPE_CHECKING:
     from benchmarks.gpu.parts import Outcome, Part
 
 RESULTS = Path(__file__).parent.parent / "results"
+SVG_NAME = "gpu.svg"
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 NO_GPU = 2
 
@@ -51,6 +56,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", metavar="PART", help="parts to run, by a piece of their names")
     parser.add_argument("--minutes", type=float, default=7.5, help="when to begin no further part")
     parser.add_argument("--json", type=Path, help="file for the figures; by default in benchmarks/results")
+    parser.add_argument("--svg", type=Path, metavar="DIR", help="draw the figures there")
     return parser.parse_args(words)
 
 
@@ -90,10 +96,22 @@ def _run(arguments: argparse.Namespace) -> int:
     if not stage.is_dry and not arguments.only:
         compile_beside(tell)
     outcomes = run_parts(parts, stage, tell, keep)
+    if arguments.svg is not None:
+        arguments.svg.mkdir(parents=True, exist_ok=True)
+        (arguments.svg / SVG_NAME).write_text(row_plot(f"gpu: {_machine()}", _rows(outcomes)))
     failed = [outcome.name for outcome in outcomes if outcome.problem]
     problems = f"; with problems: {', '.join(failed)}" if failed else ""
     print(f"\n{perf_counter() - start_s:.1f} s, written to {path}{problems}")
     return 1 if failed else 0
+
+
+def _rows(outcomes: "Sequence[Outcome]") -> list[Row]:
+    """Return the figures of all parts as a plot takes them."""
+    return [
+        Row(name=figure.name, unit=figure.unit, median=figure.value, low=figure.low, high=figure.high)
+        for outcome in outcomes
+        for figure in outcome.figures
+    ]
 
 
 def _parts(only: Sequence[str] | None) -> "list[Part]":

@@ -15,14 +15,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from kvchat.cli.answer import error_event
 from kvchat.cli.bench_options import BenchOptions
 from kvchat.cli.signals import StopSignals
 from kvchat.cli.streams import Output, Status, as_json
 from kvchat.errors import KvchatError, UsageError
 
 PROGRAMS = {"cpu": ("--quick",), "gpu": ()}
-"""Scenarios that are programs of their own, with those of our options that they take."""
+"""Scenarios that are programs of their own, with those of our switches that they know."""
 
+_MODULE = "benchmarks"
 _PATIENCE_S = 10.0
 _SIGNALLED = 128
 
@@ -39,28 +41,22 @@ def measure(options: BenchOptions, tree: Path) -> int:
     """Run scenarios of a source tree in processes of their own; return the first exit code that is not 0.
 
     Raises:
-        UsageError: a scenario is unknown, or prints no JSON.
+        UsageError: a scenario is unknown, or its plots have no place.
         KvchatError: JSON was asked for, and a scenario failed.
     """
     given = list(dict.fromkeys(options.scenarios or ()))
-    programs = [name for name in given if name in PROGRAMS]
-    scenarios = [name for name in given if name not in PROGRAMS]
-    if as_json(options) and programs:
-        raise UsageError(f"{' and '.join(programs)} print tables alone; leave out --json")
-    _require_known(scenarios, tree)
+    _require_known(given, tree)
     if not given:
         Status(quiet=options.quiet).note("all scenarios, which takes long; name some, or see --help")
-    quick = ["--quick"] if options.quick else []
-    plots = [] if options.svg is None else ["--svg", str(_plot_dir(options.svg))]
-    first_code = 0
-    if scenarios or not programs:
-        first_code = _scenarios([*scenarios, *quick, *plots], tree, as_json=as_json(options))
-    for name in programs:
-        if first_code >= _SIGNALLED:
-            break
-        taken = [word for word in quick if word in PROGRAMS[name]]
-        first_code = first_code or _run([f"benchmarks.{name}", *taken], tree)
-    return first_code
+    report: dict[str, object] = {}
+    for module, words in _runs(given, options):
+        code, found = _measured([module, *words], tree, as_json=as_json(options))
+        if code:
+            return _broken_off(code, as_json=as_json(options))
+        report |= found if module == _MODULE else {module.rpartition(".")[2]: found}
+    if as_json(options):
+        Output().json(report)
+    return 0
 
 
 def source_tree(root: Path) -> Path:
@@ -76,16 +72,15 @@ def source_tree(root: Path) -> Path:
     )
 
 
-def _require_known(scenarios: Sequence[str], tree: Path) -> None:
+def _require_known(names: Sequence[str], tree: Path) -> None:
     """See that every scenario is there.
 
     Raises: UsageError: one is not; the message names those that are.
     """
-    here = _scenario_names(tree)
-    unknown = [name for name in scenarios if name not in here]
+    here = {*_scenario_names(tree), *PROGRAMS}
+    unknown = [name for name in names if name not in here]
     if unknown:
-        names = ", ".join(sorted([*here, *PROGRAMS]))
-        raise UsageError(f"no scenario is called {', '.join(unknown)}; there are {names}")
+        raise UsageError(f"no scenario is called {', '.join(unknown)}; there are {', '.join(sorted(here))}")
 
 
 def _scenario_names(tree: Path) -> list[str]:
@@ -94,16 +89,38 @@ def _scenario_names(tree: Path) -> list[str]:
     return [file.stem for file in files if "\ndef measure(" in file.read_text(encoding="utf-8")]
 
 
-def _scenarios(words: Sequence[str], tree: Path, *, as_json: bool) -> int:
+def _runs(given: Sequence[str], options: BenchOptions) -> list[tuple[str, list[str]]]:
+    """Return the modules to run, with their words: all scenarios in one process, each program in its own."""
+    scenarios = [name for name in given if name not in PROGRAMS]
+    programs = [name for name in given if name in PROGRAMS]
+    quick = ["--quick"] if options.quick else []
+    plots = [] if options.svg is None else ["--svg", str(_plot_dir(options.svg))]
+    runs = [(_MODULE, [*scenarios, *quick, *plots])] if scenarios or not programs else []
+    return runs + [
+        (f"{_MODULE}.{name}", [word for word in quick if word in PROGRAMS[name]] + plots) for name in programs
+    ]
+
+
+def _measured(words: Sequence[str], tree: Path, *, as_json: bool) -> tuple[int, dict[str, object]]:
+    """Run a module; return its exit code and, where a program is to read it, what it has found."""
     if not as_json:
-        return _run(["benchmarks", *words], tree)
+        return _run(words, tree), {}
     with TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
-        code = _run(["benchmarks", *words, "--json", str(report)], tree, stdout=sys.stderr)
-        if code:
-            raise KvchatError(f"a scenario ended with exit code {code}; its last words are above")
-        Output().json(json.loads(report.read_text()))
-    return 0
+        code = _run([*words, "--json", str(report)], tree, stdout=sys.stderr)
+        return code, {} if code else json.loads(report.read_text())
+
+
+def _broken_off(code: int, *, as_json: bool) -> int:
+    """Return the exit code of what was not measured to its end; whoever reads JSON is told.
+
+    Raises: KvchatError: JSON was asked for, and it was no signal that ended it.
+    """
+    if as_json and code < _SIGNALLED:
+        raise KvchatError(f"a scenario ended with exit code {code}; its last words are above")
+    if as_json:
+        Output().json(error_event("interrupted", code))
+    return code
 
 
 def _plot_dir(directory: Path) -> Path:
@@ -127,7 +144,7 @@ def _run(words: Sequence[str], tree: Path, stdout: Any = None) -> int:
     ):
         signals.stop_with(partial(_end, process))
         code = process.wait()
-        return signals.exit_code or code
+        return signals.exit_code or (code if code >= 0 else _SIGNALLED - code)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

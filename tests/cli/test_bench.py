@@ -92,9 +92,21 @@ def test_an_unknown_scenario_is_refused_with_those_that_are_there(capsys: Captur
     assert all(name in err for name in (*SCENARIOS, "cpu", "gpu"))
 
 
-def test_a_scenario_that_prints_a_table_alone_refuses_json(capsys: Capture) -> None:
-    assert run(["bench", "cpu", "--json"]) == 2
-    assert "leave out --json" in capsys.readouterr().err
+def test_programs_take_plots_and_their_figures_stand_under_their_names(
+    tree: Path, tmp_path: Path, capfd: Capture
+) -> None:
+    plots = tmp_path / "plots"
+    given = BenchOptions(scenarios=["start", "cpu"], quick=True, json=True, svg=plots)
+    assert measure(given, tree) == 0
+    out, err = capfd.readouterr()
+    words = ["--quick", "--svg", str(plots)]
+    assert json.loads(out) == {"rows": ["start", *words], "cpu": {"rows": words}}
+    assert err.count("table of") == 2
+
+
+def test_a_program_alone_is_one_object_too(tree: Path, capfd: Capture) -> None:
+    assert measure(options("cpu", json=True), tree) == 0
+    assert json.loads(capfd.readouterr().out) == {"cpu": {"rows": []}}
 
 
 def test_an_installed_package_says_where_the_measurements_are(tmp_path: Path) -> None:
@@ -110,6 +122,11 @@ def test_a_scenario_of_this_tree_runs(capfd: Capture) -> None:
     assert json.loads(capfd.readouterr().out)["rows"]
 
 
+def test_what_the_system_kills_has_the_code_of_a_signal(tree: Path) -> None:
+    (tree / "benchmarks" / "__main__.py").write_text("import os; os.kill(os.getpid(), 9)\n")
+    assert measure(options("start"), tree) == 128 + 9
+
+
 SLOW = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -121,7 +138,8 @@ import sys
 from pathlib import Path
 from kvchat.cli.bench import measure
 from kvchat.cli.bench_options import BenchOptions
-sys.exit(measure(BenchOptions(scenarios=["start", "cpu"]), Path(sys.argv[1])))
+given = BenchOptions(scenarios=["start", "cpu"], json="--json" in sys.argv)
+sys.exit(measure(given, Path(sys.argv[1])))
 """
 
 
@@ -139,6 +157,19 @@ def test_a_signal_ends_what_is_measured_with_all_that_it_has_started(tree: Path,
     while _is_alive(grandchild):
         assert monotonic() < deadline_s
         sleep(0.02)
+
+
+def test_a_signal_is_told_to_whoever_reads_json(tree: Path) -> None:
+    (tree / "benchmarks" / "__main__.py").write_text(SLOW)
+    command = [sys.executable, "-c", BENCH, str(tree), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    [event] = map(json.loads, out.splitlines())
+    assert (event["event"], event["exit_code"]) == ("error", 130)
 
 
 def _is_alive(pid: int) -> bool:
