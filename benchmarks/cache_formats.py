@@ -38,6 +38,14 @@ CONVERTED_LEN = 4096
 NUM_LAYERS = 6
 SHAPES = ((15, 5, 64), (32, 8, 128), (14, 2, 64))
 """Query heads, key-value heads, head size."""
+CODES = {
+    "int8": (Code.INT8, Code.INT8),
+    "fp8": (Code.FP8, Code.FP8),
+    "k=int8,v=int4": (Code.INT8, Code.INT4),
+    "int4": (Code.INT4, Code.INT4),
+    "int2": (Code.INT2, Code.INT2),
+}
+"""Cache format → codes of keys and of values."""
 BOUNDS = (
     ("fp8", Code.FP8, False, 0.034, 0.034, 8.3),
     ("int8", Code.INT8, False, 0.009, 0.020, 8.3),
@@ -97,7 +105,7 @@ def _attention(shapes: Sequence[tuple[int, int, int]], rounds: int) -> Iterator[
     for num_heads, num_kv_heads, dim in shapes:
         ways = [
             _exact_way(num_heads, num_kv_heads, dim),
-            *(_sealed_way(code, num_heads, num_kv_heads, dim) for code in (Code.INT8, Code.INT4, Code.INT2)),
+            *(_sealed_way(name, num_heads, num_kv_heads, dim) for name in CODES),
         ]
         what = f"attention, {num_heads} heads on {num_kv_heads} of {dim}"
         yield from _side_by_side(what, ways, rounds)
@@ -134,9 +142,12 @@ def _exact_way(num_heads: int, num_kv_heads: int, dim: int) -> _Way:
     return _Way("exact, bfloat16", run)
 
 
-def _sealed_way(code: Code, num_heads: int, num_kv_heads: int, dim: int) -> _Way:
+def _sealed_way(name: str, num_heads: int, num_kv_heads: int, dim: int) -> _Way:
     num_blocks = num_sealed(CONTEXT_LEN - 1, BLOCK_SIZE)
-    records = [SealedRecord(code, BLOCK_SIZE, dim, is_by_channel) for is_by_channel in (True, False)]
+    records = [
+        SealedRecord(code, BLOCK_SIZE, dim, is_by_channel)
+        for code, is_by_channel in zip(CODES[name], (True, False), strict=True)
+    ]
     layers = []
     for _ in range(NUM_LAYERS):
         pools = [
@@ -156,7 +167,7 @@ def _sealed_way(code: Code, num_heads: int, num_kv_heads: int, dim: int) -> _Way
         for recent, sealed, step in layers:
             sealed_attention(query, recent, sealed, _args(dim, num_blocks, torch.arange(2)), step)
 
-    return _Way(code.value, run)
+    return _Way(name, run)
 
 
 def _random(num_blocks: int, num_kv_heads: int, dim: int) -> Tensor:

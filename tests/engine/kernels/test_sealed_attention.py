@@ -92,6 +92,8 @@ CODES = ((Code.INT8, Code.INT8), (Code.FP8, Code.FP8), (Code.INT8, Code.INT4), (
     [
         *(SealedShape(key_code=key, value_code=value) for key, value in CODES),
         SealedShape(num_heads=6, num_kv_heads=2, head_dim_k=33, head_dim_v=70, key_code=Code.INT2),
+        SealedShape(head_dim_k=33, head_dim_v=70, key_code=Code.FP8, value_code=Code.FP8),
+        SealedShape(num_heads=2, num_kv_heads=1, head_dim_k=520, head_dim_v=24),
         SealedShape(num_heads=5, num_kv_heads=5, head_dim_k=128, head_dim_v=128, block_size=64),
         SealedShape(block_size=100, key_code=Code.INT4, value_code=Code.INT4),
         SealedShape(block_size=4, softcap=2.0),
@@ -108,11 +110,39 @@ def test_the_native_kernel_computes_what_torch_operations_do(shape: SealedShape,
 
 
 @all_levels
-@pytest.mark.parametrize("code", Code)
-def test_how_a_prompt_is_cut_changes_no_bit_of_the_native_kernels_results(code: Code, level: str) -> None:
+@pytest.mark.parametrize("key_code", Code)
+@pytest.mark.parametrize("value_code", Code)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_and_values_in_any_two_codes_are_what_torch_operations_make_of_them(
+    key_code: Code, value_code: Code, dtype: torch.dtype, level: str
+) -> None:
+    shape = SealedShape(
+        num_heads=7,
+        num_kv_heads=1,
+        head_dim_k=96,
+        head_dim_v=64,
+        block_size=64,
+        key_code=key_code,
+        value_code=value_code,
+        dtype=dtype,
+    )
+    case = make_sealed_case(shape, [(300, 20), (129, 1)])
+    arguments = case.query, case.pools, case.sealed, case.args, case.blocks
+    found = native.sealed_attention(*arguments, native_library.native(level))
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 5e-5
+    torch.testing.assert_close(found, torch_ops.sealed_attention(*arguments), rtol=tolerance, atol=tolerance)
+
+
+@all_levels
+@pytest.mark.parametrize(
+    ("key_code", "value_code"), [*zip(Code, Code, strict=True), (Code.INT8, Code.INT4), (Code.FP8, Code.INT8)]
+)
+def test_how_a_prompt_is_cut_changes_no_bit_of_the_native_kernels_results(
+    key_code: Code, value_code: Code, level: str
+) -> None:
     """Trap 32. Queries of one prompt beside each other, and each alone."""
     library = native_library.native(level)
-    shape = SealedShape(block_size=16, key_code=code, value_code=code)
+    shape = SealedShape(block_size=16, key_code=key_code, value_code=value_code)
     case = make_sealed_case(shape, [(330, 70)])
     whole = native.sealed_attention(case.query, case.pools, case.sealed, case.args, case.blocks, library)
     (span,), (old,) = case.args.spans, case.blocks

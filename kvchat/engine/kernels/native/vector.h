@@ -44,6 +44,10 @@ struct bf16 {
 struct fp16 {
   uint16_t bits;
 };
+// Of 8 bits, 4 of them of the exponent. Vectors of them are loaded as 2 ** -8 of what they are.
+struct e4m3 {
+  uint8_t bits;
+};
 
 #if defined(__AVX512F__)
 
@@ -64,12 +68,24 @@ INLINE Vec load(const T* p) {
 INLINE Vec load(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
+// The bits of a float16 with the same exponent: signs are doubled on the way, and one is taken off.
+INLINE Vec load(const e4m3* p) {
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+  return _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16((int16_t)0xBF80)));
+}
+INLINE void load_two(const e4m3* p, Vec* to) {
+  const __m512i wide = _mm512_slli_epi16(_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)), 7);
+  const __m512i half = _mm512_and_si512(wide, _mm512_set1_epi16((int16_t)0xBF80));
+  to[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(half));
+  to[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
+}
 INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
 INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 INLINE Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
 INLINE Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 INLINE Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+// b where one of them is NaN; some processors give NaN.
 INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 INLINE Vec round_even(Vec a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -82,6 +98,10 @@ INLINE Vec power_of_two(Vec n) {
 // `a` where x >= bound, 0 elsewhere.
 INLINE Vec where_at_least(Vec x, Vec bound, Vec a) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_GE_OQ), a);
+}
+// 0 where x < bound, `a` elsewhere: where x is NaN, too.
+INLINE Vec zero_below(Vec x, Vec bound, Vec a) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, bound, _CMP_NLT_UQ), a);
 }
 // `a` where |x| < bound, b elsewhere.
 INLINE Vec where_small(Vec x, Vec bound, Vec a, Vec b) {
@@ -127,6 +147,16 @@ INLINE Vec load(const T* p) {
 INLINE Vec load(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
+INLINE Vec load(const e4m3* p) {
+  const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p)), 7);
+  return _mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16((int16_t)0xBF80)));
+}
+INLINE void load_two(const e4m3* p, Vec* to) {
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+  const __m256i half = _mm256_and_si256(wide, _mm256_set1_epi16((int16_t)0xBF80));
+  to[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
+  to[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
+}
 INLINE void store(float* p, Vec a) { _mm256_storeu_ps(p, a); }
 INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
@@ -141,6 +171,9 @@ INLINE Vec power_of_two(Vec n) {
 }
 INLINE Vec where_at_least(Vec x, Vec bound, Vec a) {
   return _mm256_and_ps(_mm256_cmp_ps(x, bound, _CMP_GE_OQ), a);
+}
+INLINE Vec zero_below(Vec x, Vec bound, Vec a) {
+  return _mm256_and_ps(_mm256_cmp_ps(x, bound, _CMP_NLT_UQ), a);
 }
 INLINE Vec where_small(Vec x, Vec bound, Vec a, Vec b) {
   const Vec absolute = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
@@ -178,6 +211,20 @@ INLINE Vec load(const int8_t* p) {
   const int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
   return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
 }
+INLINE float16x8_t as_float16(int8x8_t codes) {
+  const int16x8_t wide = vshlq_n_s16(vmovl_s8(codes), 7);
+  return vreinterpretq_f16_s16(vandq_s16(wide, vdupq_n_s16((int16_t)0xBF80)));
+}
+INLINE Vec load(const e4m3* p) {
+  int32_t four;
+  memcpy(&four, p, 4);
+  return vcvt_f32_f16(vget_low_f16(as_float16(vreinterpret_s8_s32(vdup_n_s32(four)))));
+}
+INLINE void load_two(const e4m3* p, Vec* to) {
+  const float16x8_t half = as_float16(vld1_s8((const int8_t*)p));
+  to[0] = vcvt_f32_f16(vget_low_f16(half));
+  to[1] = vcvt_f32_f16(vget_high_f16(half));
+}
 INLINE void store(float* p, Vec a) { vst1q_f32(p, a); }
 INLINE Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
 INLINE Vec add(Vec a, Vec b) { return vaddq_f32(a, b); }
@@ -190,6 +237,7 @@ INLINE Vec power_of_two(Vec n) {
   return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
 }
 INLINE Vec where_at_least(Vec x, Vec bound, Vec a) { return vbslq_f32(vcgeq_f32(x, bound), a, zero()); }
+INLINE Vec zero_below(Vec x, Vec bound, Vec a) { return vbslq_f32(vcltq_f32(x, bound), zero(), a); }
 INLINE Vec where_small(Vec x, Vec bound, Vec a, Vec b) { return vbslq_f32(vcaltq_f32(x, bound), a, b); }
 
 INLINE Vec sums(const Vec* v) { return vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3])); }
@@ -240,6 +288,25 @@ INLINE Vec load_part(const T* p, int n) {
   T numbers[W] = {};
   memcpy(numbers, p, n * sizeof(T));
   return load(numbers);
+}
+
+// What is loaded with less work two vectors at a time.
+template <typename T>
+constexpr bool COMES_IN_TWOS = false;
+template <>
+constexpr bool COMES_IN_TWOS<e4m3> = true;
+
+// N vectors that lie side by side.
+template <int N, typename T>
+INLINE void load_row(const T* p, Vec* to) {
+  if constexpr (COMES_IN_TWOS<T> && N > 1) {
+    UNROLL
+    for (int i = 0; i + 2 <= N; i += 2) load_two(p + i * W, to + i);
+    if constexpr (N % 2) to[N - 1] = load(p + (N - 1) * W);
+  } else {
+    UNROLL
+    for (int i = 0; i < N; i++) to[i] = load(p + i * W);
+  }
 }
 
 INLINE float to_float(float x) { return x; }
@@ -301,9 +368,10 @@ INLINE void store(fp16* out, Vec a) {
 #endif
 }
 
-// e ** x to 2 units in the last place; 0 from -87 down, where float32 runs out of normal numbers. x <= 88.
+// e ** x to 2 units in the last place; 0 below -87, where float32 runs out of normal numbers. x <= 88, or NaN,
+// which stays NaN.
 INLINE Vec exponential(Vec x) {
-  const Vec bounded = max(x, fill(-87.0f));
+  const Vec bounded = max(fill(-87.0f), x);
   const Vec n = round_even(mul(bounded, fill(1.44269504f)));
   // x - n ln 2, with ln 2 in two parts of which the first has few bits.
   const Vec r = fma(n, fill(2.12194440e-4f), fma(n, fill(-0.693359375f), bounded));
@@ -314,7 +382,7 @@ INLINE Vec exponential(Vec x) {
   p = fma(p, r, fill(1.6666665459e-1f));
   p = fma(p, r, fill(5.0000001201e-1f));
   p = add(fma(mul(r, r), p, r), fill(1.0f));
-  return where_at_least(x, fill(-87.0f), mul(p, power_of_two(n)));
+  return zero_below(x, fill(-87.0f), mul(p, power_of_two(n)));
 }
 
 INLINE float exponential(float x) {
@@ -335,7 +403,7 @@ INLINE Vec tangent(Vec x) {
   const Vec sign_free = max(x, sub(zero(), x));
   const Vec e = exponential(mul(sign_free, fill(-2.0f)));
   const Vec size = div(sub(fill(1.0f), e), add(fill(1.0f), e));
-  const Vec far = where_small(sub(sign_free, x), fill(1e-30f), size, sub(zero(), size));
+  const Vec far = sub(where_at_least(x, zero(), add(size, size)), size);  // with the sign of x
   return where_small(x, fill(0.35f), series, far);
 }
 

@@ -13,6 +13,9 @@
 
 #include "kvchat/engine/kernels/native/threads.h"
 #include "kvchat/engine/kernels/native/vector.h"
+#include "kvchat/engine/kernels/paged_attention/queries.h"
+#include "kvchat/engine/kernels/paged_attention/rows.h"
+#include "kvchat/engine/kernels/paged_attention/softmax.h"
 #include "kvchat/engine/kernels/paged_attention/tile.h"
 
 namespace {
@@ -94,49 +97,6 @@ INLINE int64_t first_visible(const AttentionCall& call, int64_t position) {
   return call.window ? most(0, position - call.window + 1) : 0;
 }
 
-// What a softmax over some keys has found, for some rows: the largest score, the sum of weights, and the
-// weighted sum of values, of `stride` numbers each.
-struct State {
-  float* top;
-  float* total;
-  float* acc;
-  int64_t num_rows, stride;
-
-  // Whole lines of the cache, so that no vector lies across two.
-  static int64_t padded(int64_t num_rows) { return (num_rows + 15) / 16 * 16; }
-  static int64_t size(int64_t num_rows, int64_t stride) {
-    return padded(num_rows) * 2 + padded(num_rows * stride);
-  }
-
-  State(float* memory, int64_t num_rows, int64_t stride)
-      : top(memory),
-        total(memory + padded(num_rows)),
-        acc(memory + 2 * padded(num_rows)),
-        num_rows(num_rows),
-        stride(stride) {}
-
-  void clear() const {
-    for (int64_t i = 0; i < num_rows; i++) top[i] = -INFINITY;
-    memset(total, 0, num_rows * sizeof(float));
-    memset(acc, 0, num_rows * stride * sizeof(float));
-  }
-
-  // Adds what was found over later keys.
-  void fold(const State& later) const {
-    for (int64_t row = 0; row < num_rows; row++) {
-      if (later.top[row] == -INFINITY) continue;
-      const float new_top = later.top[row] > top[row] ? later.top[row] : top[row];
-      const float a = exponential(top[row] - new_top), b = exponential(later.top[row] - new_top);
-      top[row] = new_top;
-      total[row] = total[row] * a + later.total[row] * b;
-      float* to = acc + row * stride;
-      const float* from = later.acc + row * stride;
-      for (int64_t i = 0; i < stride; i += W)
-        store(to + i, add(mul(load(to + i), fill(a)), mul(load(from + i), fill(b))));
-    }
-  }
-};
-
 template <typename T, typename Older = NothingOlder>
 struct Attention {
   const AttentionCall& call;
@@ -158,28 +118,9 @@ struct Attention {
 
   int64_t num_rows(const Task& task) const { return task.num_queries * task.num_heads * group; }
 
-  // Rows of a task: key-value head, then query, then query head of the group.
-  void read_queries(const Task& task, float* to) const {
-    const Span& span = spans[task.span];
-    for (int64_t h = 0; h < task.num_heads; h++)
-      for (int64_t q = 0; q < task.num_queries; q++)
-        for (int64_t g = 0; g < group; g++, to += stride_k) {
-          const int64_t head = (task.head + h) * group + g;
-          const int64_t at = (span.row + task.query + q) * call.query_t + head * call.query_h;
-          if (call.query_type == 0)
-            read_query((const float*)call.query + at, to);
-          else if (call.query_type == 1)
-            read_query((const bf16*)call.query + at, to);
-          else
-            read_query((const fp16*)call.query + at, to);
-        }
-  }
-
-  template <typename Q>
-  void read_query(const Q* from, float* to) const {
-    int64_t d = 0;
-    for (; d + W <= call.dim_k; d += W) store(to + d, mul(load(from + d), fill(call.scale)));
-    if (d < call.dim_k) store(to + d, mul(load_part(from + d, (int)(call.dim_k - d)), fill(call.scale)));
+  // Rows of a task.
+  RowRange rows_of(const Task& task) const {
+    return {spans[task.span].row + task.query, task.num_queries, task.head, task.num_heads, group};
   }
 
   void run(int64_t number) {
@@ -191,7 +132,7 @@ struct Attention {
       __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
       return;
     }
-    read_queries(task, memory);
+    read_queries(call, rows_of(task), stride_k, memory);
     older.begin(memory + State::padded(rows * stride_k) + 2 * size, memory, rows, stride_k, stride_v);
     const State part(task.partial ? task.partial : memory + State::padded(rows * stride_k), rows, stride_v);
     const State all(memory + State::padded(rows * stride_k) + size, rows, stride_v);
@@ -275,22 +216,10 @@ struct Attention {
   template <typename AnyTile>
   void add_tile(const Task& task, const float* query, const State& state, int64_t h, int64_t first,
                 int64_t last, const AnyTile& tile) const {
-    const int64_t start = h * task.num_queries * group, end = last * group;
-    for (int64_t row = first * group; row < end;) {
-      const int64_t left = end - row;
-      const int64_t rows = left >= 8 ? 8 : left == 6 ? 3 : left >= 4 ? 4 : left;
-      if (rows == 8)
-        add_rows<8>(task, query, state, start + row, row, tile);
-      else if (rows == 4)
-        add_rows<4>(task, query, state, start + row, row, tile);
-      else if (rows == 3)
-        add_rows<3>(task, query, state, start + row, row, tile);
-      else if (rows == 2)
-        add_rows<2>(task, query, state, start + row, row, tile);
-      else
-        add_rows<1>(task, query, state, start + row, row, tile);
-      row += rows;
-    }
+    const int64_t start = h * task.num_queries * group;
+    by_rows(first * group, last * group, [&](auto together, int64_t row) {
+      add_rows<decltype(together)::ROWS>(task, query, state, start + row, row, tile);
+    });
   }
 
   template <int ROWS, typename AnyTile>
@@ -314,19 +243,16 @@ struct Attention {
     if (tile.key_scales) scale<ROWS>(scores, tile.key_scales, begin, end);
     UNROLL
     for (int r = 0; r < ROWS; r++) {
-      const bool is_seen = begins[r] < ends[r];
       decay[r] = 1.0f;
-      if (is_seen)
+      if (begins[r] < ends[r])
         decay[r] =
             soften(scores[r], begins[r], ends[r], call.softcap, &state.top[row + r], &state.total[row + r]);
-      // Keys that only other rows of these see have no weight.
-      const int64_t first = is_seen ? begins[r] / W * W : end,
-                    behind = is_seen ? (ends[r] + W - 1) / W * W : end;
-      for (int64_t i = begin; i < least(first, end); i++) scores[r][i] = 0.0f;
-      for (int64_t i = behind; i < end; i++) scores[r][i] = 0.0f;
     }
     if (tile.value_scales) scale<ROWS>(scores, tile.value_scales, begin, end);
-    add_values<ROWS>(state.acc + row * stride_v, stride_v, decay, scores, tile, call, begin, end);
+    add_seen<ROWS>(begins, ends, decay, [&](auto together, int64_t r, int64_t from, int64_t to) {
+      add_values<decltype(together)::ROWS>(state.acc + (row + r) * stride_v, stride_v, decay + r, scores + r,
+                                           tile, call, from, to);
+    });
   }
 
   template <int ROWS>
@@ -338,32 +264,17 @@ struct Attention {
   }
 
   void write(const Task& task, const State& all) const {
-    const Span& span = spans[task.span];
     int64_t row = 0;
-    for (int64_t h = 0; h < task.num_heads; h++)
-      for (int64_t q = 0; q < task.num_queries; q++)
-        for (int64_t g = 0; g < group; g++, row++) {
-          const int64_t head = (task.head + h) * group + g;
-          const int64_t at = (span.row + task.query + q) * call.out_t + head * call.out_h;
-          float total = all.total[row], factor = 1.0f;
-          if (call.sinks) {
-            const float top = fmaxf(all.top[row], call.sinks[head]);
-            factor = exponential(all.top[row] - top);
-            total = total * factor + exponential(call.sinks[head] - top);
-          }
-          const float* acc = all.acc + row * stride_v;
-          if (call.query_type == 0)
-            write_row((float*)call.out + at, acc, factor, total);
-          else if (call.query_type == 1)
-            write_row((bf16*)call.out + at, acc, factor, total);
-          else
-            write_row((fp16*)call.out + at, acc, factor, total);
-        }
-  }
-
-  template <typename Q>
-  void write_row(Q* to, const float* acc, float factor, float total) const {
-    for (int64_t d = 0; d < call.dim_v; d++) round_to(to + d, acc[d] * factor / total);
+    each_row(rows_of(task), [&](int64_t token, int64_t head) {
+      float total = all.total[row], factor = 1.0f;
+      if (call.sinks) {
+        const float top = fmaxf(all.top[row], call.sinks[head]);
+        factor = exponential(all.top[row] - top);
+        total = total * factor + exponential(call.sinks[head] - top);
+      }
+      write_row(call, token, head, all.acc + row * stride_v, factor, total);
+      row++;
+    });
   }
 
   // Cuts the spans into tasks, `wanted` or more where there are heads to divide; false: for lack of memory.

@@ -1,9 +1,10 @@
-// Tiles of keys and values of one byte, multiplied as whole numbers: nothing becomes a float32 on the way.
+// Keys and values of one byte, multiplied as whole numbers: nothing becomes a float32 on the way.
 //
-// Queries, and the weights of a tile, become whole numbers of 15 bits, or of 23 where they are to be as fine
-// as float32; see `quantised_linear/rows.h`. Codes are turned once for all rows of a head, so that four that
-// are multiplied by the same numbers lie side by side for 16 keys, or for 16 channels. Products are summed
-// exactly within 32 dimensions or 32 keys, so a row's result follows from the row alone.
+// A query, and the weights that a row has in a tile, become whole numbers of 15 bits, or of 23 where they are
+// to be as fine as float32, with one power of two as scale. Codes are turned once for all rows of a head, so
+// that four that are multiplied by the same numbers lie side by side for 16 keys, or for 16 channels. Products
+// are summed exactly, all dimensions of a key and all keys of a tile, so a row's result follows from the row
+// alone. What is turned after a tile is asked for bit by bit while the tile is turned and multiplied.
 
 #pragma once
 
@@ -17,11 +18,15 @@ namespace whole {
 using quantised::Activations;
 using quantised::BLOCK;
 using quantised::Lanes;
+using quantised::OFFSET_SHIFT;
+using quantised::Part;
 using quantised::QUAD;
 using quantised::Sums;
 using quantised::TILE;
 
-constexpr int LINE = TILE * QUAD;  // bytes that are multiplied at one time
+constexpr int LINE = TILE * QUAD;     // bytes that are multiplied at one time
+constexpr int64_t MOST_DIM = 512;     // of a key: sums of its products still have 32 bits
+constexpr int64_t ASKED_BYTES = 256;  // of codes that are needed later, at one time
 
 INLINE int64_t padded(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
@@ -119,12 +124,12 @@ INLINE void turn_rows(const uint8_t* from, int64_t stride, int64_t num_rows, int
 #endif
 
 // Codes of `length` keys, `stride` bytes apart → [keys / 16, dimensions / 4, 16, 4]; others are zero, and so
-// are the keys behind the last. `next`: as many keys that are turned after them are asked for.
+// are the keys behind the last. `next`: of as many keys that are turned after them the first half is asked for.
 INLINE void turn_keys(const uint8_t* from, const uint8_t* next, int64_t stride, int64_t dim, int64_t length,
                       uint8_t* to) {
   const int64_t row_bytes = padded(dim, BLOCK) * TILE;
   for (int64_t k = 0; k < length; k += TILE, to += row_bytes) {
-    fetch(next + k * stride, TILE * stride);
+    fetch(next + k * stride / 2, TILE * stride / 2);
     for (int64_t d = 0; d < dim; d += LINE) {
       const uint8_t* first = from + k * stride + d;
       if (dim - d > LINE / 2) {
@@ -138,123 +143,223 @@ INLINE void turn_keys(const uint8_t* from, const uint8_t* next, int64_t stride, 
   }
 }
 
-// Codes of `length` values → [keys / 4, channels / 16, 16, 4], of whole 32 keys; others are zero.
+// Codes of `length` values → [keys / 4, channels / 16, 16, 4], of whole 32 keys; others are zero. `next`: as
+// for keys.
 INLINE void turn_values(const uint8_t* from, const uint8_t* next, int64_t stride, int64_t dim,
                         int64_t length, uint8_t* to) {
   const int64_t row_bytes = padded(dim, TILE) * QUAD;
   for (int64_t k = 0; k < length; k += QUAD, to += row_bytes) {
-    fetch(next + k * stride, QUAD * stride);
+    fetch(next + k * stride / 2, QUAD * stride / 2);
     for (int64_t d = 0; d < dim; d += LINE)
       turn_rows(from + k * stride + d, stride, length - k, dim - d, to + d * QUAD);
   }
   memset(to, 0, (padded(length, BLOCK) - padded(length, QUAD)) / QUAD * row_bytes);
 }
 
-// A tile as it is multiplied; see `Tile` for what has the same name there.
-struct WholeTile {
-  const uint8_t* keys;
-  const uint8_t* values;
-  int64_t p, length;
-  const float* key_scales;
-  const float* value_scales;
-  const Activations* queries;  // of all rows of a task
+// Rows of `num_blocks` * 32 numbers as products read them. A number is rounded by at most 2 ** -14 of the
+// largest of its row, or 2 ** -22 where it is to be as fine as float32; a row with a number that is not finite
+// becomes NaN.
+//
+// Of a row: parts of all numbers, [blocks, parts, 32], and its end.
+template <bool FINE>
+struct WholeRows {
+  static constexpr int PARTS = Activations::parts_of(FINE), BITS = FINE ? 21 : 13;
+
+  // The sums of the whole numbers are low + high * 2 ** 16.
+  struct End {
+    float scale;
+    int32_t low, high;
+  };
+
+  uint8_t* memory;  // at the beginning of a line of the cache
+  int64_t num_blocks;
+
+  static constexpr int64_t bytes_of(int64_t num_blocks) {
+    return (num_blocks * BLOCK * PARTS * (int64_t)sizeof(Part) + (int64_t)sizeof(End) + 63) / 64 * 64;
+  }
+  Part* parts(int64_t row) const { return (Part*)(memory + row * bytes_of(num_blocks)); }
+  End& end(int64_t row) const { return *(End*)(parts(row) + num_blocks * BLOCK * PARTS); }
+
+  // Reads a row of `count` numbers; others are zero.
+  void read(int64_t row, const float* numbers, int64_t count) const {
+    const int64_t num_whole = count / BLOCK;
+    float rest[BLOCK] = {};
+    if (num_whole < num_blocks)
+      memcpy(rest, numbers + num_whole * BLOCK, (count - num_whole * BLOCK) * sizeof(float));
+    uint32_t largest_bits = 0;
+    for (int64_t block = 0; block < num_blocks; block++) {
+      const uint32_t bits = quantised::largest_size(block < num_whole ? numbers + block * BLOCK : rest);
+      largest_bits = bits > largest_bits ? bits : largest_bits;
+    }
+    const uint32_t exponent = largest_bits >> 23;
+    End& found = end(row);
+    found = {__builtin_nanf(""), 0, 0};
+    if (exponent == 255) {
+      memset(parts(row), 0, num_blocks * BLOCK * PARTS * sizeof(Part));
+      return;
+    }
+    const uint32_t bounded = exponent < quantised::LEAST_EXPONENT ? quantised::LEAST_EXPONENT : exponent;
+    found.scale = Activations::power(bounded - BITS);
+    const Vec inverse = fill(Activations::power(254 + BITS - bounded));
+    for (int64_t block = 0; block < num_blocks; block++)
+      read_block(parts(row) + block * BLOCK * PARTS, block < num_whole ? numbers + block * BLOCK : rest,
+                 inverse, found);
+  }
+
+  static void read_block(Part* to, const float* numbers, Vec inverse, End& end) {
+    int32_t whole[BLOCK];
+    UNROLL
+    for (int i = 0; i < BLOCK; i += W) quantised::store_whole(whole + i, mul(load(numbers + i), inverse));
+    UNROLL
+    for (int half = 0; half < 2; half++) {
+      int32_t low, high;
+      quantised::split<PARTS>(to + half * 16, whole + half * 16, &low, &high);
+      end.low += low;
+      end.high += high;
+    }
+  }
 };
 
-// Adds to ROWS totals the products of codes, `step` bytes between quads, with one block of whole numbers.
-template <int ROWS, bool FINE>
-INLINE void multiply_block(Lanes* total, const uint8_t* codes, int64_t step, const Activations& x,
-                           int64_t first, int64_t block) {
-  constexpr int PARTS = Activations::parts_of(FINE), LOW_PARTS = Activations::parts_of(false);
-  Sums sums[ROWS][PARTS];
-  const quantised::Part* parts[ROWS];
-  UNROLL
-  for (int r = 0; r < ROWS; r++) {
-    parts[r] = x.parts(first + r) + block * BLOCK * PARTS;
+// Sums of ROWS rows and of LINES lines that lie side by side.
+template <int ROWS, int LINES, bool FINE>
+struct Products {
+  static constexpr int PARTS = WholeRows<FINE>::PARTS, LOW_PARTS = WholeRows<false>::PARTS;
+
+  Sums sums[LINES][ROWS][PARTS];
+
+  __attribute__((always_inline)) Products() {
     UNROLL
-    for (int part = 0; part < PARTS; part++) clear(sums[r][part]);
+    for (int i = 0; i < LINES; i++) {
+      UNROLL
+      for (int r = 0; r < ROWS; r++) {
+        UNROLL
+        for (int part = 0; part < PARTS; part++) quantised::clear(sums[i][r][part]);
+      }
+    }
   }
-  UNROLL
-  for (int q = 0; q < BLOCK / QUAD; q++) {
-    const quantised::Codes line = quantised::load_codes(codes + q * step);
+
+  // Adds the products of lines, `step` bytes from quad to quad and `apart` from one to the other, with block
+  // `block` of rows from the first one on.
+  __attribute__((always_inline)) void add(const uint8_t* codes, int64_t step, int64_t apart,
+                                          const WholeRows<FINE>& rows, int64_t first, int64_t block) {
+    const Part* parts[ROWS];
+    UNROLL
+    for (int r = 0; r < ROWS; r++) parts[r] = rows.parts(first + r) + block * BLOCK * PARTS;
+    UNROLL
+    for (int q = 0; q < BLOCK / QUAD; q++) {
+      quantised::Codes line[LINES];
+      UNROLL
+      for (int i = 0; i < LINES; i++) line[i] = quantised::load_codes(codes + q * step + i * apart);
+      UNROLL
+      for (int r = 0; r < ROWS; r++) {
+        UNROLL
+        for (int part = 0; part < PARTS; part++) {
+          UNROLL
+          for (int i = 0; i < LINES; i++)
+            add_products(sums[i][r][part], line[i], parts[r] + part * BLOCK + q * QUAD);
+        }
+      }
+    }
+  }
+
+  // What was found of a line for a row, added to `before`.
+  __attribute__((always_inline)) Lanes found(int line, int r, const typename WholeRows<FINE>::End& end,
+                                             const Lanes& before) {
+    Sums* own = sums[line][r];
+    Lanes y = quantised::found_in<OFFSET_SHIFT, LOW_PARTS>(own, end.low);
+    if (FINE) {
+      const Lanes high = quantised::found_in<OFFSET_SHIFT, 1>(own + LOW_PARTS, end.high);
+      y = quantised::multiple(high, 65536.0f, y);
+    }
+    return quantised::multiple(y, end.scale, before);
+  }
+};
+
+// Lines that are multiplied side by side, so that enough sums grow at one time, and stay in registers.
+template <int ROWS>
+constexpr int lines_at_once() {
+  return W == 16 && ROWS <= 4 ? 2 : 1;
+}
+
+// One side of a tile as it is multiplied. Codes behind the last have no meaning in what is found.
+struct Turned {
+  const uint8_t* codes;
+  const uint8_t* next;  // of codes that are turned after these the second half is asked for
+  int64_t next_bytes, length;
+};
+
+// Scores of ROWS rows of queries, from `row` on, with keys of `dim` dimensions.
+template <int ROWS, bool FINE>
+void dot_keys(float (*scores)[MOST_KEYS + W], const Turned& keys, const WholeRows<FINE>& queries, int64_t row,
+              int64_t dim) {
+  constexpr int LINES = lines_at_once<ROWS>();
+  const int64_t num_blocks = padded(dim, BLOCK) / BLOCK, apart = num_blocks * BLOCK * TILE;
+  const uint8_t* next = keys.next + keys.next_bytes / 2;
+  const uint8_t* const end = keys.next + keys.next_bytes;
+  for (int64_t k = 0; k < keys.length; k += LINES * TILE) {
+    Products<ROWS, LINES, FINE> products;
+    for (int64_t block = 0; block < num_blocks; block++) {
+      fetch(next, least(LINES * ASKED_BYTES, end - next));
+      next += LINES * ASKED_BYTES;
+      products.add(keys.codes + k / TILE * apart + block * BLOCK / QUAD * LINE, LINE, apart, queries, row,
+                   block);
+    }
     UNROLL
     for (int r = 0; r < ROWS; r++) {
       UNROLL
-      for (int part = 0; part < PARTS; part++)
-        add_products(sums[r][part], line, parts[r] + part * BLOCK + q * QUAD);
+      for (int i = 0; i < LINES; i++) {
+        Lanes none;
+        EACH(j) none.v[j] = zero();
+        const Lanes y = products.found(i, r, queries.end(row + r), none);
+        quantised::store_lanes(scores[r] + k + i * TILE, y);
+      }
     }
   }
+}
+
+// acc[r] = acc[r] * decay[r] + sum of weights[r][k] * values[k], for channels [d, d + LINES * 16).
+template <int ROWS, int LINES, bool FINE>
+INLINE void add_channels(float* acc, int64_t stride, const float* decay, const Turned& values,
+                         const WholeRows<FINE>& weights, int64_t d, int64_t columns) {
+  Products<ROWS, LINES, FINE> products;
+  for (int64_t block = 0; block < weights.num_blocks; block++)
+    products.add(values.codes + block * BLOCK * columns + d * QUAD, columns * QUAD, LINE, weights, 0, block);
   UNROLL
   for (int r = 0; r < ROWS; r++) {
-    const Activations::Sums taken = x.sums(first + r, BLOCK);
-    Lanes y = quantised::found_in<quantised::OFFSET_SHIFT, LOW_PARTS>(sums[r], taken.low[block]);
-    if (FINE) {
-      const Lanes high =
-          quantised::found_in<quantised::OFFSET_SHIFT, 1>(sums[r] + LOW_PARTS, taken.high[block]);
-      y = quantised::multiple(high, 65536.0f, y);
+    UNROLL
+    for (int i = 0; i < LINES; i++) {
+      float* to = acc + r * stride + d + i * TILE;
+      const int64_t left = stride - d - i * TILE;
+      Lanes before;
+      EACH(j) before.v[j] = j * W < left ? mul(load(to + j * W), fill(decay[r])) : zero();
+      const Lanes y = products.found(i, r, weights.end(r), before);
+      EACH(j)
+      if (j * W < left) store(to + j * W, y.v[j]);
     }
-    total[r] = quantised::multiple(y, x.scales(first + r)[block], total[r]);
   }
 }
 
 template <int ROWS, bool FINE>
-void dot_keys(float (*scores)[MOST_KEYS + W], const WholeTile& tile, int64_t row, int64_t dim) {
-  const int64_t num_blocks = padded(dim, BLOCK) / BLOCK;
-  const uint8_t* codes = tile.keys;
-  for (int64_t k = 0; k < tile.length; k += TILE) {
-    Lanes total[ROWS];
-    UNROLL
-    for (int r = 0; r < ROWS; r++) {
-      EACH(i) total[r].v[i] = zero();
-    }
-    for (int64_t block = 0; block < num_blocks; block++, codes += BLOCK / QUAD * LINE)
-      multiply_block<ROWS, FINE>(total, codes, LINE, *tile.queries, row, block);
-    UNROLL
-    for (int r = 0; r < ROWS; r++) quantised::store_lanes(scores[r] + k, total[r]);
-  }
-}
-
-// Reads a row of weights as `Activations::prepare` does, without the sums that no tile of bytes asks for.
-template <bool FINE>
-INLINE void prepare_weights(const Activations& x, int64_t row, const float* weights) {
-  constexpr int PARTS = Activations::parts_of(FINE);
-  const Activations::Sums sums = x.sums(row, BLOCK);
-  for (int64_t block = 0; block < x.num_blocks(); block++) {
-    quantised::Part* to = x.parts(row) + block * BLOCK * PARTS;
-    int32_t whole[BLOCK], low[2], high[2];
-    x.scales(row)[block] = Activations::to_whole(whole, weights + block * BLOCK, FINE ? 21 : 13);
-    for (int half = 0; half < 2; half++)
-      quantised::split<PARTS>(to + half * 16, whole + half * 16, low + half, high + half);
-    sums.low[block] = low[0] + low[1];
-    sums.high[block] = high[0] + high[1];
-  }
-}
-
-template <int ROWS, bool FINE>
-void add_values(float* acc, int64_t stride, const float* decay, float (*weights)[MOST_KEYS + W],
-                const WholeTile& tile, int64_t dim) {
-  constexpr int64_t NUM_BLOCKS = (MOST_KEYS + BLOCK - 1) / BLOCK;
-  alignas(64) uint8_t memory[ROWS * (NUM_BLOCKS * (BLOCK * 4 + 40) + 64)];
-  const int64_t count = padded(tile.length, BLOCK), columns = padded(dim, TILE);
-  const Activations x = {memory, count, FINE};
+void add_values(float* acc, int64_t stride, const float* decay, const float (*weights)[MOST_KEYS + W],
+                const Turned& values, int64_t dim) {
+  constexpr int LINES = lines_at_once<ROWS>();
+  alignas(64) uint8_t memory[ROWS * WholeRows<FINE>::bytes_of((MOST_KEYS + BLOCK - 1) / BLOCK)];
+  const int64_t columns = padded(dim, TILE);
+  const WholeRows<FINE> rows = {memory, padded(values.length, BLOCK) / BLOCK};
   UNROLL
-  for (int r = 0; r < ROWS; r++) {
-    for (int64_t i = tile.length; i < count; i++) weights[r][i] = 0.0f;
-    prepare_weights<FINE>(x, r, weights[r]);
-  }
-  for (int64_t d = 0; d < columns; d += TILE) {
-    Lanes total[ROWS];
-    UNROLL
-    for (int r = 0; r < ROWS; r++) {
-      EACH(i)
-      total[r].v[i] = d + i * W < stride ? mul(load(acc + r * stride + d + i * W), fill(decay[r])) : zero();
-    }
-    for (int64_t block = 0; block < count / BLOCK; block++)
-      multiply_block<ROWS, FINE>(total, tile.values + block * BLOCK * columns + d * QUAD, columns * QUAD, x,
-                                 0, block);
-    UNROLL
-    for (int r = 0; r < ROWS; r++) {
-      EACH(i)
-      if (d + i * W < stride) store(acc + r * stride + d + i * W, total[r].v[i]);
+  for (int r = 0; r < ROWS; r++) rows.read(r, weights[r], values.length);
+  const uint8_t* next = values.next + values.next_bytes / 2;
+  const uint8_t* const end = values.next + values.next_bytes;
+  for (int64_t d = 0; d < columns;) {
+    const int64_t bytes = ASKED_BYTES * LINES * rows.num_blocks;
+    fetch(next, least(bytes, end - next));
+    next += bytes;
+    if (d + LINES * TILE <= columns) {
+      add_channels<ROWS, LINES, FINE>(acc, stride, decay, values, rows, d, columns);
+      d += LINES * TILE;
+    } else {
+      add_channels<ROWS, 1, FINE>(acc, stride, decay, values, rows, d, columns);
+      d += TILE;
     }
   }
 }

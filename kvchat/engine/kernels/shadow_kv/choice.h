@@ -12,6 +12,9 @@
 
 #include "kvchat/engine/kernels/native/threads.h"
 #include "kvchat/engine/kernels/native/vector.h"
+#include "kvchat/engine/kernels/paged_attention/queries.h"
+#include "kvchat/engine/kernels/paged_attention/rows.h"
+#include "kvchat/engine/kernels/paged_attention/softmax.h"
 #include "kvchat/engine/kernels/shadow_kv/choosing.h"
 #include "kvchat/engine/kernels/shadow_kv/scattered.h"
 
@@ -118,32 +121,15 @@ struct Choice {
     weights = products + sizes[1];
     states = weights + sizes[2];
     seen = (int64_t*)(states + sizes[3]);
-    read_queries();
+    read_queries(call, rows_of(0, call.num_kv_heads), stride_k, queries);
     return true;
   }
 
   void release() { free(memory); }
 
-  void read_queries() const {
-    float* to = queries;
-    for (int64_t h = 0; h < call.num_kv_heads; h++)
-      for (int64_t q = 0; q < call.num_queries; q++)
-        for (int64_t g = 0; g < group; g++, to += stride_k) {
-          const int64_t at = q * call.query_t + (h * group + g) * call.query_h;
-          if (call.query_type == 0)
-            read_query((const float*)call.query + at, to);
-          else if (call.query_type == 1)
-            read_query((const bf16*)call.query + at, to);
-          else
-            read_query((const fp16*)call.query + at, to);
-        }
-  }
-
-  template <typename Q>
-  void read_query(const Q* from, float* to) const {
-    int64_t d = 0;
-    for (; d + W <= call.dim_k; d += W) store(to + d, mul(load(from + d), fill(call.scale)));
-    if (d < call.dim_k) store(to + d, mul(load_part(from + d, (int)(call.dim_k - d)), fill(call.scale)));
+  // Rows of all queries in some key-value heads.
+  RowRange rows_of(int64_t head, int64_t num_heads) const {
+    return {0, call.num_queries, head, num_heads, group};
   }
 };
 
@@ -195,7 +181,7 @@ struct Products {
     const int64_t stride_k = choice.stride_k, stride_c = choice.stride_c;
     const float* queries = choice.queries + head * choice.num_rows * stride_k;
     float* out = choice.products + head * choice.num_rows * stride_c + first_chunk;
-    by_rows(choice.num_rows, [&](auto together, int64_t row) {
+    by_rows(0, choice.num_rows, [&](auto together, int64_t row) {
       best_products<decltype(together)::ROWS>(out + row * stride_c, stride_c, queries + row * stride_k,
                                               stride_k, stretch, odd);
       stretch.next = nullptr;
@@ -268,7 +254,7 @@ struct Heads {
     walk.next(&tiles[0]);
     for (int now = 0; tiles[now].count; now ^= 1) {
       walk.next(&tiles[now ^ 1]);
-      by_rows(choice.num_rows, [&](auto together, int64_t row) {
+      by_rows(0, choice.num_rows, [&](auto together, int64_t row) {
         add_rows<decltype(together)::ROWS>(head, row, tiles[now], row ? nullptr : &tiles[now ^ 1], top + row,
                                            total + row, acc + row * choice.stride_v);
       });
@@ -282,40 +268,30 @@ struct Heads {
     const ChoiceCall& call = choice.call;
     alignas(64) float scores[ROWS][MOST_KEYS + W];
     float decay[ROWS];
-    int64_t ends[ROWS], end = 0;
+    int64_t begins[ROWS], ends[ROWS], end = 0;
     for (int r = 0; r < ROWS; r++) {
       const int64_t at = call.num_tokens - call.num_queries + (first + r) / choice.group;
+      begins[r] = 0;
       ends[r] = most(0, least(tile.count, at + 1 - tile.position));
       end = most(end, ends[r]);
     }
     if (!end) return;
     const float* query = choice.queries + (head * choice.num_rows + first) * choice.stride_k;
     dot_scattered<ROWS>(scores, query, choice.stride_k, tile, call.dim_k, call.dim_v, end);
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < ROWS; r++)
       decay[r] = ends[r] ? soften(scores[r], 0, ends[r], 0.0f, top + r, total + r) : 1.0f;
-      // Keys that only other rows of these see have no weight.
-      for (int64_t i = (ends[r] + W - 1) / W * W; i < end; i++) scores[r][i] = 0.0f;
-    }
-    add_scattered<ROWS>(acc, choice.stride_v, decay, scores, tile, call.dim_v, end, later, call.dim_k);
+    add_seen<ROWS>(begins, ends, decay, [&](auto together, int64_t r, int64_t from, int64_t to) {
+      add_scattered<decltype(together)::ROWS>(acc + r * choice.stride_v, choice.stride_v, decay + r,
+                                              scores + r, tile, call.dim_v, from, to, later, call.dim_k);
+    });
   }
 
   void write(int64_t head, const float* total, const float* acc) const {
-    const ChoiceCall& call = choice.call;
-    for (int64_t row = 0; row < choice.num_rows; row++, acc += choice.stride_v) {
-      const int64_t query_head = head * choice.group + row % choice.group;
-      const int64_t at = row / choice.group * call.out_t + query_head * call.out_h;
-      if (call.query_type == 0)
-        write_row((float*)call.out + at, acc, total[row]);
-      else if (call.query_type == 1)
-        write_row((bf16*)call.out + at, acc, total[row]);
-      else
-        write_row((fp16*)call.out + at, acc, total[row]);
-    }
-  }
-
-  template <typename Q>
-  void write_row(Q* to, const float* acc, float total) const {
-    for (int64_t d = 0; d < choice.call.dim_v; d++) round_to(to + d, acc[d] / total);
+    int64_t row = 0;
+    each_row(choice.rows_of(head, 1), [&](int64_t token, int64_t query_head) {
+      write_row(choice.call, token, query_head, acc + row * choice.stride_v, 1.0f, total[row]);
+      row++;
+    });
   }
 };
 

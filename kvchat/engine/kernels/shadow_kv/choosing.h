@@ -17,7 +17,8 @@ struct Stretch {
 };
 
 // For each of ROWS queries [ROWS, stride] the highest product with the keys of each chunk, to
-// out[row * out_stride + chunk]. `odd` becomes NaN where a product is not finite.
+// out[row * out_stride + chunk]. `odd` becomes NaN where a product is not finite, be it before it is scaled or
+// only then.
 template <int ROWS, typename T>
 void best_products(float* out, int64_t out_stride, const float* query, int64_t stride,
                    const Stretch<T>& stretch, Vec* odd) {
@@ -48,9 +49,11 @@ void best_products(float* out, int64_t out_stride, const float* query, int64_t s
     const int64_t num = least(CHUNKS, stretch.num_chunks - c);
     for (int64_t j = 0; stretch.scales && j < num; j++) {
       const float scale = stretch.scales[(c + j) * stretch.apart];
-      strange = add(strange, fill(scale - scale));
       for (int r = 0; r < ROWS; r++) found[r * CHUNKS + j] *= scale;
     }
+    UNROLL
+    for (int i = 0; i < SUMS && stretch.scales; i += W)
+      strange = add(strange, sub(load(found + i), load(found + i)));
     for (int r = 0; r < ROWS; r++) memcpy(out + r * out_stride + c, found + r * CHUNKS, num * sizeof(float));
   }
   *odd = strange;
