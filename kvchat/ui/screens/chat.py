@@ -61,7 +61,7 @@ class ChatScreen(ConversationScreen):
 
     def on_mount(self) -> None:
         self.prompt = self.query_one("#prompt", Prompt)
-        self.transcript = self.query_one("#transcript", Transcript)
+        self.transcript = self.scrolled = self.query_one("#transcript", Transcript)
         self.prompt.use_keys(self.own_keys)
         for widget in (self.prompt, self.transcript, *self.query("FindField, SessionList").results(Widget)):
             leave_keys(widget, self.own_keys)
@@ -202,6 +202,9 @@ class ChatScreen(ConversationScreen):
         self.outlet.edit_prompt(self.prompt.text)
 
     def on_transcript_chosen(self, event: Transcript.Chosen) -> None:
+        if self.transcript.selected is None:
+            return  # enter was pressed twice before the first one counted
+        self.transcript.unselect()
         self.prompt.focus()
         self.branching.choose(event.turn)
 

@@ -53,10 +53,20 @@ class DeskScreen(Screen[None]):
         return await self.ask_late(question, ask)
 
     async def ask(self, screen: ModalScreen[Any]) -> Any:
-        """Show a screen and wait for what it is dismissed with; inside a worker."""
+        """Show a screen and wait for what it is dismissed with; inside a worker. Where another one has been
+        asked for already nothing is shown, and the answer is None.
+        """
+        if self.has_dialog:
+            return None
         answer = await self._shown(screen)
         _ASKED_S.set(self.typed_s)
         return answer
+
+    @property
+    def has_dialog(self) -> bool:
+        """Whether a screen is open that a key has asked for: it may be pressed again before that counts."""
+        asked = (one for one in self.app.screen_stack if not isinstance(one, LateScreen))
+        return any(isinstance(one, ModalScreen) for one in asked)
 
     async def ask_late(self, offer: str, make: Callable[[], LateScreen[Result]]) -> Result:
         """Show a screen that may come while something is typed; then `offer` stands in a line instead, and

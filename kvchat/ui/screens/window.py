@@ -13,8 +13,8 @@ from textual.widgets import Static
 
 from kvchat.ui.key_names import key_name
 from kvchat.ui.panes import PaneWish, pane_widths
-from kvchat.ui.screens.desk import DeskScreen
 from kvchat.ui.screens.help import HelpScreen
+from kvchat.ui.screens.partial_layout import PartialLayoutScreen
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.command_list import CommandList
 from kvchat.ui.widgets.prompt import Prompt
@@ -27,7 +27,7 @@ _SHORT_SCREEN = 18
 _MOST_LINES = 3
 
 
-class WindowScreen(DeskScreen):
+class WindowScreen(PartialLayoutScreen):
     """Places the panes, and lets the person go from one to another.
 
     Attributes:
@@ -101,7 +101,8 @@ class WindowScreen(DeskScreen):
         self._place_panes()
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.own_keys))
+        if not self.has_dialog:
+            self.app.push_screen(HelpScreen(self.own_keys))
 
     def action_sessions(self) -> None:
         is_shown = self.query_one("#sessions-pane").display

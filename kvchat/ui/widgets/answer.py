@@ -11,12 +11,13 @@ from textual.widgets import Static
 
 from kvchat.chat import Prefill
 from kvchat.engine.api.events import LoadEstimate
-from kvchat.session.tree import Session, Turn
+from kvchat.session.tree import Finish, Session, Turn
 from kvchat.ui.figures import plural
 from kvchat.ui.key_names import name_for
 from kvchat.ui.plain_text import clean_text
 from kvchat.ui.prefill_pace import PrefillPace
 from kvchat.ui.widgets.footer_line import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
+from kvchat.ui.widgets.in_place import update_in_place
 
 if TYPE_CHECKING:
     from kvchat.ui.widgets.markdown_view import AnswerMarkdown
@@ -27,13 +28,16 @@ _LEAD = "↳ "
 class FooterLine(Static):
     """A line of parts, broken between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: tuple[str, ...]) -> None:
         super().__init__("", markup=False, classes="footer")
-        self._parts: tuple[str, ...] = ()
+        self._parts = parts
         self._lines: tuple[str, ...] | None = None
 
     def show_parts(self, parts: tuple[str, ...]) -> None:
         self._parts = parts
+        self._draw()
+
+    def on_mount(self) -> None:
         self._draw()
 
     def on_resize(self) -> None:
@@ -44,7 +48,8 @@ class FooterLine(Static):
         if lines == self._lines:
             return
         self._lines = lines
-        self.update(Content(_LEAD + "\n  ".join(lines)) if lines else "")
+        if lines:
+            update_in_place(self, Content(_LEAD + "\n  ".join(lines)))
         self.display = bool(lines)
 
     @property
@@ -53,8 +58,9 @@ class FooterLine(Static):
         taken = 0
         for node in self.ancestors_with_self:
             if isinstance(node, Widget):
-                if node.content_size.width:
-                    return node.content_size.width - taken
+                # Its size as it was drawn last: to ask for its place would have everything placed anew.
+                if node.outer_size.width:
+                    return node.outer_size.width - node.styles.gutter.width - taken
                 taken += node.styles.gutter.width + node.styles.margin.width
         return 0
 
@@ -62,11 +68,13 @@ class FooterLine(Static):
 class Reasoning(Static):
     """What the model thought: one line while folded."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str, *, is_folded: bool) -> None:
         super().__init__("", markup=False, classes="reasoning")
-        self._text = ""
-        self.is_folded = True
-        self.display = False
+        self._text = text
+        self.is_folded = is_folded
+
+    def on_mount(self) -> None:
+        self._draw()
 
     def show_text(self, text: str) -> None:
         self._text = text
@@ -78,11 +86,32 @@ class Reasoning(Static):
 
     def _draw(self) -> None:
         self.display = bool(self._text)
+        if not self._text:
+            return
         if self.is_folded:
             num_words = plural(len(self._text.split()), "word")
-            self.update(Content(f"▸ thought for {num_words} · {name_for(self, 'reasoning')} shows them"))
+            words = f"▸ thought for {num_words} · {name_for(self, 'reasoning')} shows them"
         else:
-            self.update(Content(f"▾ thought\n{self._text.strip()}"))
+            words = f"▾ thought\n{self._text.strip()}"
+        update_in_place(self, Content(words))
+
+
+class EndingLine(Static):
+    """Why an answer is not complete, and what to do."""
+
+    def __init__(self, finish: Finish) -> None:
+        super().__init__("", markup=False, classes="ending")
+        self._finish = finish
+
+    def on_mount(self) -> None:
+        self.show_finish(self._finish)
+
+    def show_finish(self, finish: Finish) -> None:
+        self._finish = finish
+        ending = ending_text(finish, name_for(self, "go_on"))
+        if ending:
+            self.update(Content(f"■ {ending}"))
+        self.display = bool(ending)
 
 
 class AnswerView(Vertical):
@@ -100,10 +129,10 @@ class AnswerView(Vertical):
         self._session = session
         self._live = self._live_body() if is_live else None
         self._body: AnswerMarkdown | Static = self._still_body() if self._live is None else self._live
-        self._reasoning = Reasoning()
-        self._reasoning.is_folded = folds_reasoning
-        self._footer = FooterLine()
-        self._ending = Static("", markup=False, classes="ending")
+        # What stands there when it is mounted is not drawn twice, and mostly above what is seen.
+        self._reasoning = Reasoning(clean_text(turn.reasoning), is_folded=folds_reasoning)
+        self._footer = FooterLine(footer_parts(turn, session))
+        self._ending = EndingLine(turn.finish)
         self._pieces: list[str] = [turn.text]
         self._thoughts: list[str] = [turn.reasoning]
         self._pace = PrefillPace()
@@ -123,10 +152,6 @@ class AnswerView(Vertical):
         yield self._body
         yield self._ending
         yield self._footer
-
-    def on_mount(self) -> None:
-        if not self.is_streaming:
-            self._show_turn()
 
     def begin(self) -> None:
         """Start to take text; what the answer has already stays."""
@@ -193,6 +218,4 @@ class AnswerView(Vertical):
     def _show_turn(self) -> None:
         self._reasoning.show_text(clean_text(self.turn.reasoning))
         self._footer.show_parts(footer_parts(self.turn, self._session))
-        ending = ending_text(self.turn.finish, name_for(self, "go_on"))
-        self._ending.update(Content(f"■ {ending}"))
-        self._ending.display = bool(ending)
+        self._ending.show_finish(self.turn.finish)

@@ -2,17 +2,22 @@
 
 from asyncio import CancelledError
 from contextlib import suppress
+from functools import cache
 from typing import ClassVar
 
+from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Heading
 from rich.markdown import Markdown as RichMarkdown
 from textual.content import Content
-from textual.widgets import Markdown
+from textual.css.query import NoMatches
+from textual.widgets import Label, Markdown
 from textual.widgets._markdown import MarkdownFence
 from textual.widgets.markdown import MarkdownStream
 
 from kvchat.session.markdown import answer_parser
+from kvchat.ui.widgets.in_place import update_in_place
+from kvchat.ui.widgets.markdown_growth import GrowingBulletList, GrowingOrderedList, GrowingParagraph
 
 
 class CodeFence(MarkdownFence):
@@ -25,6 +30,11 @@ class CodeFence(MarkdownFence):
             return Content(code)
         return MarkdownFence.highlight(code, language, ansi=ansi, dark=dark)
 
+    def set_content(self, content: Content) -> None:
+        self._content = content
+        with suppress(NoMatches):
+            update_in_place(self.query_one("#code-content", Label), content)
+
 
 class AnswerMarkdown(Markdown):
     """An answer's text. Between `begin` and `finish` it grows by `write`.
@@ -33,11 +43,18 @@ class AnswerMarkdown(Markdown):
         is_streaming: whether `write` still adds text.
     """
 
-    BLOCKS = {**Markdown.BLOCKS, "fence": CodeFence, "code_block": CodeFence}
+    BLOCKS = {
+        **Markdown.BLOCKS,
+        "fence": CodeFence,
+        "code_block": CodeFence,
+        "paragraph_open": GrowingParagraph,
+        "bullet_list_open": GrowingBulletList,
+        "ordered_list_open": GrowingOrderedList,
+    }
     BULLETS = ["• ", "◦ ", "▪ ", "• ", "◦ "]
 
     def __init__(self, text: str = "") -> None:
-        super().__init__(text, parser_factory=answer_parser, open_links=False)
+        super().__init__(text, parser_factory=_parser, open_links=False)
         self.is_streaming = False
         self._stream: MarkdownStream | None = None
 
@@ -78,4 +95,14 @@ class StillMarkdown(RichMarkdown):
     def __init__(self, text: str) -> None:
         super().__init__("", code_theme="ansi_dark", hyperlinks=False)
         self.markup = text
-        self.parsed = answer_parser().parse(text)
+        self.parsed = _parser().parse(text)
+
+
+@cache
+def _parser() -> MarkdownIt:
+    """Return the one parser of all answers: to make one takes longer than to parse a piece of text."""
+    parser = answer_parser()
+    parser.parse(
+        "*rules*"
+    )  # they are put together at the first use, which is to be over before threads share it
+    return parser

@@ -81,7 +81,8 @@ class StatusBar(Static):
         if self._figures is None:
             return
         self.set_class(self._figures.status.phase is EnginePhase.FAILED, "-failed")
-        self.update(Content(status_text(self._figures, self.content_size.width)))
+        # One line, whatever it says: nothing is to be laid out for it.
+        self.update(Content(status_text(self._figures, self.content_size.width)), layout=False)
 
 
 def _engine_parts(figures: StatusFigures) -> list[str]:

@@ -19,7 +19,9 @@ from kvchat.session.tree import Role, Session, Turn, TurnId
 from kvchat.ui.attachments import shown_message
 from kvchat.ui.figures import plural
 from kvchat.ui.plain_text import clean_text
+from kvchat.ui.portion import Portion
 from kvchat.ui.widgets.answer import AnswerView
+from kvchat.ui.widgets.in_place import update_in_place
 
 MAX_LIVE = 15
 """Answers kept as Markdown widgets; each costs layout time whenever text is added."""
@@ -29,9 +31,6 @@ PAGE_TURNS = 40
 
 FIRST_TURNS = 10
 """Of those the ones that are laid out first: more than most screens show, and what a person waits for."""
-
-PORTION_TURNS = 20
-"""Earlier turns mounted between two frames. Fewer take hardly less: all that is mounted is placed anew."""
 
 _AHEAD_PAGES = 2
 """Earlier turns come when there is less than this above what is on screen."""
@@ -51,10 +50,24 @@ class EarlierLine(Static):
     def __init__(self) -> None:
         super().__init__("", markup=False)
         self.display = False
+        self._num_turns = 0
+        self._num_drawn = 0
 
     def show(self, num_turns: int) -> None:
+        """Say how many there are, at once where that is seen, else when it is."""
+        self._num_turns = num_turns
         self.display = num_turns > 0
-        self.update(Content(f"▲ {plural(num_turns, 'earlier message')} · pageup shows more"))
+        if self.screen.can_view_partial(self):
+            self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._num_turns != self._num_drawn:
+            self._num_drawn = self._num_turns
+            words = f"▲ {plural(self._num_turns, 'earlier message')} · pageup shows more"
+            update_in_place(self, Content(words))
 
 
 TurnView = QuestionView | AnswerView
@@ -87,6 +100,9 @@ class Transcript(VerticalScroll):
         self._session: Session | None = None
         self._folds_reasoning = True
         self._from_end: float | None = None
+        self._num_coming = 0
+        self._portion = Portion()
+        self._welcome = ""
         self.selected: TurnView | None = None
 
     def compose(self) -> ComposeResult:
@@ -115,7 +131,9 @@ class Transcript(VerticalScroll):
 
     def show_welcome(self, text: str) -> None:
         """Set what stands in an empty conversation."""
-        self.query_one("#welcome", Static).update(Content(text))
+        if text != self._welcome:
+            self._welcome = text
+            self.query_one("#welcome", Static).update(Content(text))
 
     async def show_turns(self, turns: Sequence[Turn], session: Session | None = None) -> None:
         """Show another branch, from its end.
@@ -125,7 +143,7 @@ class Transcript(VerticalScroll):
         """
         async with self.batch():
             self.unselect()
-            self._session, self._from_end = session, None
+            self._session, self._from_end, self._num_coming = session, None, 0
             self._hidden = list(turns[:-FIRST_TURNS])
             views = self._views_of(turns[-FIRST_TURNS:], MAX_LIVE)
             await self.query("QuestionView, AnswerView").remove()
@@ -138,32 +156,43 @@ class Transcript(VerticalScroll):
 
     async def _fill_first_page(self, first: Widget) -> None:
         """Mount the rest of the first page above `first`, unless another branch is shown by now."""
-        num_turns = min(PORTION_TURNS, PAGE_TURNS - len(self.views))
+        most_turns = PAGE_TURNS - len(self.views)
         num_live = sum(isinstance(view, AnswerView) and view.is_live for view in self.views)
-        if num_turns > 0 and await self._mount_above(first, num_turns, most_live=MAX_LIVE - num_live):
+        if most_turns > 0 and await self._mount_above(first, most_turns, most_live=MAX_LIVE - num_live):
             self.call_after_refresh(self._fill_first_page, self.views[0])
 
     async def page_up(self) -> None:
-        """Scroll up by a page, and mount earlier turns before they are needed."""
-        if self._hidden and self.scroll_y < _AHEAD_PAGES * self.scrollable_content_region.height:
+        """Scroll up by a page; where there is less than that above, earlier turns are mounted first."""
+        if self._hidden and self.views and self.scroll_y < self.scrollable_content_region.height:
             await self.show_earlier()
-            self.call_after_refresh(self.scroll_page_up)
+            self.call_after_refresh(self.page_up)
         else:
-            self.scroll_page_up()
+            self.scroll_page_up(on_complete=self._mount_ahead)
 
-    async def show_earlier(self) -> None:
-        """Mount some turns above, and keep what is on screen where it is."""
-        if self.views:
-            await self._mount_above(self.views[0], PORTION_TURNS)
+    async def show_earlier(self) -> bool:
+        """Mount a few turns above, and keep what is on screen where it is; return whether there were any."""
+        return bool(self.views) and await self._mount_above(self.views[0])
 
-    async def _mount_above(self, first: Widget, num_turns: int, most_live: int = 0) -> bool:
-        """Mount turns above `first`; return whether it was the first still, and there were any."""
+    async def _mount_ahead(self) -> None:
+        """Mount turns before they are needed, a few between two frames, while nothing scrolls."""
+        is_enough = self.scroll_y >= _AHEAD_PAGES * self.scrollable_content_region.height
+        if is_enough or self.app.animator.is_being_animated(self, "scroll_y"):
+            return
+        if await self.show_earlier():
+            self.call_after_refresh(self._mount_ahead)
+
+    async def _mount_above(self, first: Widget, most_turns: int = PAGE_TURNS, most_live: int = 0) -> bool:
+        """Mount a portion of turns above `first`; return whether that still was the first, and any came."""
         async with self.batch():
             if not self._hidden or self.views[:1] != [first]:
                 return False
+            num_turns = min(self._portion.num, most_turns, len(self._hidden))
+            self._portion.begin(num_turns)
             page, self._hidden = self._hidden[-num_turns:], self._hidden[:-num_turns]
             self.app.animator.force_stop_animation(self, "scroll_y")
-            self._from_end = self.virtual_size.height - self.scroll_y
+            self._num_coming += 1
+            if self._from_end is None:  # else it still holds what was on screen before the portion above
+                self._from_end = self.virtual_size.height - self.scroll_y
             await self.page.mount_all(self._views_of(page, most_live), before=first)
             self._draw_earlier_line()
         self.call_after_refresh(self._let_go)
@@ -181,8 +210,11 @@ class Transcript(VerticalScroll):
         return placed
 
     def _let_go(self) -> None:
-        """Scroll freely again."""
-        self._from_end = None
+        """Scroll freely again, unless more is on its way."""
+        self._portion.end()
+        self._num_coming = max(0, self._num_coming - 1)
+        if not self._num_coming:
+            self._from_end = None
 
     async def add_question(self, turn: Turn) -> None:
         await self.page.mount_all([QuestionView(turn)])

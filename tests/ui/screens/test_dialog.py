@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from textual import events
 from textual.widgets import OptionList
 
 from kvchat.ui.screens.dialog import Dialog
@@ -104,3 +105,35 @@ async def test_what_is_looked_up_for_a_dialog_that_has_gone_is_not_drawn(tmp_pat
         assert not tokens.is_open
         assert not inspector.is_open
         assert shown.app.screen is shown.screen
+
+
+@pytest.mark.parametrize("keys", [["f7"] * 3, ["f1"] * 3, ["ctrl+r"] * 3, ["f7", "f1", "ctrl+r", "f7"]])
+async def test_keys_that_are_pressed_in_one_go_open_one_at_most(tmp_path: Path, keys: list[str]) -> None:
+    async with window(tmp_path, prepare=talk, initial="Bergen") as shown:
+        await opened(shown)
+        most = 0
+
+        def look() -> None:
+            nonlocal most
+            most = max(most, len(shown.app.screen_stack))
+
+        shown.screen.set_interval(0.001, look)
+        for key in keys:
+            shown.app.post_message(events.Key(key, None))
+        await shown.until(lambda: most > 1)
+        await shown.pilot.pause()
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.app.screen is shown.screen)
+        assert most == 2
+
+
+async def test_enter_that_is_pressed_twice_on_a_message_asks_once_what_to_do(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=talk, initial="Bergen") as shown:
+        await opened(shown)
+        await shown.pilot.press("f6")
+        shown.transcript.action_choose()
+        shown.transcript.action_choose()
+        await shown.until_shown("enter or the letter")
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.app.screen is shown.screen)
+        await shown.until_at_rest()

@@ -29,7 +29,6 @@ async def test_an_answer_that_has_left_the_window_takes_its_end_and_ends_nothing
         view = AnswerView(replace(ANSWER, finish=Finish.INTERRUPTED), is_live=False)
         await app.mount(view)
         await view.remove()
-        view.on_mount()
         view.add_reasoning("By train?")
         await view.finish(ANSWER)
         await pilot.pause()

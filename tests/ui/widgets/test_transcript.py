@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.ui.widgets.transcript import PAGE_TURNS, PORTION_TURNS
+from kvchat.ui.widgets.transcript import PAGE_TURNS
 from tests.ui.harness import Window, window
 from tests.ui.scripted import ScriptedChat
 
@@ -40,12 +40,16 @@ async def test_earlier_messages_come_a_few_at_a_time_and_move_nothing_that_is_on
         await shown.until(lambda: shown.transcript.scroll_y == 5)
         before = on_screen(shown)
         assert any(f"Oslo {NUM - 19}?" in line for line in before)
-        for num_more in (PORTION_TURNS, 2 * PORTION_TURNS):
-            at = shown.transcript.scroll_y
-            await shown.transcript.show_earlier()
-            await shown.until(lambda at=at: shown.transcript.scroll_y > at)
-            assert len(shown.transcript.views) == PAGE_TURNS + num_more
+        num_portions = 0
+        while shown.transcript.num_hidden:
+            assert await shown.transcript.show_earlier()
+            await shown.until(lambda: shown.transcript.views[0].region.height > 0)
+            await shown.pilot.pause()
             assert on_screen(shown) == before
+            num_portions += 1
+        assert num_portions > 1
+        assert shown.questions == [f"Oslo {number}?" for number in range(NUM)]
+        assert not await shown.transcript.show_earlier()
 
 
 async def test_a_page_up_near_the_top_goes_a_whole_page_into_earlier_messages(tmp_path: Path) -> None:
@@ -59,7 +63,18 @@ async def test_a_page_up_near_the_top_goes_a_whole_page_into_earlier_messages(tm
         await shown.pilot.press("pageup")
         height = transcript.scrollable_content_region.height
         await shown.until(lambda: transcript.max_scroll_y - transcript.scroll_y == below + height)
-        assert len(transcript.views) == PAGE_TURNS + PORTION_TURNS
+        assert len(transcript.views) > PAGE_TURNS
+
+
+async def test_earlier_messages_are_there_before_the_next_page_up_needs_them(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
+        await opened(shown)
+        transcript = shown.transcript
+        height = transcript.scrollable_content_region.height
+        while transcript.num_hidden:
+            await shown.pilot.press("pageup")
+            await shown.until(lambda: transcript.scroll_y >= 2 * height or not transcript.num_hidden)
+        assert shown.questions == [f"Oslo {number}?" for number in range(NUM)]
 
 
 async def test_earlier_messages_of_a_conversation_that_is_just_left_are_not_mounted(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""Layout of what is seen, where nothing but the conversation has changed.
+
+Textual places every widget that is mounted for each line that an answer grows by, also the hundreds of an
+earlier page that nobody sees, and tells each its size; while it scrolls it places those that are seen.
+"""
+
+from typing import Self
+
+from textual import events
+from textual.geometry import Region, Size
+from textual.map_geometry import MapGeometry
+from textual.widget import Widget
+
+from kvchat.ui.screens.desk import DeskScreen
+
+
+class PartialLayoutScreen(DeskScreen):
+    """Places only what is seen where all that was to be laid out lies inside one widget that scrolls.
+
+    Attributes:
+        scrolled: that widget; None: everything is always laid out.
+    """
+
+    scrolled: Widget | None = None
+    _is_all_due = False
+    _drawn: dict[Widget, MapGeometry] | None = None
+    """What is on the screen, and where."""
+
+    def refresh(
+        self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
+    ) -> Self:
+        self._is_all_due = self._is_all_due or layout
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
+
+    def _refresh_layout(self, size: Size | None = None, scroll: bool = False) -> None:
+        if size is None and self._is_all_inside():
+            self._lay_out_seen()
+        else:
+            self._lay_out_all(size, scroll)
+
+    def _is_all_inside(self) -> bool:
+        """Whether everything that has asked for a layout lies inside the scrolled widget. It asks itself when
+        what is in it has become higher, and has its own size from its parent.
+        """
+        scrolled, changed = self.scrolled, self._layout_widgets
+        if scrolled is None or self._drawn is None or self._is_all_due or not changed:
+            return False
+        # Of each container the children that have asked, but for those which are containers here themselves.
+        return all(
+            node is scrolled
+            or scrolled in node.ancestors
+            or (node is scrolled.parent and children <= {scrolled})
+            for node, children in changed.items()
+        )
+
+    def _lay_out_all(self, size: Size | None, scroll: bool) -> None:
+        is_all = not scroll or bool(self._layout_widgets)
+        if is_all and self._drawn is not None and self._drawn is not self._compositor._full_map:
+            # What Textual compares the new places with is not what is on the screen.
+            self._compositor._dirty_regions.add((size or self.outer_size).region)
+        super()._refresh_layout(size, scroll)
+        self._is_all_due = self._is_all_due and not is_all
+        self._note_drawn()
+
+    def _lay_out_seen(self) -> None:
+        """Do what Textual does for a scroll; widgets that have grown are told their size, too."""
+        compositor = self._compositor
+        compositor.update_widgets(self._dirty_widgets)
+        self._update_timer.pause()
+        compositor._visible_map = self._drawn
+        exposed = compositor.reflow_visible(self, self.outer_size)
+        self._layout_widgets.clear()
+        self._note_drawn()
+        for widget, place in compositor.layers:
+            size = place.region.size
+            is_new = widget in exposed or widget.outer_size != size
+            widget._size_updated(size, place.virtual_size, place.container_size, layout=False)
+            if is_new:
+                widget.post_message(events.Resize(size, place.virtual_size, place.container_size))
+        if self.is_current:
+            if self.app._batch_count:
+                self.call_later(self._compositor_refresh)
+            else:
+                self._compositor_refresh()
+        self.screen_layout_refresh_signal.publish(self)
+
+    def _note_drawn(self) -> None:
+        compositor = self._compositor
+        seen = compositor._visible_map
+        self._drawn = compositor._full_map if seen is None else seen
