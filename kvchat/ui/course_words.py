@@ -20,6 +20,16 @@ def computing_words(cost: EditCost) -> str:
     return f"computes {plural(cost.computed_tokens, 'token')}, {count_text(cost.reused_tokens)} reused"
 
 
+def heading_words(cost: EditCost, snapshot: CacheSnapshot | None) -> tuple[str, ...]:
+    """Return what an edit computes, with the bytes of it, and without them for where there is no room."""
+    short = computing_words(cost)
+    computed, reused = (in_bytes(num, snapshot) for num in (cost.computed_tokens, cost.reused_tokens))
+    if not cost.is_known or not computed + reused:
+        return (short,)
+    tokens = plural(cost.computed_tokens, "token")
+    return f"computes {tokens}{computed}, {count_text(cost.reused_tokens)} reused{reused}", short
+
+
 def edit_words(cost: EditCost, snapshot: CacheSnapshot | None = None) -> str:
     """Return what an edit computes, and what it leaves behind; in bytes too, where a snapshot tells them."""
     words = f"{computing_words(cost)}; {_left_words(cost)} from here on stay on the branch as it was"

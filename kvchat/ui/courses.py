@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -16,10 +17,10 @@ from kvchat.ui.bridge import ChatService, ConversationView
 from kvchat.ui.course_words import (
     COSTLY_TOKENS,
     changed_words,
-    computing_words,
     drop_words,
     edit_words,
     excerpt,
+    heading_words,
     undo_words,
 )
 from kvchat.ui.desk import Desk
@@ -62,7 +63,7 @@ class Courses:
 
     Attributes:
         editing: the message that is being changed in the prompt, as far as it has got.
-        cost: what sending it would compute, in words; empty until that is known.
+        costs: what sending it would compute, in ever fewer words; empty until that is known.
         asked: changed messages whose cost is being looked up, or agreed to.
     """
 
@@ -71,7 +72,7 @@ class Courses:
         self._chat = chat
         self._turns = turns
         self.editing: Turn | None = None
-        self.cost = ""
+        self.costs: Sequence[str] = ()
         self.asked: list[str] = []
         self._rest: Timer | None = None
 
@@ -79,11 +80,11 @@ class Courses:
 
     def begin_edit(self, question: Turn) -> None:
         """Put an earlier message into the prompt; sending it goes on from there."""
-        self.editing, self.cost = question, ""
+        self.editing, self.costs = question, ()
         self._screen.show_edit(question.text)
 
     def end_edit(self) -> None:
-        self.editing, self.cost = None, ""
+        self.editing, self.costs = None, ()
         self._screen.show_edit(None)
 
     def text_changed(self, text: str) -> None:
@@ -107,13 +108,12 @@ class Courses:
             self._screen.begin(partial(self._show_cost, self.editing, whole), group="look")
 
     async def _show_cost(self, question: Turn, text: str) -> None:
-        try:
+        costs: Sequence[str] = ()
+        with suppress(KvchatError):
             cost = await asyncio.to_thread(self._chat.edit_cost, self._turns.conversation, question.id, text)
-            words = computing_words(cost)
-        except KvchatError:
-            words = ""
+            costs = heading_words(cost, self._screen.snapshot)
         if self.editing is question:
-            self.cost = words
+            self.costs = costs
             self._screen.draw_heading()
 
     async def _send_edit(self, question: Turn, text: str) -> None:

@@ -1,5 +1,7 @@
 """What stands above the conversation, and in an empty one. Pure."""
 
+from collections.abc import Sequence
+
 from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.bridge import ConversationView
 from kvchat.ui.figures import plural
@@ -27,10 +29,15 @@ def heading_text(conversation: ConversationView | None, title: str | None, width
     return fitted(title or "new conversation", max(_LEAST_TITLE, width - len(rest))) + rest
 
 
-def editing_text(cost: str, width: int, key: str = "esc") -> str:
-    """Return what stands above while an earlier message is changed."""
-    rest = "".join(f" · {part}" for part in (cost, f"{key} gives up") if part)
-    return fitted("editing", max(_LEAST_TITLE, width - len(rest))) + rest
+def editing_text(costs: Sequence[str], width: int, key: str = "esc") -> str:
+    """Return what stands above while an earlier message is changed.
+
+    Args:
+        costs: what sending it computes, in ever fewer words; none while that is not known.
+    """
+    title, end = "editing", f" · {key} gives up"
+    texts = [f"{title} · {cost}{end}" for cost in costs] or [title + end]
+    return next((text for text in texts if len(text) <= width), texts[-1])
 
 
 def welcome_text(phase: EnginePhase, num_stored: int, key: str = "f1") -> str:

@@ -17,6 +17,7 @@ _BEGUN = (
     "deleted, words and KV, when you leave it; /temp again keeps it."
     " Until then it is stored: kvchat --temp writes nothing at all"
 )
+_TOO_LATE = "it is just being deleted, as it was left"
 _NOT_YET = "its first message is just being stored, so it is still temporary: /temp again keeps it"
 
 
@@ -39,6 +40,7 @@ class Temporary:
         self._screen = screen
         self._chat = chat
         self._turns = turns
+        self._leaving: set[SessionId] = set()
         self._deleting: set[SessionId] = set()
 
     @property
@@ -62,6 +64,9 @@ class Temporary:
         if shown is None and self._turns.is_running:
             self._screen.warn(_NOT_YET)
             return
+        if shown is not None and shown.session.id in self._deleting:
+            self._screen.warn(_TOO_LATE)
+            return
         if shown is None:
             self._turns.draft = replace(self._turns.draft, is_temporary=False)
         else:
@@ -71,12 +76,18 @@ class Temporary:
 
     async def left(self, conversation: ConversationView | None) -> None:
         """Delete what has left the screen, if it is temporary; while it is answered, it waits for the end."""
-        if conversation is None or not self.is_temporary(conversation):
+        if conversation is None:
             return
-        shown, session_id = self._turns.conversation, conversation.session.id
-        is_shown = shown is not None and shown.session.id == session_id
-        if not is_shown and session_id not in self._deleting and not self._turns.is_answering(session_id):
+        session_id = conversation.session.id
+        if session_id not in self._leaving and self._is_to_go(session_id):
             await self._delete(conversation)
+
+    def _is_to_go(self, session_id: SessionId) -> bool:
+        """Whether a session is temporary, not on screen, and not being answered."""
+        shown = self._turns.conversation
+        is_shown = shown is not None and shown.session.id == session_id
+        is_busy = is_shown or self._turns.is_answering(session_id)
+        return session_id in self._turns.temporary and not is_busy
 
     def delete_all(self) -> None:
         """Delete every temporary conversation, before the interface is left; one that still writes stays."""
@@ -88,10 +99,13 @@ class Temporary:
 
     async def _delete(self, conversation: ConversationView) -> None:
         session_id = conversation.session.id
-        self._deleting.add(session_id)
+        self._leaving.add(session_id)
         try:
             await self._screen.leave_session(session_id)
             await asyncio.to_thread(self._chat.close, conversation)
+            if not self._is_to_go(session_id):
+                return  # somebody has come back to it meanwhile, and may have said that it is to be kept
+            self._deleting.add(session_id)
             await asyncio.to_thread(self._chat.store.delete_session, session_id)
             self._turns.temporary.discard(session_id)  # only now: until then leaving kvchat deletes it
             for words in await asyncio.to_thread(self._chat.store.still_readable):
@@ -101,6 +115,7 @@ class Temporary:
         else:
             self._screen.tell("the temporary conversation is gone")
         finally:
+            self._leaving.discard(session_id)
             self._deleting.discard(session_id)
         self._screen.conversation_changed()
 

@@ -1,11 +1,11 @@
 """The turns of all open conversations: in each one runs and others wait; on screen, what comes is drawn."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvchat.chat import Loading, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
@@ -248,7 +248,7 @@ class Turns:
     async def show(self, conversation: ConversationView | None, draft: Draft | None = None) -> None:
         """Put another conversation, or a draft, on the screen. What is being answered goes on behind it."""
         async with self._drawing:  # else what is just being drawn would go on into the other one
-            await self._show(conversation, draft)
+            await _to_its_end(self._show(conversation, draft))
 
     async def _show(self, conversation: ConversationView | None, draft: Draft | None) -> None:
         if self._lane.is_busy and self._lane.holds(conversation):
@@ -424,6 +424,18 @@ class Turns:
         self._listener.turn_failed(error, pending.text if pending and not is_kept else "")
         if isinstance(error, PoolExhausted) and error.fits_in:
             self._listener.outgrown(error.fits_in)
+
+
+async def _to_its_end(drawing: Coroutine[Any, Any, None]) -> None:
+    """Wait for what must not be left half drawn; who is cancelled meanwhile is so once it is drawn."""
+    task = asyncio.ensure_future(drawing)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # who is cancelled is told nothing else
+        raise
 
 
 def _batch_key(event: FeedEvent) -> type | None:

@@ -174,7 +174,7 @@ class ConversationScreen(WindowScreen):
     async def _open(self, opener: Opener, draft: Draft | None) -> None:
         self._reach.begin()
         try:
-            conversation = await opener()
+            conversation = await self._opened_by(opener)
         except KvchatError as error:
             self._is_opening = False
             self.warn(str(error))
@@ -189,6 +189,24 @@ class ConversationScreen(WindowScreen):
             self.begin(partial(self._tell_reach, conversation), group="reach")
             for notice in await asyncio.to_thread(self._chat.notices, conversation):
                 self.warn(notice)
+
+    async def _opened_by(self, opener: Opener) -> ConversationView | None:
+        """Return what is opened; what comes when nobody waits for it any more is closed."""
+        opening = asyncio.ensure_future(opener())
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(self._close_late)
+            raise
+
+    def _close_late(self, opening: asyncio.Future[ConversationView | None]) -> None:
+        if not opening.cancelled() and opening.exception() is None and self.is_attached:
+            self.run_worker(self._close(self._unseen(opening.result())))
+
+    def _unseen(self, conversation: ConversationView | None) -> list[ConversationView]:
+        """Return a conversation that was opened and is neither on screen nor behind it, to be closed."""
+        is_open = conversation is None or any(one is conversation for one in self._opened())
+        return [] if conversation is None or is_open else [conversation]
 
     async def _put_on_screen(
         self, conversation: ConversationView | None, draft: Draft | None
@@ -206,6 +224,7 @@ class ConversationScreen(WindowScreen):
             self.courses.end_edit()
             await self.turns.show(conversation, draft)
         finally:  # beside this: the next one to be opened ends this
+            closing += self._unseen(conversation)
             self.begin(partial(self.temporary.left, before))
             if closing:
                 self.begin(partial(self._close, closing))
@@ -403,7 +422,7 @@ class ConversationScreen(WindowScreen):
         heading = self.query_one("#heading", Static)
         width = heading.content_size.width
         if self.courses.editing is not None:
-            text = editing_text(self.courses.cost, width, key_name(self.own_keys, "stop"))
+            text = editing_text(self.courses.costs, width, key_name(self.own_keys, "stop"))
         else:
             stored = self.shelf.sessions.title(conversation.session.id) if conversation else None
             stop = key_name(self.own_keys, "stop")

@@ -6,6 +6,8 @@ from threading import Event
 import pytest
 
 from kvchat.engine.api.status import EnginePhase
+from kvchat.ui.figures import bytes_text
+from kvchat.ui.price_words import bytes_of
 from kvchat.ui.screens.confirm import ConfirmScreen
 from tests.ui.harness import Window, window
 from tests.ui.scripted import Answer
@@ -103,9 +105,12 @@ async def test_the_cost_of_an_edit_is_shown_while_it_is_typed(tmp_path: Path) ->
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")
         await shown.say("/edit")
-        await shown.until_shown("editing · computes 5 tokens, 10 reused · esc gives up")
+        size = bytes_text(bytes_of(5, shown.screen.snapshot) or 0)
+        await shown.until_shown(f"editing · computes 5 tokens ({size}), 10 reused ({size}) · esc gives up")
         await shown.type(" again")
-        await shown.until_shown("editing · computes 11 tokens, 10 reused")
+        await shown.until_shown(f"editing · computes 11 tokens ({size}), 10 reused")
+        await shown.pilot.resize_terminal(64, 30)
+        await shown.until_shown("editing · computes 11 tokens, 10 reused · esc gives up")
         await shown.pilot.press("escape")
         await shown.until_gone("editing")
         await shown.type("x")

@@ -105,3 +105,53 @@ async def test_all_that_is_kept_open_no_more_is_closed_though_another_is_opened_
         await shown.until(lambda: shown.questions == ["Voss?"])
         await shown.until_at_rest()
         assert {oldest, moved.session.id} <= set(shown.chat.closed)
+
+
+async def test_what_was_opened_is_closed_though_another_was_asked_for_before_it_came(tmp_path: Path) -> None:
+    def prepare(chat: ScriptedChat) -> None:
+        for title in ("Oslo", "Bergen"):
+            chat.add_session(title, [(f"{title}?", "Yes.")])
+
+    async with window(tmp_path, prepare=prepare) as shown:
+        late = shown.chat.open("Oslo").session.id
+        gate = asyncio.Event()
+        shown.screen.open_with(opener(shown, gate, "Oslo"))
+        await shown.pilot.pause()
+        shown.screen.verbs.switch("Bergen")
+        await shown.until(lambda: shown.questions == ["Bergen?"])
+        assert shown.chat.closed == []
+        gate.set()
+        await shown.until(lambda: shown.chat.closed == [late])
+        assert shown.questions == ["Bergen?"]
+
+
+async def test_what_waits_to_be_drawn_is_closed_though_another_was_asked_for_meanwhile(
+    tmp_path: Path,
+) -> None:
+    def prepare(chat: ScriptedChat) -> None:
+        for title in ("Oslo", "Bergen"):
+            chat.add_session(title, [(f"{title}?", "Yes.")])
+
+    async with window(tmp_path, prepare=prepare) as shown:
+        late = shown.chat.open("Oslo").session.id
+        async with shown.screen.turns._drawing:
+            await shown.say("/switch Oslo")
+            await shown.until(lambda: any(one.group == "open" for one in shown.app.workers))
+            await shown.pilot.pause(0.05)  # it is opened, and waits for what is being drawn
+            shown.screen.verbs.switch("Bergen")
+            await shown.until(lambda: shown.chat.closed == [late])
+        await shown.until(lambda: shown.questions == ["Bergen?"])
+
+
+async def test_what_is_being_drawn_is_drawn_to_its_end_though_another_was_asked_for_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with window(tmp_path, prepare=talk) as shown:
+        monkeypatch.setattr(
+            shown.chat, "bring_forward", lambda conversation: shown.screen.verbs.switch("nowhere")
+        )
+        await shown.say("/switch Oslo")
+        await shown.until(lambda: any("no session" in one.message for one in shown.app._notifications))
+        await shown.until_shown("Oslo  ›  main")
+        assert shown.questions == ["By boat?"]
+        assert shown.chat.closed == []

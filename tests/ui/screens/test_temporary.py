@@ -210,6 +210,59 @@ async def test_it_is_not_said_to_be_kept_while_its_first_message_is_being_stored
         await shown.until(lambda: titles(shown) == ["Oslo"])
 
 
+@pytest.mark.slow
+async def test_one_that_is_come_back_to_and_kept_while_it_is_let_go_of_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate = Event(), Event()
+
+    def close(conversation: ScriptedConversation) -> None:
+        begun.set()
+        gate.wait(20)
+
+    async with window(tmp_path, prepare=talk) as shown:
+        await shown.say("/temp")
+        await shown.say_and_wait("no secret")
+        monkeypatch.setattr(shown.chat, "close", close)
+        await shown.say("/switch Oslo")
+        await shown.until(begun.is_set)
+        await shown.say("/switch no secret")
+        await shown.until(lambda: shown.questions == ["no secret"])
+        await shown.say("/temp")
+        await shown.until_shown("this conversation is kept")
+        gate.set()
+        await shown.until_at_rest()
+        assert titles(shown) == ["Oslo", "no secret"]
+        assert shown.questions == ["no secret"]
+
+
+@pytest.mark.slow
+async def test_one_whose_words_are_just_being_deleted_is_not_said_to_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate = Event(), Event()
+    async with window(tmp_path, prepare=talk) as shown:
+        await shown.say("/temp")
+        await shown.say_and_wait("a secret")
+        delete = shown.chat.store.delete_session
+
+        def late(session_id: SessionId) -> None:
+            begun.set()
+            gate.wait(20)
+            delete(session_id)
+
+        monkeypatch.setattr(shown.chat.store, "delete_session", late)
+        await shown.say("/switch Oslo")
+        await shown.until(begun.is_set)
+        await shown.say("/switch a secret")
+        await shown.until(lambda: shown.questions == ["a secret"])
+        await shown.say("/temp")
+        await shown.until_shown("it is just being deleted")
+        gate.set()
+        await shown.until(lambda: titles(shown) == ["Oslo"])
+        assert not any("is kept" in one.message for one in shown.app._notifications)
+
+
 async def test_clear_begins_another_conversation_and_deletes_nothing(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.say_and_wait("hello")
