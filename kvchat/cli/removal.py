@@ -160,6 +160,10 @@ class TidyStore(SessionStore):
         """Return in which files deleted words may still be read, each with what to do about it."""
         return (*super().still_readable(), *self._left_in_cache)
 
+    def references_of(self, session_id: SessionId, block_size: int) -> References:
+        """Return what a session refers to in blocks of a size, over views too."""
+        return self._of(block_size, [session_id])
+
     def would_remove(self, doomed: Iterable[SessionId]) -> Removed:
         """Return what deleting sessions would free, and what of them would stay; changes nothing."""
         doomed = set(doomed)

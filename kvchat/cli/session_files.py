@@ -1,6 +1,8 @@
 """What the interface does with the files behind its sessions: exports, and what deleting would free."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvchat.cli.deletion_words import OTHERS, branch_words, expected_words
 from kvchat.cli.export_format import Format, format_of
@@ -9,6 +11,10 @@ from kvchat.cli.streams import Status
 from kvchat.config import Settings
 from kvchat.errors import FileTaken, UsageError
 from kvchat.session.tree import SessionId
+from kvchat.ui.bridge import OnDisk
+
+if TYPE_CHECKING:
+    from kvchat.cli.kept_on_disk import KeptOnDisk
 
 
 class SessionFiles:
@@ -17,6 +23,18 @@ class SessionFiles:
     def __init__(self, settings: Settings, store: TidyStore) -> None:
         self._settings = settings
         self._store = store
+        self._kept: KeptOnDisk | None = None
+
+    def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, OnDisk]:
+        """Count what of each session's KV is on disk; see `KeptOnDisk.count`.
+
+        Raises:
+            StorageError: it cannot be counted.
+        """
+        from kvchat.cli.kept_on_disk import KeptOnDisk
+
+        self._kept = self._kept or KeptOnDisk(self._store, self._settings)
+        return self._kept.count(is_stopped)
 
     def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
         """Write a session to the file or in the form that is named, and say what was written.

@@ -6,7 +6,7 @@ begins, such as the first word.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Thread
@@ -201,8 +201,28 @@ class ChatService(Protocol):
     def notices(self, conversation: Any) -> Sequence[str]: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDisk:
+    """What of a session's KV is stored: what no other session has, and what others have too."""
+
+    own_bytes: int
+    shared_bytes: int
+
+
 class SessionFiles(Protocol):
     """What may be done with the files behind the sessions."""
+
+    def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, OnDisk]:
+        """Count what of each session's KV is on disk; those that have none are not in it. Takes a while the
+        first time; one call at a time.
+
+        Args:
+            is_stopped: whether nobody wants to know it any more.
+
+        Raises:
+            KvchatError: it cannot be counted.
+        """
+        ...
 
     def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
         """Write a session to the file, or in the form, that a person names; return what was written.

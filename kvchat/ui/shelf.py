@@ -1,8 +1,10 @@
 """What is done with stored sessions: listed, searched, exported, pinned, renamed, deleted."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Event
 from time import monotonic, time
 from typing import Protocol
 
@@ -18,11 +20,17 @@ from kvchat.ui.stored_sessions import StoredSessions
 from kvchat.ui.turns import Turns
 from kvchat.ui.widgets.session_rows import UNTITLED, Finding, Held, ListOptions, SessionWithBranches
 
+log = logging.getLogger(__name__)
+
 _REST_S = 0.12
 """Messages are searched when typing has rested for this long; titles are at once."""
 _FRESH_S = 2.0
 """The list is drawn for other marks and bytes this often at most: while an answer is written, blocks fill."""
 _MINUTE_S = 60
+_COUNT_SHARE = 0.05
+"""Of the time, that counting what is on disk may take where it takes long."""
+_COUNT_S = 2.0
+"""What is on disk is counted when nothing has changed for this long; an answer's last block is there then."""
 
 
 class ShelfDesk(Desk, Protocol):
@@ -58,6 +66,9 @@ class Shelf:
         self._turns = turns
         self._finding = Finding()
         self._rest: Timer | None = None
+        self._until_count: Timer | None = None
+        self._is_counting = False
+        self._not_before_s = 0.0
         self._drawn_as: tuple[object, ...] = ()
         self._drawn_s = 0.0
 
@@ -123,6 +134,32 @@ class Shelf:
             self._screen.warn(str(error))
         self.draw()
         self._screen.draw_heading()
+        self._count_later()
+
+    def _count_later(self) -> None:
+        if self._until_count is not None:
+            self._until_count.stop()
+        self._until_count = self._screen.set_timer(_COUNT_S, self._begin_count)
+
+    def _begin_count(self) -> None:
+        self._until_count = None
+        if self._is_counting or monotonic() < self._not_before_s:
+            self._count_later()
+        elif not self._turns.is_any_running:  # when it has ended the list is read again, and this comes back
+            self._screen.begin(self._count)
+
+    async def _count(self) -> None:
+        """Count what of the sessions is on disk, and draw it; where it cannot be counted nothing is said."""
+        self._is_counting, began_s, is_over = True, monotonic(), Event()
+        try:
+            self.sessions.on_disk = await asyncio.to_thread(self._files.on_disk, is_over.is_set)
+        except KvchatError:
+            log.warning("what is on disk cannot be counted", exc_info=True)
+        finally:
+            is_over.set()  # a window that closes waits for no thread that goes on
+            self._is_counting = False
+            self._not_before_s = monotonic() + (monotonic() - began_s) / _COUNT_SHARE
+        self.draw()
 
     def _search(self, words: str) -> None:
         self._screen.begin(partial(self._draw_hits, words), group="search")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from time import time
 
 from kvchat.session.tree import Session, SessionId
-from kvchat.ui.bridge import ConversationView, SessionShelf
+from kvchat.ui.bridge import ConversationView, OnDisk, SessionShelf
 from kvchat.ui.plain_text import STEP, one_line
 from kvchat.ui.widgets.cache_rows import BranchNames
 from kvchat.ui.widgets.session_rows import Finding, Held, ListOptions, SessionWithBranches, title_of
@@ -17,11 +17,13 @@ class StoredSessions:
     Attributes:
         entries: newest first.
         approximate: the sessions with an answer that was sampled on approximate KV.
+        on_disk: what of their KV is stored, as last counted.
     """
 
     def __init__(self, store: SessionShelf) -> None:
         self.entries: tuple[SessionWithBranches, ...] = ()
         self.approximate: frozenset[str] = frozenset()
+        self.on_disk: Mapping[SessionId, OnDisk] = {}
         self._store = store
 
     def read(self) -> None:
@@ -80,5 +82,6 @@ class StoredSessions:
             held_branches=held_branches,
             now=time(),
             approximate=self.approximate,
+            on_disk=self.on_disk,
             finding=finding,
         )

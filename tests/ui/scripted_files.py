@@ -1,6 +1,6 @@
 """The machine behind the window, on a script: settings, models, formats, files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import Event
 
@@ -8,6 +8,7 @@ from kvchat.engine.api.losses import GaugeReport
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, FileTaken, UsageError
 from kvchat.session.tree import SessionId
+from kvchat.ui.bridge import OnDisk
 from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
 
 
@@ -33,6 +34,7 @@ class ScriptedFiles:
             model="m", num_tokens=9, num_replayed=1, exact_bytes=9, exact_token_bytes=1.0, formats=()
         )
         self.more_words = ""
+        self.stored: dict[SessionId, OnDisk] = {}
         self.changing = Event()
         self.changing.set()
 
@@ -92,6 +94,9 @@ class ScriptedFiles:
     def go_on_in(self, session_id: str, cache_format: str) -> str:
         self.formats.append((session_id, cache_format))
         return f"goes on in {cache_format}"
+
+    def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, OnDisk]:
+        return self.stored
 
     def export(self, session_id: SessionId, branch: str, wish: str, *, force: bool = False) -> str:
         if not wish.endswith(".md"):

@@ -53,11 +53,11 @@ _LEGEND = (
 
 _MARKS = (
     ("●  ▸  ○", "on screen, being answered behind it, on the device"),
-    ("◐  ·", "open but moved off the device, stored; a branch without a mark is stored"),
+    ("◐  ◌  ·", "open but moved off the device, KV on disk, words alone; a branch without a mark is stored"),
     ("≈", "with an answer that was sampled on approximate KV"),
     ("▸2", "its branches, folded into one line: right shows them, left folds them"),
     ("★", "pinned: stays on top, its KV on disk"),
-    ("▒1.2M  4.0M", "bytes shared with others, bytes of its own"),
+    ("▒1.2M  4.0M", "bytes shared with others, bytes of its own: on the device, else on disk"),
     ("?", "KV that was imported and is not all verified; it serves this session alone"),
     ("✓", "KV that was verified: all of it was computed again and agrees"),
     ("!", "KV of which some was found wrong; that is set aside and computed again"),

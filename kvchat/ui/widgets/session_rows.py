@@ -7,6 +7,7 @@ from rich.cells import cell_len
 
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, TurnId
+from kvchat.ui.bridge import OnDisk
 from kvchat.ui.figures import age_text, short_bytes_text, tiny_bytes_text
 from kvchat.ui.plain_text import one_line, padded
 from kvchat.ui.trust_words import trust_mark
@@ -30,7 +31,9 @@ SessionWithBranches = tuple[Session, Sequence[Branch]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLine:
-    """One line: a session, a branch under it, or a message found in it. `name` precedes the figures."""
+    """One line: a session, a branch under it, or a message found in it. `name` precedes the figures: bytes on
+    the device, or on disk where nothing is on the device.
+    """
 
     session_id: SessionId
     branch: BranchName | None
@@ -80,6 +83,7 @@ class ListOptions:
         held: sessions with a live branch, by id.
         held_branches: live branches, by their session's id and their name.
         approximate: sessions with an answer that was sampled on approximate KV.
+        on_disk: what of sessions is stored, by id.
     """
 
     active_session: SessionId | None
@@ -88,6 +92,7 @@ class ListOptions:
     now: float
     held_branches: Mapping[tuple[str, str], Held] = field(default_factory=dict)
     approximate: frozenset[str] = frozenset()
+    on_disk: Mapping[SessionId, OnDisk] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
     finding: Finding = field(default_factory=Finding)
 
@@ -165,26 +170,29 @@ def _names(session: Session, branches: Sequence[Branch]) -> Iterator[str]:
 def _session_line(session: Session, options: ListOptions, *, num_folded: int) -> SessionLine:
     is_active = session.id == options.active_session
     held = options.held.get(session.id)
-    mark = "●" if is_active else _mark(held)
+    stored = options.on_disk.get(session.id)
+    mark = "●" if is_active else _mark(held, stored)
     if session.id in options.approximate:
         mark += APPROXIMATE
     pin = _PINNED if session.pinned else ""
     folded = f"▸{num_folded}" if num_folded else ""
+    has_bytes = held is not None and held.own_bytes + held.shared_bytes > 0
+    sizes = held if has_bytes else stored
     return SessionLine(
         session_id=session.id,
         branch=None,
         name=" ".join(filter(None, (mark, trust_mark(session), title_of(session), pin, folded))),
-        own_bytes=held.own_bytes if held else 0,
-        shared_bytes=held.shared_bytes if held else 0,
+        own_bytes=sizes.own_bytes if sizes else 0,
+        shared_bytes=sizes.shared_bytes if sizes else 0,
         age=age_text(max(0.0, options.now - session.updated_at)),
         is_active=is_active,
     )
 
 
-def _mark(held: Held | None) -> str:
+def _mark(held: Held | None, stored: OnDisk | None = None) -> str:
     """Return where something is that is not on screen."""
     if held is None:
-        return "·"
+        return "·" if stored is None else "◌"
     if held.is_running:
         return "▸"
     return "○" if held.is_on_device else "◐"

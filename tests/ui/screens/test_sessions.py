@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.ids import BranchId
+from kvchat.ui.bridge import OnDisk
 from kvchat.ui.widgets.find_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import Window, window
@@ -108,6 +109,21 @@ async def test_marks_and_bytes_follow_the_engine_while_the_store_is_as_it_was(tm
         await shown.until(lambda: "○ Oslo" in names(shown))
         [branch] = [line for line in shown.text.splitlines() if "└ ● by train" in line]
         assert "960K" in branch.partition("│")[0]
+
+
+async def test_what_stored_sessions_have_on_disk_is_counted_beside_the_window_and_after_an_answer(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path, prepare=three, size=(170, 40)) as shown:
+        oslo, notes = (shown.chat.open(title).session.id for title in ("Oslo", "kv notes"))
+        shown.files.stored = {oslo: OnDisk(own_bytes=4 << 20, shared_bytes=2 << 20)}
+        await shown.until(lambda: "◌ Oslo" in names(shown))
+        [line] = [line.partition("│")[0] for line in shown.text.splitlines() if "◌ Oslo" in line]
+        assert line.split()[-3:-1] == ["▒2.0M", "4.0M"]
+        assert {"· kv notes", "· Bergen"} < set(names(shown))
+        shown.files.stored = {notes: OnDisk(own_bytes=1 << 20, shared_bytes=0)}
+        await shown.say_and_wait("hello")
+        await shown.until(lambda: {"◌ kv notes", "· Oslo"} < set(names(shown)))
 
 
 @pytest.mark.parametrize("width", [80, 120, 160])

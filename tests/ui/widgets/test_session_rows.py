@@ -5,6 +5,7 @@ from rich.cells import cell_len
 
 from kvchat.session.lookup import SearchHit
 from kvchat.session.tree import MAIN, Branch, BranchName, Role, Session, SessionId, TurnId
+from kvchat.ui.bridge import OnDisk
 from kvchat.ui.figures import short_bytes_text
 from kvchat.ui.widgets.session_rows import (
     Finding,
@@ -75,6 +76,27 @@ def test_sessions_with_approximate_answers_are_marked() -> None:
     sessions = [stored(1, "exact", 5, "main"), stored(2, "about", 500, "main")]
     names = [line.name for line in session_lines(sessions, options)]
     assert names == ["● exact", "· ≈ about"]
+
+
+def test_what_is_on_disk_is_marked_and_counted_where_nothing_is_on_the_device() -> None:
+    options = ListOptions(
+        active_session=None,
+        active_branch=None,
+        held={"s1": Held(own_bytes=1 << 20), "s2": Held(is_on_device=False)},
+        now=NOW,
+        on_disk={
+            SessionId(f"s{number}"): OnDisk(own_bytes=2 << 20, shared_bytes=3 << 20) for number in (1, 2, 3)
+        },
+    )
+    sessions = [stored(number, name, number, "main") for number, name in enumerate("abcd", 1)]
+    lines = session_lines(sessions, options)
+    assert [line.name for line in lines] == ["○ a", "◐ b", "◌ c", "· d"]
+    assert [(line.own_bytes >> 20, line.shared_bytes >> 20) for line in lines] == [
+        (1, 0),
+        (2, 3),
+        (2, 3),
+        (0, 0),
+    ]
 
 
 def test_pinned_sessions_stand_first() -> None:
