@@ -1,4 +1,6 @@
-"""Every exit code that needs no model, from the real program; `test_warm.py` has those that do.
+"""Every exit code that needs no model, from the real program.
+
+`test_warm.py` and `test_processes.py` have those that do.
 
 Each end is told once on standard error, and to whoever reads JSON as the one terminal event.
 """
@@ -38,13 +40,17 @@ ROWS = [
     (1, ["sessions", "list", "--json", "--data-dir", "/proc/nowhere"]),
     (2, ["ask", "--json", "--no-such-option"]),
     (2, ["ask", "--ndjson", "-s", "a", "-c", "hello"]),
+    (2, ["ask", "--json", "--new", "alike one", "hello"]),
+    (2, ["sessions", "nonsense", "--json"]),
     (2, ["resume"]),
+    (2, []),
     (3, ["ask", "--json", "--config", "{place}/bad.toml", "hello"]),
     (3, ["config", "show", "--json", "--config", "{place}/none.toml"]),
     (4, ["ask", "--json", "-m", "{place}/nothing", "hello"]),
     (4, ["ask", "--ndjson", "-m", "{place}/pickled", "hello"]),
     (5, ["ask", "--json", "-s", "nobody", "hello"]),
     (5, ["sessions", "show", "--json", "alike"]),
+    (5, ["ask", "--ndjson", "-s", "alike", "hello"]),
     (5, ["sesions"]),
     (7, ["import", "--json", "{place}/bad.kvchat"]),
 ]
