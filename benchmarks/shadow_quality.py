@@ -140,8 +140,8 @@ def _point(marks: FormatMarks, score: PairedScore) -> Point:
         name=marks.cache_format.removesuffix(":forced").rpartition(":")[2],
         x=marks.token_bytes,
         y=100 * score.approximate,
-        low=exact - score.most_lost,
-        high=exact - score.least_lost,
+        low=max(0.0, exact - score.most_lost),
+        high=min(100.0, exact - score.least_lost),
     )
 
 
