@@ -169,6 +169,20 @@ def test_the_editor_has_the_terminal_and_its_text_comes_back(tmp_path: Path) -> 
         assert shown.exit_status() == 0
 
 
+def test_an_answer_is_opened_in_the_editor_and_stays_as_it_is(tmp_path: Path) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text(f'#!/bin/sh\ncp "$1" {tmp_path}/seen\nprintf changed > "$1"\n')
+    editor.chmod(0o700)
+    with terminal(tmp_path / "log", EDITOR=str(editor), VISUAL="", TMPDIR=str(tmp_path)) as shown:
+        shown.type("go\r")
+        shown.until_shown("38 tok/s · exact")
+        shown.type("/open\r")
+        shown.until(lambda: (tmp_path / "seen").exists())
+        shown.until_shown("By train, and then")
+        assert (tmp_path / "seen").read_text().startswith("By **train**, and then onwards")
+        assert "changed" not in shown.text
+
+
 def test_an_editor_that_is_not_there_is_named_and_the_text_stays(tmp_path: Path) -> None:
     with terminal(tmp_path / "log", EDITOR="/no/such/editor", VISUAL="") as shown:
         shown.until_shown("Say something.")

@@ -84,6 +84,10 @@ async def test_the_attach_command_completes_and_backspace_takes_back(tmp_path: P
         await shown.pilot.press("backspace")
         await shown.until_gone("▤ notes.txt")
         assert shown.chat.variants.readings[-1].is_stopped
+        await shown.say("/attach notes.txt")
+        await shown.until_shown("▤ notes.txt")
+        await shown.say("/detach")
+        await shown.until_gone("▤ notes.txt")
 
 
 async def test_a_file_that_has_vanished_is_said_to_be_gone(tmp_path: Path, notes: Path) -> None:
@@ -126,13 +130,16 @@ async def test_pasted_binary_is_refused(tmp_path: Path, junk: str) -> None:
         assert shown.screen.prompt.text == "before "
 
 
-async def test_earlier_messages_are_found_by_words_also_those_of_other_sessions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", ["ctrl+r", "/history"])
+async def test_earlier_messages_are_found_by_words_also_those_of_other_sessions(
+    tmp_path: Path, asked: str
+) -> None:
     def prepare(chat: ScriptedChat) -> None:
         chat.add_session("Oslo", [("By boat?", "Yes."), ("How long does it take?", "Long.")])
 
     async with window(tmp_path, prepare=prepare) as shown:
         await shown.until(lambda: len(shown.screen.prompt.messages) == 2)
-        await shown.pilot.press("ctrl+r")
+        await (shown.say(asked) if asked[0] == "/" else shown.pilot.press(asked))
         await shown.until_shown("earlier messages")
         await shown.type("boat")
         await shown.until_gone("How long does")
