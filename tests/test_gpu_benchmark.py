@@ -76,7 +76,8 @@ def check_report(ended: subprocess.CompletedProcess[str], path: Path) -> None:
     assert all(part["figures"] and part["problem"] is None for part in report["parts"])
     assert len(report["parts"]) >= 9
     names = " ".join(figure["name"] for figure in report["parts"][-1]["figures"])
-    for way in ("kvchat decodes 1", "transformers generate, 1", "continuous batching", "static cache"):
+    ways = ("kvchat decodes 1", "transformers generate, 1", "continuous batching", "static cache")
+    for way in (*ways, "kvchat generate, 1 beside"):
         assert way in names, ended.stdout[-3000:]
 
 
@@ -173,3 +174,17 @@ def test_shares_of_what_is_compiled_before_are_all_of_it_and_a_failure_is_left_t
     failing = len([name for name in names if name.startswith(("decode", "prompts"))])
     every = len(list(compiling.uses(stage)))
     assert sum(compiling.use_share(stage, number, 3) for number in range(3)) == every - failing
+
+
+def test_no_two_runs_check_kernels_on_the_same_numbers() -> None:
+    import torch
+
+    from benchmarks.gpu import checks
+    from benchmarks.gpu.stage import Stage
+
+    seeds: list[int] = []
+    for seed in (1, 10**6):
+        stage = Stage(device=torch.device("cpu"), is_dry=True, deadline_s=float("inf"), seed=seed)
+        found = [error_of.keywords for _, _, error_of in checks.checks(stage)]
+        seeds += [keywords["seed"] for keywords in found if "seed" in keywords]
+    assert len(set(seeds)) == len(seeds) >= 4 * len(checks.EVERY_TRIAL)

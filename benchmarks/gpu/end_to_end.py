@@ -54,19 +54,42 @@ def _measure(stage: Stage, name: str) -> Iterator[Figure]:
     transformers.utils.logging.set_verbosity_error()
     getLogger("ContinuousBatchingLogger").setLevel(ERROR)
     model, sizes = make_model(stage, name), Sizes(stage)
+    found: dict[str, Figure] = {}
     try:
         problem: Exception | None = None
         try:
-            yield from _kvchat(stage, model, sizes)
+            yield from _noted(_kvchat(stage, model, sizes), found)
         except Exception as error:  # the others are measured all the same
             problem = error
-        yield from _peers(stage, model, sizes)
+        yield from _noted(_peers(stage, model, sizes), found)
+        yield from _beside(found, f"{name}, kvchat generate, 1", f"{name}, transformers generate, 1")
         if problem is not None:
             raise problem
     finally:
         del model
         if stage.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _noted(figures: Iterator[Figure], found: dict[str, Figure]) -> Iterator[Figure]:
+    """Yield figures, and keep each under its name."""
+    for figure in figures:
+        found[figure.name] = figure
+        yield figure
+
+
+def _beside(found: dict[str, Figure], own: str, other: str) -> Iterator[Figure]:
+    """Yield how many times as fast one way is as the other, at once each; nothing where one is missing."""
+    ours, theirs = found.get(f"{own} at once"), found.get(f"{other} at once")
+    if ours is not None and theirs is not None:
+        yield Figure(
+            name=f"{own} beside {other} at once",
+            unit="times",
+            value=ours.value / theirs.value,
+            low=ours.low / theirs.high,
+            high=ours.high / theirs.low,
+            target="at least 2",
+        )
 
 
 def _kvchat(stage: Stage, model: Model, sizes: Sizes) -> Iterator[Figure]:

@@ -90,10 +90,10 @@ def trials_of(layers: Sequence[Sizes | Latents]) -> dict[str, Trial]:
     }
 
 
-def formats_error(device: torch.device, dtype: torch.dtype) -> float:
+def formats_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
     """Every code, of keys and of values, in the usual sizes."""
     codes = (Code.FP8, Code.INT4), (Code.INT8, Code.INT8), (Code.INT4, Code.INT2), (Code.INT2, Code.FP8)
-    return _worst(_sealed_error, [Sizes(codes=pair) for pair in codes], device, dtype)
+    return _worst(_sealed_error, [Sizes(codes=pair) for pair in codes], device, dtype, seed=seed)
 
 
 SEALED_TRIALS: dict[str, Trial] = {sealed_attention.OPERATION: formats_error}
@@ -104,42 +104,46 @@ def _worst(
     layers: Sequence[Sizes | Latents],
     device: torch.device,
     dtype: torch.dtype,
+    *,
+    seed: int = 0,
 ) -> float:
     """Return the largest error of all sizes."""
-    return max(error(sizes, device, dtype) for sizes in layers)
+    return max(error(sizes, device, dtype, seed) for sizes in layers)
 
 
-def _latent_error(layer: Latents, device: torch.device, dtype: torch.dtype) -> float:
+def _latent_error(layer: Latents, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     record = Fp8Record(layer.sizes.rank, layer.sizes.rope_dim) if layer.is_packed else None
-    return latent_error(device, dtype, record, layer.sizes)
+    return latent_error(device, dtype, record, layer.sizes, seed=seed)
 
 
-def _records_error(layer: Latents, device: torch.device, dtype: torch.dtype) -> float:
-    return records_error(device, dtype, Fp8Record(layer.sizes.rank, layer.sizes.rope_dim))
+def _records_error(layer: Latents, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+    return records_error(device, dtype, Fp8Record(layer.sizes.rank, layer.sizes.rope_dim), seed=seed)
 
 
-def _store_error(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> float:
+def _store_error(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Nine tokens in slots of any order."""
     num_slots = 4 * sizes.block_size
     num_tokens = min(9, num_slots)
     dims = sizes.head_dim_k, sizes.head_dim_v
     key, value = (
-        random_numbers(device, dtype, num_tokens, sizes.num_kv_heads, dim, seed=dim) for dim in dims
+        random_numbers(device, dtype, num_tokens, sizes.num_kv_heads, dim, seed=seed + side)
+        for side, dim in enumerate(dims, 1)
     )
     pools = [
-        random_numbers(device, dtype, 4, sizes.num_kv_heads, sizes.block_size, dim, seed=3) for dim in dims
+        random_numbers(device, dtype, 4, sizes.num_kv_heads, sizes.block_size, dim, seed=seed + side)
+        for side, dim in enumerate(dims, 3)
     ]
     wanted = [pool.cpu().clone() for pool in pools]
-    slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(5))[:num_tokens]
+    slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(seed + 5))[:num_tokens]
     store_kv.store_kv(key, value, pools[0], pools[1], slots.to(device))
     store_reference.store_kv(key.cpu(), value.cpu(), wanted[0], wanted[1], slots)
     return max(largest_error(*pair) for pair in zip(pools, wanted, strict=True))
 
 
-def _attention_error(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> float:
+def _attention_error(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     errors = []
     for num_new in NUM_NEW:
-        query, pools, args = _problem(sizes, num_new, device, dtype)
+        query, pools, args = _problem(sizes, num_new, device, dtype, seed)
         there = replace(args, spans=on_cpu(list(args.spans)))
         wanted = attention_definition(query.cpu(), pools[0].cpu(), pools[1].cpu(), there)
         found = paged_attention.paged_attention(query, pools[0], pools[1], args)
@@ -147,7 +151,7 @@ def _attention_error(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> 
     return max(errors)
 
 
-def _sealed_error(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> float:
+def _sealed_error(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Quantised blocks hold other numbers than the exact ones of the same place, in another order."""
     assert sizes.codes is not None
     dims = sizes.head_dim_k, sizes.head_dim_v
@@ -157,11 +161,12 @@ def _sealed_error(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> flo
     ]
     errors = []
     for num_new in NUM_NEW:
-        query, pools, args = _problem(sizes, num_new, device, dtype)
-        packed = [
-            quantise(random_numbers(torch.device("cpu"), dtype, *pool.shape, seed=7), record)[:, :, None]
-            for pool, record in zip(pools, records, strict=True)
+        query, pools, args = _problem(sizes, num_new, device, dtype, seed)
+        others = [
+            random_numbers(torch.device("cpu"), dtype, *pool.shape, seed=seed + side)
+            for side, pool in enumerate(pools, 7)
         ]
+        packed = [quantise(other, record)[:, :, None] for other, record in zip(others, records, strict=True)]
         ends = [span.position + span.q_end - span.q_start for span in args.spans]
         old = [
             span.blocks.flip(0)[: num_sealed(end - 1, sizes.block_size)]
@@ -181,14 +186,14 @@ def _sealed_error(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> flo
 
 
 def _problem(
-    sizes: Sizes, num_new: int, device: torch.device, dtype: torch.dtype
+    sizes: Sizes, num_new: int, device: torch.device, dtype: torch.dtype, seed: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor], AttentionArgs]:
     """Return queries, pools and sequences of which the last tokens have queries, in blocks of any order."""
-    spans = spans_of(device, num_new, sizes.block_size)
+    spans = spans_of(device, num_new, sizes.block_size, seed)
     shape = sum(len(span.blocks) for span in spans), sizes.num_kv_heads, sizes.block_size
-    keys = random_numbers(device, dtype, *shape, sizes.head_dim_k, seed=1)
-    values = random_numbers(device, dtype, *shape, sizes.head_dim_v, seed=2)
-    query = random_numbers(device, dtype, spans[-1].q_end, sizes.num_heads, sizes.head_dim_k, seed=3)
+    keys = random_numbers(device, dtype, *shape, sizes.head_dim_k, seed=seed + 1)
+    values = random_numbers(device, dtype, *shape, sizes.head_dim_v, seed=seed + 2)
+    query = random_numbers(device, dtype, spans[-1].q_end, sizes.num_heads, sizes.head_dim_k, seed=seed + 3)
     scale = sizes.head_dim_k**-0.5
     args = AttentionArgs(spans, softmax_scale=scale, window=sizes.window, chunk=sizes.chunk)
     return query, (keys, values), args

@@ -6,9 +6,10 @@ definitions compute on the processor.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import inf
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,8 +34,16 @@ LENGTHS = (1, 64, 65, 200, 1100)
 """The last is divided into several parts, as long contexts are, which are merged."""
 NUM_BLOCKS = 26
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-Trial = Callable[[torch.device, torch.dtype], float]
-"""Returns the largest error of a kernel, infinite where one is not a number."""
+
+
+class Trial(Protocol):
+    """Returns the largest error of a kernel, infinite where one is not a number.
+
+    Args:
+        seed: other seeds are other numbers.
+    """
+
+    def __call__(self, device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float: ...
 
 
 def try_kernels(
@@ -66,37 +75,38 @@ def try_kernels(
 
 
 def attention_error(
-    device: torch.device, dtype: torch.dtype, *, num_new: int = 1, head_dim: int = 64
+    device: torch.device, dtype: torch.dtype, *, num_new: int = 1, head_dim: int = 64, seed: int = 0
 ) -> float:
     """Single queries (or the last few of each sequence) over blocks in a random order."""
-    query, k_pool, v_pool, spans = _problem(device, dtype, num_new, head_dim)
+    query, k_pool, v_pool, spans = _problem(device, dtype, num_new, head_dim, seed)
     args = AttentionArgs(spans, softmax_scale=head_dim**-0.5)
     wanted = attention_definition(query.cpu(), k_pool.cpu(), v_pool.cpu(), replace(args, spans=on_cpu(spans)))
     return largest_error(paged_attention.paged_attention(query, k_pool, v_pool, args), wanted)
 
 
-def both_attentions_error(device: torch.device, dtype: torch.dtype) -> float:
+def both_attentions_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
     return max(
-        attention_error(device, dtype, num_new=num_new, head_dim=head_dim)
+        attention_error(device, dtype, num_new=num_new, head_dim=head_dim, seed=seed)
         for num_new in (1, 5)
         for head_dim in (64, 128)
     )
 
 
-def store_error(device: torch.device, dtype: torch.dtype) -> float:
-    key, value = (random_numbers(device, dtype, 9, 2, 64, seed=seed) for seed in (1, 2))
-    pools = [random_numbers(device, dtype, 4, 2, 16, 64, seed=seed) for seed in (3, 4)]
+def store_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+    key, value = (random_numbers(device, dtype, 9, 2, 64, seed=seed + side) for side in (1, 2))
+    pools = [random_numbers(device, dtype, 4, 2, 16, 64, seed=seed + side) for side in (3, 4)]
     wanted = [pool.cpu().clone() for pool in pools]
-    slots = torch.randperm(64, generator=torch.Generator().manual_seed(5))[:9].to(device)
+    slots = torch.randperm(64, generator=torch.Generator().manual_seed(seed + 5))[:9].to(device)
     store_kv.store_kv(key, value, pools[0], pools[1], slots)
     store_reference.store_kv(key.cpu(), value.cpu(), wanted[0], wanted[1], slots.cpu())
     return max(largest_error(*pair) for pair in zip(pools, wanted, strict=True))
 
 
-def move_error(device: torch.device, dtype: torch.dtype) -> float:
+def move_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
     """Copies, gathers and scatters of bytes, whatever the dtype."""
     sizes, num_blocks = (1024, 32), 6
-    buffer = torch.randint(0, 256, (num_blocks * sum(sizes),), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(seed)
+    buffer = torch.randint(0, 256, (num_blocks * sum(sizes),), dtype=torch.uint8, generator=generator)
     mine, theirs = (
         move_reference.BlockRegions(each, (0, num_blocks * sizes[0]), sizes)
         for each in (buffer.clone().to(device), buffer)
@@ -134,20 +144,25 @@ def latent_error(
     dtype: torch.dtype,
     record: Fp8Record | None = None,
     sizes: LatentSizes = USUAL_LATENTS,
+    *,
+    seed: int = 0,
 ) -> float:
     """Latents as they are or as records."""
     rank, rope_dim, num_heads = sizes.rank, sizes.rope_dim, sizes.num_heads
     block_size, head_dim = sizes.block_size, sizes.head_dim
     num_blocks = sum(-(-length // block_size) for length in LENGTHS)
-    rows = random_numbers(torch.device("cpu"), dtype, num_blocks, 1, block_size, rank + rope_dim, seed=1)
+    rows = random_numbers(
+        torch.device("cpu"), dtype, num_blocks, 1, block_size, rank + rope_dim, seed=seed + 1
+    )
     if record is not None:
         parts = rows.flatten(0, 2).tensor_split([rank], dim=1)
         packed = record_reference.pack(parts[0], parts[1], record)
         rows = packed.view(num_blocks, 1, block_size, record.num_bytes)
-    spans = spans_of(device, 1, block_size)
-    query = random_numbers(device, dtype, len(LENGTHS), num_heads, head_dim + rope_dim, seed=2)
+    spans = spans_of(device, 1, block_size, seed)
+    query = random_numbers(device, dtype, len(LENGTHS), num_heads, head_dim + rope_dim, seed=seed + 2)
     ups = [
-        random_numbers(device, dtype, num_heads, head_dim, rank, seed=seed) * rank**-0.5 for seed in (3, 4)
+        random_numbers(device, dtype, num_heads, head_dim, rank, seed=seed + side) * rank**-0.5
+        for side in (3, 4)
     ]
     args = LatentArgs(spans=spans, softmax_scale=0.1, k_up=ups[0], v_up=ups[1], record=record)
     there = replace(args, spans=on_cpu(spans), k_up=ups[0].cpu(), v_up=ups[1].cpu())
@@ -155,15 +170,17 @@ def latent_error(
     return largest_error(latent.latent_attention(query, rows.to(device), args), wanted)
 
 
-def latents_error(device: torch.device, dtype: torch.dtype) -> float:
-    return max(latent_error(device, dtype), latent_error(device, dtype, Fp8Record(128, 32)))
+def latents_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+    return max(latent_error(device, dtype, record, seed=seed) for record in (None, Fp8Record(128, 32)))
 
 
-def records_error(device: torch.device, dtype: torch.dtype, record: Fp8Record | None = None) -> float:
+def records_error(
+    device: torch.device, dtype: torch.dtype, record: Fp8Record | None = None, *, seed: int = 0
+) -> float:
     """Records are those of the definition to the byte, or everything is wrong."""
     record = record or Fp8Record(200, 8)
-    latents = random_numbers(device, dtype, 9, record.rank, seed=1)
-    rope_keys = random_numbers(device, dtype, 9, record.rope_dim, seed=2).bfloat16().to(dtype)
+    latents = random_numbers(device, dtype, 9, record.rank, seed=seed + 1)
+    rope_keys = random_numbers(device, dtype, 9, record.rope_dim, seed=seed + 2).bfloat16().to(dtype)
     pool = torch.zeros(2, 1, 16, record.num_bytes, dtype=torch.uint8, device=device)
     wanted, slots = pool.cpu().clone(), torch.arange(9) * 3
     latent_record.store_records(latents, rope_keys, pool, slots.to(device), record)
@@ -172,11 +189,14 @@ def records_error(device: torch.device, dtype: torch.dtype, record: Fp8Record | 
     return 0.0 if torch.equal(pool.cpu()[..., :end], wanted[..., :end]) else inf
 
 
-def rope_store_error(device: torch.device, dtype: torch.dtype) -> float:
+def rope_store_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
     """Heads of which a part is turned; rounding alone may differ, by a step of the dtype."""
-    query, key, value = (random_numbers(device, dtype, 9, heads, 64, seed=heads) for heads in (4, 2, 2))
-    cosines, sines = (random_numbers(device, dtype, 9, 32, seed=seed).tanh() for seed in (5, 6))
-    pools = [random_numbers(device, dtype, 4, 2, 16, 64, seed=seed) for seed in (7, 8)]
+    query, key, value = (
+        random_numbers(device, dtype, 9, heads, 64, seed=seed + side)
+        for side, heads in enumerate((4, 2, 2), 1)
+    )
+    cosines, sines = (random_numbers(device, dtype, 9, 32, seed=seed + side).tanh() for side in (5, 6))
+    pools = [random_numbers(device, dtype, 4, 2, 16, 64, seed=seed + side) for side in (7, 8)]
     slots = torch.arange(9, device=device) * 5
     args = RopeStore(cosines=cosines, sines=sines, k_pool=pools[0], v_pool=pools[1], slots=slots)
     there = RopeStore(**{part.name: getattr(args, part.name).cpu().clone() for part in fields(args)})
@@ -200,18 +220,18 @@ FUSED_TRIALS: dict[str, Trial] = {rope_store.OPERATION: rope_store_error}
 
 
 def _problem(
-    device: torch.device, dtype: torch.dtype, num_new: int, head_dim: int
+    device: torch.device, dtype: torch.dtype, num_new: int, head_dim: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, list[SequenceSpan]]:
     """Return queries of 8 heads on 2, both pools, and spans."""
-    pools = [random_numbers(device, dtype, NUM_BLOCKS, 2, 64, head_dim, seed=seed) for seed in (1, 2)]
-    spans = spans_of(device, num_new, 64)
-    query = random_numbers(device, dtype, spans[-1].q_end, 8, head_dim, seed=3)
+    pools = [random_numbers(device, dtype, NUM_BLOCKS, 2, 64, head_dim, seed=seed + side) for side in (1, 2)]
+    spans = spans_of(device, num_new, 64, seed)
+    query = random_numbers(device, dtype, spans[-1].q_end, 8, head_dim, seed=seed + 3)
     return query, pools[0], pools[1], spans
 
 
-def spans_of(device: torch.device, num_new: int, block_size: int) -> list[SequenceSpan]:
+def spans_of(device: torch.device, num_new: int, block_size: int, seed: int = 0) -> list[SequenceSpan]:
     num_blocks = sum(-(-length // block_size) for length in LENGTHS)
-    blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).to(device)
+    blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).to(device)
     spans: list[SequenceSpan] = []
     row = first = 0
     for length in LENGTHS:

@@ -10,11 +10,21 @@ from kvchat.engine.kernels.model_trials import SEALED_TRIALS, Latents, Sizes, tr
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.sealed_attention.args import SealedStep, check_old_blocks
 from kvchat.engine.kernels.sealed_record import Code
-from kvchat.engine.kernels.trials import LENGTHS, LatentSizes, largest_error, try_kernels
+from kvchat.engine.kernels.trials import (
+    FUSED_TRIALS,
+    LATENT_TRIALS,
+    LENGTHS,
+    TOLERANCES,
+    TRIALS,
+    LatentSizes,
+    largest_error,
+    try_kernels,
+)
 
 pytestmark = pytest.mark.cpu
 
 CPU = torch.device("cpu")
+EVERY_TRIAL = TRIALS | LATENT_TRIALS | FUSED_TRIALS | SEALED_TRIALS
 LAYERS = (
     Sizes(num_heads=6, num_kv_heads=2, head_dim_k=80, head_dim_v=96, block_size=4),
     Sizes(window=37, block_size=16),
@@ -33,6 +43,20 @@ def test_what_is_used_without_a_gpu_passes_every_trial_in_any_size(dtype: torch.
     for tried in (trials, SEALED_TRIALS):
         try_kernels(CPU, dtype, tried, health)
     assert health.problems == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_trials_are_passed_with_other_numbers(dtype: torch.dtype) -> None:
+    for name, trial in EVERY_TRIAL.items():
+        assert trial(CPU, dtype, seed=2**39) <= TOLERANCES[dtype], name
+
+
+@pytest.mark.parametrize("name", ["attention", "attention over latents", "attention over quantised blocks"])
+def test_other_seeds_are_other_numbers(name: str) -> None:
+    """Which shows in what rounding does to them."""
+    errors = [EVERY_TRIAL[name](CPU, torch.float32, seed=seed) for seed in (1, 1, 2, 3)]
+    assert errors[0] == errors[1]
+    assert len(set(errors)) > 1
 
 
 def test_a_model_without_quantised_layers_or_latents_has_no_trial_of_them() -> None:
