@@ -196,6 +196,29 @@ def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(
     assert stored_turns("demo")[-1]["finish"] == "interrupted"
 
 
+def test_a_cache_that_is_too_small_damaged_or_of_another_model_ends_with_its_code(
+    tiny_model: Path, home: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
+    weights = other / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\1")
+
+    def ended(model: Path, *words: str) -> tuple[int, str | None]:
+        """Return the exit code, and the kind of the error."""
+        command = [*_KVCHAT, "ask", "-m", str(model), "--max-tokens", "4", "--json", *words]
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, text=True, check=False)
+        return done.returncode, json.loads(done.stdout).get("error")
+
+    assert ended(tiny_model, "--kv-device-bytes", "900TiB", "hello") == (6, "OutOfMemory")
+    assert ended(tiny_model, "--new", "talk", "hello " * 100) == (0, None)
+    assert ended(tiny_model, "--strict-cache", "-s", "talk", "and?") == (0, None)
+    assert ended(other, "--strict-cache", "-s", "talk", "and?") == (7, "CacheMissed")
+    for file in (home / "cache" / "blocks").rglob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1] + b"\xa5")
+    assert ended(tiny_model, "--strict-cache", "-s", "talk", "and then?") == (7, "CacheMissed")
+    assert ended(tiny_model, "-s", "talk", "and then?") == (0, None), "what is damaged is computed anew"
+
+
 def test_the_starter_remembers_a_name_from_an_earlier_process(ask: Run, stored_turns: Stored) -> None:
     ask("--new", "demo", "My name is Ana.", model="starter")
     event = ask("-s", "demo", "What is my name?", model="starter")
