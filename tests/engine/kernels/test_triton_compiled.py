@@ -16,6 +16,7 @@ from kvchat.engine.kernels.latent_record import triton as record_triton
 from kvchat.engine.kernels.merge_lse import triton as merge_triton
 from kvchat.engine.kernels.move_blocks import triton as move_triton
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
+from kvchat.engine.kernels.paged_attention import launches
 from kvchat.engine.kernels.paged_attention import triton as attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.rope_store import triton as rope_store_triton
@@ -28,6 +29,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
+OTHERS = ("fp16", "fp32")
+"""Types of numbers that are compiled for with `-m slow`, beside bf16."""
 RECORD = Fp8Record(512, 64)
 PLAIN = AttentionArgs((), 1.0)
 FULL = AttentionArgs((), 1.0, window=512, softcap=50.0)
@@ -59,15 +62,13 @@ def compile_attention(
     types |= dict.fromkeys(("counts", "tiles", "q_starts", "q_lens", "positions", "first_blocks"), "*i32")
     types |= {"tables": "*i32", "softmax_scale": "fp32", "softcap": "fp32"}
     constants = attention.constants(args, group, 64, (dim, dim), is_split)
-    constants |= {"BLOCK_M": tiling.block_m, "BLOCK_N": tiling.block_n}
     return compile_kernel(
         attention._attend,
         types,
         constants,
         capability=capability,
         ones=ones,
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
+        **launches.options(tiling),
     )
 
 
@@ -135,54 +136,65 @@ def compile_latents(
 
 
 @pytest.mark.parametrize("num_heads", [16, 128])
-@pytest.mark.parametrize("capability", [80, 90, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
 def test_latent_attention_of_deepseek_fits(capability: int, num_heads: int) -> None:
     assert_fits(compile_latents(capability, num_heads, record=None, dtype="bf16"), capability)
 
 
-@pytest.mark.parametrize("num_heads", [16, pytest.param(128, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("num_heads", [16, 128])
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
 def test_latent_attention_over_records_fits(capability: int, num_heads: int) -> None:
     assert_fits(compile_latents(capability, num_heads, record=RECORD, dtype="bf16"), capability)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("dtype", OTHERS)
 @pytest.mark.parametrize("num_heads", [16, 128])
+@pytest.mark.parametrize("record", [None, RECORD], ids=["exact", "records"])
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
-def test_latent_attention_over_records_fits_for_other_types(
-    capability: int, num_heads: int, dtype: str
+def test_latent_attention_fits_for_other_types(
+    capability: int, record: Fp8Record | None, num_heads: int, dtype: str
 ) -> None:
-    assert_fits(compile_latents(capability, num_heads, record=RECORD, dtype=dtype), capability)
+    assert_fits(compile_latents(capability, num_heads, record=record, dtype=dtype), capability)
 
 
-def test_a_tile_that_is_too_large_is_noticed() -> None:
-    tiling = Tiling(block_m=128, block_n=64, num_warps=8, num_stages=2)
-    made = compile_attention(80, "bf16", (4, 128), is_split=False, tiling=tiling)
-    assert made.stack_bytes > 0
+@pytest.mark.parametrize(
+    ("head_dim", "tiling", "what"),
+    [
+        (128, Tiling(block_m=128, block_n=64, num_warps=8, num_stages=2), "stack_bytes"),
+        (256, Tiling(block_m=64, block_n=64, num_warps=8, num_stages=6), "shared_bytes"),
+    ],
+    ids=["registers", "shared memory"],
+)
+def test_a_tile_that_is_too_large_is_noticed(head_dim: int, tiling: Tiling, what: str) -> None:
+    made = compile_attention(80, "bf16", (4, head_dim), is_split=False, tiling=tiling)
+    assert getattr(made, what) > {"stack_bytes": 0, "shared_bytes": SHARED_LIMITS[80]}[what]
+    with pytest.raises(AssertionError):
+        assert_fits(made, 80)
 
 
+@pytest.mark.parametrize(
+    "dtype", ["bf16", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in OTHERS)]
+)
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
-def test_the_small_kernels_fit(capability: int) -> None:
-    types = dict.fromkeys(("key", "value", "k_pool", "v_pool"), "*bf16") | {"slots": "*i64"}
+def test_the_small_kernels_fit(capability: int, dtype: str) -> None:
+    types = dict.fromkeys(("key", "value", "k_pool", "v_pool"), f"*{dtype}") | {"slots": "*i64"}
     heads = {"NUM_HEADS": 8, "BLOCK_SIZE": 64, "DIM_K": 128, "DIM_V": 128}
     blocks = {"BLOCK_H": 8, "BLOCK_K": 128, "BLOCK_V": 128}
     store = compile_kernel(store_triton._store, types, heads | blocks, capability=capability)
     assert_fits(store, capability)
 
     names = ("query", "key", "value", "cosines", "sines", "out", "k_pool", "v_pool")
-    types = dict.fromkeys(names, "*bf16") | {"slots": "*i64"}
+    types = dict.fromkeys(names, f"*{dtype}") | {"slots": "*i64"}
     constants = rope_store_triton.constants(64, 128, 128, 128)
     assert_fits(compile_kernel(rope_store_triton._turn, types, constants, capability=capability), capability)
 
-    types = dict.fromkeys(("latents", "rope_keys", "pool_bf16"), "*bf16")
-    types |= {"pool": "*u8", "pool_f32": "*fp32", "slots": "*i64"}
+    types = dict.fromkeys(("latents", "rope_keys"), f"*{dtype}")
+    types |= {"pool": "*u8", "pool_f32": "*fp32", "pool_bf16": "*bf16", "slots": "*i64"}
     constants = record_triton.constants(RECORD)
     assert_fits(compile_kernel(record_triton._store, types, constants, capability=capability), capability)
 
-    types = {"parts": "*fp32", "lse": "*fp32", "num_parts": "*i32", "out": "*bf16"}
+    types = {"parts": "*fp32", "lse": "*fp32", "num_parts": "*i32", "out": f"*{dtype}"}
     for dim, most_parts in ((128, attention.MOST_PARTS), (512, latent.MOST_PARTS)):
         constants = {"DIM": dim, "BLOCK_D": dim, "BLOCK_S": most_parts}
         assert_fits(compile_kernel(merge_triton._merge, types, constants, capability=capability), capability)
