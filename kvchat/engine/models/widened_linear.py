@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from kvchat.engine.kernels.linear.widened import is_emulated, linear
+from kvchat.engine.kernels.linear.emulated import is_emulated
+from kvchat.engine.kernels.linear.widened import linear
 
 
 class WidenedLinear(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.linear import can_pack, linear, pack, packed, reference, widened
+from kvchat.engine.kernels.linear import can_pack, emulated, linear, pack, packed, reference, widened
 
 pytestmark = pytest.mark.cpu
 
@@ -86,15 +86,15 @@ def test_widened_weights_give_the_products_of_the_reference_to_their_last_bit(
 def test_only_types_of_16_bits_are_emulated_and_only_where_no_instruction_multiplies_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def emulated(**features: bool) -> list[bool]:
+    def told(**features: bool) -> list[bool]:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
         return [
-            widened.is_emulated.__wrapped__(one) for one in (torch.bfloat16, torch.float16, torch.float32)
+            emulated.is_emulated.__wrapped__(one) for one in (torch.bfloat16, torch.float16, torch.float32)
         ]
 
-    monkeypatch.setattr(widened.platform, "machine", lambda: "x86_64")
-    assert emulated(avx2=True, avx512_bf16=False) == [True, True, False]
-    assert emulated(avx512_bf16=True) == [False, True, False]
-    assert emulated(amx_bf16=True, avx512_fp16=True) == [False, False, False]
-    monkeypatch.setattr(widened.platform, "machine", lambda: "aarch64")
-    assert emulated() == [False, False, False]
+    monkeypatch.setattr(emulated.platform, "machine", lambda: "x86_64")
+    assert told(avx2=True, avx512_bf16=False) == [True, True, False]
+    assert told(avx512_bf16=True) == [False, True, False]
+    assert told(amx_bf16=True, avx512_fp16=True) == [False, False, False]
+    monkeypatch.setattr(emulated.platform, "machine", lambda: "aarch64")
+    assert told() == [False, False, False]

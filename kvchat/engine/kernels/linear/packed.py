@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvchat.engine.kernels.linear.emulated import is_emulated
+
 DTYPES = (torch.float32, torch.bfloat16)
 """Where packing pays; products of float16 have no kernels here that are worth it."""
 LEAST_NUMEL = 2**18
@@ -34,7 +36,8 @@ def can_pack(weight: Tensor) -> bool:
     """Whether `pack` takes this weight on this machine. Pure."""
     is_plain = weight.device.type == "cpu" and weight.layout is torch.strided and weight.dim() == 2
     is_large = weight.numel() >= LEAST_NUMEL or weight.dtype != torch.float32
-    return is_plain and is_large and weight.dtype in DTYPES and works(weight.dtype)
+    is_worth_it = weight.dtype in DTYPES and not is_emulated(weight.dtype)
+    return is_plain and is_large and is_worth_it and works(weight.dtype)
 
 
 def pack(weight: Tensor) -> Tensor:

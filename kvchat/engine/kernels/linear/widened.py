@@ -8,9 +8,6 @@ cost what reading the weight costs, and are left to the library.
 Dimensions: T rows, K inputs, N outputs.
 """
 
-import platform
-from functools import cache
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -20,11 +17,6 @@ from kvchat.engine.kernels.linear import packed
 FEW_ROWS = 2
 """Up to so many rows are computed from the weight as it lies."""
 _OUTPUTS_AT_ONCE = 2048
-_INSTRUCTIONS = {
-    torch.bfloat16: ("avx512_bf16", "amx_bf16", "avx10_2"),
-    torch.float16: ("avx512_fp16", "amx_fp16", "avx10_2"),
-}
-"""Any of these multiplies numbers of a type, as `torch.cpu.get_capabilities` names them."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -42,19 +34,5 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Do what the reference does in float32 by the library that is faster; torch's own is slow on some vendors'
-    processors.
-    """
+    """Do what the reference does in float32, by the faster library: torch's own is slow on some vendors."""
     return (packed.linear if packed.works(torch.float32) else functional.linear)(x, weight, bias)
-
-
-@cache
-def is_emulated(dtype: torch.dtype) -> bool:
-    """Whether this processor multiplies numbers of a type by way of others. Pure.
-
-    Only asked of the x86 family: elsewhere the library's own kernels are as fast as those of float32.
-    """
-    if dtype not in _INSTRUCTIONS or platform.machine().lower() not in ("x86_64", "amd64"):
-        return False
-    known = torch.cpu.get_capabilities()
-    return not any(known.get(name, False) for name in _INSTRUCTIONS[dtype])

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.linear.widened import is_emulated, multiply
+from kvchat.engine.kernels.linear.emulated import is_emulated
+from kvchat.engine.kernels.linear.widened import multiply
 from kvchat.engine.kernels.native.library import Library, library
 from kvchat.engine.kernels.quantised_linear.weight import QuantisedWeight
 

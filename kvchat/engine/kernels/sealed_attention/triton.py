@@ -261,8 +261,7 @@ def _attend(
     kv_head = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
 
-    # Of the keys that a query of the tile sees [0, last), quantised are at most [0, old_end) and exact at
-    # least [recent, last).
+    # Of the keys [0, last) in sight, quantised are at most [0, old_end), exact at least [recent, last).
     last = position + num_queries
     num_parts = 1
     if IS_SPLIT:
