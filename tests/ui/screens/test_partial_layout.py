@@ -125,7 +125,7 @@ async def test_an_answer_is_seen_as_after_a_layout_of_everything_while_it_grows_
                 assert partly == await laid_out(shown)
                 await shown.until(lambda: drawn.text == shown.text)
             if number % 8 == 6:
-                shown.transcript.scroll_to(y=shown.transcript.scroll_y - 3, animate=False)
+                shown.transcript.scroll_to(y=shown.transcript.scroll_y - 3, animate=False, immediate=True)
         shown.transcript.anchor()
         ended = replace(BLANK, text=text, finish=Finish.COMPLETE)
         await view.finish(ended)
