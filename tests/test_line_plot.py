@@ -51,4 +51,5 @@ def test_points_stand_where_their_figures_say_with_their_intervals() -> None:
 
 
 def test_one_value_has_a_plot_too() -> None:
-    ElementTree.fromstring(line_plot("one", "x", "y", {"one": [(3.0, 7.0)]}))
+    root = ElementTree.fromstring(line_plot("one", "x", "y", {"one": [(3.0, 7.0)]}))
+    assert root.tag == f"{SVG}svg"

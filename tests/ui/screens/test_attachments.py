@@ -97,6 +97,7 @@ async def test_a_file_that_has_vanished_is_said_to_be_gone(tmp_path: Path, notes
         (notes / "notes.txt").unlink()
         await shown.pilot.press("tab")
         await shown.until_shown("is not there; name a text file")
+        assert "▤" not in shown.text
 
 
 async def test_a_long_paste_becomes_an_attachment_and_the_prompt_stays(tmp_path: Path) -> None:
@@ -145,6 +146,7 @@ async def test_earlier_messages_are_found_by_words_also_those_of_other_sessions(
         await shown.until_gone("How long does")
         await shown.pilot.press("enter")
         await shown.until(lambda: shown.screen.prompt.text == "By boat?")
+        assert shown.chat.sent == []
 
 
 async def test_wide_and_right_to_left_text_keeps_the_window_in_order(tmp_path: Path) -> None:

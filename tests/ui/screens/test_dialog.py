@@ -134,6 +134,7 @@ async def test_enter_that_is_pressed_twice_on_a_message_asks_once_what_to_do(tmp
         shown.transcript.action_choose()
         shown.transcript.action_choose()
         await shown.until_shown("enter or the letter")
+        assert len(shown.app.screen_stack) == 2
         await shown.pilot.press("escape")
         await shown.until(lambda: shown.app.screen is shown.screen)
         await shown.until_at_rest()

@@ -140,6 +140,7 @@ async def test_what_waits_to_be_drawn_is_closed_though_another_was_asked_for_mea
             await shown.pilot.pause(0.05)  # it is opened, and waits for what is being drawn
             shown.screen.verbs.switch("Bergen")
             await shown.until(lambda: shown.chat.closed == [late])
+            assert shown.questions == []
         await shown.until(lambda: shown.questions == ["Bergen?"])
 
 

@@ -186,6 +186,7 @@ async def test_fewer_bits_are_offered_where_the_model_cannot_have_a_shadow(tmp_p
         await shown.say("and a very long one")
         await until_asked(shown)
         await shown.until_shown("its KV in int4?")
+        assert "shadow" not in shown.text
 
 
 async def test_nothing_is_offered_where_no_format_would_help(tmp_path: Path) -> None:

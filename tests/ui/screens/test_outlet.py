@@ -67,3 +67,4 @@ async def test_where_the_terminal_cannot_be_handed_over_an_answer_is_not_opened_
         await shown.until(lambda: len(shown.answers) == 2)
         await shown.say("/open")
         await shown.until_shown("this terminal cannot be handed to an editor")
+        assert len(shown.answers) == 2
