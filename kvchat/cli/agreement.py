@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvchat.cli.model_place import located
 from kvchat.config import Settings
 from kvchat.engine.models.identity import differing, is_identity, layouts_of
-from kvchat.engine.models.locate import ModelLocation, installed_model, lasting_name, locate_model
+from kvchat.engine.models.locate import ModelLocation, installed_model, lasting_name
 from kvchat.engine.models.prepared import PREPARED_DIR, PreparedCheckpoints, find_prepared
 from kvchat.engine.models.stored_dtype import stored_dtype
 from kvchat.engine.models.weight_digests import WeightDigests
@@ -49,8 +50,7 @@ def agree(settings: Settings, path: Path, manifest: Manifest, model: str | None)
     kv = manifest.kv
     if kv is not None:
         _check_identity(path, kv)
-    cache_dir = settings.paths.cache_dir
-    location = locate_model(model, cache_dir=cache_dir) if model else installed_model(manifest.model)
+    location = located(settings, model) if model else installed_model(manifest.model)
     if location is None:
         return Agreement(problem=f"the model {manifest.model!r} is not here; name one with -m")
     name = lasting_name(location)

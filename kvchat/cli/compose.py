@@ -9,11 +9,12 @@ from tempfile import TemporaryDirectory
 
 from kvchat.chat import Chat, EngineClient
 from kvchat.cli.engine_swap import EngineSwap
+from kvchat.cli.model_place import located
 from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store
 from kvchat.config import Settings
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.models.locate import lasting_name, locate_model
+from kvchat.engine.models.locate import lasting_name
 from kvchat.engine.worker import Worker
 from kvchat.errors import KvchatError, ModelNotFound
 from kvchat.lending.borrower import borrow
@@ -103,7 +104,7 @@ class Kvchat:
                 self._use_adapter_of(session)
         if session is not None:
             self._use_format_of(session)
-        location = locate_model(model or self._settings.model, cache_dir=self._settings.paths.cache_dir)
+        location = located(self._settings, model or self._settings.model)
         template = self._template = ChatTemplate.from_dir(location.path)
         self._model_dir = location.path
         name = lasting_name(location)

@@ -13,6 +13,7 @@ import typer
 
 from kvchat.cli.block_shelf import drop_blocks, open_shelf
 from kvchat.cli.convert_options import ConvertOptions
+from kvchat.cli.model_place import located
 from kvchat.cli.session_settings import with_adapter
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json
@@ -23,7 +24,6 @@ from kvchat.engine.api.losses import GaugeReport
 from kvchat.engine.memory.block_file import Layout
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.models.identity import layouts_of, recall
-from kvchat.engine.models.locate import locate_model
 from kvchat.errors import CacheError, UsageError
 from kvchat.session.answered import answer_positions
 from kvchat.session.origin import Origin, new_origin, origin_of
@@ -65,7 +65,7 @@ def _convert(options: ConvertOptions, work: _Work, wanted: str, status: Status) 
     from kvchat.engine.convert import Converter, load_exact
 
     model = options.model or work.session.model or work.settings.model
-    location = locate_model(model, cache_dir=work.settings.paths.cache_dir)
+    location = located(work.settings, model)
     status.show(f"loading {model} …")
     config = work.settings.engine
     candidate = load_exact(location.path, config, status.show)

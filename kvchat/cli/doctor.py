@@ -16,12 +16,12 @@ from kvchat.cli.cache import disk_state
 from kvchat.cli.doctor_disk import disk_speed, model_cache
 from kvchat.cli.encryption_check import find_encryption
 from kvchat.cli.finding import Finding, State
+from kvchat.cli.model_place import located
 from kvchat.cli.options import DoctorOptions
 from kvchat.cli.streams import Output
 from kvchat.config import Settings
 from kvchat.engine.api.config import Capacity, EngineInfo
 from kvchat.engine.memory.block_seal import seal_of
-from kvchat.engine.models.locate import locate_model
 from kvchat.errors import KvchatError, StorageError
 from kvchat.paths import Paths
 from kvchat.ui.figures import bytes_text, count_text, plural
@@ -233,7 +233,7 @@ def _model(settings: Settings) -> Iterator[Finding]:
     from kvchat.engine import Engine
 
     try:
-        location = locate_model(settings.model, cache_dir=settings.paths.cache_dir)
+        location = located(settings, settings.model)
         engine = Engine.load(str(location.path), replace(settings.engine, cache_dir=None))
     except KvchatError as error:
         yield Finding(

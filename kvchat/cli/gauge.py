@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.cli.gauge_figures import figures_of, write_text
 from kvchat.cli.gauge_options import GaugeOptions
+from kvchat.cli.model_place import located
 from kvchat.cli.session_settings import with_adapter
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json
@@ -17,7 +18,6 @@ from kvchat.config import Settings
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.exams import FormatMarks, Item
 from kvchat.engine.api.losses import FormatLoss, GaugeReport
-from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ConfigError, UsageError
 from kvchat.gauge.advice import CANDIDATES
 from kvchat.gauge.frontier_plot import frontier_svg
@@ -87,7 +87,7 @@ def _ask_suite(options: GaugeOptions) -> None:
 
     settings, status = options.settings(), Status(quiet=options.quiet)
     model = options.model or _STARTER
-    location = locate_model(model, cache_dir=settings.paths.cache_dir)
+    location = located(settings, model)
     suite = Suite(location.path)
     loaded, _ = _load(settings, model, status)
     size = SuiteSize(num_conversations=10, num_documents=4) if options.quick else SuiteSize()
@@ -149,7 +149,7 @@ def _as_losses(marks: Sequence[FormatMarks]) -> list[FormatLoss]:
 
 def _load(settings: Settings, model: str, status: Status) -> "tuple[Gauge, str]":
     """Load a model for the gauge alone; return it with its name."""
-    location = locate_model(model, cache_dir=settings.paths.cache_dir)
+    location = located(settings, model)
     status.show(f"loading {model} …")
     from kvchat.engine.gauge import Gauge
 

@@ -10,6 +10,7 @@ from kvchat.cli.compose import Kvchat
 from kvchat.cli.convert_process import convert_words
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.gauge_process import gauged
+from kvchat.cli.model_place import located
 from kvchat.cli.model_shelf import Memory, free_bytes_of, loaded_torch, models_here
 from kvchat.cli.session_files import SessionFiles
 from kvchat.cli.settings_in_force import SettingsInForce, engine_values
@@ -19,7 +20,7 @@ from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase
-from kvchat.engine.models.locate import lasting_name, locate_model
+from kvchat.engine.models.locate import lasting_name
 from kvchat.errors import EngineFailed
 from kvchat.session.template import ChatTemplate
 from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
@@ -114,7 +115,7 @@ class InterfaceHost(SessionFiles):
             self._engine_changed(changes)
             self._kvchat.lend_again()
             return
-        location = locate_model(model, cache_dir=self._settings.paths.cache_dir)
+        location = located(self._settings, model)
         template = ChatTemplate.from_dir(location.path)
         name = lasting_name(location)
         # Others have been promised the model that goes.

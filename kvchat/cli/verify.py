@@ -13,6 +13,7 @@ from time import time
 from typing import TYPE_CHECKING
 
 from kvchat.cli.block_shelf import drop_blocks, open_shelf
+from kvchat.cli.model_place import located
 from kvchat.cli.session_options import VerifyCacheOptions, VerifyOptions, VerifySessionOptions
 from kvchat.cli.session_settings import with_adapter
 from kvchat.cli.shelf import open_store
@@ -23,7 +24,6 @@ from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.used_views import used_views
-from kvchat.engine.models.locate import locate_model
 from kvchat.errors import CacheError, StorageError, UsageError
 from kvchat.session.origin import origin_of
 from kvchat.session.references import References
@@ -154,7 +154,7 @@ def _verifier(
     A view shares the names of the exact format, and what is computed over it never has them.
     """
     stored_as = parse_cache_format(settings.engine.cache_format).stored
-    location = locate_model(model, cache_dir=settings.paths.cache_dir)
+    location = located(settings, model)
     status.show(f"loading {model} …")
     from kvchat.engine.build import build_parts
     from kvchat.engine.engine import Engine

@@ -3,10 +3,10 @@
 from contextlib import closing
 from dataclasses import asdict
 
+from kvchat.cli.model_place import located
 from kvchat.cli.session_options import WhyOptions
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, as_json
-from kvchat.engine.models.locate import locate_model
 from kvchat.errors import UsageError
 from kvchat.session.explaining import explained
 from kvchat.session.miss import explain
@@ -27,7 +27,7 @@ def explain_answer(options: WhyOptions) -> None:
         answer = answers[-options.number]
         explain(store.all_turns(session.id), answer)  # refused before a model is looked for
         model = options.model or answer.model or session.model or settings.model
-        location = locate_model(model, cache_dir=settings.paths.cache_dir)
+        location = located(settings, model)
         explanation = explained(store, ChatTemplate.from_dir(location.path), session, answer)
     miss = explanation.miss
     if as_json(options):

@@ -106,7 +106,9 @@ class Engine:
             CapacityError: the weights or the smallest cache do not fit.
         """
         config = config or EngineConfig()
-        location = locate_model(model, cache_dir=config.cache_dir)
+        location = locate_model(
+            model, cache_dir=config.cache_dir, disk_bytes=config.disk_bytes, sealer=config.sealer
+        )
         return cls(build_parts(location.name, location.path, config))
 
     @property

@@ -1,16 +1,15 @@
 """In which form weights are held: as the checkpoint has them, in another dtype, or quantised."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.engine.models.disk_room import DiskRoom
 from kvchat.engine.models.fingerprint import read_checkpoint
 from kvchat.engine.models.fp8_checkpoint import write_expanded
 from kvchat.engine.models.load import LoadedModel, load_model
@@ -20,20 +19,14 @@ from kvchat.engine.models.prepared import (
     QUANTISED,
     MakeRoom,
     PreparedCheckpoints,
-    blocks_limit,
     key_of,
 )
 from kvchat.engine.models.quantised_model import Recipe, quantised_dir
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.engine.models.weight_files import has_fp8_blocks, read_config
-from kvchat.errors import ConfigError, StorageError
+from kvchat.errors import ConfigError
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-LIMIT_SHARE = 2
-"""Prepared weights take at most this part of the disk that blocks and they may take."""
-
-_HEAD_BYTES = 1 << 16
-"""Of a checkpoint's files beside its numbers, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,25 +73,13 @@ def in_wanted_form(
         yield form
         return
     with _directory(config) as directory:
-        limit = None if config.disk_bytes is None else config.disk_bytes // LIMIT_SHARE
-        kept = PreparedCheckpoints(directory, digests, limit)
-        make_room = partial(_let_blocks_go, config)
+        room = DiskRoom(cache_dir=config.cache_dir, disk_bytes=config.disk_bytes, sealer=config.sealer)
+        kept = PreparedCheckpoints(directory, digests, room.weights_limit)
         if is_fp8:
-            form = _expanded(form, kept, report, make_room)
+            form = _expanded(form, kept, report, room.make)
         if config.weights in QUANTISED:
-            form = _quantised(form, config.weights, kept, report, make_room)
+            form = _quantised(form, config.weights, kept, report, room.make)
         yield form
-
-
-def _let_blocks_go(config: EngineConfig, num_bytes: int) -> None:
-    """Let blocks make room on disk for weights that are about to be written, so that the limit holds."""
-    if config.disk_bytes is None or config.cache_dir is None:
-        return
-    limit_bytes = blocks_limit(config.disk_bytes, config.cache_dir) or 0
-    num_bytes += num_bytes // 256 + _HEAD_BYTES
-    # Where blocks cannot go now, they do once their store is opened.
-    with suppress(StorageError), closing(BlockCatalog(config.cache_dir, sealer=config.sealer)) as catalog:
-        catalog.shrink(max(0, limit_bytes - num_bytes))
 
 
 def _expanded(

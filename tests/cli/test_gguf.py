@@ -4,13 +4,18 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from kvchat.cli.model_place import located
+from kvchat.config import read_settings
 from kvchat.starter import __path__ as starter_path
 from tests.cli.secret_home import Run
+from tests.engine.memory.chains import chain, open_store
 from tests.engine.models.gguf_writer import tiny, write_gguf
 
 pytestmark = pytest.mark.cpu
@@ -44,6 +49,21 @@ def test_a_file_answers_and_its_conversation_goes_on_from_disk(model: Path, tmp_
     assert code == 0, err
     assert "from disk" in err
     assert (made / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_where_a_command_looks_for_a_file_blocks_make_room_for_it_under_the_limit_that_is_set(
+    model: Path, tmp_path: Path
+) -> None:
+    """Before any store is opened, which would have them make room too."""
+    settings = read_settings(environ={"KVCHAT_HOME": str(tmp_path / "home")}, cwd=tmp_path)
+    cache_dir = settings.paths.cache_dir
+    with closing(open_store(cache_dir)) as store:
+        assert all(store.write(block.header, block.payload) for block in chain(list(range(40))))
+    assert list((cache_dir / "blocks").rglob("*.safetensors"))
+    limited = replace(settings, engine=replace(settings.engine, disk_bytes=model.stat().st_size // 2))
+    made = located(limited, str(model)).path
+    assert (made / "model.safetensors").stat().st_size > model.stat().st_size // 2
+    assert not list((cache_dir / "blocks").rglob("*.safetensors"))
 
 
 def test_a_damaged_file_is_refused_with_what_to_do(model: Path, run: Run) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from kvchat.engine.kernels.quantised_linear import Coding, QuantisedWeight
 from kvchat.engine.models.alone import ALONE
 from kvchat.engine.models.gguf_blocks import FORMATS, quantised
-from kvchat.engine.models.prepared import WEIGHTS_FILE
+from kvchat.engine.models.prepared import WEIGHTS_FILE, MakeRoom
 from kvchat.engine.models.quantised_checkpoint import describe
 from kvchat.engine.models.quantised_linear import output_name
 from kvchat.errors import ModelUnreadable, UnsupportedModel
@@ -37,6 +37,8 @@ _ARCHITECTURES = {
 _ROPE_FACTORS = "rope_freqs.weight"
 _EMBEDDING = "token_embd.weight"
 _TOKENIZER = "tokenizer.json"
+_TOKENIZER_SHARE = 4
+"""What a tokenizer takes as a file of its own, per byte of the head of a GGUF file that has it."""
 _INSTEAD = "Use a safetensors version of this model."
 
 
@@ -80,8 +82,13 @@ def open_gguf(path: Path) -> GgufFile:
     return file
 
 
-def write_checkpoint(file: GgufFile, directory: Path, report: Report) -> None:
+def write_checkpoint(
+    file: GgufFile, directory: Path, report: Report, make_room: MakeRoom = lambda _: None
+) -> None:
     """Write config, tokenizer and weights of a GGUF file into a directory.
+
+    Args:
+        make_room: called before the first of them is written.
 
     Raises:
         ModelUnreadable: tensors are missing or of other sizes than the config says, or there is no tokenizer.
@@ -100,6 +107,7 @@ def write_checkpoint(file: GgufFile, directory: Path, report: Report) -> None:
             tensors |= {f"{layer}.{part}": value for part, value in parts.items() if value is not None}
         else:
             tensors[name] = tensor.to(config.dtype)
+    make_room(sum(tensor.nbytes for tensor in tensors.values()) + _tokenizer_bytes(file))
     save_file(tensors, directory / WEIGHTS_FILE, {"format": "pt"})
     written = config.to_dict() | {"architectures": [type(module).__name__]}
     if output_name(module) in codings:
@@ -209,6 +217,12 @@ def _expanded(tensor: ReaderTensor) -> Tensor:
     return torch.from_numpy(np.array(numbers, dtype=np.float32)).reshape(
         tuple(reversed(tensor.shape.tolist()))
     )
+
+
+def _tokenizer_bytes(file: GgufFile) -> int:
+    """Return about what the tokenizer takes that is written: the one beside the file, or the one in it."""
+    beside = file.path.with_name(_TOKENIZER)
+    return 2 * beside.stat().st_size if beside.is_file() else _TOKENIZER_SHARE * file.reader.data_offset
 
 
 def _write_tokenizer(file: GgufFile, directory: Path) -> None:

@@ -7,7 +7,8 @@ import sys
 from hashlib import blake2b
 from pathlib import Path
 
-from kvchat.engine.models.prepared import PREPARED_DIR, VERSION, PreparedCheckpoints
+from kvchat.engine.models.disk_room import DiskRoom
+from kvchat.engine.models.prepared import PREPARED_DIR, VERSION, MakeRoom, PreparedCheckpoints
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.errors import ModelUnreadable
 
@@ -16,8 +17,12 @@ _DIGESTS_FILE = "weights.json"
 _KEY_BYTES = 16
 
 
-def checkpoint_of(path: Path, cache_dir: Path) -> Path:
+def checkpoint_of(path: Path, cache_dir: Path, room: DiskRoom) -> Path:
     """Return the directory of the checkpoint made from a GGUF file; makes it the first time.
+
+    Args:
+        room: blocks make it before it is written; other checkpoints go where all of them have none, since
+            reading a file again takes minutes.
 
     Effect: may read every byte of the file; tells standard error how far it is, where that is a terminal.
 
@@ -33,8 +38,8 @@ def checkpoint_of(path: Path, cache_dir: Path) -> Path:
         digest = digests.digest(path)
     except OSError as error:
         raise ModelUnreadable(f"{path} cannot be read: {error.strerror or error}.") from error
-    kept = PreparedCheckpoints(cache_dir / PREPARED_DIR, digests, None)
-    found = kept.get(_key(path, digest), lambda directory: _make(path, directory))
+    kept = PreparedCheckpoints(cache_dir / PREPARED_DIR, digests, room.disk_bytes)
+    found = kept.get(_key(path, digest), lambda directory: _make(path, directory, room.make))
     digests.save()
     return found
 
@@ -47,10 +52,10 @@ def _key(path: Path, digest: str) -> str:
     return blake2b(parts, digest_size=_KEY_BYTES).hexdigest()
 
 
-def _make(path: Path, directory: Path) -> None:
+def _make(path: Path, directory: Path, make_room: MakeRoom) -> None:
     from kvchat.engine.models.gguf_checkpoint import open_gguf, write_checkpoint
 
-    write_checkpoint(open_gguf(path), directory, _report)
+    write_checkpoint(open_gguf(path), directory, _report, make_room)
     if sys.stderr.isatty():
         print(end="\r\x1b[K", file=sys.stderr)
 

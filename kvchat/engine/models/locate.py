@@ -6,10 +6,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
 from kvchat import starter
 from kvchat.engine.models.weight_files import check_model
 from kvchat.errors import ModelError, ModelNotFound, ModelUnreadable
+
+if TYPE_CHECKING:
+    from kvchat.sealing.sealer import Sealer
 
 STARTER = "starter"
 GGUF_SUFFIX = ".gguf"
@@ -40,12 +44,19 @@ class ModelLocation:
 
 
 def locate_model(
-    name: str, *, cache_dir: Path | None = None, network_timeout_s: float = NETWORK_TIMEOUT_S
+    name: str,
+    *,
+    cache_dir: Path | None = None,
+    disk_bytes: int | None = None,
+    sealer: "Sealer | None" = None,
+    network_timeout_s: float = NETWORK_TIMEOUT_S,
 ) -> ModelLocation:
     """Return the directory of a model; only for a hub id that is not in the local cache, from the network.
 
     Args:
         cache_dir: where the checkpoint made from a GGUF file is kept; without one such files are refused.
+        disk_bytes: most bytes of such checkpoints and of blocks, which make room for it; None: no limit.
+        sealer: what those blocks are sealed with.
         network_timeout_s: how long to wait for the hub's first answer; a download may take longer.
 
     Effect: may download, with progress on stderr. Looks at headers and config, loads no weights.
@@ -60,9 +71,12 @@ def locate_model(
         check_model(path)
         return ModelLocation(name=name, path=path.resolve())
     if path.is_file() and path.suffix == GGUF_SUFFIX and cache_dir is not None:
-        from kvchat.engine.models.gguf_files import checkpoint_of  # not for those who name a directory
+        # Not for those who name a directory.
+        from kvchat.engine.models.disk_room import DiskRoom
+        from kvchat.engine.models.gguf_files import checkpoint_of
 
-        return ModelLocation(name=name, path=checkpoint_of(path.resolve(), cache_dir))
+        room = DiskRoom(cache_dir=cache_dir, disk_bytes=disk_bytes, sealer=sealer)
+        return ModelLocation(name=name, path=checkpoint_of(path.resolve(), cache_dir, room))
     if path.is_file():
         wanted = "a cache directory" if path.suffix == GGUF_SUFFIX else "the model's directory"
         raise ModelUnreadable(f"{path} is a file. Give {wanted}, or `-m starter`.")

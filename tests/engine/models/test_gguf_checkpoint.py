@@ -5,18 +5,30 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file
 
 from kvchat.engine.kernels.quantised_linear import dequantise
 from kvchat.engine.models.gguf_checkpoint import open_gguf, write_checkpoint
 from kvchat.engine.models.load import load_model
+from kvchat.engine.models.locate import locate_model
+from kvchat.engine.models.prepared import WEIGHTS_FILE, prepared_bytes
 from kvchat.engine.models.quantised_linear import QuantisedLinear
 from kvchat.errors import KvchatError, ModelUnreadable, UnsupportedModel
+from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.models.gguf_writer import tiny, write_gguf
+from tests.engine.tiny_models import answer, token_ids
 
 pytestmark = pytest.mark.cpu
 
 IDS = torch.arange(2, 66)[None] % 60 + 2
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(name="small")
+def small_models(request: pytest.FixtureRequest) -> TinyModels:
+    """The tiny models that are directories."""
+    found: TinyModels = request.getfixturevalue("tiny")
+    return found
 
 
 @pytest.mark.parametrize("quantised", [Kind.Q8_0, Kind.Q4_0, Kind.F16, Kind.F32], ids=lambda kind: kind.name)
@@ -78,6 +90,51 @@ def test_the_tokenizer_of_the_file_is_written_beside_the_weights(tmp_path: Path)
     made = read(tmp_path / "model.gguf", tmp_path / "made")
     assert (made / "tokenizer.json").is_file()
     assert "m['content']" in (made / "chat_template.jinja").read_text()
+
+
+def test_room_is_made_for_all_of_a_file_before_the_first_byte_is_written(tmp_path: Path) -> None:
+    write_gguf(tiny("llama"), tmp_path / "model.gguf", "llama", Kind.Q8_0)
+    asked: list[tuple[int, int]] = []
+    directory = tmp_path / "made"
+    directory.mkdir()
+
+    def make_room(num_bytes: int) -> None:
+        asked.append((num_bytes, len(list(directory.iterdir()))))
+
+    write_checkpoint(open_gguf(tmp_path / "model.gguf"), directory, lambda _: None, make_room)
+    ((num_bytes, num_files),) = asked
+    assert num_files == 0
+    written = sum(path.stat().st_size for path in directory.iterdir())
+    assert num_bytes >= (directory / "tokenizer.json").stat().st_size + weight_bytes(directory)
+    assert written <= num_bytes + num_bytes // 256 + (1 << 16)
+
+
+def test_blocks_make_room_for_what_is_made_of_a_file_before_their_store_is_opened(
+    small: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """The limit holds from the start on: nothing but the file has been looked for yet."""
+    write_gguf(tiny("llama"), tmp_path / "model.gguf", "llama", Kind.Q8_0)
+    model, cache_dir = str(tmp_path / "model.gguf"), tmp_path / "cache"
+    directory = locate_model(model, cache_dir=tmp_path / "sized").path
+    weights = prepared_bytes(directory.parent)
+    engine = open_engine(small("llama"), cache_dir=cache_dir)
+    answer(engine, token_ids(900), 8)
+    engine.close()
+    before = blocks_bytes(cache_dir)
+    slack = weights // 128 + 2 * (1 << 16)
+    assert before > 2 * slack
+    limit = weights + slack + before // 2
+    assert locate_model(model, cache_dir=cache_dir, disk_bytes=limit).path.name == directory.name
+    assert before > blocks_bytes(cache_dir) > 0
+    assert blocks_bytes(cache_dir) + prepared_bytes(cache_dir / "weights") <= limit
+
+
+def blocks_bytes(cache_dir: Path) -> int:
+    return sum(path.stat().st_size for path in (cache_dir / "blocks").rglob("*.*"))
+
+
+def weight_bytes(directory: Path) -> int:
+    return sum(tensor.nbytes for tensor in load_file(directory / WEIGHTS_FILE).values())
 
 
 @pytest.mark.parametrize("num_bytes", [0, 3, 4, 20, 400, 3000, 100_000])
