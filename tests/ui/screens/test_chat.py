@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 from textual import events
@@ -11,6 +10,7 @@ from kvchat.engine.api.status import EnginePhase
 from kvchat.errors import ContextOverflow
 from kvchat.session.tree import BranchName, Finish
 from kvchat.ui.screens.confirm import ConfirmScreen
+from tests.ui.gate import hold
 from tests.ui.harness import window
 from tests.ui.scripted import Answer, ScriptedChat
 from tests.ui.scripted_engine import ScriptedEngine
@@ -340,18 +340,11 @@ async def test_a_stop_right_after_enter_counts_for_the_answer_that_has_not_begun
     async with window(tmp_path, Answer(text="a long answer")) as shown:
         if begun:
             await shown.say_and_wait("hello")
-        gate, late = Event(), "send" if begun else "create"
-        at_once = getattr(shown.chat, late)
-
-        def after_the_gate(*args: Any, **kwargs: Any) -> Any:
-            gate.wait(20)
-            return at_once(*args, **kwargs)
-
-        setattr(shown.chat, late, after_the_gate)
+        gate = hold(shown.chat, "send" if begun else "create")
         await shown.say("go")
         await shown.until(lambda: shown.screen.turns.is_running)
         shown.screen.action_stop()  # as by escape, and surely before the gate
-        gate.set()
+        gate.open()
         await shown.until(lambda: len(shown.answers) == 1 + begun)
         await shown.until(lambda: shown.answers[-1].turn.finish is not Finish.PARTIAL)
         assert shown.chat.sent[-1] == "go"

@@ -11,6 +11,7 @@ from textual import events
 
 from kvchat.ui.screens.confirm import ConfirmScreen
 from kvchat.ui.screens.late import REST_S
+from tests.ui.gate import hold
 from tests.ui.harness import Window, window
 from tests.ui.scripted import ScriptedChat
 
@@ -35,18 +36,6 @@ def talk(chat: ScriptedChat) -> None:
     chat.add_session("Oslo", [("By boat?", "By train."), ("How long?", "Seven hours or so.")])
 
 
-def held(owner: Any, name: str) -> Event:
-    """Let a method wait until the event is set."""
-    gate, at_once = Event(), getattr(owner, name)
-
-    def late(*args: Any, **kwargs: Any) -> Any:
-        gate.wait(20)
-        return at_once(*args, **kwargs)
-
-    setattr(owner, name, late)
-    return gate
-
-
 async def burst(shown: Window, text: str, pressed_s: float | None = None) -> None:
     """Type faster than anybody reads."""
     for letter in text:
@@ -62,9 +51,9 @@ async def test_what_is_typed_meanwhile_goes_on_in_the_prompt_and_a_key_lets_the_
     async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
         await shown.until(lambda: len(shown.questions) == 2)
         for command, (owner, name) in LATE.items():
-            gate = held(owner(shown), name)
+            gate = hold(owner(shown), name)
             await burst(shown, f"{command}\nyes")
-            gate.set()
+            gate.open()
             await shown.until_shown("f9 or /answer")
             await burst(shown, " indeed")
             assert (command, shown.screen.prompt.text) == (command, "yes indeed")
@@ -123,10 +112,10 @@ async def test_a_text_that_begins_like_an_answer_agrees_to_nothing(tmp_path: Pat
 async def test_a_question_about_what_was_said_before_the_last_message_changes_nothing(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
         await shown.until(lambda: len(shown.questions) == 2)
-        gate = held(shown.chat, "plan_undo")
+        gate = hold(shown.chat, "plan_undo")
         await shown.say("/undo")
         await shown.say_and_wait("And back?")
-        gate.set()
+        gate.open()
         await shown.until_shown("f9 or /answer")
         await shown.pilot.press("f9", "y")
         await shown.until_shown("the conversation has gone on since")
@@ -191,11 +180,11 @@ async def test_a_question_that_another_takes_the_place_of_goes(tmp_path: Path, i
 async def test_tokens_that_are_chosen_from_another_conversation_change_nothing(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
         await shown.until(lambda: len(shown.questions) == 2 and shown.screen.is_engine_ready)
-        gate = held(shown.chat.variants, "token_texts")
+        gate = hold(shown.chat.variants, "token_texts")
         await burst(shown, "/tokens\n")
         await shown.pilot.press("ctrl+n")
         await shown.until(lambda: shown.questions == [])
-        gate.set()
+        gate.open()
         await shown.until_shown("an answer as tokens · f9 or /answer")
         await shown.pilot.press("f9")
         await shown.until_shown("75.00%")

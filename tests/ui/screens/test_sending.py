@@ -1,8 +1,7 @@
 """What becomes of a message: files that are marked in it, lines of a command, files of what is changed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from threading import Event
 
 import pytest
 from textual import events
@@ -10,6 +9,7 @@ from textual import events
 from kvchat.ui import sending
 from kvchat.ui.attachments import Attachment, before_message
 from kvchat.ui.sending import look_up
+from tests.ui.gate import Gate
 from tests.ui.harness import Window, window
 from tests.ui.screens.test_late import burst
 from tests.ui.scripted import ScriptedChat
@@ -31,15 +31,10 @@ def with_file(chat: ScriptedChat) -> None:
     chat.add_session("Oslo", [("By boat?", "By train."), (f"{FILE}What is it?", "Two lines.")])
 
 
-def hold_look_up(monkeypatch: pytest.MonkeyPatch) -> Event:
-    """Let no marked file be read until the event that is returned is set."""
-    gate = Event()
-
-    def late(words: str, marks: Sequence[str]) -> sending.Marked:
-        gate.wait(20)
-        return look_up(words, marks)
-
-    monkeypatch.setattr(sending, "look_up", late)
+def hold_look_up(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Let marked files be read behind the gate that is returned."""
+    gate = Gate()
+    monkeypatch.setattr(sending, "look_up", gate.before(look_up))
     return gate
 
 
@@ -164,7 +159,7 @@ async def test_a_message_whose_conversation_was_left_says_where_enter_sends_it(
         await burst(shown, "look at @notes.txt\n")
         await shown.pilot.press("ctrl+n")
         await shown.until(lambda: shown.screen.turns.conversation is None)
-        gate.set()
+        gate.open()
         words = "enter sends it to the one on screen"
         await shown.until(lambda: any(words in one.message for one in shown.app._notifications))
         assert shown.screen.prompt.text == "look at @notes.txt"
@@ -215,7 +210,7 @@ async def test_a_message_that_waits_for_a_file_does_not_become_a_change_begun_me
         await burst(shown, "look at @notes.txt\n")
         await shown.say("/edit")
         await shown.until(lambda: shown.screen.courses.editing is not None)
-        gate.set()
+        gate.open()
         words = "enter sends it as the change"
         await shown.until(lambda: any(words in one.message for one in shown.app._notifications))
         assert shown.chat.sent == []

@@ -8,6 +8,7 @@ import pytest
 from kvchat.errors import StorageError
 from kvchat.session.tree import SessionId
 from kvchat.ui.widgets.session_list import SessionList
+from tests.ui.gate import Gate, hold
 from tests.ui.harness import Window, window
 from tests.ui.scripted import Answer, ScriptedChat, ScriptedConversation
 
@@ -165,44 +166,32 @@ async def test_one_that_cannot_be_deleted_is_deleted_when_kvchat_is_left(
 async def test_one_that_is_being_let_go_of_is_deleted_when_kvchat_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, gate = Event(), Event()
+    gate = Gate()
 
     def close(conversation: ScriptedConversation) -> None:
-        begun.set()
-        gate.wait(20)
         raise StorageError("it is gone")
 
     async with window(tmp_path, prepare=talk) as shown:
         await shown.say("/temp")
         await shown.say_and_wait("a secret")
-        monkeypatch.setattr(shown.chat, "close", close)
+        monkeypatch.setattr(shown.chat, "close", gate.before(close))
         await shown.say("/switch Oslo")
-        await shown.until(begun.is_set)
+        await shown.until(gate.reached.is_set)
         shown.screen.quit()
         assert titles(shown) == ["Oslo"]
-        gate.set()
+        gate.open()
 
 
 @pytest.mark.slow
-async def test_it_is_not_said_to_be_kept_while_its_first_message_is_being_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, gate = Event(), Event()
+async def test_it_is_not_said_to_be_kept_while_its_first_message_is_being_stored(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk) as shown:
-        create = shown.chat.create
-
-        def late(title: str = "", system: str = "") -> ScriptedConversation:
-            begun.set()
-            gate.wait(20)
-            return create(title, system)
-
-        monkeypatch.setattr(shown.chat, "create", late)
+        gate = hold(shown.chat, "create")
         await shown.say("/temp")
         await shown.say("a secret")
-        await shown.until(begun.is_set)
+        await shown.until(gate.reached.is_set)
         await shown.say("/temp")
         await shown.until_shown("still temporary: /temp again keeps it")
-        gate.set()
+        gate.open()
         await shown.until_shown("deleted when you leave")
         await shown.until(lambda: not shown.screen.turns.is_busy)
         assert not any("is kept" in one.message for one in shown.app._notifications)
@@ -211,54 +200,36 @@ async def test_it_is_not_said_to_be_kept_while_its_first_message_is_being_stored
 
 
 @pytest.mark.slow
-async def test_one_that_is_come_back_to_and_kept_while_it_is_let_go_of_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, gate = Event(), Event()
-
-    def close(conversation: ScriptedConversation) -> None:
-        begun.set()
-        gate.wait(20)
-
+async def test_one_that_is_come_back_to_and_kept_while_it_is_let_go_of_stays(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk) as shown:
         await shown.say("/temp")
         await shown.say_and_wait("no secret")
-        monkeypatch.setattr(shown.chat, "close", close)
+        gate = hold(shown.chat, "close")
         await shown.say("/switch Oslo")
-        await shown.until(begun.is_set)
+        await shown.until(gate.reached.is_set)
         await shown.say("/switch no secret")
         await shown.until(lambda: shown.questions == ["no secret"])
         await shown.say("/temp")
         await shown.until_shown("this conversation is kept")
-        gate.set()
+        gate.open()
         await shown.until_at_rest()
         assert titles(shown) == ["Oslo", "no secret"]
         assert shown.questions == ["no secret"]
 
 
 @pytest.mark.slow
-async def test_one_whose_words_are_just_being_deleted_is_not_said_to_be_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, gate = Event(), Event()
+async def test_one_whose_words_are_just_being_deleted_is_not_said_to_be_kept(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk) as shown:
         await shown.say("/temp")
         await shown.say_and_wait("a secret")
-        delete = shown.chat.store.delete_session
-
-        def late(session_id: SessionId) -> None:
-            begun.set()
-            gate.wait(20)
-            delete(session_id)
-
-        monkeypatch.setattr(shown.chat.store, "delete_session", late)
+        gate = hold(shown.chat.store, "delete_session")
         await shown.say("/switch Oslo")
-        await shown.until(begun.is_set)
+        await shown.until(gate.reached.is_set)
         await shown.say("/switch a secret")
         await shown.until(lambda: shown.questions == ["a secret"])
         await shown.say("/temp")
         await shown.until_shown("it is just being deleted")
-        gate.set()
+        gate.open()
         await shown.until(lambda: titles(shown) == ["Oslo"])
         assert not any("is kept" in one.message for one in shown.app._notifications)
 
