@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -12,6 +13,7 @@ from kvchat.cli import main
 from kvchat.engine import kept_rates
 from kvchat.engine.cache import rates
 from tests.cli.secret_home import Give, Run
+from tests.fork_server import ForkServer
 from tests.tiny_models import write_model
 
 
@@ -59,6 +61,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors["lm_head.weight"][vocabulary["<|end|>"]] = 0  # some other token is always likelier
     save_file(tensors, weights, metadata={"format": "pt"})
     return directory
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """What starts the real program where the start itself is not what is tested."""
+    server = ForkServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ import io
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -20,6 +18,7 @@ from kvchat.session.bundle.layout import payload_bytes
 from kvchat.session.bundle.reader import read_bundle
 from kvchat.session.bundle.record import BLOCK, END, RecordReader
 from kvchat.session.store import SessionStore
+from tests.fork_server import Forked, ForkServer
 from tests.session.bundle.bundles import write_records, write_small
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
@@ -353,19 +352,20 @@ def test_a_session_stays_as_it_was_where_what_verifying_computes_has_no_room(
 
 # The real program
 
-
-def program(*words: str, at: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "kvchat", *words],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env=os.environ | {"KVCHAT_HOME": str(at)},
-        check=False,
-    )
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_what_is_refused_ends_with_its_code_and_changes_nothing(bundle: Path, home: Path) -> None:
+@pytest.fixture
+def program(fork_server: ForkServer) -> Program:
+    def run_one(*words: str, at: Path) -> "subprocess.CompletedProcess[str]":
+        return fork_server.run(*words, environ=os.environ | {"KVCHAT_HOME": str(at)})
+
+    return run_one
+
+
+def test_what_is_refused_ends_with_its_code_and_changes_nothing(
+    bundle: Path, home: Path, program: Program
+) -> None:
     data = bytearray(bundle.read_bytes())
     data[len(data) // 2] ^= 1
     damaged = bundle.with_name("damaged.kvchat")
@@ -380,7 +380,9 @@ def test_what_is_refused_ends_with_its_code_and_changes_nothing(bundle: Path, ho
     assert program("import", at=home).returncode == 2
 
 
-def test_an_export_replaces_nothing_unless_told(original: Path, home: Path, tmp_path: Path) -> None:
+def test_an_export_replaces_nothing_unless_told(
+    original: Path, home: Path, tmp_path: Path, program: Program
+) -> None:
     shutil.copytree(original / "home", home)
     target = tmp_path / "mine.kvchat"
     target.write_text("mine")
@@ -393,17 +395,17 @@ def test_an_export_replaces_nothing_unless_told(original: Path, home: Path, tmp_
 
 @pytest.mark.parametrize("num_kills", [4, pytest.param(80, marks=pytest.mark.slow)])
 def test_an_import_that_is_killed_leaves_a_whole_session_or_none(
-    num_kills: int, bundle: Path, tiny_model: Path, home: Path
+    num_kills: int, bundle: Path, tiny_model: Path, home: Path, program: Program, fork_server: ForkServer
 ) -> None:
     """Trap 25: what a crash leaves is settled by the next start, and nothing is half there."""
     random = Random(7)
     for _ in range(num_kills):
-        command = [sys.executable, "-m", "kvchat", "import", str(bundle), "-m", str(tiny_model), "--json"]
-        child = subprocess.Popen(command, env=os.environ | {"KVCHAT_HOME": str(home)}, stdout=subprocess.PIPE)
-        _wait_for_blocks(child, home, random.randrange(1, 6))
-        sleep(random.random() / 100)
-        child.send_signal(signal.SIGKILL)
-        said, _ = child.communicate()
+        words = ("import", str(bundle), "-m", str(tiny_model), "--json")
+        with fork_server.start(*words, environ=os.environ | {"KVCHAT_HOME": str(home)}) as child:
+            _wait_for_blocks(child, home, random.randrange(1, 6))
+            sleep(random.random() / 100)
+            child.kill()
+            said, _ = child.communicate()
         stored = _stored(home)
         assert all(num_turns == 4 and not damaged for num_turns, damaged in stored)
         assert not said or stored, "what was acknowledged is there"
@@ -412,7 +414,7 @@ def test_an_import_that_is_killed_leaves_a_whole_session_or_none(
     assert _stored(home) == [(4, False)]
 
 
-def _wait_for_blocks(child: "subprocess.Popen[bytes]", home: Path, num_files: int) -> None:
+def _wait_for_blocks(child: Forked, home: Path, num_files: int) -> None:
     """Wait until an import has written some blocks, or has ended."""
     while child.poll() is None:
         if len(list((home / "cache" / "blocks").rglob("*.safetensors"))) >= num_files:
@@ -432,7 +434,7 @@ def _stored(home: Path) -> list[tuple[int, bool]]:
 
 
 def test_a_bundle_whose_fingerprint_is_not_of_its_fields_is_refused(
-    tmp_path: Path, tiny_model: Path, home: Path
+    tmp_path: Path, tiny_model: Path, home: Path, program: Program
 ) -> None:
     path = tmp_path / "small.kvchat"
     write_small(path)

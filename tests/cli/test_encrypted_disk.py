@@ -19,6 +19,7 @@ from kvchat.sealing.sealer import Sealer
 from kvchat.session.store import SessionStore
 from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, Run, files_with, make_talk, paths_of
 from tests.encryption_child import DATA_KEY
+from tests.fork_server import ForkServer
 from tests.terminal import ROOT, terminal
 
 
@@ -50,7 +51,7 @@ def test_killed_while_it_is_turned_on_or_off_a_store_stays_whole(home: Path, num
 
 @pytest.mark.cpu
 def test_nothing_of_what_is_said_lies_on_disk_in_the_clear(
-    home: Path, run: Run, passphrase: Give, tiny_model: Path
+    home: Path, run: Run, passphrase: Give, tiny_model: Path, fork_server: ForkServer
 ) -> None:
     """Chat, title, system prompt, search, blocks on disk, a killed answer: every byte is looked at."""
     passphrase("open sesame")
@@ -65,7 +66,7 @@ def test_nothing_of_what_is_said_lies_on_disk_in_the_clear(
     done = json.loads(out)
     assert done["loaded"]["disk"] + done["loaded"]["device"] > 0
     assert run("sessions", "search", "zeppelin")[0] == 0
-    _kill_while_it_answers(tiny_model)
+    _kill_while_it_answers(tiny_model, fork_server)
     settings = unlocking.unlocked(read_settings())
     with closing(SessionStore(settings.paths.sessions_db, settings.engine.sealer)) as store:
         ids = [turn.token_ids or () for turn in store.all_turns(store.find("title").id)]
@@ -98,22 +99,13 @@ def test_the_interface_leaves_nothing_in_the_clear_when_it_is_killed(
     assert "zeppelin" in run("sessions", "search", "zeppelin")[1]
 
 
-def _kill_while_it_answers(tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "kvchat", "ask", "-m", str(tiny_model), "-c", "--max-tokens", "4000"]
-    process = subprocess.Popen(
-        [*command, "--ndjson", f"more {SECRET}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if json.loads(line)["event"] == "text":
-            break
-    process.kill()
-    process.wait()
-    process.stdout.close()
+def _kill_while_it_answers(tiny_model: Path, fork_server: ForkServer) -> None:
+    words = ("ask", "-m", str(tiny_model), "-c", "--max-tokens", "4000", "--ndjson", f"more {SECRET}")
+    with fork_server.start(*words) as process:
+        for line in process.stdout:
+            if json.loads(line)["event"] == "text":
+                break
+        process.kill()
 
 
 def _texts(paths: Paths, sealer: Sealer | None) -> list[str]:

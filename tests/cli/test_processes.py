@@ -1,10 +1,10 @@
 """Whole processes, a real engine and a tiny random model: what survives their end, however they end.
 
 Where two ends of a conversation have to be two processes, this process is one of them: it has loaded torch.
+All but the starter's are forked by a process that has.
 """
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.cli.secret_home import Run as InThisProcess
+from tests.fork_server import Forked, ForkServer
 
 pytestmark = pytest.mark.cpu
 
@@ -40,22 +41,19 @@ main()
 Run = Callable[..., dict[str, Any]]
 
 
+def event_of(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    event: dict[str, Any] = json.loads(done.stdout)
+    return event
+
+
 @pytest.fixture
-def ask(tiny_model: Path, home: Path) -> Run:
+def ask(tiny_model: Path, fork_server: ForkServer) -> Run:
     """Ask in a process of its own and return the last event."""
 
-    def run(*words: str, home: Path = home, model: str = str(tiny_model)) -> dict[str, Any]:
-        done = subprocess.run(
-            [*_KVCHAT, "ask", "-m", model, "--max-tokens", "12", "--json", *words],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {"KVCHAT_HOME": str(home)},
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        event: dict[str, Any] = json.loads(done.stdout)
-        return event
+    def run(*words: str) -> dict[str, Any]:
+        model = ("-m", str(tiny_model), "--max-tokens", "12")
+        return event_of(fork_server.run("ask", *model, "--json", *words))
 
     return run
 
@@ -74,15 +72,21 @@ def ask_here(tiny_model: Path, run: InThisProcess) -> Run:
     return ask
 
 
-def start(tiny_model: Path, *words: str) -> "subprocess.Popen[str]":
-    """Start a long answer whose events can be read as they come."""
-    command = [*_KVCHAT, "ask", "-m", str(tiny_model), "--max-tokens", "4000", "--ndjson", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+Start = Callable[..., Forked]
 
 
-def shown(process: "subprocess.Popen[str]", num_pieces: int) -> str:
+@pytest.fixture
+def start(tiny_model: Path, fork_server: ForkServer) -> Start:
+    """Start a long answer."""
+
+    def begin(*words: str) -> Forked:
+        return fork_server.start("ask", "-m", str(tiny_model), "--max-tokens", "4000", *words)
+
+    return begin
+
+
+def shown(process: Forked, num_pieces: int) -> str:
     """Read the first pieces of an answer."""
-    assert process.stdout is not None
     text = ""
     while num_pieces:
         event = json.loads(process.stdout.readline())
@@ -131,9 +135,9 @@ def test_a_session_of_2000_tokens_goes_on_in_a_new_process_without_computing_it_
 
 
 def test_every_word_that_was_shown_survives_a_kill_and_the_talk_goes_on(
-    ask_here: Run, stored_turns: Stored, tiny_model: Path
+    ask_here: Run, stored_turns: Stored, start: Start
 ) -> None:
-    with start(tiny_model, "--new", "demo", "Tell me a story.") as process:
+    with start("--ndjson", "--new", "demo", "Tell me a story.") as process:
         text = shown(process, num_pieces=8)
         process.kill()
     question, answer = stored_turns("demo")
@@ -156,11 +160,10 @@ def test_asking_nothing_goes_on_with_an_answer_that_was_cut_off(
     assert event["usage"]["computed_tokens"] == 1  # the last sampled token had never been fed
 
 
-def test_ctrl_c_saves_what_was_shown_and_exits_130(tiny_model: Path, stored_turns: Stored) -> None:
-    with start(tiny_model, "--new", "demo", "Tell me a story.") as process:
+def test_ctrl_c_saves_what_was_shown_and_exits_130(start: Start, stored_turns: Stored) -> None:
+    with start("--ndjson", "--new", "demo", "Tell me a story.") as process:
         text = shown(process, num_pieces=3)
         process.send_signal(signal.SIGINT)
-        assert process.stdout is not None
         last = json.loads(process.stdout.readlines()[-1])
         assert process.wait(timeout=30) == 130
     assert (last["event"], last["finish_reason"]) == ("done", "cancelled")
@@ -177,19 +180,11 @@ def test_ctrl_c_while_the_model_loads_exits_130_in_silence(tiny_model: Path) -> 
         assert process.wait(timeout=60) == 130
 
 
-def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(
-    tiny_model: Path, stored_turns: Stored
-) -> None:
-    options = ["-m", str(tiny_model), "--max-tokens", "4000", "--new", "demo"]
-    command = [*_KVCHAT, "ask", *options, "Tell me a story."]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(start: Start, stored_turns: Stored) -> None:
+    with start("--new", "demo", "Tell me a story.") as process:
         process.stdout.read(1)
         process.stdout.close()
-        complaints = process.stderr.read().decode()
+        complaints = process.stderr.read()
         assert process.wait(timeout=30) == 141
     assert "Traceback" not in complaints
     assert "Exception ignored" not in complaints
@@ -197,7 +192,7 @@ def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(
 
 
 def test_a_cache_that_is_too_small_damaged_or_of_another_model_ends_with_its_code(
-    tiny_model: Path, home: Path, tmp_path: Path
+    tiny_model: Path, home: Path, tmp_path: Path, fork_server: ForkServer
 ) -> None:
     other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
     weights = other / "model.safetensors"
@@ -205,8 +200,7 @@ def test_a_cache_that_is_too_small_damaged_or_of_another_model_ends_with_its_cod
 
     def ended(model: Path, *words: str) -> tuple[int, str | None]:
         """Return the exit code, and the kind of the error."""
-        command = [*_KVCHAT, "ask", "-m", str(model), "--max-tokens", "4", "--json", *words]
-        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, text=True, check=False)
+        done = fork_server.run("ask", "-m", str(model), "--max-tokens", "4", "--json", *words)
         return done.returncode, json.loads(done.stdout).get("error")
 
     assert ended(tiny_model, "--kv-device-bytes", "900TiB", "hello") == (6, "OutOfMemory")
@@ -219,9 +213,15 @@ def test_a_cache_that_is_too_small_damaged_or_of_another_model_ends_with_its_cod
     assert ended(tiny_model, "-s", "talk", "and then?") == (0, None), "what is damaged is computed anew"
 
 
-def test_the_starter_remembers_a_name_from_an_earlier_process(ask: Run, stored_turns: Stored) -> None:
-    ask("--new", "demo", "My name is Ana.", model="starter")
-    event = ask("-s", "demo", "What is my name?", model="starter")
+def test_the_starter_remembers_a_name_from_an_earlier_process(stored_turns: Stored) -> None:
+    def ask(*words: str) -> dict[str, Any]:
+        command = [*_KVCHAT, "ask", "-m", "starter", "--max-tokens", "12", "--json", *words]
+        return event_of(
+            subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, text=True, check=False)
+        )
+
+    ask("--new", "demo", "My name is Ana.")
+    event = ask("-s", "demo", "What is my name?")
     assert "Ana" in event["text"]
     question = stored_turns("demo")[2]
     # The first answer ended with its end-of-turn token, which was sampled and never fed.

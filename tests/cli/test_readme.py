@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_warm import environ_of, lending
+from tests.fork_server import ForkServer
 
 pytestmark = pytest.mark.cpu
 
@@ -28,12 +29,14 @@ def transcript(text: str) -> list[tuple[str, str]]:
     return steps
 
 
-def test_the_transcript_for_scripts_is_what_a_shell_prints(home: Path, tmp_path: Path) -> None:
+def test_the_transcript_for_scripts_is_what_a_shell_prints(
+    home: Path, tmp_path: Path, fork_server: ForkServer
+) -> None:
     steps = transcript(README.read_text())
     assert len(steps) >= 7
     # An engine that is lent: that `ask` prints the same without one has a test of its own.
     environ = environ_of(home) | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    with lending(home, Path("starter")):
+    with lending(home, Path("starter"), fork_server):
         for command, printed in steps:
             done = subprocess.run(
                 ["sh", "-c", command],

@@ -1,4 +1,4 @@
-"""`kvchat serve` as a whole process, with a real engine."""
+"""`kvchat serve` as a whole process, with a real engine; all but one of them forked."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from kvchat.cli.main import run
+from tests.fork_server import ForkServer
 
 pytestmark = pytest.mark.cpu
 
@@ -59,10 +60,10 @@ def test_other_programs_talk_to_the_engine_and_share_its_cache(home: Path) -> No
     assert asked["loaded"]["device"] == asked["usage"]["cached_tokens"] == first.usage.prompt_tokens - 1
 
 
-def test_what_no_client_should_send_harms_neither_the_engine_nor_its_answers(home: Path) -> None:
-    command = [sys.executable, "-m", "kvchat", "serve", "-q", "-m", "starter"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+def test_what_no_client_should_send_harms_neither_the_engine_nor_its_answers(
+    home: Path, fork_server: ForkServer
+) -> None:
+    with fork_server.start("serve", "-q", "-m", "starter") as process:
         url = process.stdout.readline().strip()
         key = (home / "run" / "api-key").read_text().strip()
         said: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello! My name is Ana."}]
@@ -123,11 +124,9 @@ def _status_of(port: int, what: str, request: bytes) -> int:
 
 
 def test_what_its_metrics_tell_of_its_cache_is_shown_where_it_is_the_server(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, capsys: pytest.CaptureFixture[str], fork_server: ForkServer
 ) -> None:
-    command = [sys.executable, "-m", "kvchat", "serve", "-q", "-m", "starter", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with fork_server.start("serve", "-q", "-m", "starter", "--json") as process:
         told = json.loads(process.stdout.readline())
         url, key_file = told["url"], home / "run" / "api-key"
         assert (told["model"], told["api_key_file"]) == ("starter", str(key_file))

@@ -1,4 +1,7 @@
-"""Whole processes that share one engine: a lender, and `ask` after `ask` that borrows it."""
+"""Whole processes that share one engine: a lender, and `ask` after `ask` that borrows it.
+
+Lenders are forked by a process that has imported torch; whoever borrows starts as a person starts it.
+"""
 
 import json
 import os
@@ -21,6 +24,7 @@ from kvchat.cli.streams import Status
 from kvchat.config import read_settings
 from kvchat.engine.api.config import EngineConfig
 from tests.cli.secret_home import Run
+from tests.fork_server import Forked, ForkServer
 from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.cpu
@@ -34,11 +38,10 @@ def environ_of(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def lending(home: Path, model: Path) -> Iterator["subprocess.Popen[str]"]:
+def lending(home: Path, model: Path, fork_server: ForkServer) -> Iterator[Forked]:
     """Lend an engine; it has loaded when this begins."""
-    command = [*_KVCHAT, "serve", "--socket-only", "-m", str(model), "--idle", "300"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ_of(home)) as process:
-        assert process.stderr is not None
+    words = ("serve", "--socket-only", "-m", str(model), "--idle", "300")
+    with fork_server.start(*words, environ=environ_of(home)) as process:
         assert process.stderr.readline().startswith("lending")
         try:
             yield process
@@ -47,10 +50,12 @@ def lending(home: Path, model: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Path]:
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, fork_server: ForkServer
+) -> Iterator[Path]:
     """A home in which an engine is lent."""
     home = tmp_path_factory.mktemp("warm") / "home"
-    with lending(home, tiny_model):
+    with lending(home, tiny_model, fork_server):
         yield home
 
 
@@ -219,11 +224,11 @@ def _interrupt(process: "subprocess.Popen[str]") -> None:
 
 
 def test_a_lender_that_is_killed_costs_no_word_and_the_next_question_is_answered_without_it(
-    home: Path, tiny_model: Path, run: Run
+    home: Path, tiny_model: Path, run: Run, fork_server: ForkServer
 ) -> None:
     ask = Asker(home, tiny_model, run)
     with (
-        lending(home, tiny_model) as lender,
+        lending(home, tiny_model, fork_server) as lender,
         ask.start("--new", "demo", "--ndjson", "Tell me a story.", max_tokens=_MANY) as process,
     ):
         assert process.stdout is not None
@@ -240,7 +245,9 @@ def test_a_lender_that_is_killed_costs_no_word_and_the_next_question_is_answered
 
 
 @pytest.mark.parametrize("case", ["runtime directory unset", "home too long"])
-def test_an_engine_is_lent_where_the_usual_place_of_its_socket_is_none(case: str, tiny_model: Path) -> None:
+def test_an_engine_is_lent_where_the_usual_place_of_its_socket_is_none(
+    case: str, tiny_model: Path, fork_server: ForkServer
+) -> None:
     with TemporaryDirectory(prefix="kv") as place:  # short: a socket's path may have some hundred bytes
         home = Path(place)
         environ = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
@@ -252,25 +259,15 @@ def test_an_engine_is_lent_where_the_usual_place_of_its_socket_is_none(case: str
             environ["HOME"] = place
             usual = used = home / ".local" / "state" / "kvchat" / "run"
         before = {*used.glob("*.sock")}
-        command = [*_KVCHAT, "serve", "--socket-only", "-m", str(tiny_model)]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as lender:
-            assert lender.stderr is not None
+        words = ("serve", "--socket-only", "-m", str(tiny_model))
+        with fork_server.start(*words, environ=environ) as lender:
             assert lender.stderr.readline().startswith("lending")
             [lent] = {*used.glob("*.sock")} - before
             assert usual == used or not usual.exists()
-            words = [
-                *_KVCHAT,
-                "ask",
-                "-m",
-                str(tiny_model),
-                "--max-tokens",
-                "2",
-                "--json",
-                "What is this? " * 20,
-            ]
+            question = ["-m", str(tiny_model), "--max-tokens", "2", "--json", "What is this? " * 20]
             for _ in range(2):
                 done = subprocess.run(
-                    [*words, "What is this? " * 20],
+                    [*_KVCHAT, "ask", *question, "What is this? " * 20],
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     text=True,

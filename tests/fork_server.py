@@ -1,0 +1,182 @@
+"""The real program in processes that need not import torch: one that has imported it forks them.
+
+Importing takes most of the time of a short command. What is forked is a process of its own for whatever comes
+after: files, locks, signals, kills and exit codes. The start itself is tested by `python -m kvchat`.
+"""
+
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from select import select
+from typing import IO, Any
+
+ROOT = Path(__file__).parents[1]
+MODULES = (
+    "torch",
+    "transformers.models.qwen3.modeling_qwen3",
+    "kvchat.cli.command_line",
+    "kvchat.cli.ask",
+    "kvchat.engine.build",
+)
+LONGEST_REQUEST = 2**20
+
+
+class Forked:
+    """A process as `subprocess.Popen` has it: standard output and standard error are pipes with text."""
+
+    def __init__(self, pid: int, ended: int, stdout: int, stderr: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdout: IO[str] = os.fdopen(stdout, encoding="utf-8")
+        self.stderr: IO[str] = os.fdopen(stderr, encoding="utf-8")
+        self._ended = ended
+
+    def __enter__(self) -> "Forked":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if failure[0] is not None:
+            self.kill()
+        self.wait()
+        for stream in (self.stdout, self.stderr):
+            stream.close()
+
+    def poll(self) -> int | None:
+        return self._look(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._look(timeout) is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self) -> tuple[str, str]:
+        """Wait for its end and return what it printed; standard error takes what a pipe holds."""
+        told = self.stdout.read(), self.stderr.read()
+        self.wait()
+        return told
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def _look(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select([self._ended], [], [], timeout)[0]:
+            self.returncode = int(os.read(self._ended, 16))
+            os.close(self._ended)
+        return self.returncode
+
+
+class ForkServer:
+    """Starts the program's processes by forking one that waits for that."""
+
+    def __init__(self) -> None:
+        self._channel, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())]
+        self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def start(self, *words: str, environ: Mapping[str, str] | None = None) -> Forked:
+        """Run the program with nothing on standard input."""
+        request = {
+            "words": words,
+            "cwd": os.getcwd(),
+            "environ": dict(os.environ if environ is None else environ),
+        }
+        (stdout, out), (stderr, err), (ended, end) = (os.pipe() for _ in range(3))
+        null = os.open(os.devnull, os.O_RDONLY)
+        given = (null, out, err, end)
+        socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], given)
+        for descriptor in given:
+            os.close(descriptor)
+        pid = int(os.read(ended, 16))
+        return Forked(pid, ended, stdout, stderr)
+
+    def run(
+        self, *words: str, environ: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        with self.start(*words, environ=environ) as process:
+            out, err = process.communicate()
+            return subprocess.CompletedProcess(words, process.wait(), out, err)
+
+    def close(self) -> None:
+        self._channel.close()
+        self._process.wait()
+
+
+def serve(channel: socket.socket) -> None:
+    """Fork until nobody can ask any more."""
+    for name in MODULES:
+        import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever waits for the program is waited for by nobody
+    while True:
+        data, given, _, _ = socket.recv_fds(channel, LONGEST_REQUEST, 4)
+        while data and not data.endswith(b"\n"):
+            data += channel.recv(LONGEST_REQUEST)
+        if not data:
+            return
+        if os.fork() == 0:
+            channel.close()
+            _wait_for_program(json.loads(data), given)
+        for descriptor in given:
+            os.close(descriptor)
+
+
+def _wait_for_program(request: dict[str, Any], given: Sequence[int]) -> None:
+    """Fork the program, and write its number and, at its end, its exit status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    *streams, end = given
+    pid = os.fork()
+    if pid == 0:
+        os.close(end)
+        _become_program(request, streams)
+    for descriptor in streams:
+        os.close(descriptor)
+    os.write(end, f"{pid:>16}".encode())
+    _, status = os.waitpid(pid, 0)
+    os.write(end, f"{os.waitstatus_to_exitcode(status):>16}".encode())
+    os._exit(0)
+
+
+def _become_program(request: dict[str, Any], streams: Sequence[int]) -> None:
+    code = 1
+    try:
+        for number, descriptor in enumerate(streams):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["environ"])
+        random.seed()
+        tempfile.tempdir = None  # as the variables say
+        sys.argv = ["kvchat", *request["words"]]
+        runpy.run_module("kvchat", run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
