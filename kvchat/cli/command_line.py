@@ -1,6 +1,7 @@
 """Which words mean which command: all of them, as Typer takes them."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -114,7 +115,7 @@ def call(words: Sequence[str]) -> int:
         KeyboardInterrupt: it was given up.
     """
     try:
-        command = typer.main.get_command(app)
+        command = commands()
         arranged = arrange(words, command)
         ease(command, arranged)
         result = command.main(args=arranged, prog_name="kvchat", standalone_mode=False)
@@ -123,6 +124,12 @@ def call(words: Sequence[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     return result if isinstance(result, int) else 0
+
+
+@cache
+def commands() -> Any:
+    """Return all commands as Typer parses them; making them takes as long as reading a short list."""
+    return typer.main.get_command(app)
 
 
 def arrange(words: Sequence[str], command: Any) -> list[str]:
