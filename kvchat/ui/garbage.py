@@ -22,12 +22,17 @@ class GarbageSchedule:
     def __init__(self) -> None:
         self._was_enabled = gc.isenabled()
         self._thresholds = gc.get_threshold()
+        self._was_frozen = gc.get_freeze_count() > 0
         gc.set_threshold(*self._thresholds[:2], _NEVER)
 
     def settle(self) -> None:
-        """Take what loading created out of all later collections."""
+        """Take what loading created out of all later collections.
+
+        Where somebody else has taken things out, they stay as they are: all that is out comes back at once.
+        """
         gc.collect()
-        gc.freeze()
+        if not self._was_frozen:
+            gc.freeze()
         gc.set_threshold(_YOUNG_OBJECTS, _YOUNG_ROUNDS, _NEVER)
 
     def begin_turn(self) -> None:
@@ -47,7 +52,8 @@ class GarbageSchedule:
 
     def release(self) -> None:
         """Leave the collector as it was found. May be called twice."""
-        gc.unfreeze()
+        if not self._was_frozen:
+            gc.unfreeze()
         gc.set_threshold(*self._thresholds)
         if self._was_enabled:
             gc.enable()

@@ -65,12 +65,27 @@ def test_nothing_is_collected_in_a_turn(full: list[int]) -> None:
     schedule.release()
 
 
-def test_the_collector_is_left_as_it_was_found() -> None:
-    before = gc.get_threshold(), gc.get_freeze_count(), gc.isenabled()
+@pytest.fixture(params=[False, True], ids=["all is looked through", "some is not"])
+def is_frozen(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether somebody has taken objects out of all collections, as these tests have."""
+    gc.unfreeze()
+    if request.param:
+        gc.freeze()
+    yield request.param
+    gc.freeze()
+
+
+def test_the_collector_is_left_as_it_was_found(is_frozen: bool) -> None:
+    before, num_frozen = (gc.get_threshold(), gc.isenabled()), gc.get_freeze_count()
     schedule = GarbageSchedule()
+    kept = [[] for _ in range(1000)]
     schedule.settle()
     schedule.begin_turn()
     assert gc.get_threshold() != before[0]
+    assert gc.get_freeze_count() > 0
     for _ in range(2):
         schedule.release()
-        assert (gc.get_threshold(), gc.get_freeze_count(), gc.isenabled()) == before
+        assert (gc.get_threshold(), gc.isenabled()) == before
+        assert (gc.get_freeze_count() > 0) is is_frozen
+        assert gc.get_freeze_count() <= num_frozen
+    assert kept
