@@ -68,13 +68,14 @@ demo: $(RUNTIME)
 	  $(BIN)/kvchat sessions list && $(BIN)/kvchat cache status
 
 # Tests wait for processes, files and windows of their own: more of them at once than there are cores, with the
-# types checked beside them. The kernels are compiled while packages are installed.
+# types checked beside them. The kernels are compiled while packages are installed. Whatever is imported is
+# compiled once: some tests start many processes.
 test:
 	@$(MAKE) --no-print-directory --jobs=2 style native
 	@$(MAKE) --no-print-directory --jobs=2 types pytest
 
 pytest: $(DEV) native
-	@env -u MAKEFLAGS $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
+	@env -u MAKEFLAGS -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses=$(PROCESSES) --dist=worksteal
 
 test-slow: $(DEV) native
 	@$(BIN)/python -m pytest -m slow
