@@ -2,7 +2,8 @@
 
 Full blocks are queued as soon as they are named, and everything once more when an answer ends and when the
 engine closes. A tail is written as a whole block, so while it grows it goes to disk only where a kill would
-cost a second of computing, and every two seconds at most. So a killed process loses the KV of a tail at most;
+cost more computing than starting again costs anyway, and every two seconds at most. So a turn writes its
+blocks and its tail once, and a killed process loses the KV of a tail at most, and no more than seconds of it;
 of quantised layers, whose exact blocks of the moment are not stored again and again, that of the turn.
 """
 
@@ -17,8 +18,10 @@ from kvchat.engine.memory.saver import STEP_BYTES, Saver
 log = logging.getLogger(__name__)
 
 TAIL_INTERVAL_S = 2.0
-LEAST_LOSS_S = 1.0
-"""What a growing tail must take to compute again before it is saved."""
+LEAST_LOSS_S = 5.0
+"""What a growing tail must take to compute again before it is saved: a process that was killed takes about as
+long to be there again with its model.
+"""
 CLOSE_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 3.0
 
@@ -74,8 +77,8 @@ class Keeper:
         saves = self._manager.take_saves()
         if self._saver is None:
             return
-        self._saver.save_blocks(saves, most_bytes)
         self._saver.step_aside(has_more)
+        self._saver.save_blocks(saves, most_bytes)
         self._note_problem(self._saver)
         if self._manager.device.has_passing:
             return  # exact blocks that are quantised soon are stored where turns end
