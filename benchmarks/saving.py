@@ -102,10 +102,10 @@ class _Saving:
 
     def feed(self) -> None:
         """Let the writer have something to do until the next call."""
+        self._saver.step_aside(True)
         if not self._saver.num_waiting:
             self._saver.save_blocks(self._saves())
         self._saver.pump()
-        self._saver.step_aside(True)
         assert self._writer.queued_bytes
 
     def end(self) -> None:

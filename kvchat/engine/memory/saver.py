@@ -13,7 +13,9 @@ from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
 from kvchat.engine.memory.pages import mapped
 
 STEP_BYTES = 8 << 20
-"""Taken off the device in one step: behind a long prompt its blocks would hold up the next token."""
+"""Taken off the device in one step: behind a long prompt its blocks would hold up the next token. So much is
+also enough for a writer that steps aside to have in hand, which takes far less than that in most steps.
+"""
 MOST_FREE = 4
 """Runs of each group that are kept for the next blocks; what is decoded fills one at a time."""
 
@@ -96,6 +98,7 @@ class Saver:
         self._writer = writer
         self._is_resident = is_resident
         self._waiting: deque[Save] = deque()
+        self._steps_aside = False
 
     @property
     def problem(self) -> str | None:
@@ -118,11 +121,12 @@ class Saver:
         self.pump(most_bytes)
 
     def step_aside(self, wanted: bool) -> None:
-        """Say whether writing leaves the processor to the engine. While as much waits as half of the pool, it
-        is written all the same: blocks that are evicted first are lost.
+        """Say whether writing, and reading for it, leaves the processor to the engine. While as much waits as
+        half of the pool, it is written all the same: blocks that are evicted first are lost.
         """
         waiting_bytes = self.num_waiting and self.num_waiting * self._pool.block_bytes(self._waiting[0].group)
-        self._writer.step_aside(wanted and 2 * waiting_bytes <= self._pool_bytes)
+        self._steps_aside = wanted and 2 * waiting_bytes <= self._pool_bytes
+        self._writer.step_aside(self._steps_aside)
 
     def save_missing(self, saves: Sequence[Save]) -> None:
         """Queue those full blocks that the store lacks, and that are not on their way to it."""
@@ -142,13 +146,16 @@ class Saver:
         return all(accepted)
 
     def pump(self, most_bytes: int | None = STEP_BYTES) -> None:
-        """Hand waiting blocks to the writer as far as its queue has room.
+        """Hand waiting blocks to the writer as far as its queue has room; to one that steps aside, no more of
+        them in a step than it has in hand for the next.
 
         Args:
-            most_bytes: of them, or one block; None: any number.
+            most_bytes: of them, or one block; None: any number, since no step waits.
         """
         num_bytes = 0
         while self._waiting and (most_bytes is None or num_bytes < most_bytes):
+            if self._steps_aside and most_bytes is not None and self._writer.queued_bytes >= STEP_BYTES:
+                return
             save = self._waiting[0]
             if self._is_resident(save):
                 if not self._submit(save):

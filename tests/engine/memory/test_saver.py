@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Event
+from time import monotonic
 
 import pytest
 
@@ -217,6 +218,40 @@ def test_what_is_on_its_way_to_the_disk_is_not_read_again_at_the_end_of_a_turn()
     saver.save_missing(saves)
     assert saver.flush(30.0)
     assert disk.written == [save.key for save in saves]
+    saver.close(30.0)
+
+
+def test_a_writer_that_steps_aside_has_a_few_blocks_in_hand_and_a_turn_that_ends_gives_it_all() -> None:
+    disk, pool, saves = HeldDisk(), CountingPool(), saves_of(BLOCKS[:21])
+    saver = Saver(pool, disk, BlockWriter(disk, max_bytes=1 << 30), lambda _: True)  # type: ignore[arg-type]
+    saver.step_aside(True)
+    saver.save_blocks(saves)
+    for _ in range(3):
+        saver.pump()
+    assert (pool.num_read, saver.num_waiting) == (4, 17)
+    saver.step_aside(False)
+    saver.pump()
+    assert (pool.num_read, saver.num_waiting) == (8, 13)
+    saver.step_aside(True)
+    saver.save_missing(saves)
+    assert (pool.num_read, saver.num_waiting) == (21, 0)
+    disk.let.set()
+    saver.close(30.0)
+    assert disk.written == [save.key for save in saves]
+
+
+def test_a_writer_that_steps_aside_is_given_the_next_block_once_it_has_written_one() -> None:
+    disk, pool, saves = SlowDisk(), CountingPool(), saves_of(BLOCKS[:7])
+    writer = BlockWriter(disk, max_bytes=1 << 30)
+    saver = Saver(pool, disk, writer, lambda _: True)  # type: ignore[arg-type]
+    saver.step_aside(True)
+    saver.save_blocks(saves)
+    until_s = monotonic() + 30.0
+    while disk.num_written < len(saves) and monotonic() < until_s:
+        saver.pump()
+        assert pool.num_read <= disk.num_written + 4
+        Event().wait(0.005)
+    assert disk.num_written == pool.num_read == len(saves)
     saver.close(30.0)
 
 
