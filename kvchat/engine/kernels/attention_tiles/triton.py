@@ -24,19 +24,20 @@ def tile_of(tiles, q_lens, positions, GROUP: tl.constexpr, BLOCK_M: tl.constexpr
 
 
 @triton.jit
-def rows_of(first_row, position, num_queries, kv_head, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+def rows_of(q_starts, tile, kv_head, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
     """Return of the rows of a tile [M] which are there, the position of their query, its row in the batch,
     and their head.
 
     Args:
-        first_row: of the tile's first query in the batch.
-        position: of that query.
+        q_starts: row of each sequence's first query in the batch [B].
+        tile: of `tile_of`.
     """
+    sequence, start, position, num_queries = tile
     m = tl.arange(0, BLOCK_M)
     row_there = m < num_queries * GROUP
     at = position + m // GROUP
     head = kv_head * GROUP + m % GROUP
-    row = (first_row + m // GROUP).to(tl.int64)
+    row = (tl.load(q_starts + sequence) + start + m // GROUP).to(tl.int64)
     return row_there, at, row, head
 
 

@@ -11,9 +11,12 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def count_parts(num_keys, PART_LEN: tl.constexpr, MOST_PARTS: tl.constexpr):
+def count_parts(num_keys, PART_LEN: tl.constexpr, MOST_PARTS: tl.constexpr, IS_SPLIT: tl.constexpr = True):
     """Return over how many programs so many keys are divided."""
-    return tl.minimum(tl.cdiv(num_keys, PART_LEN), MOST_PARTS)
+    if IS_SPLIT:
+        return tl.minimum(tl.cdiv(num_keys, PART_LEN), MOST_PARTS)
+    else:
+        return 1
 
 
 @triton.jit
@@ -26,9 +29,10 @@ def keys_of_part(part, num_parts, first, last, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def begin(sinks, head, there, part, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the largest score and the sum of weights before any key: a sink is one more score, counted by
-    the first part.
+def begin(sinks, head, there, part, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return what is found before any key: largest scores and sums of weights [M], and sums of values [M, D].
+
+    A sink is one more score, counted by the first part.
     """
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -36,7 +40,7 @@ def begin(sinks, head, there, part, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constex
         if part == 0:
             top = tl.load(sinks + head, mask=there, other=0.0).to(tl.float32) * LOG2E
             total = tl.full([BLOCK_M], 1.0, tl.float32)
-    return top, total
+    return top, total, tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
 
 @triton.jit

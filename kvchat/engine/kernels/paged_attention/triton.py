@@ -168,28 +168,24 @@ def _attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    sequence, start, position, num_queries = tile_of(tiles, q_lens, positions, GROUP, BLOCK_M)
+    tile = tile_of(tiles, q_lens, positions, GROUP, BLOCK_M)
+    sequence, _, position, num_queries = tile
     kv_head = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
 
     # The keys [first, last) that a query of the tile sees.
     first = _first_visible(position, WINDOW, CHUNK)
     last = position + num_queries
-    num_parts = 1
-    if IS_SPLIT:
-        num_parts = count_parts(last - first, PART_LEN, MOST_PARTS)
+    num_parts = count_parts(last - first, PART_LEN, MOST_PARTS, IS_SPLIT)
     if part >= num_parts:
         return
     low, high = keys_of_part(part, num_parts, first, last, BLOCK_N)
 
-    first_row = tl.load(q_starts + sequence) + start
-    rows = rows_of(first_row, position, num_queries, kv_head, GROUP, BLOCK_M)
+    rows = rows_of(q_starts, tile, kv_head, GROUP, BLOCK_M)
     row_there, at, row, head = rows
-    q = load_queries(query, (q_t, q_h), rows, DIM_K, BLOCK_K)
-    top, total = begin(sinks, head, row_there, part, HAS_SINKS, BLOCK_M)
     results = take_blocks(
-        q,
-        (top, total, tl.zeros([BLOCK_M, BLOCK_V], tl.float32)),
+        load_queries(query, (q_t, q_h), rows, DIM_K, BLOCK_K),
+        begin(sinks, head, row_there, part, HAS_SINKS, BLOCK_M, BLOCK_V),
         (k_pool, kv_head, kp_n, kp_h, kp_p),
         (v_pool, kv_head, vp_n, vp_h, vp_p),
         (tables + sequence.to(tl.int64) * table_b, tl.load(first_blocks + sequence)),

@@ -143,6 +143,14 @@ def constants(args: AttentionArgs, group: int, sealed: SealedPool, is_split: boo
 
 
 @triton.jit
+def _num_old(position, BLOCK_SIZE: tl.constexpr):
+    """Return how many keys a query at a position reads quantised: all but those of its block and of the one
+    before.
+    """
+    return tl.maximum(position // BLOCK_SIZE - 1, 0) * BLOCK_SIZE
+
+
+@triton.jit
 def _old_blocks(table, n_start, n, there, ONE_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     """Return the quantised block of a turn as a scalar, or that of each key [N]."""
     if ONE_BLOCK:
@@ -257,31 +265,28 @@ def _attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    sequence, start, position, num_queries = tile_of(tiles, q_lens, positions, GROUP, BLOCK_M)
+    tile = tile_of(tiles, q_lens, positions, GROUP, BLOCK_M)
+    sequence, _, position, num_queries = tile
     kv_head = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
 
     # Of the keys [0, last) in sight, quantised are at most [0, old_end), exact at least [recent, last).
     last = position + num_queries
-    num_parts = 1
-    if IS_SPLIT:
-        num_parts = count_parts(last, PART_LEN, MOST_PARTS)
+    num_parts = count_parts(last, PART_LEN, MOST_PARTS, IS_SPLIT)
     if part >= num_parts:
         return
     low, high = keys_of_part(part, num_parts, 0, last, BLOCK_N)
-    old_end = tl.minimum(tl.maximum((last - 1) // BLOCK_SIZE - 1, 0) * BLOCK_SIZE, high)
-    recent = tl.maximum(position // BLOCK_SIZE - 1, 0) * BLOCK_SIZE
+    old_end = tl.minimum(_num_old(last - 1, BLOCK_SIZE), high)
+    recent = _num_old(position, BLOCK_SIZE)
 
-    first_row = tl.load(q_starts + sequence) + start
-    rows = rows_of(first_row, position, num_queries, kv_head, GROUP, BLOCK_M)
+    rows = rows_of(q_starts, tile, kv_head, GROUP, BLOCK_M)
     row_there, at, row, head = rows
-    num_old = tl.maximum(at // BLOCK_SIZE - 1, 0) * BLOCK_SIZE
+    num_old = _num_old(at, BLOCK_SIZE)
     q = load_queries(query, (q_t, q_h), rows, DIM_K, BLOCK_K)
     PIECE: tl.constexpr = WIDE_PIECE if q.dtype == tl.float32 else BLOCK_K
-    top, total = begin(sinks, head, row_there, part, HAS_SINKS, BLOCK_M)
     results = _take_quantised(
         q,
-        (top, total, tl.zeros([BLOCK_M, BLOCK_V], tl.float32)),
+        begin(sinks, head, row_there, part, HAS_SINKS, BLOCK_M, BLOCK_V),
         ((k_units, k_scales, k_minima, k_factors), kv_head, ks_n, ks_h),
         ((v_units, v_scales, v_minima, v_factors), kv_head, vs_n, vs_h),
         old_tables + sequence.to(tl.int64) * old_b,
