@@ -37,6 +37,7 @@ FLOORS = {
     "kvchat.engine.batch": 0,
     "kvchat.engine.cache.plan": 0,
     "kvchat.engine.kernels": 0,
+    "kvchat.engine.threads": 0,
     "kvchat.session.tree": 0,
     "kvchat.starter": 0,
     "kvchat.starter.examples": 8,
@@ -85,6 +86,7 @@ FOUNDATIONS = (
     "kvchat.sqlite_files",
     "kvchat.engine.api",
     "kvchat.engine.cache.plan",
+    "kvchat.engine.threads",
 )
 
 # Packages inside which modules of one floor may import each other.

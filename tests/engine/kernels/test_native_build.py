@@ -10,6 +10,7 @@ import pytest
 
 from kvchat.engine.kernels.native.build import LEVELS, ROOT, find_compiler, library_path, machine, sources
 from kvchat.engine.kernels.native.library import NOT_BUILT
+from kvchat.engine.threads import usable_cores
 from tests.engine.kernels import native_library
 
 pytestmark = pytest.mark.cpu
@@ -64,25 +65,49 @@ def test_a_compiler_that_fails_leaves_nothing_behind(copy: Path) -> None:
     assert not [path for path in native.iterdir() if path.suffix == ".so" or path.name.startswith(".build")]
 
 
-def test_two_processes_compile_once_and_as_many_sources_at_once_as_there_are_processors(copy: Path) -> None:
-    fake = copy / "fake"
-    fake.write_text(
+@pytest.fixture
+def noting(copy: Path) -> Path:
+    """Return a compiler that compiles nothing and writes down in `calls` when it is at work."""
+    compiler = copy / "noting"
+    compiler.write_text(
         f"#!{sys.executable}\nimport os, sys, time\n"
         "log = open('calls', 'a', buffering=1)\n"
         "log.write('begun\\n')\ntime.sleep(0.05)\nlog.write('ended\\n')\n"
         "open(sys.argv[sys.argv.index('-o') + 1], 'w').close()\n"
     )
-    fake.chmod(0o700)
+    compiler.chmod(0o700)
+    return compiler
+
+
+def most_at_once(calls: list[str]) -> int:
+    return max(accumulate(1 if call == "begun" else -1 for call in calls))
+
+
+def test_two_processes_compile_once_and_as_many_sources_at_once_as_there_are_processors(
+    copy: Path, noting: Path
+) -> None:
     command = [sys.executable, "-m", "kvchat.engine.kernels.native.build"]
-    variables = os.environ | {"PYTHONPATH": str(copy), "CXX": str(fake)}
+    variables = os.environ | {"PYTHONPATH": str(copy), "CXX": str(noting)}
     builds = [subprocess.Popen(command, cwd=copy, env=variables) for _ in range(2)]
     assert [build.wait() for build in builds] == [0, 0]
     calls = (copy / "calls").read_text().split()
     cpp = [path for path in sources() if path.suffix == ".cpp"]
     num_levels = [1 if path.parent.name == "native" else len(LEVELS[machine()]) for path in cpp]
     assert calls.count("ended") == sum(num_levels) + len(["the library"])
-    running = list(accumulate(1 if call == "begun" else -1 for call in calls))
-    assert max(running) <= (os.cpu_count() or 1)
+    assert most_at_once(calls) <= usable_cores()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to processors")
+def test_as_many_compilers_run_as_there_are_processors_that_may_be_used(copy: Path, noting: Path) -> None:
+    """Each takes up to a GiB: a container of one processor on a large machine has no memory for more."""
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usable)})
+    try:
+        built = run(copy, "-m", "kvchat.engine.kernels.native.build", CXX=str(noting))
+    finally:
+        os.sched_setaffinity(0, usable)
+    assert built.returncode == 0, built.stderr
+    assert most_at_once((copy / "calls").read_text().split()) == 1
 
 
 def test_a_damaged_library_is_not_used(copy: Path) -> None:

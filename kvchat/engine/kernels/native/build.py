@@ -20,6 +20,8 @@ from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kvchat.engine.threads import usable_cores
+
 NATIVE = Path(__file__).parent
 KERNELS = NATIVE.parent
 ROOT = KERNELS.parents[2]
@@ -117,7 +119,7 @@ def find_compiler() -> str | None:
 
 def _compile(compiler: str, scratch: Path, path: Path) -> str | None:
     """Compile every level and link those that succeeded; return why others did not."""
-    with ThreadPoolExecutor(os.cpu_count()) as compilers:  # each takes up to a GiB
+    with ThreadPoolExecutor(usable_cores()) as compilers:  # each takes up to a GiB
         commands = {target: [compiler, *command, "-o", target] for target, command in _commands(scratch)}
         problems = dict(zip(commands, compilers.map(_problem, commands.values()), strict=True))
     failed = {target.suffixes[-2] for target, problem in problems.items() if problem}
