@@ -29,6 +29,7 @@ from kvchat.engine.kernels.linear.emulated import is_emulated
 RESULTS = Path(__file__).parents[1] / "results"
 SVG_NAME = "cpu.svg"
 KVCHAT_WEIGHTS = {"16": "bf16", "8": "int8", "4": "int4"}
+CONTEXTS = (512, 4000, 16000)
 LONG_ROUND_S = 10
 LEAST_DECODE_TOKENS = 4
 Cell = tuple[str, str, str, int, int]
@@ -127,6 +128,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shape", action="append", choices=tuple(SHAPES), help="instead of 360m and 1b")
     parser.add_argument("--bits", action="append", choices=tuple(BITS_PER_WEIGHT), help="instead of all")
+    parser.add_argument("--context", action="append", type=int, choices=CONTEXTS, help="instead of all")
     parser.add_argument("--directory", type=Path, default=Path.home() / ".cache/kvchat-benchmarks")
     return parser.parse_args()
 
@@ -136,7 +138,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     return Plan(
         shapes=tuple(SHAPES[name] for name in names),
         bits=tuple(arguments.bits or BITS_PER_WEIGHT),
-        contexts=(512,) if arguments.quick else (512, 4000, 16000),
+        contexts=tuple(arguments.context or (CONTEXTS[:1] if arguments.quick else CONTEXTS)),
         batches=(1, 8),
         rounds=5,
         decode_tokens=24 if arguments.quick else 32,
@@ -201,6 +203,7 @@ def _start(plan: Plan, shape: Shape, bits: str, figures: Figures) -> dict[str, E
         try:
             processes[name] = EngineProcess(engine, model, common | settings, python)
             figures.engines[name] = processes[name].description
+            figures.missing.pop(name, None)
         except OSError as error:
             figures.missing[name] = str(error)
             print(f"{name} is left out: {error}", file=sys.stderr)
