@@ -41,7 +41,9 @@ class EvictOptions(ListOptions):
     to: Annotated[
         str | None, typer.Option(help="Remove the longest unused until so much is left.", metavar="SIZE")
     ] = None
-    all: Annotated[bool, typer.Option("--all", help="Remove all but what packs keep.")] = False
+    all: Annotated[
+        bool, typer.Option("--all", help="Remove all but what packs and pinned sessions keep.")
+    ] = False
 
     @property
     def to_bytes(self) -> int | None:

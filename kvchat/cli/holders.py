@@ -10,7 +10,7 @@ from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock
 from kvchat.session.packs import PackShelf
-from kvchat.session.references import References, references
+from kvchat.session.references import References
 from kvchat.session.tree import SessionId
 
 _NOBODY = "no session"
@@ -38,7 +38,7 @@ def holders(store: TidyStore, settings: Settings) -> list[Holder]:
     held: dict[tuple[str, str, str], list[IndexedBlock]] = {}
     for summary in store.list_sessions():
         session = summary.session
-        known = {size: references(store, size, [session.id]) for size in sizes}
+        known = {size: store.references(size, [session.id]) for size in sizes}
         held["session", session.title, session.id] = [one for one in blocks if is_covered(one, known)]
     for pack in PackShelf(settings.paths.packs_dir, settings.engine.sealer).all():
         keys = _keys_of(pack.fingerprint, pack.keys)
@@ -83,8 +83,8 @@ def _kept_without(store: TidyStore, catalog: BlockCatalog, chosen: Iterable[Sess
     others = [one.session.id for one in store.list_sessions() if one.session.id not in chosen]
     sizes = {block.block_size for block in catalog.blocks()}
     return Kept(
-        own={size: references(store, size, chosen) for size in sizes},
-        others={size: references(store, size, others) for size in sizes},
+        own={size: store.references(size, chosen) for size in sizes},
+        others={size: store.references(size, others) for size in sizes},
     )
 
 

@@ -86,7 +86,7 @@ class KeptOnDisk:
 
     def _work_out(self, session_id: SessionId, block_size: int) -> _Referred:
         start_s = perf_counter()
-        found = self._store.references_of(session_id, block_size)
+        found = self._store.references(block_size, [session_id])
         ends = {
             parent: [run for run in runs if len(run) < 4 * block_size] for parent, runs in found.runs.items()
         }

@@ -131,7 +131,7 @@ class TidyStore(SessionStore):
         """
         doomed = tuple(doomed)
         return self._remove(
-            lambda size: self._of(size, doomed),
+            lambda size: self.references(size, doomed),
             lambda: self._delete_text(doomed),
             lambda catalog: self._pins.let_go_in(catalog, doomed),
         )
@@ -160,16 +160,21 @@ class TidyStore(SessionStore):
         """Return in which files deleted words may still be read, each with what to do about it."""
         return (*super().still_readable(), *self._left_in_cache)
 
-    def references_of(self, session_id: SessionId, block_size: int) -> References:
-        """Return what a session refers to in blocks of a size, over views too."""
-        return self._of(block_size, [session_id])
+    def references(self, block_size: int, sessions: Iterable[SessionId] | None = None) -> References:
+        """Return what some sessions (None: all) refer to in blocks of a size, over views too."""
+        if sessions is None:
+            sessions = [summary.session.id for summary in self.list_sessions()]
+        found = References()
+        for session_id in sessions:
+            self._add(found, session_id, self.all_turns(session_id), block_size)
+        return found
 
     def would_remove(self, doomed: Iterable[SessionId]) -> Removed:
         """Return what deleting sessions would free, and what of them would stay; changes nothing."""
         doomed = set(doomed)
         kept = [one.session.id for one in self.list_sessions() if one.session.id not in doomed]
         return self._would_remove(
-            lambda size: self._of(size, doomed), lambda size: self._of(size, kept), doomed
+            lambda size: self.references(size, doomed), lambda size: self.references(size, kept), doomed
         )
 
     def would_remove_branch(self, plan: BranchRemoval) -> Removed:
@@ -178,7 +183,7 @@ class TidyStore(SessionStore):
         kept = [one.session.id for one in self.list_sessions() if one.session.id != own]
 
         def others(size: int) -> References:
-            found = self._of(size, kept)
+            found = self.references(size, kept)
             self._add(found, own, plan.left, size)
             return found
 
@@ -204,15 +209,6 @@ class TidyStore(SessionStore):
             lambda: SessionStore.delete_branch(self, branch, successor, turn_ids),
             lambda _: self._keep_rest(branch.session_id),
         )
-
-    def _of(self, block_size: int, sessions: Iterable[SessionId] | None = None) -> References:
-        """Return what some sessions (None: all) refer to, over views too."""
-        if sessions is None:
-            sessions = [summary.session.id for summary in self.list_sessions()]
-        found = References()
-        for session_id in sessions:
-            self._add(found, session_id, self.all_turns(session_id), block_size)
-        return found
 
     def _of_turns(self, session_id: SessionId, turns: Sequence[Turn], block_size: int) -> References:
         found = References()
@@ -280,7 +276,7 @@ class TidyStore(SessionStore):
         """Remove what was referred to by deleted text alone."""
         let_go(catalog)
         kept = _names(catalog.kept_blocks())
-        others = _by_size(blocks, self._of)
+        others = _by_size(blocks, self.references)
         shared = [
             block
             for block in blocks
@@ -339,7 +335,7 @@ class TidyStore(SessionStore):
 
     def _referenced(self, blocks: Sequence["IndexedBlock"]) -> Callable[["IndexedBlock"], bool]:
         """Say of blocks whether any session of now refers to them."""
-        known = _by_size(blocks, self._of)
+        known = _by_size(blocks, self.references)
         return lambda block: _is_referenced(block, known)
 
     def _delete_text(self, doomed: Iterable[SessionId]) -> None:

@@ -84,6 +84,7 @@ def test_the_list_of_sessions_counts_the_same(kvchat: Kvchat) -> None:
         assert counted() == first
         assert all(own and shared for own, shared in first.values())
         kvchat("ask", "--max-tokens", "4", "-s", "one", f"and {SHARED}")
+        kvchat("ask", "--max-tokens", "4", "--cache-format", "window:64", "--new", "three", SHARED)
         assert counted() == listed() != first
         kvchat("cache", "evict", "two")
         assert counted() == listed()

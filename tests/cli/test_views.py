@@ -46,6 +46,17 @@ def test_a_session_is_taken_up_over_its_view_and_is_approximate_wherever_it_is_s
     assert "(approximate)" in run("sessions", "show", "doors")[1]
 
 
+def test_its_blocks_are_listed_as_its_own_and_go_when_it_is_evicted(
+    run: Run, tiny_model: Path, home: Path, cache_format: str
+) -> None:
+    ask(run, tiny_model, cache_format, "--new", "doors", TEXT)
+    (row,) = json.loads(run("cache", "ls", "--json")[1])
+    assert (row["kind"], row["name"], row["own_bytes"]) == ("session", "doors", row["num_bytes"])
+    assert row["num_bytes"] == json.loads(run("cache", "status", "--json")[1])["disk_bytes"]
+    assert run("cache", "evict", "doors")[0] == 0
+    assert num_blocks(home) == 0
+
+
 def test_a_bundle_says_that_answers_are_approximate_and_carries_exact_blocks_alone(
     run: Run, tiny_model: Path, cache_format: str, tmp_path: Path
 ) -> None:
