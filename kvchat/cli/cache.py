@@ -60,7 +60,7 @@ def cache_status(options: StatusOptions) -> None:
         output.line(f"written  {today}{_of(settings.engine.disk_daily_bytes)} today, {ever} in all")
     if state.problem is not None:
         output.line(f"problem  {state.problem}")
-    for line in too_long_lines(long, settings.engine.disk_bytes):
+    for line in too_long_lines(long, settings):
         output.line(line)
     output.line("device and host memory are used only while a model is loaded")
     for line in () if server is None else server.lines():

@@ -65,12 +65,13 @@ def too_long(settings: Settings) -> tuple[TooLong, ...]:
         return ()
 
 
-def too_long_lines(found: Sequence[TooLong], limit_bytes: int | None) -> Iterator[str]:
+def too_long_lines(found: Sequence[TooLong], settings: Settings) -> Iterator[str]:
     """Yield what is said of them, a line each."""
     ids = [one.session for one in found]
+    room = bytes_text(blocks_limit(settings.engine.disk_bytes, settings.paths.cache_dir) or 0)
     for one in found:
         name = f"{short_id(one.session, ids)}  {one_line(one.title) or '(untitled)'}"
-        limit = f"all take at least {bytes_text(one.least_bytes)} of {bytes_text(limit_bytes or 0)}"
+        limit = f"all take at least {bytes_text(one.least_bytes)}, and blocks may take {room}"
         yield (
             f"too long  {name}: only the first {one.kept_tokens:,} of {one.num_tokens:,} tokens are kept, and"
             f" the rest is computed again, since {limit}; give more with --kv-disk-bytes"

@@ -11,6 +11,7 @@ import pytest
 from kvchat.cli.main import run
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN
+from kvchat.ui.figures import bytes_text
 from tests.engine.memory import chains
 from tests.session.turns import question
 
@@ -109,6 +110,12 @@ def test_status_names_a_conversation_that_is_too_long_for_the_limit(
     monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(10 * each))
     assert run(["cache", "status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["too_long"] == [], "it would have room"
+    weights = home / "cache" / "weights" / "of-some-model"
+    weights.mkdir(parents=True)
+    (weights / "model.safetensors").write_bytes(bytes(5 * each))
+    assert run(["cache"]) == 0
+    told = capsys.readouterr().out
+    assert f"at least {bytes_text(10 * each)}, and blocks may take {bytes_text(5 * each)};" in told
 
 
 def test_gc_removes_what_no_session_refers_to_and_nothing_else(
