@@ -17,6 +17,7 @@ from kvchat.engine.api.ids import BranchId, GroupId
 from kvchat.engine.api.view import View
 from kvchat.engine.attention.call import AttentionCall
 from kvchat.engine.attention.paged import GroupStep, PagedAttention
+from kvchat.engine.batch import ShadowedPrompt
 from kvchat.engine.cache.spec import FullSpec, Group
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import prepare
@@ -35,6 +36,7 @@ WANTED_RATIO = 2.0
 """With the usual budget, which is the first."""
 CALL = AttentionCall(scaling=None, window=None, softcap=None, sinks=None)
 GROUP = GroupId(0)
+PROMPT = ShadowedPrompt(name=b"", num_tokens=LENGTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class Decoding:
         blocks = self._table[: at // BLOCK_SIZE + 1]
         shadow = None
         if self._budget is not None:
-            shadow = self._shadows[self._budget].step(BranchId(0), LENGTH, at, blocks)
+            shadow = self._shadows[self._budget].step(BranchId(0), PROMPT, at, blocks)
         span = SequenceSpan(0, 1, at, 0, blocks, shadow=shadow)
         slots = blocks[-1:] * BLOCK_SIZE + at % BLOCK_SIZE
         prepared = prepare([span], self._first_visible, BLOCK_SIZE)

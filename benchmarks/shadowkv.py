@@ -1,5 +1,6 @@
 """What a shadow of a long context takes of the device, loses, and gains: `python -m benchmarks.shadowkv` with
-`--memory`, `--quality`, `--frontier` or `--decode`, and `--save` to keep the table, and the frontier's plot.
+`--memory`, `--quality`, `--frontier`, `--decode` or `--gpu`, and `--save` to keep the table, and the
+frontier's plot. `--gpu` times the published setting, see `benchmarks.gpu.shadow`; with no GPU it ends with 2.
 
 One layer of Llama 3 8B's shape is filled in bfloat16 with keys of a low rank before rotation, takes 128
 more tokens, and all tensors that it keeps on the device are counted; a model has 32 such layers. Beside it
@@ -16,6 +17,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.circumstances import circumstances
+from benchmarks.gpu.parts import line
+from benchmarks.gpu.shadow import DRY_SETTING, compared, num_layers_of
+from benchmarks.gpu.shadow import SETTINGS as GPU_SETTINGS
+from benchmarks.gpu.stage import Stage
 from benchmarks.shadow_decode import LEAST_RATIO as LEAST_DECODE_RATIO
 from benchmarks.shadow_decode import measure_decode
 from benchmarks.shadow_quality import AT_MOST_LOST, LENGTH, measure_frontier, measure_quality
@@ -33,6 +38,7 @@ KEY_RANK = 120
 GENERATED = 128
 PIECE_LEN = 4096
 MIB = 2**20
+NO_GPU = 2
 LEAST_RATIO = 6.0
 TOLERANCE = 0.02
 
@@ -77,17 +83,25 @@ def main() -> int:
     kind.add_argument("--quality", action="store_true", help="ask the starter model the built-in questions")
     kind.add_argument("--frontier", action="store_true", help="ask fewer of them in other formats too")
     kind.add_argument("--decode", action="store_true", help="time attention of decoded tokens beside exact")
+    kind.add_argument("--gpu", action="store_true", help="tokens a second of layers of 8B's shape on a GPU")
+    parser.add_argument("--dry-run", action="store_true", help="of --gpu: tiny sizes on a processor")
     parser.add_argument("--save", action="store_true", help=f"write the table to {RESULTS.name}/ too")
     parser.add_argument("--quick", action="store_true", help="ask a few of the frontier's questions")
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a text that is asked about")
     arguments = parser.parse_args()
-    name = next(name for name in ("memory", "quality", "frontier", "decode") if getattr(arguments, name))
+    name = next(
+        name for name in ("memory", "quality", "frontier", "decode", "gpu") if getattr(arguments, name)
+    )
     measure = {
         "memory": _memory,
         "quality": lambda: _quality(arguments.length),
         "frontier": lambda: _frontier(arguments),
         "decode": _decode,
+        "gpu": lambda: _gpu(is_dry=arguments.dry_run),
     }
+    if arguments.gpu and not (arguments.dry_run or torch.cuda.is_available()):
+        print(f"there is no GPU that torch {torch.__version__} can use; --dry-run runs without one")
+        return NO_GPU
     lines, is_met = measure[name]()
     if arguments.save:
         about = circumstances("shadowkv", quick=arguments.quick).replace(
@@ -133,6 +147,18 @@ def _decode() -> tuple[list[str], bool]:
     rows = measure_decode()
     print(render(rows))
     return render(rows).split("\n"), all(row.median > LEAST_DECODE_RATIO for row in rows[2::3])
+
+
+def _gpu(*, is_dry: bool) -> tuple[list[str], bool]:
+    stage = Stage(
+        device=torch.device("cpu" if is_dry else "cuda"), is_dry=is_dry, deadline_s=float("inf"), seed=1
+    )
+    lines: list[str] = []
+    for setting in (DRY_SETTING,) if is_dry else GPU_SETTINGS:
+        for figure in compared(stage, setting, num_layers_of(setting)):
+            lines.append(line(figure))
+            print(lines[-1], flush=True)
+    return lines, True
 
 
 def measure_memory(setting: Setting) -> Memory:

@@ -116,7 +116,7 @@ def _rows(outcomes: "Sequence[Outcome]") -> list[Row]:
 
 def _parts(only: Sequence[str] | None) -> "list[Part]":
     """Return what is measured, in this order."""
-    from benchmarks.gpu import ceilings, checks, end_to_end, operations, saves
+    from benchmarks.gpu import ceilings, checks, end_to_end, operations, saves, shadow
     from benchmarks.gpu.parts import Part
 
     parts = [
@@ -130,6 +130,7 @@ def _parts(only: Sequence[str] | None) -> "list[Part]":
         Part(name="storing", run=operations.store),
         Part(name="host transfers", run=operations.host_transfers),
         Part(name="saving", run=saves.saving),
+        Part(name="shadows", run=shadow.shadows, least_s=60, usual_s=60),
         Part(name="model of 1B", run=end_to_end.one_b, least_s=40, usual_s=120),
         Part(name="model of 8B", run=end_to_end.eight_b, least_s=60, usual_s=120),
     ]

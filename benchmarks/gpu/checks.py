@@ -6,15 +6,15 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.problems import Heads, attention_of
-from benchmarks.gpu.shadow_checks import SHADOW_TRIALS, runs_here
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.kernels import trials
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.model_trials import SEALED_TRIALS
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as definition
+from kvchat.engine.kernels.shadow_trials import SHADOW_TRIALS
 
-EVERY_TRIAL = trials.TRIALS | trials.LATENT_TRIALS | trials.FUSED_TRIALS | SEALED_TRIALS
+EVERY_TRIAL = trials.TRIALS | trials.LATENT_TRIALS | trials.FUSED_TRIALS | SEALED_TRIALS | SHADOW_TRIALS
 SEEDS = 100
 """A trial takes so many numbers from its own on for seeds."""
 LENGTHS = (1, 63, 64, 65, 130)
@@ -38,8 +38,7 @@ def checks(stage: Stage) -> Iterator[tuple[str, torch.dtype, Callable[[], float]
     """Yield what is checked: a name, a dtype, and what returns the error."""
     # The interpreter computes bfloat16 wrongly.
     for dtype in DTYPES[1:] if stage.is_dry else DTYPES:
-        shadows = SHADOW_TRIALS if runs_here(stage.device) else {}
-        for name, trial in (EVERY_TRIAL | shadows).items():
+        for name, trial in EVERY_TRIAL.items():
             yield name, dtype, partial(trial, stage.device, dtype, seed=stage.seed)
             stage.seed += SEEDS
         heads = Heads(4, 2, 16) if stage.is_dry else Heads(32, 8, 128)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
 from benchmarks.gpu import ceilings
-from benchmarks.gpu.inline_streams import InlineStreams
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.spec import FullSpec, Group
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.inline_streams import InlineStreams
 from kvchat.engine.memory.saver import ReadAtOnce
 from kvchat.engine.memory.staged_saves import StagedSaves, Taken
 

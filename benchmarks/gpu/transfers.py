@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 import torch
 
 from benchmarks.gpu import ceilings
-from benchmarks.gpu.inline_streams import InlineStreams
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Demote, Promote
@@ -14,6 +13,7 @@ from kvchat.engine.cache.spec import FullSpec, Group
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
+from kvchat.engine.memory.inline_streams import InlineStreams
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.staged import StagedTransport
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
-from kvchat.engine.cache.shadow_room import ShadowedMemory, divided
+from kvchat.engine.cache.shadow_room import ShadowedMemory, divided, in_host_memory, making_bytes
 from kvchat.engine.cache.sizing import host_places, pool_blocks
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.view_spec import PrunedSpec, ShadowSpec
@@ -26,8 +27,10 @@ from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.drafts import Drafts
 from kvchat.engine.fusion import fused_pass
-from kvchat.engine.gpu import Recording, recorded_bytes, short_steps, unrecorded
+from kvchat.engine.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
 from kvchat.engine.kept_rates import Computing, KeptRates
+from kvchat.engine.kernel_sizes import shadow_sizes
+from kvchat.engine.kernels.device import is_interpreted
 from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.machine import processor_name
 from kvchat.engine.memory.cuda_streams import CudaStreams
@@ -35,6 +38,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.host_pool import HostPool
+from kvchat.engine.memory.inline_streams import InlineStreams
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.prefault import MOST_BYTES, prefault
@@ -97,7 +101,7 @@ def assemble(
     """
     device = next(candidate.loaded.module.parameters()).device
     _pack(candidate)
-    served, groups = candidate.served, candidate.served.groups
+    served, groups = candidate.served, placed(candidate.served.groups, device)
     info = _info(candidate, config, device)
     lengths = Lengths(
         context_len=info.max_context, chunk_len=config.max_batch_tokens, block_size=config.block_size
@@ -111,9 +115,9 @@ def assemble(
     store, disk_problem = open_store(config, pool, digest)
     if store is not None:
         prefault(pool.first_runs(min(store.usage().num_bytes, MOST_BYTES)))
-    places = host_places(groups, _host_bytes(config, pool, device, memory), config.block_size)
+    places = host_places(groups, _host_bytes(config, pool, memory), config.block_size)
     host = _host_pool(places, groups, config.block_size, device)
-    capacity = measured(groups, num_blocks, lengths, activation, host.num_bytes)
+    capacity = measured(groups, num_blocks, lengths, activation, (host.num_bytes, memory.device_shadow_bytes))
     log.info("capacity: %s", capacity)
     kept_rates = KeptRates(config.cache_dir, _computing(digest, device))
     rates = Rates(kept_rates.load())
@@ -165,27 +169,52 @@ def _pruner(groups: tuple[Group, ...], pool: DevicePool) -> Pruner | None:
     return Pruner(groups, pool.layers) if is_pruned else None
 
 
+def looks_from_afar(device: torch.device) -> bool:
+    """Whether blocks that are looked at through shadows lie in host memory, away from what computes."""
+    return device.type == "cuda" or is_interpreted()
+
+
+def placed(groups: Sequence[Group], device: torch.device) -> tuple[Group, ...]:
+    """Return groups with what is known of where a device has their blocks.
+
+    Raises:
+        ConfigError: there are no shadows of them there.
+    """
+    if any(group.spec.is_shadowed for group in groups) and device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"shadows are looked through by processors and CUDA devices, not by {device}; use --device cpu, "
+            "or --cache-format exact"
+        )
+    return in_host_memory(groups) if looks_from_afar(device) else tuple(groups)
+
+
 def shadows_of(loaded: LoadedModel, groups: Sequence[Group], limit_bytes: int) -> Shadows | None:
     """Return through what long contexts are looked at; None where no group has shadows.
 
+    Args:
+        groups: as they are placed.
+
     Raises:
-        ConfigError: the model runs on a device on which there are none.
         UnsupportedModel: its keys can have none.
 
     Effect:
-        Runs a few tokens through the model; whoever serves it makes a forward pass again.
+        Runs a few tokens through the model; whoever serves it makes a forward pass again. On a GPU tries the
+        kernels in the model's sizes.
     """
     shadowed = {layer: group.spec for group in groups for layer in group.layers if group.spec.is_shadowed}
     if not shadowed:
         return None
-    if (device := next(loaded.module.parameters()).device).type != "cpu":
-        raise ConfigError(
-            f"shadows are looked through by a processor alone as yet, not by {device}; use --device cpu, or "
-            "--cache-format exact"
-        )
     spec = next(iter(shadowed.values()))
     assert isinstance(spec, ShadowSpec)
-    return Shadows(spec.view, layer_rotaries(loaded.module, shadowed), limit_bytes)
+    rotaries = layer_rotaries(loaded.module, shadowed)
+    if not spec.is_remote:
+        return Shadows(spec.view, rotaries, limit_bytes)
+    device = next(loaded.module.parameters()).device
+    module: Any = loaded.module
+    sizes = shadow_sizes(module.config.get_text_config(), [group.spec for group in groups])
+    try_shadows(device, loaded.dtype, sizes)
+    streams = CudaStreams(device) if device.type == "cuda" else InlineStreams()
+    return Shadows(spec.view, rotaries, limit_bytes, streams)
 
 
 def _memory(
@@ -199,8 +228,16 @@ def _memory(
     Raises:
         OutOfMemory: more is asked for than there is.
     """
+    free_bytes -= making_bytes(groups, lengths.context_len)
     device_bytes = _device_bytes(config, groups, lengths.context_len, free_bytes)
     beside_bytes = config.host_bytes
+    if any(group.spec.is_remote for group in groups):
+        if beside_bytes is None:
+            ample = DEFAULT_CONTEXTS * _context_bytes(groups, lengths.context_len, config.block_size)
+            beside_bytes = min(available_bytes() // MEMORY_SHARE, ample)
+        return ShadowedMemory(
+            block_bytes=beside_bytes, host_bytes=beside_bytes, shadow_bytes=device_bytes, is_remote=True
+        )
     if beside_bytes is None:
         beside_bytes = max(0, available_bytes() - device_bytes) // MEMORY_SHARE
     if any(group.spec.is_shadowed for group in groups):
@@ -279,9 +316,8 @@ def _device_bytes(config: EngineConfig, groups: tuple[Group, ...], max_context: 
         OutOfMemory: more is asked for than there is; the message states the most that fits.
     """
     if config.device_bytes is None:
-        kept = [group for group in groups if not group.spec.is_passing]
-        context_bytes = sum(group.block_bytes(config.block_size) for group in kept) * max_context
-        return min(max(free_bytes, 0) // MEMORY_SHARE, DEFAULT_CONTEXTS * context_bytes // config.block_size)
+        ample = DEFAULT_CONTEXTS * _context_bytes(groups, max_context, config.block_size)
+        return min(max(free_bytes, 0) // MEMORY_SHARE, ample)
     if config.device_bytes > free_bytes:
         raise OutOfMemory(
             f"{config.device_bytes} bytes for the cache do not fit beside the model; "
@@ -290,11 +326,21 @@ def _device_bytes(config: EngineConfig, groups: tuple[Group, ...], max_context: 
     return config.device_bytes
 
 
-def _host_bytes(config: EngineConfig, pool: DevicePool, device: torch.device, memory: ShadowedMemory) -> int:
-    """Return the size of the host tier; on a processor it would be the same memory as the device's."""
+def _context_bytes(groups: Sequence[Group], max_context: int, block_size: int) -> int:
+    """Return what the blocks of a conversation of full length take."""
+    kept = [group for group in groups if not group.spec.is_passing]
+    return sum(group.block_bytes(block_size) for group in kept) * max_context // block_size
+
+
+def _host_bytes(config: EngineConfig, pool: DevicePool, memory: ShadowedMemory) -> int:
+    """Return the size of the host tier; where the pool lies in host memory it would be the same memory."""
     if config.host_bytes is not None:
         return config.host_bytes - memory.host_bytes
-    return 0 if device.type == "cpu" else min(available_bytes() // MEMORY_SHARE, HOST_SHARE * pool.num_bytes)
+    return (
+        0
+        if pool.device.type == "cpu"
+        else min(available_bytes() // MEMORY_SHARE, HOST_SHARE * pool.num_bytes)
+    )
 
 
 def _host_pool(

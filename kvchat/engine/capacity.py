@@ -120,16 +120,22 @@ def measured(
     num_blocks: Mapping[GroupId, int],
     lengths: Lengths,
     activation: int,
-    host_bytes: int,
+    beside: tuple[int, int] = (0, 0),
 ) -> Capacity:
-    """Return what pools of these sizes hold."""
+    """Return what pools of these sizes hold; those of remote blocks lie in host memory.
+
+    Args:
+        beside: bytes of the host tier, and of the device that shadows may take.
+    """
     size = lengths.block_size
+    num_bytes = {group: group.block_bytes(size) * num_blocks[group.id] for group in groups}
+    remote_bytes = sum(of_group for group, of_group in num_bytes.items() if group.spec.is_remote)
     unbounded = [group for group in groups if group.spec.max_visible is None] or list(groups)
     pools = tuple(_pool(group, num_blocks[group.id], lengths) for group in groups)
     return Capacity(
         activation_bytes=activation,
-        device_bytes=sum(group.block_bytes(size) * num_blocks[group.id] for group in groups),
-        host_bytes=host_bytes,
+        device_bytes=sum(num_bytes.values()) - remote_bytes + beside[1],
+        host_bytes=beside[0] + remote_bytes,
         num_blocks=sum(num_blocks.values()),
         num_tokens=min(num_blocks[group.id] for group in unbounded) * size,
         max_concurrency=min(pool.max_concurrency for pool in pools),

@@ -328,7 +328,7 @@ class Engine:
             block_size=self.info.block_size,
             max_context=self.info.max_context,
             tiers=(
-                occupancy.device_usage(self._manager),
+                occupancy.device_usage(self._manager, self._shadows),
                 occupancy.host_usage(self._manager),
                 occupancy.disk_usage(self._store),
             ),

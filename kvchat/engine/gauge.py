@@ -16,7 +16,7 @@ from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.losses import FormatLoss, GaugeReport, LayerLoss
 from kvchat.engine.api.view import require_steps
-from kvchat.engine.build import shadows_of
+from kvchat.engine.build import placed, shadows_of
 from kvchat.engine.cache.spec import Fp8LatentSpec, Group, SealedSpec
 from kvchat.engine.loss import TokenLosses, token_losses
 from kvchat.engine.memory.host_memory import available_bytes
@@ -122,8 +122,8 @@ class Gauge:
         size = ReplaySize(
             max_len=max_len, chunk_len=self._chunk_len, back_len=back_len, block_size=self._block_size
         )
-        groups = self._groups(cache_format)
         device = next(self._loaded.module.parameters()).device
+        groups = placed(self._groups(cache_format), device)
         shadows = shadows_of(self._loaded, groups, available_bytes())
         replay = Replay(self._served, groups, size, device, shadows)
         replay.begin()

@@ -18,6 +18,7 @@ from kvchat.engine.kernels import sealed_attention
 from kvchat.engine.kernels.checks import debugs
 from kvchat.engine.kernels.device import is_supported, takes_triton
 from kvchat.engine.kernels.model_trials import Latents, Sizes, trials_of
+from kvchat.engine.kernels.shadow_trials import ShadowSizes, trials_in
 from kvchat.engine.kernels.trials import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
 from kvchat.engine.layer_pass import LayerPass
 from kvchat.engine.memory.device_pool import DevicePool
@@ -48,6 +49,13 @@ def try_sizes(device: torch.device, dtype: str, sizes: Sequence[Sizes | Latents]
     if sizes and _has_kernels(device):
         report("trying the GPU's kernels in the model's sizes (longer the first time)")
         try_kernels(device, DTYPES.get(dtype, torch.float32), trials_of(sizes))
+
+
+def try_shadows(device: torch.device, dtype: str, layers: Sequence[ShadowSizes]) -> None:
+    """Do the same with the kernels of shadowed layers, each size once."""
+    if _has_kernels(device):
+        for sizes in layers:
+            try_kernels(device, DTYPES.get(dtype, torch.float32), trials_in(sizes))
 
 
 def _has_kernels(device: torch.device) -> bool:

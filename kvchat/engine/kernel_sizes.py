@@ -14,7 +14,9 @@ from kvchat.engine.cache.spec import (
     SlidingSpec,
 )
 from kvchat.engine.kernels.model_trials import Latents, Sizes
+from kvchat.engine.kernels.shadow_trials import ShadowSizes
 from kvchat.engine.kernels.trials import LatentSizes
+from kvchat.engine.shadow.settings import ShadowSettings
 
 
 def sizes_in_config(config: Any, block_size: int) -> tuple[Sizes | Latents, ...]:
@@ -50,6 +52,28 @@ def sizes_in_groups(config: Any, groups: Sequence[Group], block_size: int) -> tu
     return tuple(dict.fromkeys(listed))
 
 
+def shadow_sizes(config: Any, specs: Sequence[FullSpec]) -> tuple[ShadowSizes, ...]:
+    """Return the sizes of layers that are looked at through shadows, each once. Pure."""
+    listed = [
+        ShadowSizes(
+            num_heads=_num_heads(config, spec),
+            num_kv_heads=spec.num_kv_heads,
+            dim=spec.head_dim_k,
+            value_dim=spec.head_dim_v,
+            rank=ShadowSettings().rank_for(spec.num_kv_heads * spec.head_dim_k),
+        )
+        for spec in specs
+        if spec.is_shadowed
+    ]
+    return tuple(dict.fromkeys(listed))
+
+
+def _num_heads(config: Any, spec: FullSpec) -> int:
+    """Return the query heads of a layer, as many for each of its key-value heads."""
+    num_heads = _count(config, "num_attention_heads") or spec.num_kv_heads
+    return spec.num_kv_heads * max(1, num_heads // spec.num_kv_heads)
+
+
 def _sizes(config: Any, spec: FullSpec, block_size: int) -> Sizes | Latents | None:
     num_heads = _count(config, "num_attention_heads") or spec.num_kv_heads
     if isinstance(spec, LatentSpec):
@@ -60,7 +84,7 @@ def _sizes(config: Any, spec: FullSpec, block_size: int) -> Sizes | Latents | No
     if isinstance(spec, RecentSpec):  # what its quantised twin says
         return None
     return Sizes(
-        num_heads=spec.num_kv_heads * max(1, num_heads // spec.num_kv_heads),
+        num_heads=_num_heads(config, spec),
         num_kv_heads=spec.num_kv_heads,
         head_dim_k=spec.head_dim_k,
         head_dim_v=spec.head_dim_v,

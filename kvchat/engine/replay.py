@@ -287,8 +287,10 @@ def copy_blocks(target: LayerPool, source: LayerPool, sources: Tensor, targets: 
     if isinstance(target.spec, Fp8LatentSpec):
         _pack_latents(target, source, sources, targets)
         return
-    target.keys[targets] = source.keys[sources]
-    target.values[targets] = source.values[sources]
+    there, here = source.keys.device, target.keys.device  # blocks of one of them may lie in host memory
+    own, others = targets.to(here), sources.to(there)
+    target.keys[own] = source.keys[others].to(here)
+    target.values[own] = source.values[others].to(here)
 
 
 def _pack_latents(target: LayerPool, source: LayerPool, sources: Tensor, targets: Tensor) -> None:

@@ -134,6 +134,7 @@ class Runner:
                 )
         if self._shadows is not None:
             self._shadows.trim({chunk.branch for chunk in chunks})
+            self._shadows.settle()
         return logits
 
     @torch.inference_mode()

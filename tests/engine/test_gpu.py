@@ -1,5 +1,6 @@
 """On a GPU: kernels, recorded steps and moving blocks compute what a processor does. Left out without one."""
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvchat.engine.cache.rates import Rates
 from kvchat.engine.engine import Engine
 from kvchat.engine.kernels.health import HEALTH, Health
 from kvchat.engine.kernels.model_trials import SEALED_TRIALS
+from kvchat.engine.kernels.shadow_trials import SHADOW_TRIALS
 from kvchat.engine.kernels.trials import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
@@ -22,6 +24,7 @@ from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.staged import StagedTransport
 from kvchat.engine.memory.transport import DirectTransport
 from tests.engine.memory import test_staged as staged_traces
+from tests.engine.shadow.told import tell
 from tests.engine.tiny_models import token_ids
 
 pytestmark = [
@@ -34,7 +37,7 @@ pytestmark = [
 def test_every_kernel_passes_its_trial(dtype: torch.dtype) -> None:
     health = Health()
     try_kernels(torch.device("cuda"), dtype, TRIALS | LATENT_TRIALS | FUSED_TRIALS, health)
-    try_kernels(torch.device("cuda"), dtype, SEALED_TRIALS, health)
+    try_kernels(torch.device("cuda"), dtype, SEALED_TRIALS | SHADOW_TRIALS, health)
     assert health.problems == {}
     assert HEALTH.problems == {}
 
@@ -58,6 +61,17 @@ def test_answers_are_those_of_a_processor(kind: str, tiny: Any) -> None:
         engine.close()
         found.append(together)
     assert found[0] == found[1]
+
+
+def test_a_conversation_that_is_looked_at_through_a_shadow_is_a_processors(tiny: Any, tmp_path: Path) -> None:
+    """In turns, forks and taken up again: blocks in pinned host memory, values loaded beside the keys."""
+    model_dir = tiny("llama", num_hidden_layers=2)
+    ours, theirs = (tell(model_dir, tmp_path / device, device) for device in ("cpu", "cuda"))
+    assert HEALTH.problems == {}
+    assert (ours.is_remote, theirs.is_remote) == (False, True)
+    assert theirs.tokens == ours.tokens
+    assert theirs.chosen == ours.chosen
+    torch.testing.assert_close(theirs.logits, ours.logits, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("seed", range(6))

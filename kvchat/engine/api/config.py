@@ -94,8 +94,8 @@ class Capacity:
 
     Args:
         activation_bytes: peak of what one step allocates beside weights and cache.
-        device_bytes: all device pools together.
-        host_bytes: the host tier.
+        device_bytes: all device pools together, and shadows of blocks in host memory.
+        host_bytes: the host tier, and a GPU's blocks where it has shadows of them.
         num_blocks: blocks of all groups on the device.
         num_tokens: tokens that conversations can hold on the device in all.
         max_concurrency: conversations of full length that fit at the same time.

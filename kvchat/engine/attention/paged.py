@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.attention.call import AttentionCall
 from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, SlidingSpec
+from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan
 from kvchat.engine.kernels.sealed_attention import seal, sealed_attention
@@ -101,6 +103,8 @@ class PagedAttention:
                 span.watch.take(layer, query[span.q_start : span.q_end], args)
         if any(span.shadow is not None for span in step.spans):
             return _shadowed(layer, (query, key, value), pool, args)
+        if spec.is_remote:
+            return _brought(query, (pool.keys, pool.values), args)
         if pool.sealed is None:
             return paged_attention(query, pool.keys, pool.values, args)
         old = self.step[pool.sealed.group].sealed
@@ -118,13 +122,28 @@ def _shadowed(layer: int, new: tuple[Tensor, Tensor, Tensor], pool: LayerPool, a
     """
     query, pools = new[0], (pool.keys, pool.values)
     exact = [span for span in args.spans if span.shadow is None]
-    if exact:
-        out = paged_attention(query, *pools, replace(args, spans=exact, prepared=None))
+    own_args = replace(args, spans=exact, prepared=None)
+    if exact and not pool.spec.is_remote:
+        out = paged_attention(query, *pools, own_args)
     else:
-        out = query.new_empty(*query.shape[:2], pool.values.shape[3])
+        out = _brought(query, pools, own_args)
     for span in args.spans:
         if span.shadow is not None:
             rows = slice(span.q_start, span.q_end)
             own = new[0][rows], new[1][rows], new[2][rows]
             out[rows] = span.shadow.attend(layer, own, pools, args.softmax_scale)
+    return out
+
+
+def _brought(query: Tensor, pools: tuple[Tensor, Tensor], args: AttentionArgs) -> Tensor:
+    """Return [T, H, D_v] where blocks lie in host memory: those of one sequence after the other are brought
+    to the device, and its queries attend there. Rows of no sequence are left as they are.
+    """
+    out = query.new_empty(*query.shape[:2], pools[1].shape[3])
+    for span in args.spans:
+        keys, values = (bring_blocks(pool, span.blocks) for pool in pools)
+        rows, num_queries = slice(span.q_start, span.q_end), span.q_end - span.q_start
+        places = torch.arange(len(span.blocks), device=query.device)
+        own = replace(span, q_start=0, q_end=num_queries, blocks=places)
+        out[rows] = paged_attention(query[rows], keys, values, replace(args, spans=(own,), prepared=None))
     return out

@@ -81,6 +81,11 @@ class FullSpec:
         """Whether steps behind a long prompt choose which tokens they look at."""
         return False
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether blocks lie in host memory, and a GPU reads of them what it needs."""
+        return False
+
     def shadow_bytes(self, num_tokens: int) -> int:
         """Return the most that the shadow of a conversation takes in one layer, beside its blocks. Pure."""
         return 0

@@ -113,14 +113,20 @@ class ShadowSpec(FullSpec):
     Args:
         view: how much a step looks at.
         block_size: tokens of a block.
+        has_remote_blocks: the device is a GPU: blocks lie in host memory, their shadows on the device.
     """
 
     view: View
     block_size: int
+    has_remote_blocks: bool = False
 
     @property
     def kind(self) -> str:
         return "shadow"
+
+    @property
+    def is_remote(self) -> bool:
+        return self.has_remote_blocks
 
     @property
     def is_shadowed(self) -> bool:
@@ -140,5 +146,7 @@ class ShadowSpec(FullSpec):
         if num_tokens < least_prompt(self.view):
             return 0
         is_sourced = self.block_size % CHUNK_SIZE == 0
-        settings = settings_for(self.view, num_tokens, is_sourced=is_sourced)
+        settings = settings_for(
+            self.view, num_tokens, is_sourced=is_sourced, is_remote=self.has_remote_blocks
+        )
         return most_bytes(settings, self.shape, num_tokens)

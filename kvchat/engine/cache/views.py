@@ -64,13 +64,20 @@ def _seen(
     spec: FullSpec, view: View, block_size: int, place: tuple[int, int] | None
 ) -> WindowSpec | PrunedSpec | ShadowSpec:
     """Return what a full layer keeps over a view. `place`: of a pyramid's layer; see `PrunedSpec`."""
+    if view.rule == SHADOW:
+        return ShadowSpec(
+            num_kv_heads=spec.num_kv_heads,
+            head_dim_k=spec.head_dim_k,
+            head_dim_v=spec.head_dim_v,
+            dtype=spec.dtype,
+            view=view,
+            block_size=block_size,
+        )
     heads = {
         "num_kv_heads": spec.num_kv_heads,
         "head_dim_k": spec.head_dim_k,
         "head_dim_v": spec.head_dim_v,
     }
-    if view.rule == SHADOW:
-        return ShadowSpec(**heads, dtype=spec.dtype, view=view, block_size=block_size)
     num_blocks = -(-view.budget // block_size)
     kept = {**heads, "block_size": block_size}
     if view.rule == WINDOW:

@@ -47,6 +47,10 @@ class CudaStreams:
             stream.wait_event(event.ended)
         return self._record(stream, work)
 
+    def join(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        self._computing.wait_event(event.ended)
+
     def _record(self, stream: torch.cuda.Stream, work: Work) -> CudaEvent:
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(stream):

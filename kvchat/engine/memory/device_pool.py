@@ -1,4 +1,4 @@
-"""The bytes of blocks on the device.
+"""The bytes of blocks on the device; in pinned host memory where a GPU reads of them only what it needs.
 
 Layer-major: a group has one tensor of all keys [L, N, H_kv, P, D_k] and one of all values [L, N, H_kv, P,
 D_v]; a layer sees its part of both, in which one head's part of a block is contiguous. In host memory and on
@@ -24,6 +24,7 @@ from kvchat.engine.kernels.read_block.native import Places
 from kvchat.engine.kernels.sealed_attention.args import SealedPool
 from kvchat.engine.memory.block_file import Region
 from kvchat.engine.memory.pages import PAGE, mapped
+from kvchat.engine.memory.pinned import pinned_map
 from kvchat.errors import OutOfMemory
 
 TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
@@ -209,9 +210,11 @@ class DevicePool:
             start = end
 
 
-def _bytes(num_bytes: int, device: torch.device) -> Tensor:
+def _bytes(num_bytes: int, device: torch.device, *, is_remote: bool) -> Tensor:
     if device.type == "cpu":
         return torch.frombuffer(mapped(num_bytes), dtype=torch.uint8)
+    if is_remote:
+        return pinned_map(num_bytes)
     return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
@@ -222,14 +225,14 @@ def _allocate(group: Group, num_blocks: int, block_size: int, device: torch.devi
     shapes = [(len(group.layers), num_blocks, *shape) for shape in spec.shapes(block_size)]
     values_at = -(-prod(shapes[0]) * dtype.itemsize // PAGE) * PAGE
     num_bytes = values_at + prod(shapes[1]) * dtype.itemsize
-    whole = _bytes(num_bytes + PAGE, device)
+    whole = _bytes(num_bytes + PAGE, device, is_remote=spec.is_remote)
     buffer = whole[-whole.data_ptr() % PAGE :][:num_bytes]
     keys, values = (
         buffer[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape)
         for start, shape in zip((0, values_at), shapes, strict=True)
     )
     parts = (keys, values)
-    memory = tuple(map(_memory, parts)) if device.type == "cpu" else ()
+    memory = tuple(map(_memory, parts)) if buffer.device.type == "cpu" else ()
     return GroupPool(parts, memory, BlockMoves(_regions(buffer, parts, values_at)))
 
 

@@ -13,14 +13,14 @@ from typing import Final
 PAGE: Final = 4096
 
 
-def mapped(num_bytes: int) -> mmap:
+def mapped(num_bytes: int, kind: type[mmap] = mmap) -> mmap:
     """Return a run of zeros, taken from the system as it is first written, in huge pages where it has them.
 
     Filling a new pool page by page takes twice as long as in huge ones.
 
     Raises: OSError, ValueError, OverflowError: it is not to be had.
     """
-    run = mmap(-1, num_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    run = kind(-1, num_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS)
     if hasattr(maps, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them: the run works all the same
             run.madvise(maps.MADV_HUGEPAGE)

@@ -9,9 +9,13 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate
+from mmap import mmap
+from typing import Protocol, SupportsInt
 
 import torch
 from torch import Tensor
+
+from kvchat.engine.memory.pages import mapped
 
 SLAB_BYTES = 2**28
 MOST_WASTED = 8
@@ -27,6 +31,50 @@ def pinned(num_bytes: int) -> Tensor:
     except RuntimeError as error:
         log.warning("host memory for the cache is not pinned, so moving blocks there is slower: %s", error)
         return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+class Registrar(Protocol):
+    """The part of CUDA's runtime that pins memory where it lies; what is returned is 0, or an error."""
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> SupportsInt: ...
+
+    def cudaHostUnregister(self, address: int) -> object: ...
+
+
+class PinnedMap(mmap):
+    """An anonymous map that is given back to the driver before it is given back to the system."""
+
+    address = 0
+    registrar: Registrar | None = None
+
+    def __del__(self) -> None:
+        if self.registrar is not None:
+            self.registrar.cudaHostUnregister(self.address)
+
+
+def pinned_map(num_bytes: int, registrar: Registrar | None = None) -> Tensor:
+    """Return zeros, uint8, that a GPU reads and writes by itself. Nothing is rounded up: what is mapped is
+    pinned where it lies. Where the driver refuses that it stays plain, and copies hold up their thread.
+
+    Args:
+        registrar: None for CUDA's own.
+
+    Raises:
+        OSError, ValueError, OverflowError: the memory is not to be had.
+
+    Effect:
+        Takes all of it from the system now.
+    """
+    run = mapped(num_bytes, PinnedMap)
+    assert isinstance(run, PinnedMap)
+    memory = torch.frombuffer(run, dtype=torch.uint8)
+    registrar = registrar or torch.cuda.cudart()
+    error = int(registrar.cudaHostRegister(memory.data_ptr(), num_bytes, 0))
+    if error:
+        log.warning("host memory for blocks is not pinned, so reading it is slower: CUDA error %d", error)
+    else:
+        run.address, run.registrar = memory.data_ptr(), registrar
+    return memory
 
 
 def slab_places(num_places: int, place_bytes: int) -> list[int]:

@@ -49,3 +49,7 @@ class Streams(Protocol):
     def beside(self, lane: Lane, work: Work, after: Sequence[Event]) -> Event:
         """Hand in work for a lane that begins when all of `after` is done. In any thread."""
         ...
+
+    def join(self, event: Event) -> None:
+        """Let what is computed from here on begin when the work is done. The calling thread does not wait."""
+        ...

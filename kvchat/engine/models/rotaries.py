@@ -54,7 +54,11 @@ def layer_rotaries(module: nn.Module, layers: Collection[int]) -> dict[int, Rota
                 "--cache-format exact"
             )
     sources = [*_sources(module), _unturned]
-    return {layer: _rotary(layer, before.keys[layer], after.keys[layer], sources) for layer in layers}
+    found = {layer: _rotary(layer, before.keys[layer], after.keys[layer], sources) for layer in layers}
+    alike: dict[tuple[int, str], Rotary] = {}  # of layers that turn alike there is one, with what it keeps
+    return {
+        layer: alike.setdefault((id(rotary.source), rotary.layout), rotary) for layer, rotary in found.items()
+    }
 
 
 def _keys(module: Any, positions: Collection[int]) -> _Recorder:
@@ -68,7 +72,8 @@ def _keys(module: Any, positions: Collection[int]) -> _Recorder:
 
 
 def _rotary(layer: int, at_zero: Tensor, turned: Tensor, sources: Collection[CosinesAndSines]) -> Rotary:
-    zeros, places = torch.zeros(len(POSITIONS), dtype=torch.long), torch.tensor(POSITIONS)
+    places = torch.tensor(POSITIONS, device=at_zero.device)
+    zeros = torch.zeros_like(places)
     reasons: list[str] = []
     for source in sources:
         try:
@@ -82,25 +87,26 @@ def _rotary(layer: int, at_zero: Tensor, turned: Tensor, sources: Collection[Cos
 
 def _sources(module: nn.Module) -> Iterator[CosinesAndSines]:
     """Yield every way in which the model's own embeddings may be called."""
-    x = torch.empty(1)
     for embedding in module.modules():
         parameters = signature(embedding.forward).parameters
         if _NAME not in type(embedding).__name__ or "position_ids" not in parameters:
             continue
         if "layer_type" not in parameters:
-            yield partial(_turn, embedding, x, {})
+            yield partial(_turn, embedding, {})
             continue
         kinds = getattr(embedding, "layer_types", None) or getattr(embedding.config, "layer_types", None)
         for kind in sorted(set(kinds or ())):
-            yield partial(_turn, embedding, x, {"layer_type": kind})
+            yield partial(_turn, embedding, {"layer_type": kind})
 
 
-def _turn(embedding: Any, x: Tensor, options: dict[str, str], positions: Tensor) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = embedding(x, positions, **options)
-    return found
+def _turn(embedding: Any, options: dict[str, str], positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what an embedding returns, where the positions lie; it computes where its own numbers do."""
+    own = next(embedding.buffers(), positions)
+    cosines, sines = embedding(torch.empty(1, device=own.device), positions.to(own.device), **options)
+    return cosines.to(positions.device), sines.to(positions.device)
 
 
 def _unturned(positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of layers that turn nothing."""
-    ones = torch.ones(*positions.shape, 2)
+    ones = torch.ones(*positions.shape, 2, device=positions.device)
     return ones, torch.zeros_like(ones)

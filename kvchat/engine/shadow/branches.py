@@ -17,8 +17,11 @@ from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.api.view import View
 from kvchat.engine.batch import ShadowedPrompt
+from kvchat.engine.kernels.move_blocks.bring import bring_blocks
+from kvchat.engine.memory.streams import Streams
 from kvchat.engine.shadow.layer import ShadowLayer, ShadowStep
 from kvchat.engine.shadow.pages import Budget
+from kvchat.engine.shadow.remote import Remote, TurnTables
 from kvchat.engine.shadow.rotary import Rotary
 from kvchat.engine.shadow.settings import CHUNK_SIZE, settings_for
 from kvchat.engine.shadow.stock import Budgets
@@ -34,7 +37,7 @@ class Counts:
     """
 
     num_wanted: int = 0
-    num_fetched: int = 0
+    num_fetched: int | Tensor = 0
     attended_len: int = 0
     made_len: int = 0
 
@@ -64,13 +67,23 @@ class Shadows:
         view: how much a step looks at.
         rotaries: the embedding of each layer's keys.
         limit_bytes: that are kept when a step has ended, as far as those that it used leave them.
+        streams: of a device whose blocks lie in host memory; None: it has them itself.
     """
 
-    def __init__(self, view: View, rotaries: Mapping[int, Rotary], limit_bytes: int) -> None:
+    def __init__(
+        self,
+        view: View,
+        rotaries: Mapping[int, Rotary],
+        limit_bytes: int,
+        streams: Streams | None = None,
+    ) -> None:
         self.view = view
         self.limit_bytes = limit_bytes
         self.budgets = Budgets(device=Budget("device"), host=Budget("host"))
         self.counts = {layer: Counts() for layer in rotaries}
+        self.remote: Remote | None = None
+        if streams is not None:
+            self.remote = Remote(streams=streams, turns=TurnTables(self.budgets.device))
         self._rotaries = rotaries
         # Both in the order in which they were used.
         self._branches: dict[BranchId, KeptShadow] = {}
@@ -108,6 +121,13 @@ class Shadows:
             kept.release()
         self._branches.clear()
         self._prompts.clear()
+        if self.remote is not None:
+            self.remote.turns.clear()
+
+    def settle(self) -> None:
+        """Wait until what was computed is in the blocks, where these lie in host memory: others read them."""
+        if self.remote is not None:
+            self.remote.streams.mark().wait()
 
     def trim(self, kept: Collection[BranchId]) -> None:
         """Let go of the prompts used longest ago, with the branches that go on from them, while there are too
@@ -143,7 +163,7 @@ class Shadows:
             host_bytes=_distinct_bytes(stock.host_tensors() for stock in kept),
             seen_tokens=counts.attended_len,
             wanted_chunks=counts.num_wanted,
-            fetched_chunks=counts.num_fetched,
+            fetched_chunks=int(counts.num_fetched),
             made_tokens=counts.made_len,
         )
 
@@ -159,10 +179,17 @@ class Shadows:
         """
         layers = self._prompts[prompt.name].layers
         if layer not in layers:
-            settings = settings_for(self.view, prompt.num_tokens, is_sourced=is_sourced)
+            settings = settings_for(
+                self.view,
+                prompt.num_tokens,
+                is_sourced=is_sourced,
+                is_remote=self.remote is not None,
+            )
             keys, values = read(0, prompt.num_tokens)
             rotary = self._rotaries[layer]
-            layers[layer] = ShadowLayer.of_prompt(settings, rotary, keys, values, self.budgets, kind="full")
+            layers[layer] = ShadowLayer.of_prompt(
+                settings, rotary, keys, values, self.budgets, kind="full", remote=self.remote
+            )
             self.counts[layer].made_len += prompt.num_tokens
         return layers[layer].fork()
 
@@ -205,7 +232,8 @@ class StepShadow:
             found.release()
             found = None
         if found is None:
-            read = partial(_rows_of, pools, self._blocks)
+            bring = None if self._shadows.remote is None else bring_blocks
+            read = partial(_rows_of, pools, self._blocks, bring)
             found = self._shadows.begun(layer, prompt, read, is_sourced=BlockChunks.takes(pools))
             try:
                 found.extend(*read(prompt.num_tokens, self._num_tokens))
@@ -246,13 +274,26 @@ class BlockChunks:
         return keys, values
 
 
-def _rows_of(pools: tuple[Tensor, Tensor], blocks: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
-    """Return copies of the keys and values [n, H_kv, *] of tokens [start, end), of pools [N, H_kv, P, *]."""
+def _rows_of(
+    pools: tuple[Tensor, Tensor],
+    blocks: Tensor,
+    bring: Callable[[Tensor, Tensor], Tensor] | None,
+    start: int,
+    end: int,
+) -> tuple[Tensor, Tensor]:
+    """Return copies of the keys and values [n, H_kv, *] of tokens [start, end), of pools [N, H_kv, P, *].
+
+    Args:
+        bring: returns blocks of a pool that lies elsewhere; None: it does not.
+    """
     size = pools[0].shape[2]
     first = start // size
     held = blocks[first : -(-end // size)]
     keys, values = (
-        pool[held].transpose(1, 2).flatten(0, 1)[start - first * size : end - first * size] for pool in pools
+        (pool[held] if bring is None else bring(pool, held))
+        .transpose(1, 2)
+        .flatten(0, 1)[start - first * size : end - first * size]
+        for pool in pools
     )
     return keys, values
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import Stand, products, reference
+from kvchat.engine.kernels.shadow_kv import Change, Stand, Turns, products, reference, restore_keys
 from kvchat.engine.shadow.pages import Budget, Rows
 from kvchat.engine.shadow.rotary import Rotary
 from kvchat.engine.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
@@ -129,7 +129,17 @@ class SealedKeys:
     @property
     def _num_kept(self) -> int:
         """Numbers of a projection that are kept."""
-        return 0 if self._settings.is_sourced else self._rank
+        return self._rank if self._settings.holds_chosen else 0
+
+    @property
+    def rotary(self) -> Rotary:
+        """By which they are turned."""
+        return self._rotary
+
+    @property
+    def are_on_bases(self) -> bool:
+        """Whether all of them lie on a basis."""
+        return all(segment.directions is not None for segment in self._segments)
 
     def seal(self, keys: Tensor) -> int:
         """Add rotated keys [C * c, H_kv, D], which follow those that are there.
@@ -177,6 +187,28 @@ class SealedKeys:
         """Return the rotated keys of one chunk [M] for each of `heads` [M], ascending → [M, c, D]."""
         counts = heads.bincount(minlength=self._heads[0]).tolist()
         return torch.cat([self.take(head, own) for head, own in enumerate(chunks.split(counts))])
+
+    def restore(self, change: Change, turns: Turns, out: Tensor) -> None:
+        """Fill the missing slots of `out` [H_kv, k, c, D] with the keys of chunks that lie on a basis.
+
+        Effect: waits for nothing, where a kernel does it.
+        """
+        for segment in self._segments:
+            if segment.directions is None:
+                continue
+            directions, first = segment.directions.all(), segment.first_chunk
+            for part in segment.rows.parts(0, len(segment.rows)):
+                restore_keys(part, directions, change, turns, out, first)
+                first += len(part)
+
+    def on_no_basis(self, chunks: Tensor) -> Tensor:
+        """Return whether each of `chunks` lies on no basis, of bool."""
+        found = torch.zeros_like(chunks, dtype=torch.bool)
+        for segment in self._segments:
+            if segment.directions is None:
+                end = segment.first_chunk + len(segment.rows)
+                found |= (chunks >= segment.first_chunk) & (chunks < end)
+        return found
 
     def products(self, query: Tensor, landmarks: Rows) -> Tensor:
         """Return what rotated queries [Q, H, D] make of each chunk [Q, H_kv, G, C], float32: their products

@@ -16,15 +16,20 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.shadow_kv import (
+    Change,
     Choice,
     Sight,
     chosen,
     chosen_attention,
+    chunk_scores,
     gathered_attention,
+    load_chunks,
+    picked,
     reference,
 )
 from kvchat.engine.shadow.keys import Segment
 from kvchat.engine.shadow.pages import Rows
+from kvchat.engine.shadow.remote import Remote
 from kvchat.engine.shadow.rotary import Rotary
 from kvchat.engine.shadow.settings import PIECE_LEN, LayerShape, ShadowSettings, check_gain
 from kvchat.engine.shadow.stock import Budgets, Stock
@@ -39,13 +44,14 @@ class ShadowStep:
     Args:
         out: [Q, H, D_v], in the type of the queries.
         attended_len: tokens that its last query attended to.
-        num_wanted, num_fetched: chosen chunks over all heads, and those of them that came from host memory.
+        num_wanted, num_fetched: chosen chunks over all heads, and those of them that came from host memory;
+            a device's number, which nobody has waited for yet, is a tensor [].
     """
 
     out: Tensor
     attended_len: int
     num_wanted: int
-    num_fetched: int
+    num_fetched: int | Tensor
 
 
 class Source(Protocol):
@@ -69,9 +75,18 @@ class Source(Protocol):
 class ShadowLayer:
     """Keeps a context of one layer of one branch, and attends to it. Made by `of_prompt`."""
 
-    def __init__(self, settings: ShadowSettings, stock: Stock, num_tokens: int, num_sealed: int) -> None:
+    def __init__(
+        self,
+        settings: ShadowSettings,
+        stock: Stock,
+        num_tokens: int,
+        num_sealed: int,
+        remote: Remote | None = None,
+    ) -> None:
+        assert (remote is not None) is settings.is_remote
         self.settings = settings
         self.stock = stock
+        self.remote = remote
         self.num_tokens = num_tokens
         self.num_sealed = num_sealed
         self._source: Source | None = None
@@ -87,6 +102,7 @@ class ShadowLayer:
         budgets: Budgets,
         *,
         kind: str,
+        remote: Remote | None = None,
     ) -> "ShadowLayer":
         """Return the shadow of a prompt that was computed exactly.
 
@@ -95,6 +111,7 @@ class ShadowLayer:
             keys: [n, H_kv, D], rotated.
             values: [n, H_kv, D_v].
             kind: the layer's attention, as in `LayerShape`.
+            remote: given if, and only if, the settings say so.
 
         Raises:
             UnsupportedModel, UsageError: there is nothing to gain; see `check_gain`.
@@ -108,7 +125,7 @@ class ShadowLayer:
             kind=kind,
         )
         check_gain(settings, shape, len(keys))
-        layer = cls(settings, Stock.empty_for(settings, rotary, keys, values, budgets), 0, 0)
+        layer = cls(settings, Stock.empty_for(settings, rotary, keys, values, budgets), 0, 0, remote)
         try:
             layer._take_over(keys, values)
         except BaseException:  # a device may fail too, and nobody else can give the bytes back
@@ -190,7 +207,8 @@ class ShadowLayer:
         Raises:
             OutOfMemory: the device's budget does not hold a second working set.
         """
-        return ShadowLayer(self.settings, self.stock.fork(), self.num_tokens, self.num_sealed)
+        stock = self.stock.fork()
+        return ShadowLayer(self.settings, stock, self.num_tokens, self.num_sealed, self.remote)
 
     def release(self) -> None:
         """Give all bytes back to the budgets; the layer serves nobody afterwards."""
@@ -266,6 +284,8 @@ class ShadowLayer:
         self.num_sealed += len(chunks)
 
     def _attend_block(self, query: Tensor, softmax_scale: float) -> ShadowStep:
+        if self._source is not None and self.remote is not None:
+            return self._read_beside(query, softmax_scale, self._source, self.remote)
         if self._source is not None:
             step = self._read_in_blocks(query, softmax_scale, self._source)
             if step is not None:
@@ -280,6 +300,13 @@ class ShadowLayer:
             num_fetched = self._num_new(wanted)
             sides = self._source.take(*wanted.nonzero(as_tuple=True))
             found = [side.unflatten(0, (-1, num_chosen)) for side in sides]
+        return self._answered(query, softmax_scale, (found[0], found[1]), num_fetched)
+
+    def _answered(
+        self, query: Tensor, softmax_scale: float, found: tuple[Tensor, Tensor], num_fetched: int | Tensor
+    ) -> ShadowStep:
+        """Return what a block of queries sees beside keys and values of chosen chunks [H_kv, m, c, *]."""
+        stock, num_chosen = self.stock, found[0].shape[1]
         keys = Sight.of(_parts(stock.always_keys, found[0], stock.tail_keys))
         values = Sight.of(_parts(stock.always_values, found[1], stock.tail_values))
         self._check_sight(keys.num_tokens, num_chosen)
@@ -289,6 +316,31 @@ class ShadowLayer:
             num_wanted=len(stock.always) * num_chosen,
             num_fetched=num_fetched,
         )
+
+    def _read_beside(self, query: Tensor, softmax_scale: float, source: Source, remote: Remote) -> ShadowStep:
+        """Return what a block of queries is answered from, where a GPU reads missing chunks in host memory
+        while it makes their keys; nothing waits for it.
+        """
+        stock, num_chosen = self.stock, self._num_chosen
+        sealed, turns = stock.sealed_keys, None
+        if any(segment.directions is not None for segment in sealed.segments):
+            turns = remote.turns.of(sealed.rotary, self.num_tokens, query.device)
+
+        def load(change: Change, keys: Tensor, values: Tensor) -> None:
+            load_chunks(source.pools[1], source.blocks, change, values)
+            if not sealed.are_on_bases:
+                is_missing = change.is_missing & sealed.on_no_basis(change.slots)
+                exact = Change(slots=change.slots, is_missing=is_missing)
+                load_chunks(source.pools[0], source.blocks, exact, keys)
+
+        def restore(change: Change, keys: Tensor, values: Tensor) -> None:
+            if turns is not None:
+                sealed.restore(change, turns, keys)
+
+        wanted = picked(self._wanted(query, softmax_scale), num_chosen)
+        num_fetched = stock.working.bring(wanted, self.num_sealed, (load, restore), remote.streams)
+        held = stock.working.keys[:, :num_chosen], stock.working.values[:, :num_chosen]
+        return self._answered(query, softmax_scale, held, num_fetched)
 
     def _read_in_blocks(self, query: Tensor, softmax_scale: float, source: Source) -> ShadowStep | None:
         """Return what a block of queries is answered from, by a kernel that reads all of it in the branch's
@@ -328,8 +380,11 @@ class ShadowLayer:
         stock = self.stock
         always = torch.zeros(len(stock.always), self.num_sealed, dtype=torch.bool, device=query.device)
         always.scatter_(1, stock.always, value=True)
-        products = stock.sealed_keys.products(query, stock.landmarks)
-        scores = reference.wanted_scores(products, always, softmax_scale)
+        if self.remote is not None and stock.sealed_keys.are_on_bases:
+            scores = chunk_scores(query, stock.landmarks.all(), always, softmax_scale)
+        else:
+            products = stock.sealed_keys.products(query, stock.landmarks)
+            scores = reference.wanted_scores(products, always, softmax_scale)
         return chosen(scores, self._num_chosen, always) & ~always
 
     def _num_new(self, wanted: Tensor) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.kernels.shadow_kv import Turns, reference
 from kvchat.errors import UnsupportedModel
 
 CosinesAndSines = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -39,8 +39,8 @@ class Rotary:
     """
 
     def __init__(self, source: CosinesAndSines, layout: str = HALVES) -> None:
-        self._source = source
-        self._layout = layout
+        self.source = source
+        self.layout = layout
         self.scaling = self._checked_scaling()
 
     @classmethod
@@ -70,28 +70,34 @@ class Rotary:
         keys = self._in_halves(keys, num_turned)
         return self._back(reference.unrotated(keys, cosines, sines, self.scaling), num_turned)
 
+    def turns(self, num_positions: int, device: torch.device) -> Turns:
+        """Return the embedding at the first `num_positions` positions, as kernels read it on the device."""
+        sides = self._halves(torch.arange(num_positions, device=device))
+        cosines, sines = (side[:, : side.shape[1] // 2].contiguous() for side in sides)
+        return Turns(cosines=cosines, sines=sines, are_neighbours=self.layout == NEIGHBOURS)
+
     def _halves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [n, R] in halves, however the source orders them."""
-        cosines, sines = (side[0].float() for side in self._source(positions[None]))
+        cosines, sines = (side[0].float() for side in self.source(positions[None]))
         if not torch.equal(*cosines.chunk(2, dim=-1)):  # of each pair behind each other
             cosines, sines = (torch.cat((side[:, ::2],) * 2, dim=-1) for side in (cosines, sines))
         return cosines, sines
 
     def _in_halves(self, keys: Tensor, num_turned: int) -> Tensor:
-        if self._layout == HALVES:
+        if self.layout == HALVES:
             return keys
         pairs = keys[..., :num_turned].unflatten(-1, (-1, 2))
         return torch.cat((pairs[..., 0], pairs[..., 1], keys[..., num_turned:]), dim=-1)
 
     def _back(self, keys: Tensor, num_turned: int) -> Tensor:
-        if self._layout == HALVES:
+        if self.layout == HALVES:
             return keys
         pairs = torch.stack(keys[..., :num_turned].chunk(2, dim=-1), dim=-1).flatten(-2)
         return torch.cat((pairs, keys[..., num_turned:]), dim=-1)
 
     def _checked_scaling(self) -> float:
         near = torch.arange(64)
-        cosines, sines = self._source(near[None])
+        cosines, sines = self.source(near[None])
         if cosines.shape[-1] % 2:
             raise UnsupportedModel(
                 f"a rotary embedding of {cosines.shape[-1]} numbers is no rotation of pairs"
@@ -108,8 +114,8 @@ class Rotary:
         return scaling
 
     def _check_length(self, near: Tensor, cosines: Tensor) -> None:
-        far, _ = self._source(torch.cat((near, torch.tensor([FAR])))[None])
-        again, _ = self._source(near[None])
+        far, _ = self.source(torch.cat((near, torch.tensor([FAR])))[None])
+        again, _ = self.source(near[None])
         if not (torch.equal(far[:, :-1], cosines) and torch.equal(again, cosines)):
             raise UnsupportedModel(
                 "this rotary embedding changes with the length of the context: keys have no shadow"

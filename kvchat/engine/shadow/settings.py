@@ -9,6 +9,8 @@ PIECE_LEN = 4096
 """Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""
 CODED_LEN = 4096
 """So many keys that no basis holds, or more, are kept in 8 bits where they can be read elsewhere too."""
+TABLE_STEP = 4096
+"""Positions that a table of an embedding grows by."""
 PAGE_ROWS = 64
 """Of tokens, or of chunks, that are kept page by page."""
 LEAST_WIDTH = 256
@@ -42,6 +44,8 @@ class ShadowSettings:
         is_forced: take contexts and models too that gain nothing.
         is_sourced: sealed keys and values lie elsewhere, and each step reads there what it chooses: of keys
             on a basis nothing is kept but landmarks.
+        is_remote: elsewhere is host memory, which a GPU reads slowly: projections of keys are kept too, and
+            what was chosen stays on the device from one step to the next. Of what is sourced only.
     """
 
     budget: int = 2048
@@ -54,8 +58,10 @@ class ShadowSettings:
     energy: float = 0.99
     is_forced: bool = False
     is_sourced: bool = False
+    is_remote: bool = False
 
     def __post_init__(self) -> None:
+        assert self.is_sourced or not self.is_remote
         if self.chunk_size < 1 or PIECE_LEN % self.chunk_size:
             raise UsageError(
                 f"a shadow's chunks of {self.chunk_size} tokens do not divide pieces of {PIECE_LEN:,}: "
@@ -67,6 +73,11 @@ class ShadowSettings:
                 raise UsageError(
                     f"a shadow's {name} of {size} tokens does not divide into chunks of {self.chunk_size}"
                 )
+
+    @property
+    def holds_chosen(self) -> bool:
+        """Whether chosen chunks are held, their keys made of projections; else they are read each time."""
+        return self.is_remote or not self.is_sourced
 
     @property
     def num_chosen(self) -> int:
@@ -169,6 +180,7 @@ def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> 
 
     Where no basis holds its keys: these and all values, a landmark for each chunk, what every step sees, and
     the working set; of what is read where it lies, neither values nor a working set, and most keys as codes.
+    On a GPU, which has the larger of codes and projections, two working sets: the prompt's and the branch's.
     """
     size = settings.chunk_size
     num_chunks = max(num_tokens // size, PAGE_ROWS)
@@ -177,14 +189,19 @@ def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> 
         keys = shape.width * shape.element_size
         # A run is coded when it has doubled once more at the latest, and is there twice meanwhile.
         sealed = (num_chunks + min(num_chunks * size, 2 * CODED_LEN)) * keys
-        if num_tokens >= CODED_LEN:
-            sealed += num_chunks * (size * shape.width + 4 * shape.num_kv_heads)
+        held = num_chunks * (size * shape.width + 4 * shape.num_kv_heads) if num_tokens >= CODED_LEN else 0
+        if settings.is_remote:
+            held = max(held, num_chunks * size * settings.rank_for(shape.width) * shape.element_size)
+            exact += 2 * settings.budget
+        sealed += held
         return exact * shape.token_bytes + sealed + shape.width * settings.rank_for(shape.width) * 4
     exact += num_chunks * size + settings.budget
     return exact * shape.token_bytes + num_chunks * shape.width * shape.element_size
 
 
-def settings_for(view: View, num_tokens: int, *, is_sourced: bool = False) -> ShadowSettings:
+def settings_for(
+    view: View, num_tokens: int, *, is_sourced: bool = False, is_remote: bool = False
+) -> ShadowSettings:
     """Return how a prompt of `num_tokens`, at least `least_prompt`, is shadowed as a view says. Pure."""
     outliers, per_chunks = OUTLIERS_PER_CHUNKS
     if view.is_share:
@@ -199,6 +216,7 @@ def settings_for(view: View, num_tokens: int, *, is_sourced: bool = False) -> Sh
         num_outliers=num_chosen * outliers // per_chunks,
         is_forced=view.is_forced,
         is_sourced=is_sourced,
+        is_remote=is_remote,
     )
 
 

@@ -56,7 +56,7 @@ class Stock:
             OutOfMemory: the device's budget does not hold the working set.
         """
         size, device = settings.chunk_size, budgets.device
-        num_held = 0 if settings.is_sourced else settings.num_chosen
+        num_held = settings.num_chosen if settings.holds_chosen else 0
         working = [side.new_empty(side.shape[1], num_held, size, side.shape[2]) for side in (keys, values)]
         return cls(
             landmarks=Rows(keys.shape[1:], keys.dtype, device),

@@ -9,10 +9,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels.shadow_kv import Change, exchange
+from kvchat.engine.memory.streams import Lane, Streams
 from kvchat.engine.shadow.pages import Budget
 
 Fetch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Heads [M], ascending, and a chunk of each [M] → their keys [M, c, D] and values [M, c, D_v]."""
+Fill = Callable[[Change, Tensor, Tensor], None]
+"""A change, and keys [H_kv, m, c, D] and values [H_kv, m, c, D_v]: fills missing slots of them, or some."""
 
 EMPTY = -1
 
@@ -29,7 +33,7 @@ class WorkingSet:
         self._budget = budget
         self.keys = keys
         self.values = values
-        self.slots = torch.full(keys.shape[:2], EMPTY)
+        self.slots = torch.full(keys.shape[:2], EMPTY, device=keys.device)
         self._is_shared = False
 
     def hold(self, wanted: Tensor, fetch: Fetch) -> int:
@@ -56,9 +60,38 @@ class WorkingSet:
         self.slots[head, place] = chunk
         return len(chunk)
 
+    def bring(self, wanted: Tensor, num_chunks: int, fills: tuple[Fill, Fill], streams: Streams) -> Tensor:
+        """Hold the chunks `wanted` [H_kv, m], ascending, in the first m slots; the calling thread waits for
+        nothing.
+
+        Args:
+            num_chunks: that there are.
+            fills: what reads host memory, beside computing, and what computes; together they fill all slots.
+
+        Returns:
+            How many chunks were fetched, over all heads [], int64.
+        """
+        self._own()
+        slots, keys, values = (side[:, : wanted.shape[1]] for side in (self.slots, self.keys, self.values))
+        num_fetched, changes = wanted.new_zeros(()), list[Change]()
+
+        def find() -> None:
+            change = exchange(slots, wanted, num_chunks)
+            slots.copy_(change.slots)
+            torch.sum(change.is_missing, dim=(0, 1), out=num_fetched)
+            changes.append(change)
+
+        load, compute = fills
+        streams.compute(find)
+        # Behind all that was handed in: earlier steps have read what is written over.
+        loaded = streams.beside(Lane.IN, lambda: load(changes[0], keys, values), [streams.mark()])
+        streams.compute(lambda: compute(changes[0], keys, values))
+        streams.join(loaded)
+        return num_fetched
+
     def forget_from(self, chunk: int) -> None:
         """Hold no chunk from `chunk` on any more: its keys are fetched again when it is wanted."""
-        self.slots[self.slots >= chunk] = EMPTY
+        self.slots.masked_fill_(self.slots >= chunk, EMPTY)
 
     def fork(self) -> "WorkingSet":
         """Return the same chunks for another branch: each of both copies them before it changes its own."""

@@ -14,7 +14,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.kernels.shadow_kv import Change, Turns, reference
 from kvchat.engine.kernels.shadow_kv import triton as kernels
 from tests.engine.kernels.interpreted import tell
 
@@ -83,40 +83,52 @@ def exchange_error(num_kv_heads: int, num_slots: int, num_chunks: int, *, has_ga
         wanted = torch.stack(orders)
         if has_gaps:
             held, wanted = with_gaps(held), with_gaps(wanted)
-        slots, is_missing = kernels.exchange(held, wanted)
-        for head in range(num_kv_heads):
-            change = reference.exchange(held[head], wanted[head])
-            same = torch.equal(slots[head], change.slots)
-            if not (same and torch.equal(is_missing[head], change.is_missing)):
-                return float("inf")
-        held = slots
+        found, known = kernels.exchange(held, wanted), reference.exchange(held, wanted)
+        same = torch.equal(found.slots, known.slots)
+        if not (same and torch.equal(found.is_missing, known.is_missing)):
+            return float("inf")
+        held = found.slots
     return 0.0
 
 
-def _change(num_kv_heads: int, num_slots: int, num_chunks: int) -> tuple[Tensor, Tensor]:
+def _change(num_kv_heads: int, num_slots: int, num_chunks: int) -> Change:
     generator = torch.Generator().manual_seed(3)
     slots = torch.stack(
         [torch.randperm(num_chunks, generator=generator)[:num_slots] for _ in range(num_kv_heads)]
     )
     is_missing = torch.rand(slots.shape, generator=generator) < 0.4
     is_missing[0] = False  # a head that misses nothing
-    return slots, is_missing
+    return Change(slots=slots, is_missing=is_missing)
 
 
-def load_error(shape: tuple[int, int, int, int, int], dtype: torch.dtype, *, has_gaps: bool = False) -> float:
-    """Of (key-value heads, slots, chunks, tokens of a chunk, head size); to the bit."""
+def load_error(
+    shape: tuple[int, int, int, int, int],
+    dtype: torch.dtype,
+    chunks_of_block: int = 2,
+    *,
+    are_in_order: bool = False,
+    has_gaps: bool = False,
+) -> float:
+    """Of (key-value heads, slots, chunks, tokens of a chunk, head size); to the bit.
+
+    Args:
+        are_in_order: the control takes blocks to lie in the order of the sequence.
+    """
     num_kv_heads, num_slots, num_chunks, size, dim = shape
-    slots, is_missing = _change(num_kv_heads, num_slots, num_chunks)
-    store = randn(num_chunks * num_kv_heads, size, dim).to(dtype)
+    change = _change(num_kv_heads, num_slots, num_chunks)
+    num_blocks = -(-num_chunks // chunks_of_block)
+    pool = randn(num_blocks + 3, num_kv_heads, chunks_of_block * size, dim).to(dtype)
+    blocks = torch.randperm(num_blocks + 3, generator=torch.Generator().manual_seed(4))[:num_blocks]
     out = torch.full((num_kv_heads, num_slots, size, dim), float("nan"), dtype=dtype)
     place = with_gaps if has_gaps else torch.Tensor.clone
     out = place(out)
-    kernels.load_values(place(store), place(slots), place(is_missing), out)
+    own = Change(slots=place(change.slots), is_missing=place(change.is_missing))
+    kernels.load_chunks(place(pool), blocks.sort().values if are_in_order else blocks, own, out)
     if is_written_beside(out):
         return float("inf")
-    wanted = store.unflatten(0, (num_chunks, num_kv_heads)).transpose(0, 1)
-    wanted = torch.stack([own[chunks] for own, chunks in zip(wanted, slots, strict=True)])
-    wanted[~is_missing] = float("nan")
+    wanted = pool[blocks].transpose(0, 1).flatten(1, 2).unflatten(1, (-1, size))  # [H_kv, C, c, D]
+    wanted = torch.stack([side[chunks] for side, chunks in zip(wanted, change.slots, strict=True)])
+    wanted[~change.is_missing] = float("nan")
     return 0.0 if torch.equal(out.nan_to_num(99), wanted.nan_to_num(99)) else float("inf")
 
 
@@ -127,31 +139,35 @@ def restore_error(
     *,
     are_neighbours: bool = False,
     shift: int = 0,
+    first_chunk: int = 0,
     has_gaps: bool = False,
 ) -> float:
-    """Of (key-value heads, slots, chunks, head size, rank). `shift`: positions that the control is off by."""
+    """Of (key-value heads, slots, chunks, head size, rank).
+
+    Args:
+        shift: positions that the control is off by.
+        first_chunk: from which on there are projections, but for the last three.
+    """
     num_kv_heads, num_slots, num_chunks, dim, rank = shape
-    slots, is_missing = _change(num_kv_heads, num_slots, num_chunks)
-    projections = randn(num_chunks, 8, rank).to(dtype)
+    change = _change(num_kv_heads, num_slots, num_chunks)
+    end = num_chunks - 3 if first_chunk else num_chunks
+    projections = randn(end - first_chunk, 8, rank).to(dtype)
     directions = (randn(num_kv_heads * dim, rank, seed=1) / rank**0.5).to(dtype)
     angles = torch.arange(num_chunks * 8)[:, None] * 100.0 ** (-torch.arange(num_turned // 2) / num_turned)
     place = with_gaps if has_gaps else torch.Tensor.clone
     sides = [place(side) for side in ((angles + shift).cos(), (angles + shift).sin())]
-    turns = kernels.Turns(cosines=sides[0], sines=sides[1], are_neighbours=are_neighbours)
+    turns = Turns(cosines=sides[0], sines=sides[1], are_neighbours=are_neighbours)
     out = place(torch.full((num_kv_heads, num_slots, 8, dim), float("nan"), dtype=dtype))
-    change = place(slots), place(is_missing)
-    kernels.restore_keys(place(projections), place(directions), change, turns, out)
-    order = torch.arange(dim)
-    if are_neighbours:  # the reference turns halves: columns are brought there and back
-        first = torch.arange(0, num_turned, 2)
-        order = torch.cat((first, first + 1, torch.arange(num_turned, dim)))
-    own = directions.unflatten(0, (num_kv_heads, dim))[:, order].flatten(0, 1)
-    both = [torch.cat((side, side), dim=1) for side in (angles.cos(), angles.sin())]
-    wanted = torch.empty(out.shape)
-    wanted[..., order] = reference.restored_chunks(projections, own, slots, both[0], both[1])
-    if is_written_beside(out) or not torch.equal(out.isnan(), ~is_missing[..., None, None].expand(out.shape)):
+    own = Change(slots=place(change.slots), is_missing=place(change.is_missing))
+    kernels.restore_keys(place(projections), place(directions), own, turns, out, first_chunk)
+    wanted = torch.full(out.shape, float("nan"))
+    known = Turns(cosines=angles.cos(), sines=angles.sin(), are_neighbours=are_neighbours)
+    reference.restore_keys(projections, directions, change, known, wanted, first_chunk)
+    there = (change.slots >= first_chunk) & (change.slots < end) & change.is_missing
+    is_filled = there[..., None, None].expand(out.shape)
+    if is_written_beside(out) or not torch.equal(out.isnan(), ~is_filled):
         return float("inf")
-    return _error(out[is_missing], wanted[is_missing]) / TOLERANCE[dtype]
+    return _error(out[there], wanted[there]) / TOLERANCE[dtype]
 
 
 def _error(got: Tensor, wanted: Tensor) -> float:
@@ -170,12 +186,14 @@ CASES: dict[str, Callable[[], float]] = {
     "exchange, few": partial(exchange_error, 3, 1, 4),
     "exchange, awkward": partial(exchange_error, 2, 37, 90),
     "exchange, all": partial(exchange_error, 2, 32, 32),
-    "values": partial(load_error, (3, 9, 40, 8, 128), HALF),
+    "values": partial(load_error, (3, 9, 40, 8, 128), HALF, 8),
     "values, awkward": partial(load_error, (2, 5, 11, 8, 12), SINGLE),
+    "values, a chunk of a block": partial(load_error, (2, 5, 11, 8, 12), SINGLE, 1),
     "keys": partial(restore_error, (3, 9, 40, 128, 160), SINGLE, 128),
     "keys, 16 bits": partial(restore_error, (3, 9, 40, 128, 160), HALF, 128),
     "keys, awkward": partial(restore_error, (2, 5, 11, 20, 7), SINGLE, 20),
     "keys, partial": partial(restore_error, (2, 5, 11, 40, 33), SINGLE, 12),
+    "keys, of some chunks": partial(restore_error, (2, 9, 20, 20, 7), SINGLE, 20, first_chunk=4),
     "keys, neighbours": partial(restore_error, (2, 6, 11, 32, 33), SINGLE, 32, are_neighbours=True),
     "keys, partial neighbours": partial(restore_error, (2, 6, 11, 96, 33), SINGLE, 64, are_neighbours=True),
     "scores, with gaps": partial(score_error, (3, 3, 4, 40, 70), SINGLE, 0.3, has_gaps=True),
@@ -183,6 +201,7 @@ CASES: dict[str, Callable[[], float]] = {
     "values, with gaps": partial(load_error, (2, 5, 11, 8, 12), SINGLE, has_gaps=True),
     "keys, with gaps": partial(restore_error, (2, 5, 11, 40, 33), SINGLE, 12, has_gaps=True),
     "control, seen chunks weighed": partial(score_error, (5, 3, 4, 40, 200), SINGLE, 0.3, are_forgotten=True),
+    "control, blocks in order": partial(load_error, (2, 5, 11, 8, 12), SINGLE, are_in_order=True),
     "control, other positions": partial(restore_error, (2, 5, 11, 20, 7), SINGLE, 20, shift=1),
 }
 

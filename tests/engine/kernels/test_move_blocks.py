@@ -7,6 +7,7 @@ import torch
 
 from kvchat.engine.kernels.checks import debugs
 from kvchat.engine.kernels.move_blocks import BlockMoves, reference
+from kvchat.engine.kernels.move_blocks.bring import bring_blocks, runs_of
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 
 pytestmark = pytest.mark.cpu
@@ -93,3 +94,16 @@ def test_runs_that_do_not_lie_one_behind_the_other_are_not_read_as_if_they_did()
     runs = torch.zeros(2, 2 * regions.block_bytes, dtype=torch.uint8)[:, : regions.block_bytes]
     with pytest.raises(AssertionError, match="one behind the other"):
         triton_moves.scatter_blocks(regions, torch.tensor([0, 1]), runs)
+
+
+def test_blocks_are_brought_from_another_memory_in_the_order_of_a_sequence() -> None:
+    """Neighbours in one copy; what is brought is a copy."""
+    pool = torch.arange(12.0)[:, None].expand(12, 3).clone()
+    ids = [4, 5, 6, 2, 1, 0, 9, 10, 11, 4]
+    assert list(runs_of(ids)) == [(0, 3), (3, 4), (4, 5), (5, 6), (6, 9), (9, 10)]
+    assert list(runs_of([])) == []
+    brought = bring_blocks(pool, torch.tensor(ids))
+    assert brought[:, 0].tolist() == ids
+    brought.zero_()
+    assert pool[4].tolist() == [4, 4, 4]
+    assert bring_blocks(pool, torch.tensor([], dtype=torch.int64)).shape == (0, 3)

@@ -233,16 +233,16 @@ def test_a_working_set_holds_what_is_wanted_and_moves_nothing_that_stays() -> No
     """By chance, step after step; the values in the slots are the store's."""
     generator = torch.Generator().manual_seed(8)
     store = randn(40, 4, seed=9)
-    held, values = torch.full((10,), -1), torch.zeros(10, 4)
+    held, values = torch.full((1, 10), -1), torch.zeros(1, 10, 4)
     num_fetched = 0
     for _ in range(50):
-        wanted = torch.randperm(40, generator=generator)[:10]
+        wanted = torch.randperm(40, generator=generator)[None, :10]
         change = shadow.exchange(held, wanted)
         values[change.is_missing] = store[change.slots[change.is_missing]]
-        assert sorted(change.slots.tolist()) == sorted(wanted.tolist())
+        assert sorted(change.slots[0].tolist()) == sorted(wanted[0].tolist())
         assert torch.equal(values, store[change.slots])
         assert torch.equal(change.slots[~change.is_missing], held[~change.is_missing])
-        assert int(change.is_missing.sum()) == len(set(wanted.tolist()) - set(held.tolist()))
+        assert int(change.is_missing.sum()) == len({*wanted[0].tolist()} - {*held[0].tolist()})
         num_fetched += int(change.is_missing.sum())
         held = change.slots
     assert 0 < num_fetched < 50 * 10

@@ -4,7 +4,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import Sight, chosen, gathered_attention, products, reference
+from kvchat.engine.kernels.shadow_kv import (
+    Change,
+    Sight,
+    chosen,
+    exchange,
+    gathered_attention,
+    picked,
+    products,
+    reference,
+    restore_keys,
+)
+from kvchat.engine.shadow.rotary import HALVES, NEIGHBOURS, Rotary
 
 pytestmark = pytest.mark.cpu
 
@@ -55,3 +66,59 @@ def test_attention_over_parts_is_that_over_all_of_them(
     wanted = reference.gathered_attention(query, torch.cat(parts, dim=1), torch.cat(others, dim=1), DIM**-0.5)
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), wanted, atol=tolerance, rtol=tolerance)
+
+
+def test_working_sets_come_to_hold_the_same_chunks_in_the_same_slots() -> None:
+    """Step after step, from an empty one on; as many chunks are wanted as there are slots."""
+    generator = torch.Generator().manual_seed(5)
+    held, num_stayed = torch.full((NUM_KV_HEADS, 9), -1), 0
+    for _ in range(20):
+        wanted = torch.stack([torch.randperm(25, generator=generator)[:9] for _ in held])
+        change, known = exchange(held, wanted, 25), reference.exchange(held, wanted)
+        assert torch.equal(change.slots, known.slots)
+        assert torch.equal(change.is_missing, known.is_missing)
+        num_stayed += int((~change.is_missing).sum())
+        held = change.slots
+    assert num_stayed > 0
+
+
+@pytest.mark.parametrize("num_chunks", [0, 1, 6])
+def test_wanted_chunks_are_listed_in_order(num_chunks: int) -> None:
+    wanted = torch.zeros(NUM_KV_HEADS, 50, dtype=torch.bool)
+    for head in range(NUM_KV_HEADS):
+        wanted[head, torch.randperm(50, generator=torch.Generator().manual_seed(head))[:num_chunks]] = True
+    assert torch.equal(picked(wanted, num_chunks), wanted.nonzero()[:, 1].view(NUM_KV_HEADS, num_chunks))
+
+
+@pytest.mark.parametrize("are_neighbours", [False, True])
+@pytest.mark.parametrize("num_turned", [DIM, 6])
+def test_keys_of_projections_are_those_that_a_rotary_embedding_turns(
+    num_turned: int, *, are_neighbours: bool
+) -> None:
+    """Chunks 4 to 19 have projections: a missing slot with another one is left as it is."""
+    size, rank, first = 8, 5, 4
+    frequencies = 100.0 ** (-torch.arange(0, num_turned, 2) / num_turned)
+
+    def both(positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = torch.cat((positions[..., None] * frequencies,) * 2, dim=-1)
+        return angles.cos(), angles.sin()
+
+    rotary = Rotary(both, NEIGHBOURS if are_neighbours else HALVES)
+    turns = rotary.turns(24 * size, torch.device("cpu"))
+    projections, directions = randn(16, size, rank), randn(NUM_KV_HEADS * DIM, rank, seed=1)
+    change = Change(
+        slots=torch.tensor([[3, 4, 9], [19, 20, 5]]),
+        is_missing=torch.tensor([[True, True, False], [True, True, True]]),
+    )
+    out = torch.full((NUM_KV_HEADS, 3, size, DIM), float("nan"))
+    restore_keys(projections, directions, change, turns, out, first)
+    filled = {(0, 1): 4, (1, 0): 19, (1, 2): 5}
+    for head in range(NUM_KV_HEADS):
+        for slot in range(3):
+            if (head, slot) not in filled:
+                assert out[head, slot].isnan().all()
+                continue
+            chunk = filled[head, slot]
+            before = projections[chunk - first] @ directions.unflatten(0, (NUM_KV_HEADS, DIM))[head].T
+            wanted = rotary.turned(before[:, None], torch.arange(chunk * size, (chunk + 1) * size))[:, 0]
+            torch.testing.assert_close(out[head, slot], wanted, atol=1e-5, rtol=1e-5)

@@ -10,6 +10,7 @@ from torch import Tensor
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
 
+from kvchat.engine.kernels.shadow_kv import MOST_SLOTS, Change, Turns
 from kvchat.engine.kernels.shadow_kv import triton as kernels
 from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, Compiled, assert_fits, compile_kernel
 from tests.engine.kernels.interpreted import errors_of
@@ -33,10 +34,12 @@ CASES = (
     "exchange, all",
     "values",
     "values, awkward",
+    "values, a chunk of a block",
     "keys",
     "keys, 16 bits",
     "keys, awkward",
     "keys, partial",
+    "keys, of some chunks",
     "keys, neighbours",
     "keys, partial neighbours",
     "scores, with gaps",
@@ -45,13 +48,14 @@ CASES = (
     "keys, with gaps",
 )
 CONTROL = "control, other positions"
+ORDERED = "control, blocks in order"
 WEIGHED = "control, seen chunks weighed"
 
 
 @pytest.fixture(scope="module")
 def errors() -> dict[str, float]:
     """Return each case's error as a multiple of what is allowed, under the interpreter."""
-    return errors_of("run_interpreted_shadow", (*CASES, CONTROL, WEIGHED))
+    return errors_of("run_interpreted_shadow", (*CASES, CONTROL, ORDERED, WEIGHED))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -63,20 +67,24 @@ def test_keys_of_other_positions_are_noticed(errors: dict[str, float]) -> None:
     assert not errors[CONTROL] <= 1
 
 
+def test_blocks_in_another_order_are_noticed(errors: dict[str, float]) -> None:
+    assert not errors[ORDERED] <= 1
+
+
 def test_chunks_that_are_seen_anyway_and_weighed_are_noticed(errors: dict[str, float]) -> None:
     assert not errors[WEIGHED] <= 1
 
 
 def test_more_slots_than_a_program_holds_are_refused() -> None:
-    slots = torch.zeros(1, kernels.MOST_SLOTS + 1, dtype=torch.int64)
+    slots = torch.zeros(1, MOST_SLOTS + 1, dtype=torch.int64)
     with pytest.raises(ValueError, match="1025 slots are more than a program holds: at most 1024"):
         kernels.exchange(slots, slots)
 
 
 def test_a_working_set_without_slots_misses_nothing() -> None:
     held = torch.empty(2, 0, dtype=torch.int64)
-    slots, is_missing = kernels.exchange(held, held)
-    assert slots.shape == is_missing.shape == (2, 0)
+    change = kernels.exchange(held, held)
+    assert change.slots.shape == change.is_missing.shape == (2, 0)
 
 
 def with_gaps(tensor: Tensor) -> Tensor:
@@ -85,8 +93,12 @@ def with_gaps(tensor: Tensor) -> Tensor:
 
 
 def restore(sides: Sequence[Tensor]) -> None:
-    turns = kernels.Turns(cosines=sides[4], sines=sides[5])
-    kernels.restore_keys(sides[0], sides[1], (sides[2], sides[3]), turns, sides[6])
+    turns = Turns(cosines=sides[4], sines=sides[5])
+    kernels.restore_keys(sides[0], sides[1], Change(slots=sides[2], is_missing=sides[3]), turns, sides[6])
+
+
+def load(sides: Sequence[Tensor]) -> None:
+    kernels.load_chunks(sides[0], sides[1], Change(slots=sides[2], is_missing=sides[3]), sides[4])
 
 
 SLOTS, MISSING, KEPT = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3).bool(), torch.zeros(2, 3, 8, 16)
@@ -96,10 +108,7 @@ CALLS: dict[str, tuple[Callable[[Sequence[Tensor]], object], tuple[Tensor, ...]]
         (torch.zeros(1, 2, 16), torch.zeros(5, 1, 16), torch.zeros(1, 5).bool()),
     ),
     "exchange": (lambda sides: kernels.exchange(sides[0], sides[1]), (SLOTS - 1, SLOTS)),
-    "values": (
-        lambda sides: kernels.load_values(sides[0], sides[1], sides[2], sides[3]),
-        (torch.zeros(10, 8, 16), SLOTS, MISSING, KEPT),
-    ),
+    "values": (load, (torch.zeros(5, 2, 8, 16), torch.arange(5), SLOTS, MISSING, KEPT)),
     "keys": (
         restore,
         (torch.zeros(5, 8, 4), torch.zeros(32, 4), SLOTS, MISSING, *[torch.zeros(40, 8)] * 2, KEPT),
@@ -140,11 +149,12 @@ def test_the_kernels_of_the_usual_shape_fit(capability: int) -> None:
     types = {"raw": "*fp32", "sums": "*fp32", "scores": "*fp32"}
     assert_fits(compile_kernel(kernels._best, types, {"BLOCK_C": 64}, capability=capability), capability)
     types = dict.fromkeys(("held", "wanted", "slots", "missing"), "*i64") | {"is_missing": "*i1"}
-    for block in (256, kernels.MOST_SLOTS):
+    for block in (256, MOST_SLOTS):
         made = compile_kernel(kernels._exchange, types, {"BLOCK_K": block}, capability=capability)
         assert_fits(made, capability)
-    types = {"store": "*bf16", "out": "*bf16", "slots": "*i64", "is_missing": "*i1"}
-    assert_fits(compile_kernel(kernels._load, types, {"BLOCK": 1024}, capability=capability), capability)
+    types = {"pool": "*bf16", "out": "*bf16", "blocks": "*i64", "slots": "*i64", "is_missing": "*i1"}
+    made = compile_kernel(kernels._load, types, kernels.load_constants(8, 128, 64), capability=capability)
+    assert_fits(made, capability)
 
 
 @pytest.mark.slow

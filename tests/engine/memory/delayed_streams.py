@@ -43,10 +43,12 @@ class DelayedStreams:
     Args:
         forgets: begins work of this lane without regard to what it is to come after: the fault that events
             prevent.
+        forgets_joins: so does computing with what comes behind a lane's work.
     """
 
-    def __init__(self, seed: int, *, forgets: Lane | None = None) -> None:
+    def __init__(self, seed: int, *, forgets: Lane | None = None, forgets_joins: bool = False) -> None:
         self._forgets = forgets
+        self._forgets_joins = forgets_joins
         self._queues: dict[Lane | None, SimpleQueue[Item | None]] = {}
         self._threads = []
         self._last = Promise()
@@ -68,6 +70,10 @@ class DelayedStreams:
 
     def beside(self, lane: Lane, work: Work, after: Sequence[Event]) -> Event:
         return self._put(lane, work, () if lane is self._forgets else after)
+
+    def join(self, event: Event) -> None:
+        if not self._forgets_joins:
+            self._last = self._put(None, lambda: None, (event,))
 
     def close(self) -> None:
         for queue in self._queues.values():

@@ -1,5 +1,7 @@
 """Slabs of pinned memory hold every place once, and little is lost to torch's rounding."""
 
+import ctypes
+import gc
 from random import Random
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from kvchat.engine.api.ids import BlockId
 from kvchat.engine.disk import WRITE_QUEUE_BYTES
 from kvchat.engine.memory import pinned
-from kvchat.engine.memory.pinned import PinnedSlabs, pinned_bytes, slab_places
+from kvchat.engine.memory.pinned import PinnedSlabs, pinned_bytes, pinned_map, slab_places
 from kvchat.engine.memory.staged_saves import StagedSaves
 from tests.engine.memory.test_staged import GROUPS, delayed, make_pool
 
@@ -78,3 +80,49 @@ def test_all_memory_of_what_is_saved_is_pinned_at_the_start() -> None:
             assert saves.has_room(GROUPS[0])
             saves.take(GROUPS[0], BlockId(number % 3), 1)
         assert made == at_start
+
+
+class Driver:
+    """Notes what is pinned, and whether it is still there when it is let go of. `error`: what it answers."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+        self.held: dict[int, int] = {}
+        self.num_let_go = 0
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        if not self.error:
+            self.held[address] = num_bytes
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        num_bytes = self.held.pop(address)
+        assert bytes(memoryview((ctypes.c_char * num_bytes).from_address(address))[:2]) == b"\x07\x00"
+        self.num_let_go += 1
+        return 0
+
+
+def test_a_map_is_pinned_as_it_is_and_let_go_of_before_its_memory_goes() -> None:
+    """However long a view of it lives; the driver still finds in it what was written."""
+    driver = Driver()
+    memory = pinned_map(100_003, driver)
+    assert driver.held == {memory.data_ptr(): 100_003}
+    assert not memory.any()
+    memory[0] = 7
+    part = memory[100:200]
+    del memory
+    gc.collect()
+    assert len(driver.held) == 1
+    del part
+    gc.collect()
+    assert (driver.held, driver.num_let_go) == ({}, 1)
+
+
+def test_memory_that_the_driver_does_not_pin_is_used_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    memory = pinned_map(5000, driver := Driver(error=2))
+    memory.fill_(3)
+    assert int(memory.sum()) == 15_000
+    assert "not pinned, so reading it is slower: CUDA error 2" in caplog.text
+    del memory
+    gc.collect()
+    assert driver.num_let_go == 0

@@ -1,6 +1,7 @@
 """What attention to chosen chunks needs besides its queries and pools, and what it finds.
 
-Dimensions: Q queries, H query heads, H_kv key-value heads, D and D_v sizes of a head, c tokens of a chunk.
+Dimensions: Q queries, H query heads, H_kv key-value heads, D and D_v sizes of a head, R numbers of a head
+that turn, c tokens of a chunk, k slots of a working set.
 """
 
 from collections.abc import Iterator
@@ -8,6 +9,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+MOST_SLOTS = 1024
+"""Of a head's working set, which one program of the kernel exchanges."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,33 @@ class Stand:
         if self.scales is None:
             return self.rows if self.rows.dim() == 3 else self.rows.flatten(0, 1)
         return (self.rows.float() * self.scales[:, None, :, None]).flatten(0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """A rotary embedding at every position.
+
+    Args:
+        cosines, sines: [positions, R / 2], float32, one of each pair, for the first R numbers of a head.
+        are_neighbours: numbers 2i and 2i + 1 turn together; otherwise i and i + R / 2.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+    are_neighbours: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a working set comes to hold.
+
+    Args:
+        slots: the chunk in each slot of each head afterwards [H_kv, k], int64.
+        is_missing: slots that are to be filled [H_kv, k], of bool; the others keep what they hold.
+    """
+
+    slots: Tensor
+    is_missing: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

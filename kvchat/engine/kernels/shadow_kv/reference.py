@@ -4,7 +4,7 @@ Of the keys before rotation, projections on a basis of low rank stay on the devi
 chunk; values lie elsewhere. A step scores the landmarks, fetches the values of the chunks that matter, and
 makes their keys again. Projections of a token need no other token, so new ones are added to an old basis.
 Dimensions: n tokens, C chunks, c tokens of a chunk, Q queries, H query heads, H_kv key-value heads,
-G = H / H_kv, D head size, r rank, k chunks that are chosen.
+G = H / H_kv, D head size, r rank, k chunks that are chosen, N blocks, P tokens of a block.
 
 Source: ShadowKV, arXiv 2410.21465, with projections in place of its singular value decomposition.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.shadow_kv.args import Choice, Seen, Stand
+from kvchat.engine.kernels.shadow_kv.args import Change, Choice, Seen, Stand, Turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,44 +261,63 @@ def gathered_attention(query: Tensor, keys: Tensor, values: Tensor, softmax_scal
     return torch.einsum("hgqn,hnd->qhgd", weights, values.float()).flatten(1, 2)
 
 
-def restored_chunks(
-    projections: Tensor, directions: Tensor, chunks: Tensor, cosines: Tensor, sines: Tensor
-) -> Tensor:
-    """Return every head's rotated keys of its own chunks [H_kv, k, c, D], float32.
+def restore_keys(
+    projections: Tensor, directions: Tensor, change: Change, turns: Turns, out: Tensor, first_chunk: int = 0
+) -> None:
+    """Fill the missing slots of `out` [H_kv, k, c, D] with the rotated keys of their chunks, as far as these
+    have projections here.
 
     Args:
-        projections: [C, c, r].
+        projections: of chunks from `first_chunk` on [C, c, r].
         directions: [H_kv * D, r].
-        chunks: [H_kv, k], which of C.
-        cosines, sines: [C * c, R] of the embedding at every position, in halves, for the first R numbers.
     """
-    num_kv_heads, num_chosen = chunks.shape
     size = projections.shape[1]
-    own = directions.float().unflatten(0, (num_kv_heads, -1))
-    before = torch.einsum("hkcr,hdr->hkcd", projections[chunks].float(), own)
-    positions = (chunks[..., None] * size + torch.arange(size, device=chunks.device)).flatten()
-    flat = before.flatten(0, 2)[:, None]
-    return rotated(flat, cosines[positions], sines[positions]).view(num_kv_heads, num_chosen, size, -1)
+    own = directions.float().unflatten(0, (len(out), -1))
+    for head in range(len(out)):
+        numbers = change.slots[head] - first_chunk
+        there = change.is_missing[head] & (numbers >= 0) & (numbers < len(projections))
+        before = projections[numbers[there]].float() @ own[head].T
+        positions = change.slots[head][there][:, None] * size + torch.arange(size, device=numbers.device)
+        out[head, there] = turned(before, turns, positions).to(out.dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """How one head's working set comes to hold other chunks.
+def turned(keys: Tensor, turns: Turns, positions: Tensor) -> Tensor:
+    """Return keys [..., D] with the embedding of their `positions` [...], float32."""
+    cosines, sines = turns.cosines[positions], turns.sines[positions]
+    num_turned = 2 * cosines.shape[-1]
+    part, rest = keys.float().split((num_turned, keys.shape[-1] - num_turned), dim=-1)
+    if turns.are_neighbours:
+        first, second = part.unflatten(-1, (-1, 2)).unbind(dim=-1)
+    else:
+        first, second = part.chunk(2, dim=-1)
+    both = first * cosines - second * sines, second * cosines + first * sines
+    part = torch.stack(both, dim=-1).flatten(-2) if turns.are_neighbours else torch.cat(both, dim=-1)
+    return torch.cat((part, rest), dim=-1)
+
+
+def load_chunks(pool: Tensor, blocks: Tensor, change: Change, out: Tensor) -> None:
+    """Fill the missing slots of `out` [H_kv, k, c, D] with what blocks hold of their chunks.
 
     Args:
-        slots: [k] the chunk in each slot afterwards.
-        is_missing: [k] of bool: slots whose chunk has to be fetched; the others keep what they hold.
+        pool: keys or values [N, H_kv, P, D] of blocks, which whole chunks divide; maybe on another device.
+        blocks: of a sequence, in order, int64.
     """
+    heads, places = change.is_missing.nonzero(as_tuple=True)
+    size, block_size = out.shape[2], pool.shape[2]
+    first = change.slots[heads, places] * size
+    tokens = first[:, None] % block_size + torch.arange(size, device=first.device)
+    found = (blocks[first // block_size][:, None], heads[:, None], tokens)
+    out[heads, places] = pool[tuple(part.to(pool.device) for part in found)].to(out.device)
 
-    slots: Tensor
-    is_missing: Tensor
 
+def exchange(held: Tensor, wanted: Tensor) -> Change:
+    """Let a working set that holds the chunks `held` [H_kv, k] hold `wanted` [H_kv, k], moving nothing that
+    stays. What comes stands in the free slots in the order in which it is wanted.
 
-def exchange(held: Tensor, wanted: Tensor) -> Exchange:
-    """Let a working set that holds the chunks `held` [k] hold `wanted` [k], moving nothing that stays.
-
-    A slot of -1 holds nothing. No chunk is in either twice.
+    A slot of -1 holds nothing. No chunk is in a head of either twice.
     """
-    stays = torch.isin(held, wanted)
-    missing = wanted[~torch.isin(wanted, held)]
-    return Exchange(slots=held.masked_scatter(~stays, missing), is_missing=~stays)
+    slots, is_missing = held.clone(), torch.ones_like(held, dtype=torch.bool)
+    for head, (own, new) in enumerate(zip(held, wanted, strict=True)):
+        is_missing[head] = ~torch.isin(own, new)
+        slots[head, is_missing[head]] = new[~torch.isin(new, own)]
+    return Change(slots=slots, is_missing=is_missing)

@@ -1,18 +1,24 @@
-"""The steps of a shadowed context on a processor, without copies in float32 of what a kernel can read.
+"""The steps of a shadowed context in torch operations: no copies in float32 of what a kernel can read, and no
+questions to a device.
 
 Dimensions: C chunks, Q queries, H query heads, H_kv key-value heads, G = H / H_kv, D and D_v sizes of a head,
-n tokens in sight, P tokens of a block.
+n tokens in sight, P tokens of a block, k slots.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from kvchat.engine.kernels import paged_attention as paged
+from kvchat.engine.kernels.device import takes_triton
 from kvchat.engine.kernels.paged_attention import native
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.kernels.shadow_kv.args import Change
 
 PIECE_LEN = 512
 """Keys that are copied in float32 at a time: they are multiplied before they fall out of the cache."""
@@ -78,9 +84,52 @@ def chosen(scores: Tensor, num_chunks: int, always: Tensor) -> Tensor:
     return always | above | (alike & (alike.cumsum(dim=1) <= num_alike))
 
 
+def picked(wanted: Tensor, num_chunks: int) -> Tensor:
+    """Return the chunks [H_kv, num_chunks], ascending, of which a head wants so many [H_kv, C], of bool."""
+    numbers = torch.arange(wanted.shape[1], device=wanted.device)
+    behind = torch.where(wanted, numbers, wanted.shape[1])
+    return behind.topk(num_chunks, dim=1, largest=False, sorted=True).values
+
+
+def exchange(held: Tensor, wanted: Tensor, num_chunks: int) -> Change:
+    """Return what the reference returns; see there for arguments.
+
+    Args:
+        num_chunks: that there are.
+    """
+
+    def among(chunks: Tensor, others: Tensor) -> Tensor:
+        """Whether each of `chunks` [H_kv, k] is one of `others`; what is in an empty slot is in none."""
+        there = torch.zeros(len(chunks), num_chunks + 1, dtype=torch.bool, device=chunks.device)
+        there.scatter_(1, others + 1, value=True)
+        return there.gather(1, chunks + 1) & (chunks >= 0)
+
+    stays, is_new = among(held, wanted), ~among(wanted, held)
+    new = wanted.gather(1, (~is_new).to(torch.int8).argsort(dim=1, stable=True))
+    places = (~stays).cumsum(dim=1) - 1
+    slots = torch.where(stays, held, new.gather(1, places.clamp_min(0)))
+    return Change(slots=slots, is_missing=~stays)
+
+
+@lru_cache(maxsize=64)
+def _whole(
+    num_queries: int, num_tokens: int, num_blocks: int, softmax_scale: float, device: torch.device
+) -> AttentionArgs:
+    """Return how the last tokens of a sequence see all of it, which lies in its blocks in order. The same for
+    all layers of a step.
+    """
+    blocks = torch.arange(num_blocks, device=device)
+    span = SequenceSpan(0, num_queries, num_tokens - num_queries, 0, blocks)
+    prepared = step_tables((span,), lambda _: 0)
+    return AttentionArgs(spans=(span,), softmax_scale=softmax_scale, prepared=prepared)
+
+
 def gathered_attention(query: Tensor, keys: Sight, values: Sight, softmax_scale: float) -> Tensor:
     """Return what the reference returns, in the type of the queries; see there for arguments."""
     k_pool, v_pool = keys.pool, values.pool
+    if takes_triton(query, paged.OPERATION):
+        args = _whole(len(query), keys.num_tokens, len(k_pool), softmax_scale, query.device)
+        return paged.paged_attention(query, k_pool, v_pool, args)
     if not native.takes(query, k_pool, v_pool):
         out = reference.gathered_attention(query, keys.tokens, values.tokens, softmax_scale)
         return out.to(query.dtype)

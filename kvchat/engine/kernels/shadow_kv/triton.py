@@ -1,18 +1,18 @@
 """The steps of a shadowed context in Triton: scores of landmarks, hits and misses, values and keys in place.
 
-A working set of a head keeps what stays where it is; the other slots are filled, values from a store that may
-lie in pinned host memory, keys from projections. Tensors may be parts of larger ones, as long as the last
-dimension of each lies in a row. Dimensions: C chunks, c tokens of a chunk, Q queries, H
-query heads, H_kv key-value heads, G = H / H_kv, D head size, R numbers of a head that turn, r rank, k slots.
+A working set of a head keeps what stays where it is; the other slots are filled, from blocks that may lie in
+pinned host memory, or with keys that are made of projections. Tensors may be parts of larger ones, as long as
+the last dimension of each lies in a row. Dimensions: C chunks, c tokens of a chunk, Q queries, H query heads,
+H_kv key-value heads, G = H / H_kv, D head size, R numbers of a head that turn, r rank, k slots, N blocks, P
+tokens of a block.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvchat.engine.kernels.shadow_kv.args import MOST_SLOTS, Change, Turns
 from kvchat.engine.kernels.tiling import HALF, MOST_REGISTERS
 
 SCORED_CHUNKS = 64
@@ -22,21 +22,6 @@ RESTORED_ROWS = 16
 RANK_PIECE = 32
 DIM_PIECE = 64
 """Numbers of a head, and of the rank, that are multiplied at a time."""
-MOST_SLOTS = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
-    """A rotary embedding at every position.
-
-    Args:
-        cosines, sines: [positions, R / 2], float32, one of each pair.
-        are_neighbours: numbers 2i and 2i + 1 turn together; otherwise i and i + R / 2.
-    """
-
-    cosines: Tensor
-    sines: Tensor
-    are_neighbours: bool = False
 
 
 def chunk_scores(query: Tensor, means: Tensor, always: Tensor, softmax_scale: float) -> Tensor:
@@ -80,8 +65,8 @@ def score_constants(group: int, dim: int, element_size: int) -> dict[str, int]:
     }
 
 
-def exchange(held: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return slots and what is missing in them, both [H_kv, k], as the reference does for each head.
+def exchange(held: Tensor, wanted: Tensor) -> Change:
+    """Return slots and what is missing in them, as the reference does for each head.
 
     Args:
         held: [H_kv, k], -1 for an empty slot.
@@ -95,42 +80,41 @@ def exchange(held: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"{num_slots} slots are more than a program holds: at most {MOST_SLOTS}")
     _assert_in_a_row(held, wanted)
     if not num_slots:
-        return held.clone(), torch.zeros_like(held, dtype=torch.bool)
+        return Change(slots=held.clone(), is_missing=torch.zeros_like(held, dtype=torch.bool))
     slots, missing = (held.new_empty(held.shape) for _ in range(2))
     is_missing = torch.empty(held.shape, dtype=torch.bool, device=held.device)
     strides = held.stride(0), wanted.stride(0)
     block = triton.next_power_of_2(num_slots)
     _exchange[(num_kv_heads,)](held, wanted, slots, is_missing, missing, num_slots, *strides, BLOCK_K=block)
-    return slots, is_missing
+    return Change(slots=slots, is_missing=is_missing)
 
 
-def load_values(store: Tensor, slots: Tensor, is_missing: Tensor, out: Tensor) -> None:
-    """Fill the missing slots of `out` [H_kv, k, c, D] from a store [C * H_kv, c, D], chunk after chunk.
+def load_chunks(pool: Tensor, blocks: Tensor, change: Change, out: Tensor) -> None:
+    """Fill the missing slots of `out` [H_kv, k, c, D] from blocks, as the reference does; see there.
 
-    Args:
-        slots, is_missing: [H_kv, k], of `exchange`.
+    Effect: the device reads the pool by itself, wherever it lies.
     """
-    _assert_in_a_row(store, slots, is_missing, out)
+    slots, is_missing = change.slots, change.is_missing
+    _assert_in_a_row(pool, blocks, slots, is_missing, out)
     num_kv_heads, num_slots = slots.shape
-    size, dim = out.shape[2:]
-    strides = (*store.stride()[:2], slots.stride(0), is_missing.stride(0), *out.stride()[:3])
-    block = triton.next_power_of_2(size * dim)
-    _load[(num_slots, num_kv_heads)](
-        store, slots, is_missing, out, size * dim, *strides, DIM=dim, BLOCK=block
-    )
+    if not num_slots:
+        return
+    strides = (*pool.stride()[:3], slots.stride(0), is_missing.stride(0), *out.stride()[:3])
+    constants = load_constants(out.shape[2], out.shape[3], pool.shape[2])
+    _load[(num_slots, num_kv_heads)](pool, blocks, slots, is_missing, out, *strides, **constants)
+
+
+def load_constants(chunk_size: int, dim: int, block_size: int) -> dict[str, int]:
+    """Return what the kernel is compiled for."""
+    numbers = triton.next_power_of_2(chunk_size * dim)
+    return {"CHUNK": chunk_size, "DIM": dim, "BLOCK_SIZE": block_size, "NUMBERS": numbers}
 
 
 def restore_keys(
-    projections: Tensor, directions: Tensor, change: tuple[Tensor, Tensor], turns: Turns, out: Tensor
+    projections: Tensor, directions: Tensor, change: Change, turns: Turns, out: Tensor, first_chunk: int = 0
 ) -> None:
-    """Fill the missing slots of `out` [H_kv, k, c, D] with the keys of their chunks, rotated.
-
-    Args:
-        projections: [C, c, r].
-        directions: [H_kv * D, r].
-        change: slots and what is missing, of `exchange`.
-    """
-    slots, is_missing = change
+    """Fill the missing slots of `out` [H_kv, k, c, D], as the reference does; see there for arguments."""
+    slots, is_missing = change.slots, change.is_missing
     _assert_in_a_row(projections, directions, slots, is_missing, turns.cosines, turns.sines, out)
     num_kv_heads, num_slots = slots.shape
     size, rank = projections.shape[1:]
@@ -155,6 +139,8 @@ def restore_keys(
         out,
         num_slots,
         rank,
+        first_chunk,
+        len(projections),
         *strides,
         **constants,
         **options(projections.element_size()),
@@ -261,28 +247,33 @@ def _exchange(held, wanted, slots, is_missing, missing, num_slots, h_h, w_h, BLO
 
 @triton.jit
 def _load(
-    store,
+    pool,
+    blocks,
     slots,
     is_missing,
     out,
-    size,
-    v_r,
-    v_t,
+    v_n,
+    v_h,
+    v_p,
     s_h,
     i_h,
     o_h,
     o_k,
     o_t,
+    CHUNK: tl.constexpr,
     DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NUMBERS: tl.constexpr,
 ):
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     if tl.load(is_missing + head * i_h + slot):
-        row = tl.load(slots + head * s_h + slot).to(tl.int64) * tl.num_programs(1) + head
-        number = tl.arange(0, BLOCK)
-        there = number < size
+        first = tl.load(slots + head * s_h + slot).to(tl.int64) * CHUNK
+        block = tl.load(blocks + first // BLOCK_SIZE).to(tl.int64)
+        number = tl.arange(0, NUMBERS)
+        there = number < CHUNK * DIM
         token, d = number // DIM, number % DIM
-        values = tl.load(store + row * v_r + token * v_t + d, mask=there, other=0.0)
+        at = pool + block * v_n + head * v_h + (first % BLOCK_SIZE + token) * v_p
+        values = tl.load(at + d, mask=there, other=0.0)
         tl.store(out + head * o_h + slot * o_k + token * o_t + d, values, mask=there)
 
 
@@ -318,6 +309,8 @@ def _restore(
     out,
     num_slots,
     rank,
+    first_chunk,
+    num_chunks,
     p_c,
     p_t,
     d_r,
@@ -340,12 +333,13 @@ def _restore(
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     slot, own = (row // CHUNK).to(tl.int64), row % CHUNK
-    wants = tl.load(is_missing + head * i_h + slot, mask=slot < num_slots, other=0) != 0
+    misses = tl.load(is_missing + head * i_h + slot, mask=slot < num_slots, other=0) != 0
+    chunk = tl.load(slots + head * s_h + slot, mask=misses, other=-1).to(tl.int64)
+    wants = misses & (chunk >= first_chunk) & (chunk < first_chunk + num_chunks)
     if tl.max(wants.to(tl.int32), axis=0) == 0:
         return
-    chunk = tl.load(slots + head * s_h + slot, mask=wants, other=0).to(tl.int64)
     token = chunk * CHUNK + own
-    rows = projections + chunk * p_c + own * p_t
+    rows = projections + (chunk - first_chunk) * p_c + own * p_t
     place = out + head * o_h + slot * o_k + own * o_t
 
     half = tl.arange(0, BLOCK_HALF)

@@ -21,7 +21,7 @@ class Done:
 
 
 class InlineStreams:
-    """Rehearses what moves on streams where there are none."""
+    """Carries out what moves on streams where there are none."""
 
     def compute(self, work: Work) -> Event:
         work()
@@ -34,3 +34,6 @@ class InlineStreams:
         assert all(event.is_done for event in after)
         work()
         return Done()
+
+    def join(self, event: Event) -> None:
+        assert event.is_done
