@@ -33,11 +33,14 @@ def measure(*, quick: bool = False) -> list[Row]:
         engine = Engine.load(model_dir, EngineConfig(cache_dir=Path(directory) / "cache", speculate="off"))
         session = _Session(engine)
         without, beside, written = [], [], []
-        for _ in range(QUICK_PAIRS if quick else PAIRS):
-            without.append(session.decode_rate())
-            with session.being_saved() as saving:
-                beside.append(session.decode_rate(saving))
-            written.append(saving.bytes_per_s / 1e6)
+        for number in range(QUICK_PAIRS if quick else PAIRS):
+            for is_saved in (False, True) if number % 2 else (True, False):  # the session grows
+                if not is_saved:
+                    without.append(session.decode_rate())
+                    continue
+                with session.being_saved() as saving:
+                    beside.append(session.decode_rate(saving))
+                written.append(saving.bytes_per_s / 1e6)
         per_bound, per_new = _written_of_turns(engine, session.text)
         engine.close()
     turn = f"of a turn of {TURN_LEN}+{NUM_TOKENS} tokens behind {SESSION_LEN:,}"

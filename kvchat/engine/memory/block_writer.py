@@ -14,7 +14,7 @@ from kvchat.errors import StorageError
 
 FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-REST_PER_WRITE = 40.0
+REST_PER_WRITE = 80.0
 """How long the thread rests beside computing, per second of a processor's time that writing took."""
 _BUFFERS = (bytes, bytearray, memoryview)
 
