@@ -31,6 +31,8 @@ SHAPES = {
     "float16": Shape(dtype=FP16, inner=2500),
     "int8": Shape(weights="int8", inner=2112, has_bias=True),
     "int4": Shape(weights="int4", num_kv_heads=1),
+    "int8 bfloat16": Shape(weights="int8", dtype=BF16, inner=2112, has_bias=True),
+    "int4 float16": Shape(weights="int4", dtype=FP16, num_kv_heads=1),
 }
 all_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 
@@ -66,6 +68,20 @@ def test_a_row_has_the_same_bits_whatever_shares_its_step(shape: Shape, library:
     together = logits_of(model, range(len(TEXTS)), library)
     alone = torch.cat([logits_of(model, [number], library) for number in range(len(TEXTS))])
     assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("name", ["odd", "bfloat16", "float16", "int8 bfloat16", "int4 float16"])
+def test_any_number_of_rows_gives_each_the_bits_that_it_has_alone(name: str, library: Library) -> None:
+    texts = [(3 * number, 1) for number in range(17)]
+    model = model_of(SHAPES[name])
+
+    def computed(kept: range) -> Tensor:
+        step = make_step(model.shape, kept, texts)
+        return native_of(model, model.pools(texts), library).logits(hidden_of(model, step), step)
+
+    alone = torch.cat([computed(range(number, number + 1)) for number in range(17)])
+    for num_rows in range(2, 18):
+        assert torch.equal(computed(range(num_rows)), alone[:num_rows])
 
 
 @all_shapes

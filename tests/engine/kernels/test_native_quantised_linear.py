@@ -51,15 +51,45 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(level: str, coding: C
 
 
 @all_levels
+@codings
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_row_of_16_bits_has_the_same_bits_in_any_company_and_in_prompts(
+    level: str, coding: Coding, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "is_emulated", lambda dtype: True)
+    weight, bias = random_weight(coding, 70), random((70,)).to(dtype)
+    numbers = [4, 5, 8, 9, 12, 13, 16]
+    if native.prefers_codes(dtype, weight, library(level)):
+        numbers += [17, 24, 70]
+    x = random((max(numbers), 2 * NUM_INPUTS)).to(dtype)[:, ::2]
+    alone = torch.cat([native.linear(row[None], weight, bias, library(level)) for row in x])
+    for number in numbers:
+        assert torch.equal(native.linear(x[:number], weight, bias, library(level)), alone[:number])
+
+
+@all_levels
+def test_prompts_are_computed_from_codes_where_that_is_faster(
+    level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = {group: random_weight(Coding(bits=4, group=group), 16) for group in (16, 32)}
+    monkeypatch.setattr(native, "is_emulated", lambda dtype: dtype == torch.float16)
+    found = [
+        native.prefers_codes(dtype, weights[group], library(level)) for dtype in DTYPES for group in (32, 16)
+    ]
+    assert found == [False, False, False, False, level == "avx512", False]
+
+
+@all_levels
 def test_an_output_has_the_same_bits_whoever_computes_it(level: str) -> None:
-    weight, x = random_weight(Coding(bits=4), 4000), random((3, NUM_INPUTS))
+    weight = random_weight(Coding(bits=4), 4000)
     before = torch.get_num_threads()
-    found = []
-    for num_threads in (1, 2):
-        torch.set_num_threads(num_threads)
-        found.append(native.linear(x, weight, None, library(level)))
-    torch.set_num_threads(before)
-    assert torch.equal(*found)
+    for x in (random((3, NUM_INPUTS)), random((15, NUM_INPUTS)).bfloat16()):
+        found = []
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            found.append(native.linear(x, weight, None, library(level)))
+        torch.set_num_threads(before)
+        assert torch.equal(*found)
 
 
 @all_levels
@@ -104,9 +134,10 @@ def test_every_level_finds_the_same_bits() -> None:
         pytest.skip("there are no native kernels")
     for coding in CODINGS:
         for dtype in (torch.bfloat16, torch.float16):
-            weight, x = random_weight(coding, 50), random((3, NUM_INPUTS)).to(dtype)
-            found = [native.linear(x, weight, None, one) for one in libraries()]
-            assert all(torch.equal(one, found[0]) for one in found)
+            for num_rows in (3, 9):
+                weight, x = random_weight(coding, 50), random((num_rows, NUM_INPUTS)).to(dtype)
+                found = [native.linear(x, weight, None, one) for one in libraries()]
+                assert all(torch.equal(one, found[0]) for one in found)
 
 
 @all_levels

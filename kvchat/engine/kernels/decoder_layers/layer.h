@@ -65,7 +65,9 @@ struct Buffer {
     rows = allocate(num_rows * stride);
     if (rows) memset(rows, 0, num_rows * stride * sizeof(float));
     const quantised::Activations as_codes = {nullptr, stride, is_fine};
-    codes = (uint8_t*)allocate(num_rows * as_codes.row_bytes() / (int64_t)sizeof(float));
+    const quantised::Panels in_panels = {nullptr, stride, num_rows};
+    const int64_t num_bytes = most(num_rows * as_codes.row_bytes(), in_panels.num_bytes());
+    codes = (uint8_t*)allocate(num_bytes / (int64_t)sizeof(float));
     return rows && codes;
   }
   void release() const {

@@ -107,12 +107,14 @@ struct Job {
     const Products found = products(phase);
     const Place place = place_of(found, task);
     const int64_t num_parts = found.all[place.product]->num_parts();
-    const int64_t num_pieces = found.num_pieces(place.product), size = found.num_rows * UNIT;
+    const int64_t num_pieces = found.num_pieces(place.product), size = piece_size(found.num_rows);
     // Parts of one product, then those of the other.
     const Product& product = *found.all[place.product + place.piece / num_parts];
     float* first = pieces + place.first_piece * size;
     float* out = first + place.piece * size;
-    if (product.layout == QUANTISED)
+    if (product.layout == QUANTISED && in_panels(found))
+      multiply_quantised(product, out, panels(found), place.unit);
+    else if (product.layout == QUANTISED)
       multiply_quantised(product, out, activations(product, *found.from), found.num_rows, place.unit);
     else
       multiply_dense(product, out, found.from->rows, found.from->stride, found.num_rows, place.unit,
@@ -129,6 +131,27 @@ struct Job {
     return {from.codes, product.num_inputs, is_fine()};
   }
 
+  // Whether the inputs of a phase are read in panels: all its quantised weights take them.
+  bool in_panels(const Products& found) const {
+    bool all_do = !is_fine();
+    for (int64_t i = 0; i < found.num; i++) {
+      const Product& product = *found.all[i];
+      all_do &= product.layout != QUANTISED || quantised::Panels::take(weight_of(product), found.num_rows);
+    }
+    return all_do;
+  }
+
+  static quantised::Panels panels(const Products& found) {
+    return {found.from->codes, found.all[0]->num_inputs, found.num_rows};
+  }
+
+  // Numbers in a piece: panels are computed whole.
+  static int64_t piece_size(int64_t num_rows) {
+    if (num_rows < quantised::Panels::LEAST_ROWS) return num_rows * UNIT;
+    const quantised::Panels whole = {nullptr, 0, num_rows};
+    return whole.num_panels() * whole.rows() * UNIT;
+  }
+
   // Prepares the inputs of a phase for quantised weights, if it has any.
   void prepare_inputs(int64_t phase) const {
     if (phase == num_phases || kind(phase) == ATTEND) return;
@@ -136,14 +159,16 @@ struct Job {
     bool is_quantised = false;
     for (int64_t i = 0; i < found.num; i++) is_quantised |= found.all[i]->layout == QUANTISED;
     if (!is_quantised) return;
+    const bool as_panels = in_panels(found);
     const quantised::Activations to = activations(*found.all[0], *found.from);
-    for (int64_t t = 0; t < found.num_rows; t++) to.prepare(t, found.from->row(t));
+    for (int64_t t = 0; t < found.num_rows; t++)
+      as_panels ? panels(found).prepare(t, found.from->row(t)) : to.prepare(t, found.from->row(t));
   }
 
   // Adds the parts of a product's outputs, in order, to the first.
   void add_parts(const Product& product, float* first, int64_t num_rows, int64_t begin, int64_t count) const {
     for (int64_t i = 1; i < product.num_parts(); i++)
-      add_row(first, first + i * num_rows * UNIT, num_rows * UNIT);
+      add_row(first, first + i * piece_size(num_rows), num_rows * UNIT);
     if (!product.bias) return;
     for (int64_t t = 0; t < num_rows; t++)
       for (int64_t n = 0; n < count; n++)
@@ -153,7 +178,7 @@ struct Job {
   void finish_unit(int64_t phase, const Products& found, const Place& place, float* first) const {
     const Product& product = *found.all[place.product];
     const int64_t begin = place.unit * product.unit(), count = least(product.unit(), product.num_outputs - begin);
-    const int64_t size = found.num_rows * UNIT;
+    const int64_t size = piece_size(found.num_rows);
     add_parts(product, first, found.num_rows, begin, count);
     if (found.is_joint) {
       float* ups = first + product.num_parts() * size;
@@ -244,7 +269,7 @@ struct Job {
     }
     for (int64_t phase = 0; phase < num_phases; phase++)
       if (kind(phase) != ATTEND) num_pieces = most(num_pieces, products(phase).num_tasks());
-    pieces = allocate(num_pieces * most(step.num_rows, step.num_sampling) * UNIT);
+    pieces = allocate(num_pieces * most(piece_size(step.num_rows), piece_size(step.num_sampling)));
     num_done = (int32_t*)calloc(num_pieces, sizeof(int32_t));
     const int64_t rows = step.num_rows, width = step.num_hidden;
     return pieces && num_done && normed.make(rows, width, is_fine()) &&

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kvchat/engine/kernels/native/vector.h"
+#include "kvchat/engine/kernels/quantised_linear/panels.h"
 #include "kvchat/engine/kernels/quantised_linear/rows.h"
 
 namespace {
@@ -236,13 +237,23 @@ INLINE void multiply_dense(const Product& product, float* out, const float* x, i
     multiply_rows<fp16>(product, out, x, x_stride, num_rows, unit);
 }
 
+INLINE quantised::Weight weight_of(const Product& product) {
+  return {(const uint8_t*)product.weight, product.scales, product.minima, product.bits,
+          product.group, product.num_inputs, product.num_outputs};
+}
+
 // The same with a quantised weight, and rows that are prepared for it.
 INLINE void multiply_quantised(const Product& product, float* out, const quantised::Activations& x,
                                int64_t num_rows, int64_t unit) {
-  const quantised::Weight weight = {(const uint8_t*)product.weight, product.scales, product.minima,
-                                    product.bits, product.group, product.num_inputs, product.num_outputs};
   const int64_t begin = unit * product.unit(), end = least(begin + product.unit(), product.num_outputs);
-  quantised::multiply_rows(weight, x, 0, num_rows, begin, end, out, UNIT);
+  quantised::multiply_rows(weight_of(product), x, 0, num_rows, begin, end, out, UNIT);
+}
+
+// The same with rows in panels: `out` has room for whole ones.
+INLINE void multiply_quantised(const Product& product, float* out, const quantised::Panels& x, int64_t unit) {
+  const int64_t begin = unit * product.unit(), end = least(begin + product.unit(), product.num_outputs);
+  for (int64_t panel = 0; panel < x.num_panels(); panel++)
+    quantised::multiply_panel(weight_of(product), x, panel, begin, end, out + panel * x.rows() * UNIT, UNIT);
 }
 
 }  // namespace

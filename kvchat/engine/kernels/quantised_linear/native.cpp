@@ -1,13 +1,15 @@
-// A linear layer over quantised weights, for the few rows of a decoding step.
+// A linear layer over quantised weights, for the few rows of a decoding step, and for many where the processor
+// multiplies whole numbers faster than others.
 //
-// Each weight is read once, and every row and output is summed by itself, over inputs in order: how many rows
-// share a step, and how many threads compute it, changes no bit of any.
+// Every row and output is summed by itself, over inputs in order: how many rows share a step, and how many
+// threads compute it, changes no bit of any.
 //
 // Dimensions: T rows, K inputs, N outputs, G inputs of one group.
 
 #include "kvchat/engine/kernels/native/threads.h"
 #include "kvchat/engine/kernels/native/vector.h"
 #include "kvchat/engine/kernels/quantised_linear/expand.h"
+#include "kvchat/engine/kernels/quantised_linear/panels.h"
 
 namespace {
 
@@ -39,28 +41,64 @@ struct Linear {
   const Call& call;
   Weight weight;
   Activations x;
+  Panels panels;    // the same, where they are used
   int64_t outputs;  // of one task
 
   explicit Linear(const Call& call)
-      : call(call), weight(weight_of(call)), x{nullptr, call.num_inputs, sizeof(X) == 4} {
+      : call(call),
+        weight(weight_of(call)),
+        x{nullptr, call.num_inputs, sizeof(X) == 4},
+        panels{nullptr, call.num_inputs, call.num_rows} {
     // Long runs of memory are read fastest; short tasks keep threads together.
     const int64_t wanted = call.num_outputs / (call.num_threads * TASKS);
     outputs = most(PIECE, wanted / TILE * TILE);
   }
 
   int compute() {
-    const int64_t num_bytes = call.num_rows * x.row_bytes();
-    x.memory = (uint8_t*)allocate(num_bytes / (int64_t)sizeof(float));
-    if (!x.memory) return 1;
-    for (int64_t t = 0; t < call.num_rows; t++) x.prepare(t, (const X*)call.x + t * call.x_t);
+    const bool in_panels = !x.is_fine && Panels::take(weight, call.num_rows);
+    const int64_t num_bytes = in_panels ? panels.num_bytes() : call.num_rows * x.row_bytes();
+    uint8_t* memory = (uint8_t*)allocate(num_bytes / (int64_t)sizeof(float));
+    if (!memory) return 1;
+    (in_panels ? panels.memory : x.memory) = memory;
+    if (in_panels) {
+      const Preparation preparation = {*this};
+      run_tasks(preparation, panels.num_panels(), call.parallel, call.num_threads);
+    } else {
+      for (int64_t t = 0; t < call.num_rows; t++) x.prepare(t, (const X*)call.x + t * call.x_t);
+    }
     run_tasks(*this, (call.num_outputs + outputs - 1) / outputs, call.parallel, call.num_threads);
-    free(x.memory);
+    free(memory);
     return 0;
   }
 
+  struct Preparation {
+    const Linear& linear;
+
+    void run(int64_t panel) const {
+      const Call& call = linear.call;
+      const int64_t start = panel * linear.panels.rows(), stop = start + linear.panels.rows();
+      for (int64_t t = start; t < least(stop, call.num_rows); t++)
+        linear.panels.prepare(t, (const X*)call.x + t * call.x_t);
+    }
+  };
+
   void run(int64_t task) const {
     const int64_t stop = least((task + 1) * outputs, call.num_outputs);
-    for (int64_t n = task * outputs; n < stop; n += PIECE) compute_piece(n, least(n + PIECE, stop));
+    for (int64_t n = task * outputs; n < stop; n += PIECE) {
+      if (panels.memory)
+        compute_panels(n, least(n + PIECE, stop));
+      else
+        compute_piece(n, least(n + PIECE, stop));
+    }
+  }
+
+  void compute_panels(int64_t begin, int64_t end) const {
+    float found[MOST_IN_PANEL * PIECE];
+    for (int64_t number = 0; number < panels.num_panels(); number++) {
+      multiply_panel(weight, panels, number, begin, end, found, PIECE);
+      const int64_t start = number * panels.rows(), stop = least(start + panels.rows(), call.num_rows);
+      for (int64_t t = start; t < stop; t++) write(found + (t - start) * PIECE, t, begin, end);
+    }
   }
 
   void compute_piece(int64_t begin, int64_t end) const {

@@ -1,7 +1,8 @@
 """A linear layer over quantised weights by the native kernels.
 
-A few rows are computed from the codes as they lie, each weight read once. For more rows parts of the weight
-are expanded, which is little beside the matrix product.
+A few rows are computed from the codes as they lie, each weight read once. So are more where the processor
+multiplies whole numbers twice as fast as float32, and no numbers of 16 bits: a row has the same bits with any
+number of rows. Elsewhere parts of the weight are expanded, which is little beside the matrix product.
 """
 
 import ctypes
@@ -19,6 +20,9 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtypes of inputs, by the kernel's numbers."""
 MOST_ROWS = 16
 """Up to so many rows are computed from the codes."""
+_WHOLE_LEVELS = ("avx512",)
+"""Levels whose instructions multiply whole numbers of 16 bits, two in a lane."""
+_LEAST_GROUP = 32
 LEAST_BYTES = 2**17
 """A further thread computes for every so many bytes of codes; less is done before it has begun."""
 _OUTPUTS_AT_ONCE = 2048
@@ -39,6 +43,13 @@ def takes(x: Tensor, weight: QuantisedWeight) -> bool:
     return library() is not None and x.device.type == "cpu" and x.dtype in TYPES
 
 
+def prefers_codes(dtype: torch.dtype, weight: QuantisedWeight, native: Library | None) -> bool:
+    """Whether any number of rows of a dtype is computed from the codes. Pure."""
+    found = native or library()
+    is_whole = found is not None and found.level in _WHOLE_LEVELS
+    return is_whole and weight.coding.group >= _LEAST_GROUP and is_emulated(dtype)
+
+
 def linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, native: Library | None = None) -> Tensor:
     """Return what the reference returns; see there for arguments.
 
@@ -46,7 +57,7 @@ def linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, native: Libr
         native: another level of the library than this processor's best.
     """
     rows = x.reshape(-1, x.shape[-1])
-    if len(rows) <= MOST_ROWS:
+    if len(rows) <= MOST_ROWS or prefers_codes(x.dtype, weight, native):
         out = _from_codes(rows.contiguous(), weight, bias, native)
     else:
         out = _from_parts(rows, weight, bias, native)
@@ -86,7 +97,7 @@ def _call(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, out: Tensor, 
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         None,
-        min(torch.get_num_threads(), 1 + weight.nbytes // LEAST_BYTES),
+        min(torch.get_num_threads(), 1 + weight.nbytes * max(1, num_rows // MOST_ROWS) // LEAST_BYTES),
         TYPES[out.dtype],
         weight.coding.bits,
         weight.coding.group,
