@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.linear import can_pack, emulated, linear, pack, packed, reference, widened
+from kvchat.engine.kernels.linear import can_pack, emulated, linear, native, pack, packed, reference, widened
+from tests.engine.kernels import native_library
+from tests.engine.kernels.native_library import all_levels
 
 pytestmark = pytest.mark.cpu
 
@@ -67,7 +69,7 @@ def test_what_gains_nothing_or_is_elsewhere_is_not_packed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 65])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 64, 65])
 def test_widened_weights_give_the_products_of_the_reference_to_their_last_bit(
     dtype: torch.dtype, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +83,21 @@ def test_widened_weights_give_the_products_of_the_reference_to_their_last_bit(
         assert out.dtype == dtype
         one_bit = torch.finfo(dtype).eps
         torch.testing.assert_close(out.double(), wanted, rtol=one_bit, atol=16 * one_bit)
+
+
+@all_levels
+@pytest.mark.parametrize("dtype", native.TYPES)
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(640, 416), (37, 33), (2100, 17), (1, 1)])
+def test_few_rows_are_exact_to_float32_and_none_depends_on_another(
+    level: str, dtype: torch.dtype, num_inputs: int, num_outputs: int
+) -> None:
+    library = native_library.native(level)
+    plain, x = random(num_outputs, num_inputs).to(dtype), random(32, num_inputs)
+    together = native.linear(x, plain, library)
+    wanted = reference.linear(x.double(), plain.double(), None)
+    torch.testing.assert_close(together.double(), wanted, rtol=1e-5, atol=1e-6 * num_inputs)
+    for start, end in ((0, 0), (0, 1), (3, 5), (5, 12), (6, 13), (31, 32)):
+        assert torch.equal(native.linear(x[start:end], plain, library), together[start:end])
 
 
 def test_only_types_of_16_bits_are_emulated_and_only_where_no_instruction_multiplies_them(

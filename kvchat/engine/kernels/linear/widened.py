@@ -12,17 +12,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.linear import packed
+from kvchat.engine.kernels.linear import native, packed
 
-FEW_ROWS = 2
+FEW_ROWS = 64
 """Up to so many rows are computed from the weight as it lies."""
+FEWEST_ROWS = 2
+"""The same where there are no native kernels, by the library."""
 _OUTPUTS_AT_ONCE = 2048
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Do what the reference does, with sums in float32; see there for arguments."""
     rows = x.reshape(-1, x.shape[-1])
-    if len(rows) <= FEW_ROWS:
+    if len(rows) <= FEW_ROWS and native.takes(weight):
+        few = native.linear(rows.float(), weight)
+        few = few if bias is None else few.add_(bias)
+        return few.to(x.dtype).view(*x.shape[:-1], len(weight))
+    if len(rows) <= FEWEST_ROWS:
         return functional.linear(x, weight, bias)
     wide = rows.float()
     out = x.new_empty(len(rows), len(weight))
