@@ -51,9 +51,8 @@ def _rendering(
 def _beginnings(store: SessionReader, session: Session) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield how other conversations, already there when this one began, began, and with which fingerprint."""
     known = [one.session for one in store.list_sessions() if one.session.id != session.id]
-    alike = [
-        one for one in known if one.namespace == session.namespace
-    ]  # others' blocks never serve this one
+    # Blocks of other namespaces never serve this one.
+    alike = [one for one in known if one.namespace == session.namespace]
     for other in [one for one in alike if one.created_at <= session.created_at][:_NUM_OTHERS]:
         with suppress(KvchatError):  # deleted meanwhile, or damaged: nothing is known of it
             turns = store.turns_to(store.branch(other.id, other.active_branch).leaf_id)
