@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -81,6 +82,12 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return code, shown.out, shown.err
 
     return run_one
+
+
+@pytest.fixture
+def ask(run: Run, tiny_model: Path) -> Run:
+    """Ask the tiny model for short answers; return what `run` returns."""
+    return partial(run, "ask", "-m", str(tiny_model), "--max-tokens", "8")
 
 
 @pytest.fixture

@@ -1,44 +1,26 @@
 """`--when-full compress`: a conversation that has outgrown an exact cache goes on in fewer bits."""
 
 import json
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kvchat.cli.compressing import compressed_format
-from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.errors import PoolExhausted
 from kvchat.session.origin import origin_of
-from kvchat.session.store import SessionStore
-from kvchat.session.tree import Finish, Session, Turn
+from kvchat.session.tree import Finish
+from tests.cli.homes import block_bytes, session_of, turns_of
+from tests.cli.little_room import ROOM, WORDS, go_on
 from tests.cli.secret_home import Run
 
 pytestmark = pytest.mark.cpu
 
-ROOM = ("--kv-device-bytes", "1000KiB")
-"""Of 1,344 exact tokens of the tiny model, 2,431 in int8 and 3,135 in int4; `WORDS` are ten."""
-WORDS = "remember the sea "
-
 
 @pytest.fixture
-def ask(run: Run, tiny_model: Path) -> Run:
-    def one(*words: str) -> tuple[int, str, str]:
-        return run("ask", "-m", str(tiny_model), "--max-tokens", "8", *ROOM, *words)
-
-    return one
-
-
-def stored(home: Path) -> dict[str, int]:
-    """Return the bytes of blocks on disk by the name of what computed them."""
-    with closing(BlockCatalog(home / "cache", sealer=None)) as catalog:
-        return {name.hex(): usage.num_bytes for name, usage in catalog.usages().items()}
-
-
-def session_of(home: Path, title: str) -> tuple[Session, tuple[Turn, ...]]:
-    with closing(SessionStore(home / "data" / "sessions.db")) as store:
-        session = store.find(title)
-        return session, tuple(store.all_turns(session.id))
+def ask(ask: Run) -> Run:
+    """Ask where there is little room."""
+    return partial(ask, *ROOM)
 
 
 def test_a_conversation_that_would_not_fit_goes_on_labelled_and_nothing_of_another_changes(
@@ -46,28 +28,21 @@ def test_a_conversation_that_would_not_fit_goes_on_labelled_and_nothing_of_anoth
 ) -> None:
     assert ask("--new", "other", WORDS * 40)[0] == 0
     assert ask("--new", "demo", WORDS * 60)[0] == 0
-    other, turns = session_of(home, "other")
-    (before,) = stored(home).items()
+    other, turns = session_of(home, "other"), turns_of(home, "other")
+    (before,) = block_bytes(home).items()
     longer = WORDS * 80
     code, _, told = ask("-s", "demo", longer)
     assert code == 6, "the default is what it was"
     assert "--cache-format int8" in told
-    assert len(session_of(home, "demo")[1]) == 2, "the question was taken back"
-    code, out, told = ask("--json", "-s", "demo", "--when-full", "compress", longer)
-    assert code == 0, told
-    answer = json.loads(out)
-    assert answer["exact"] is False
-    (notice,) = answer["notices"]
-    assert notice in told
+    assert len(turns_of(home)) == 2, "the question was taken back"
+    _, notice = go_on(ask, "--when-full", "compress", longer)
     assert "kept in int8" in notice
     assert "exact goes back" in notice
-    assert answer["usage"]["cached_tokens"] > 64, "what was stored has been converted"
-    demo, _ = session_of(home, "demo")
-    origin = origin_of(demo.namespace)
+    origin = origin_of(session_of(home).namespace)
     assert origin is not None
     assert (origin.cache_format, origin.source) == ("int8", "exact")
-    assert session_of(home, "other") == (other, turns)
-    left = stored(home)
+    assert (session_of(home, "other"), turns_of(home, "other")) == (other, turns)
+    left = block_bytes(home)
     assert left.keys() == {before[0], origin.fingerprint}
     code, out, _ = ask("--json", "-s", "other", "and?")
     again = json.loads(out)
@@ -86,9 +61,8 @@ def test_a_first_message_that_does_not_fit_is_computed_in_the_format(ask: Run, h
     assert notice["cache_format"] == "int4"
     assert "computed in that format" in notice["message"]
     assert events[-1]["exact"] is False
-    session, turns = session_of(home, "demo")
-    assert session.namespace == "", "its blocks have the format's own names"
-    assert [turn.exact for turn in turns[1:]] == [False]
+    assert session_of(home).namespace == "", "its blocks have the format's own names"
+    assert [turn.exact for turn in turns_of(home)[1:]] == [False]
 
 
 def test_an_answer_that_outgrows_the_cache_is_finished_in_fewer_bits(ask: Run, home: Path) -> None:
@@ -99,7 +73,7 @@ def test_an_answer_that_outgrows_the_cache_is_finished_in_fewer_bits(ask: Run, h
     assert code == 0, told
     answer = json.loads(out)
     assert answer["finish_reason"] == "length"
-    (cut, whole) = (session_of(home, title)[1][-1] for title in ("demo", "again"))
+    (cut, whole) = (turns_of(home, title)[-1] for title in ("demo", "again"))
     assert cut.token_ids is not None
     assert whole.token_ids is not None
     assert len(whole.token_ids) == 200 > len(cut.token_ids)
@@ -113,14 +87,13 @@ def test_where_even_that_does_not_fit_it_is_refused_as_clearly_and_nothing_chang
     ask: Run, home: Path
 ) -> None:
     assert ask("--new", "demo", WORDS * 20)[0] == 0
-    _, before = session_of(home, "demo")
+    before = turns_of(home)
     code, _, told = ask("-s", "demo", "--when-full", "compress", WORDS * 260)
     assert code == 6
     assert "int8 or fp8 would not make it fit" in told
     code, _, told = ask("-s", "demo", "--strict-cache", "--when-full", "compress", WORDS * 140)
     assert code == 6, "what must not be computed again is not compressed"
-    session, turns = session_of(home, "demo")
-    assert (session.namespace, turns) == ("", before)
+    assert (session_of(home).namespace, turns_of(home)) == ("", before)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.errors import SessionNotFound
 from kvchat.session.origin import Origin, new_origin, origin_of
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import Session, path_token_ids
+from kvchat.session.tree import path_token_ids
+from tests.cli.homes import block_bytes, session_of
 from tests.cli.secret_home import Run
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
@@ -35,25 +36,15 @@ def ask(run: Run, tiny_model: Path) -> Run:
     return one
 
 
-def stored(home: Path) -> dict[str, int]:
-    with closing(BlockCatalog(home / "cache", sealer=None)) as catalog:
-        return {name.hex(): usage.num_bytes for name, usage in catalog.usages().items()}
-
-
-def session_of(home: Path) -> Session:
-    with closing(SessionStore(home / "data" / "sessions.db")) as store:
-        return store.find("demo")
-
-
 def test_a_converted_session_goes_on_in_its_format_from_its_converted_blocks(
     ask: Run, run: Run, home: Path
 ) -> None:
-    (before,) = stored(home).values()
+    (before,) = block_bytes(home).values()
     code, _, told = run("sessions", "convert", "demo", "int4", "--yes")
     assert code == 0, told
     assert "would be" in told
     assert "saved" in told
-    assert sum(usage for usage in stored(home).values()) < before
+    assert sum(usage for usage in block_bytes(home).values()) < before
     code, out, _ = ask("-s", "demo", "and?")
     answer = json.loads(out)
     assert code == 0
@@ -69,13 +60,13 @@ def test_a_converted_session_goes_on_in_its_format_from_its_converted_blocks(
 def test_what_is_lost_and_saved_is_told_first_and_nothing_happens_in_a_dry_run(
     ask: Run, run: Run, home: Path
 ) -> None:
-    before = stored(home)
+    before = block_bytes(home)
     code, out, _ = run("sessions", "convert", "demo", "int2", "--dry-run", "--json")
     found = json.loads(out)
     assert (code, found["done"], found["converted"]) == (0, False, None)
     assert found["loss"]["is_converted"]
     assert found["loss"]["loss"]["divergence"] > 0
-    assert stored(home) == before
+    assert block_bytes(home) == before
     assert session_of(home).namespace == ""
 
 
@@ -102,12 +93,12 @@ def test_converted_blocks_never_have_the_names_of_computed_ones(ask: Run, run: R
 def test_going_back_computes_exactly_again_and_removes_what_was_converted(
     ask: Run, run: Run, home: Path
 ) -> None:
-    exact = set(stored(home))
+    exact = set(block_bytes(home))
     run("sessions", "convert", "demo", "int4", "--yes")
-    (converted,) = set(stored(home)) - exact
+    (converted,) = set(block_bytes(home)) - exact
     code, _, told = run("sessions", "convert", "demo", "exact")
     assert (code, "computed exactly again" in told) == (0, True)
-    assert stored(home).get(converted, 0) == 0
+    assert block_bytes(home).get(converted, 0) == 0
     answer = json.loads(ask("-s", "demo", "and?")[1])
     assert (answer["exact"], answer["usage"]["cached_tokens"]) == (True, 0)
     assert "already" in run("sessions", "convert", "demo", "exact")[2]
@@ -115,9 +106,9 @@ def test_going_back_computes_exactly_again_and_removes_what_was_converted(
 
 def test_garbage_collection_keeps_what_was_converted(ask: Run, run: Run, home: Path) -> None:
     run("sessions", "convert", "demo", "int8", "--yes")
-    before = stored(home)
+    before = block_bytes(home)
     assert run("cache", "gc")[0] == 0
-    assert stored(home) == before
+    assert block_bytes(home) == before
 
 
 def test_blocks_that_another_session_shares_stay_exact_for_it(ask: Run, run: Run) -> None:
@@ -178,7 +169,7 @@ def test_what_was_set_aside_counts_for_converting_and_is_told_with_the_numbers(
 def test_what_was_converted_of_a_session_that_was_deleted_meanwhile_goes(
     ask: Run, home: Path, tiny_model: Path
 ) -> None:
-    before = stored(home)
+    before = block_bytes(home)
     settings = read_settings(environ=dict(os.environ), cwd=home)
     config = replace(settings.engine, cache_dir=settings.paths.cache_dir)
     converter = Converter(load_exact(tiny_model, config), config, "int4")
@@ -194,7 +185,7 @@ def test_what_was_converted_of_a_session_that_was_deleted_meanwhile_goes(
         work = convert._Work(settings, store, session, tuple(store.all_turns(session.id)))
         with pytest.raises(SessionNotFound):
             convert._written(work, converter, origin, Deleting())
-    assert stored(home) == before
+    assert block_bytes(home) == before
 
 
 def test_prepared_weights_and_the_day_count_for_converting(
@@ -219,16 +210,16 @@ def test_a_pinned_session_keeps_what_was_converted_and_the_exact_blocks_go(
 ) -> None:
     """Its exact blocks need room once, though its pin keeps them."""
     assert run("sessions", "pin", "demo")[0] == 0
-    ((exact, num_bytes),) = stored(home).items()
+    ((exact, num_bytes),) = block_bytes(home).items()
     monkeypatch.setenv("KVCHAT_KV_DISK_BYTES", str(num_bytes * 17 // 10))
     code, _, told = run("sessions", "convert", "demo", "int4", "--yes")
     assert code == 0, told
     monkeypatch.delenv("KVCHAT_KV_DISK_BYTES")
-    assert stored(home).get(exact, 0) == 0
+    assert block_bytes(home).get(exact, 0) == 0
     assert run("cache", "evict", "--all")[0] == 0
-    assert sum(stored(home).values()) > 0
+    assert sum(block_bytes(home).values()) > 0
     assert run("sessions", "convert", "demo", "exact")[0] == 0
-    assert sum(stored(home).values()) == 0
+    assert sum(block_bytes(home).values()) == 0
 
 
 def test_blocks_that_a_pack_keeps_stay(ask: Run, run: Run, home: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-from contextlib import closing
 from pathlib import Path
 from threading import Thread, main_thread
 from time import sleep
@@ -16,32 +15,13 @@ import pytest
 from kvchat.cli.nearly_full import FREE_SHARE, Unused, first_that_pays, is_nearly_full
 from kvchat.cli.unlocking import opens_unasked, unlocked
 from kvchat.config import read_settings
-from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.session.origin import origin_of
-from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import turn_lock
+from tests.cli.homes import block_bytes, session_of
 from tests.cli.secret_home import CHEAP, Give, Run
 
 WORDS, OTHER_WORDS = "remember the sea ", "look at the moon "
-
-
-@pytest.fixture
-def ask(run: Run, tiny_model: Path) -> Run:
-    def one(*words: str) -> tuple[int, str, str]:
-        return run("ask", "-m", str(tiny_model), "--max-tokens", "8", *words)
-
-    return one
-
-
-def used_bytes(home: Path) -> int:
-    with closing(BlockCatalog(home / "cache", sealer=None)) as catalog:
-        return catalog.usage().num_bytes
-
-
-def session_of(home: Path, title: str) -> Session:
-    with closing(SessionStore(home / "data" / "sessions.db")) as store:
-        return store.find(title)
 
 
 @pytest.fixture
@@ -49,7 +29,7 @@ def nearly_full(ask: Run, home: Path) -> tuple[str, str]:
     """An old small conversation and a large one, which leave a sixth of a disk that is no larger."""
     assert ask("--new", "small", OTHER_WORDS * 20)[0] == 0
     assert ask("--new", "large", WORDS * 100)[0] == 0
-    return "--kv-disk-bytes", str(used_bytes(home) * 6 // 5)
+    return "--kv-disk-bytes", str(sum(block_bytes(home).values()) * 6 // 5)
 
 
 @pytest.mark.cpu
@@ -71,7 +51,7 @@ def test_what_was_used_longest_ago_is_kept_in_fewer_bits_and_found_there(
     assert origin is not None
     assert (origin.cache_format, origin.source) == ("int8", "exact")
     assert session_of(home, "large").namespace == "", "it was used last"
-    assert used_bytes(home) <= int(nearly_full[1])
+    assert sum(block_bytes(home).values()) <= int(nearly_full[1])
     answer = json.loads(ask("--json", "-s", "small", *nearly_full, "and?")[1])
     assert answer["exact"] is False
     assert answer["usage"]["prompt_tokens"] - answer["usage"]["cached_tokens"] < 64, "all of it stayed"
@@ -82,11 +62,11 @@ def test_what_was_used_longest_ago_is_kept_in_fewer_bits_and_found_there(
 def test_damaged_blocks_that_were_set_aside_fill_a_disk_too(
     ask: Run, home: Path, nearly_full: tuple[str, str]
 ) -> None:
-    roomy = ("--kv-disk-bytes", str(3 * used_bytes(home)), "--when-full", "compress")
+    roomy = ("--kv-disk-bytes", str(3 * sum(block_bytes(home).values())), "--when-full", "compress")
     code, _, told = ask("-s", "large", *roomy, "and?")
     assert (code, "nearly full" in told) == (0, False)
     (home / "cache" / "quarantine").mkdir()
-    (home / "cache" / "quarantine" / "damaged").write_bytes(bytes(used_bytes(home) * 14 // 10))
+    (home / "cache" / "quarantine" / "damaged").write_bytes(bytes(sum(block_bytes(home).values()) * 14 // 10))
     code, _, told = ask("-s", "large", *roomy, "and?")
     assert (code, "nearly full" in told) == (0, True)
 

@@ -1,6 +1,7 @@
 """`--when-full shadow`: a conversation that has outgrown an exact cache is looked at through a shadow."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from kvchat.cli.compressing import compressed_format, wanted_formats, wanted_shadow
 from kvchat.config import read_settings
 from kvchat.errors import ConfigError, PoolExhausted
+from tests.cli.homes import block_bytes, session_of, turns_of
+from tests.cli.little_room import ROOM, WORDS, go_on
 from tests.cli.secret_home import Run
-from tests.cli.test_compressing import ROOM, WORDS, session_of, stored
 
 pytestmark = pytest.mark.cpu
 
@@ -18,42 +20,32 @@ SHADOW = "shadow:25%:forced"
 
 
 @pytest.fixture
-def ask(run: Run, tiny_model: Path) -> Run:
-    def one(*words: str) -> tuple[int, str, str]:
-        return run("ask", "-m", str(tiny_model), "--max-tokens", "8", *ROOM, *words)
-
-    return one
+def ask(ask: Run) -> Run:
+    """Ask where there is little room."""
+    return partial(ask, *ROOM)
 
 
 def test_a_conversation_that_would_not_fit_goes_on_labelled_and_its_blocks_stay_exact(
     ask: Run, home: Path
 ) -> None:
     assert ask("--new", "demo", WORDS * 60)[0] == 0
-    (before,) = stored(home)
+    (before,) = block_bytes(home)
     longer = WORDS * 80
     assert ask("-s", "demo", longer)[0] == 6, "the default is what it was"
-    code, out, told = ask("--json", "-s", "demo", "--when-full", SHADOW, longer)
-    assert code == 0, told
-    answer = json.loads(out)
-    assert answer["exact"] is False
-    (notice,) = answer["notices"]
-    assert notice in told
+    _, notice = go_on(ask, "--when-full", SHADOW, longer)
     assert f"looked at through {SHADOW}" in notice
     assert "kvchat cache gauge" in notice
-    assert answer["usage"]["cached_tokens"] > 64, "its exact blocks are taken up"
-    demo, turns = session_of(home, "demo")
-    assert demo.namespace == ""
-    assert [turn.exact for turn in turns if turn.role == "assistant"] == [True, False]
-    assert stored(home).keys() == {before}, "nothing is kept in another format"
-    code, out, told = ask("--json", "-s", "demo", "--when-full", SHADOW, "and?")
-    assert json.loads(out)["exact"] is False
+    assert session_of(home).namespace == ""
+    assert [turn.exact for turn in turns_of(home) if turn.role == "assistant"] == [True, False]
+    assert block_bytes(home).keys() == {before}, "nothing is kept in another format"
+    go_on(ask, "--when-full", SHADOW, "and?")
 
 
 def test_an_answer_that_outgrows_the_cache_is_finished_through_a_shadow(ask: Run, home: Path) -> None:
     words = ("--max-tokens", "200", WORDS * 130)
     code, out, told = ask("--json", "--new", "demo", "--when-full", SHADOW, *words)
     assert code == 0, told
-    last = session_of(home, "demo")[1][-1]
+    last = turns_of(home)[-1]
     assert last.token_ids is not None
     assert (len(last.token_ids), last.exact) == (200, False)
     assert json.loads(out)["finish_reason"] == "length"
@@ -63,11 +55,11 @@ def test_where_the_model_gains_nothing_it_is_refused_as_clearly_and_nothing_chan
     ask: Run, home: Path
 ) -> None:
     assert ask("--new", "demo", WORDS * 20)[0] == 0
-    _, before = session_of(home, "demo")
+    before = turns_of(home)
     code, _, told = ask("-s", "demo", "--when-full", "shadow", WORDS * 140)
     assert code == 6
     assert "shadow:25% would not make it fit" in told
-    assert session_of(home, "demo")[1] == before
+    assert turns_of(home) == before
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvchat.session.store import SessionStore
-from kvchat.session.tree import Session, Verdict
+from kvchat.session.tree import Verdict
+from tests.cli.homes import session_of
 from tests.cli.secret_home import Run
 
 pytestmark = pytest.mark.cpu
@@ -32,11 +31,6 @@ def call(run: Run, tiny_model: Path) -> Call:
 
 def files_of(home: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (home / "cache" / "blocks").rglob("*.safetensors")}
-
-
-def session_of(home: Path) -> Session:
-    with closing(SessionStore(home / "data" / "sessions.db")) as store:
-        return store.find("demo")
 
 
 @pytest.mark.parametrize("command", [("sessions", "verify", "demo"), ("cache", "verify")])
