@@ -115,7 +115,7 @@ def assemble(
     store, disk_problem = open_store(config, pool, digest)
     if store is not None:
         prefault(pool.first_runs(min(store.usage().num_bytes, MOST_BYTES)))
-    places = host_places(groups, _host_bytes(config, pool, memory), config.block_size)
+    places = host_places(groups, _host_bytes(config, groups, pool, memory), config.block_size)
     host = _host_pool(places, groups, config.block_size, device)
     capacity = measured(groups, num_blocks, lengths, activation, (host.num_bytes, memory.device_shadow_bytes))
     log.info("capacity: %s", capacity)
@@ -332,8 +332,12 @@ def _context_bytes(groups: Sequence[Group], max_context: int, block_size: int) -
     return sum(group.block_bytes(block_size) for group in kept) * max_context // block_size
 
 
-def _host_bytes(config: EngineConfig, pool: DevicePool, memory: ShadowedMemory) -> int:
+def _host_bytes(
+    config: EngineConfig, groups: Sequence[Group], pool: DevicePool, memory: ShadowedMemory
+) -> int:
     """Return the size of the host tier; where the pool lies in host memory it would be the same memory."""
+    if any(group.spec.is_shadowed for group in groups) and not memory.is_remote:
+        return 0  # shadows, and the blocks that are looked at through them, have all that was given
     if config.host_bytes is not None:
         return config.host_bytes - memory.host_bytes
     return (

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine import Engine
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.view import OFFERED_SHADOW, parse_view
 from kvchat.engine.shadow.settings import least_prompt
 from kvchat.errors import PoolExhausted
@@ -74,6 +75,25 @@ def test_no_shadow_is_named_to_what_is_too_short_for_one_or_where_there_is_no_ho
     assert OFFERED_SHADOW in (fits_in(short, LEAST) or ())
     alone = open_engine(model_dir, device_bytes=DEVICE, host_bytes=0)
     assert OFFERED_SHADOW not in (fits_in(alone, 2400) or ())
+
+
+@pytest.mark.parametrize("device_bytes", [DEVICE, 8 * DEVICE], ids=["lent", "none lent"])
+def test_blocks_shadows_and_the_host_tier_together_take_what_was_given(
+    model_dir: Path, open_engine: OpenEngine, device_bytes: int
+) -> None:
+    """No byte is promised twice (trap 12)."""
+    engine = open_engine(
+        model_dir,
+        cache_format=OFFERED_SHADOW,
+        device_bytes=device_bytes,
+        host_bytes=HOST,
+        max_context=6000,
+    )
+    snapshot, shadows = engine.snapshot(), engine._shadows
+    assert shadows is not None
+    lent_bytes = max(0, snapshot.tier(Tier.DEVICE).total_bytes - device_bytes)
+    assert (lent_bytes > 0) is (device_bytes == DEVICE)
+    assert lent_bytes + snapshot.tier(Tier.HOST).total_bytes + shadows.limit_bytes <= HOST
 
 
 def test_what_lies_in_host_memory_is_answered_as_what_lies_on_the_device(
