@@ -17,7 +17,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from kvchat.ui.bridge import ChatService, EngineView
-from kvchat.ui.commands import COMMANDS, Command
+from kvchat.ui.commands import COMMANDS
 from kvchat.ui.driver import KeyReader, TerminalDriver
 from kvchat.ui.host import Host
 from kvchat.ui.screens.chat import ChatScreen
@@ -165,14 +165,8 @@ class KvchatApp(App[None]):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """List kvchat's commands in the palette, then the choice of a theme."""
         for command in COMMANDS:
-            yield SystemCommand(command.usage, command.help, partial(self._run_command, command))
+            yield SystemCommand(command.usage, command.help, partial(self.chat_screen.run_command, command))
         yield SystemCommand("theme", "choose other colours", self.action_change_theme)
-
-    def _run_command(self, command: Command) -> None:
-        if command.needs_argument:
-            self.chat_screen.restore_command(f"/{command.name} ")
-        else:
-            self.chat_screen.verbs.run(f"/{command.name}")
 
     def _type_ahead(self, typed: Sequence[Typed]) -> None:
         """Give the prompt what was not meant for the dialog above it."""

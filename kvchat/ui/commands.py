@@ -7,13 +7,14 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """A slash command. `argument` is how its argument is shown in help, empty where it takes none;
-    `takes_lines`: that may have several lines.
+    `takes_lines`: that may have several lines. `is_for_lines`: it may be meant for a line in the list.
     """
 
     name: str
     summary: str
     argument: str = ""
     takes_lines: bool = False
+    is_for_lines: bool = False
     aliases: tuple[str, ...] = ()
 
     @property
@@ -77,11 +78,20 @@ COMMANDS = (
         name="cache", argument="[what]", summary="the cache panel; what: layers, blocks, freeze, format NAME"
     ),
     Command(name="gauge", argument="[format]", summary="measure what smaller cache formats lose here"),
-    Command(name="export", argument="[file]", summary="write it to a file: .md .html .json .kvchat"),
+    Command(
+        name="export",
+        argument="[file]",
+        summary="write it to a file: .md .html .json .kvchat",
+        is_for_lines=True,
+    ),
     Command(name="why", argument="[n]", summary="say why the n-th last answer computed what it did"),
-    Command(name="title", argument="TITLE", summary="rename the conversation"),
-    Command(name="pin", summary="keep the conversation on top of the list and its KV on disk, or no longer"),
-    Command(name="delete", summary="delete the conversation"),
+    Command(name="title", argument="TITLE", summary="rename the conversation", is_for_lines=True),
+    Command(
+        name="pin",
+        summary="keep the conversation on top of the list and its KV on disk, or no longer",
+        is_for_lines=True,
+    ),
+    Command(name="delete", summary="delete the conversation", is_for_lines=True),
     Command(name="model", argument="[name]", summary="choose another model; sizes and what fits"),
     Command(name="reload", summary="load the engine again"),
     Command(name="set", argument="[name value]", summary="see and change settings, in your own file"),

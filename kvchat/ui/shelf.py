@@ -16,6 +16,7 @@ from kvchat.session.tree import SessionId
 from kvchat.ui.bridge import SessionFiles, SessionShelf
 from kvchat.ui.desk import Desk
 from kvchat.ui.plain_text import one_line
+from kvchat.ui.screens.choices import LineScreen
 from kvchat.ui.stored_sessions import StoredSessions
 from kvchat.ui.turns import Turns
 from kvchat.ui.widgets.session_rows import UNTITLED, Finding, Held, ListOptions, SessionWithBranches
@@ -116,6 +117,14 @@ class Shelf:
     def rename(self, session_id: SessionId, title: str) -> None:
         self._screen.begin(partial(self._change, lambda: self._store.rename(session_id, title)))
 
+    def ask_for_title(self, session_id: SessionId) -> None:
+        """Rename a session as the person writes it."""
+        self._screen.begin(partial(self._ask_for_title, session_id))
+
+    def ask_for_file(self, session_id: SessionId, branch: str | None = None) -> None:
+        """Write a session (None: the branch used last) to a file that the person names."""
+        self._screen.begin(partial(self._ask_for_file, session_id, branch))
+
     def export(self, session_id: SessionId, branch: str, wish: str) -> None:
         """Write a session to a file; ask before one is replaced."""
         self._screen.begin(partial(self._export, partial(self._files.export, session_id, branch, wish)))
@@ -180,6 +189,23 @@ class Shelf:
         except KvchatError as error:
             self._screen.warn(str(error))
         self.refresh()
+
+    async def _ask_for_title(self, session_id: SessionId) -> None:
+        title = self.sessions.title(session_id) or ""
+        written = await self._screen.ask(LineScreen("rename", title, "enter renames it · esc closes"))
+        if written and written != title:
+            await self._change(lambda: self._store.rename(session_id, written))
+
+    async def _ask_for_file(self, session_id: SessionId, branch: str | None) -> None:
+        session = self.sessions.session(session_id)
+        if session is None:
+            return
+        branch = branch or session.active_branch
+        named = f"export “{self.title(session_id)}”"
+        hint = ".md .html .json .kvchat; empty: a bundle · enter writes it · esc closes"
+        wish = await self._screen.ask(LineScreen(named, "", hint))
+        if wish is not None:
+            await self._export(partial(self._files.export, session_id, branch, wish))
 
     async def _export(self, write: Callable[..., str]) -> None:
         try:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvchat.errors import KvchatError
 from kvchat.revision import nth_last_question
-from kvchat.session.tree import Role, Turn, TurnId
+from kvchat.session.tree import BranchName, Role, SessionId, Turn, TurnId
 from kvchat.ui.attaching import Attaching
 from kvchat.ui.branching import Branching
 from kvchat.ui.bridge import ChatService, ConversationView
@@ -152,6 +152,16 @@ class Verbs:
             self._screen.restore_command(line)
         else:
             self._actions[command.name](argument)
+
+    def run_on_line(self, name: str, session_id: SessionId, branch: BranchName | None) -> None:
+        """Run a command for a line of the list, whatever is on screen."""
+        actions: dict[str, Callable[[], None]] = {
+            "title": lambda: self._shelf.ask_for_title(session_id),
+            "pin": lambda: self._shelf.pin(session_id),
+            "export": lambda: self._shelf.ask_for_file(session_id, branch),
+            "delete": lambda: self._shelf.ask_to_delete(session_id, branch),
+        }
+        actions[name]()
 
     def new(self, title: str = "", system: str = "") -> None:
         self._screen.open_with(self._nothing, Draft(title=title, system=system or self._turns.system))

@@ -14,6 +14,7 @@ from kvchat.ui.attaching import Attaching
 from kvchat.ui.attachments import words_of
 from kvchat.ui.branching import Branching
 from kvchat.ui.bridge import ChatService, EngineView
+from kvchat.ui.commands import Command
 from kvchat.ui.courses import Courses
 from kvchat.ui.drain import INTERVAL_S, Drain
 from kvchat.ui.engine_watch import EngineWatch
@@ -178,8 +179,20 @@ class ChatScreen(ConversationScreen):
                 self._chat.prefetch, event.session_id, event.branch, self.turns.conversation
             )
 
-    def on_session_list_delete_asked(self, event: SessionList.DeleteAsked) -> None:
-        self.shelf.ask_to_delete(event.session_id, event.branch)
+    def on_session_list_asked(self, event: SessionList.Asked) -> None:
+        self.verbs.run_on_line(event.command, event.session_id, event.branch)
+
+    def run_command(self, command: Command) -> None:
+        """Run what was chosen by name: for the line of the list where the person is there and it can be meant
+        for one, else for the conversation on screen, once its argument is written.
+        """
+        listed = self.query_one(SessionList)
+        if listed.has_focus and listed.chosen is not None and command.is_for_lines:
+            listed.action_ask(command.name)
+        elif command.needs_argument:
+            self.restore_command(f"/{command.name} ")
+        else:
+            self.verbs.run(f"/{command.name}")
 
     def action_inspect(self) -> None:
         self._inspecting.open()

@@ -25,10 +25,15 @@ REST_S = 0.15
 
 
 class SessionList(OptionList):
-    """Lines to choose from. Enter opens, delete asks to delete, left and right fold branches."""
+    """Lines to choose from. Enter opens, left and right fold branches; other keys stand for commands that are
+    meant for the chosen line and not for the conversation on screen.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("delete", "delete", "Delete", show=False),
+        Binding("delete", "ask('delete')", "Delete", show=False),
+        Binding("ctrl+r", "ask('title')", "Rename", show=False),
+        Binding("ctrl+k", "ask('pin')", "Pin", show=False),
+        Binding("ctrl+e", "ask('export')", "Export", show=False),
         Binding("left", "fold(True)", "Fold", show=False),
         Binding("right", "fold(False)", "Unfold", show=False),
     ]
@@ -49,9 +54,10 @@ class SessionList(OptionList):
         branch: BranchName | None = None
 
     @dataclass
-    class DeleteAsked(Message):
-        """A session, or one of its branches, shall go."""
+    class Asked(Message):
+        """A command is meant for a session, or for one of its branches."""
 
+        command: str
         session_id: SessionId
         branch: BranchName | None = None
 
@@ -88,9 +94,9 @@ class SessionList(OptionList):
     def on_resize(self) -> None:
         self._draw(())
 
-    def action_delete(self) -> None:
+    def action_ask(self, command: str) -> None:
         if self.chosen is not None:
-            self.post_message(self.DeleteAsked(self.chosen.session_id, self.chosen.branch))
+            self.post_message(self.Asked(command, self.chosen.session_id, self.chosen.branch))
 
     def action_fold(self, is_folded: bool) -> None:
         """Fold the branches of the session under the highlight into its line, or show them again."""

@@ -6,6 +6,7 @@ import pytest
 
 from kvchat.engine.api.ids import BranchId
 from kvchat.ui.bridge import OnDisk
+from kvchat.ui.screens.choices import LineScreen
 from kvchat.ui.widgets.find_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import Window, window
@@ -180,6 +181,80 @@ async def test_delete_on_a_line_of_a_branch_deletes_that_branch_alone(tmp_path: 
         await shown.until(lambda: [name for _, name in shown.chat.store.paths] == ["beside"])
         assert shown.chat.store.sessions
         assert shown.questions == ["hello"]
+
+
+async def list_at(shown: Window, name: str) -> SessionList:
+    """Go to a line of the list."""
+    await shown.until(lambda: name in names(shown))
+    listed = shown.screen.query_one(SessionList)
+    if not listed.has_focus:
+        await shown.pilot.press("f2")
+    listed.highlighted = names(shown).index(name)
+    return listed
+
+
+async def test_keys_in_the_list_pin_and_rename_the_chosen_line_and_not_what_is_on_screen(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path, prepare=three, initial="Bergen") as shown:
+        await shown.until(lambda: shown.questions == ["Rain?"])
+        await list_at(shown, "· Oslo")
+        await shown.pilot.press("ctrl+k")
+        await shown.until(lambda: names(shown)[0] == "· Oslo ★")
+        await shown.pilot.press("ctrl+r")
+        await shown.until(lambda: isinstance(shown.app.screen, LineScreen))
+        await shown.type("Oslo by boat")
+        await shown.pilot.press("enter")
+        await shown.until(lambda: names(shown) == ["· Oslo by boat ★", "· kv notes", "● Bergen"])
+        assert shown.app.focused is shown.screen.query_one(SessionList)
+        await shown.pilot.press("ctrl+k")
+        await shown.until(lambda: names(shown) == ["· kv notes", "· Oslo by boat", "● Bergen"])
+        await shown.pilot.press("ctrl+r", "escape")
+        titles = [session.title for session in shown.chat.store.sessions.values()]
+        assert titles == ["Bergen", "Oslo by boat", "kv notes"]
+
+
+async def test_a_key_in_the_list_exports_the_chosen_branch(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=three, initial="Oslo") as shown:
+        await shown.until(lambda: shown.questions == ["By boat?"])
+        await shown.say("/fork by train")
+        await shown.until(lambda: "  └ ● by train" in names(shown))
+        for name, file in (("· kv notes", "notes.md"), ("  ├ main", "oslo.md")):
+            await list_at(shown, name)
+            await shown.pilot.press("ctrl+e")
+            await shown.until(lambda: isinstance(shown.app.screen, LineScreen))
+            await shown.type(file)
+            await shown.pilot.press("enter")
+            await shown.until_shown(f"wrote {file}")
+        notes, oslo = (shown.chat.open(title).session.id for title in ("kv notes", "Oslo"))
+        assert shown.files.written == {"notes.md": (notes, "main"), "oslo.md": (oslo, "main")}
+        await shown.pilot.press("ctrl+e", "escape")
+        assert len(shown.files.written) == 2
+
+
+@pytest.mark.parametrize("place", ["list", "prompt"])
+async def test_commands_of_the_palette_are_meant_for_the_line_only_in_the_list(
+    tmp_path: Path, place: str
+) -> None:
+    async with window(tmp_path, prepare=three, initial="Bergen") as shown:
+        await shown.until(lambda: shown.questions == ["Rain?"])
+        await list_at(shown, "· Oslo")
+        if place == "prompt":
+            await shown.pilot.press("escape")
+        await shown.pilot.press("ctrl+p")
+        await shown.type("/pin")
+        await shown.until_shown("keep the conversation on top")
+        await shown.pilot.press("enter")
+        pinned = "· Oslo ★" if place == "list" else "● Bergen ★"
+        await shown.until(lambda: names(shown)[0] == pinned)
+        await shown.pilot.press("ctrl+p")
+        await shown.type("/title")
+        await shown.until_shown("rename the conversation")
+        await shown.pilot.press("enter")
+        if place == "list":
+            await shown.until(lambda: isinstance(shown.app.screen, LineScreen))
+        else:
+            await shown.until(lambda: shown.screen.prompt.text == "/title ")
 
 
 async def test_a_file_that_still_holds_deleted_words_is_told(tmp_path: Path) -> None:
