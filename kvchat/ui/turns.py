@@ -385,9 +385,7 @@ class Turns:
         first = event.question or event.answer
         self._question_id = event.question.id if event.question else None
         await self._transcript.cut_after(first.parent_id)
-        if event.question is not None:
-            await self._transcript.add_question(event.question)
-        self._answer = await self._transcript.begin_answer(event.answer)
+        self._answer = await self._transcript.begin_turn(event.question, event.answer)
         self._listener.conversation_changed()
 
     async def _draw_text(self, deltas: list[TextDelta]) -> None:

@@ -22,6 +22,7 @@ from kvchat.ui.plain_text import clean_text
 from kvchat.ui.portion import Portion
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.in_place import update_in_place
+from kvchat.ui.widgets.long_text import LongText
 
 MAX_LIVE = 15
 """Answers kept as Markdown widgets; each costs layout time whenever text is added."""
@@ -36,11 +37,11 @@ _AHEAD_PAGES = 2
 """Earlier turns come when there is less than this above what is on screen."""
 
 
-class QuestionView(Static):
+class QuestionView(LongText):
     """A message of the person."""
 
     def __init__(self, turn: Turn) -> None:
-        super().__init__(Content(shown_message(clean_text(turn.text))), markup=False, classes="question")
+        super().__init__(shown_message(clean_text(turn.text)), classes="question")
         self.turn = turn
 
 
@@ -216,17 +217,17 @@ class Transcript(VerticalScroll):
         if not self._num_coming:
             self._from_end = None
 
-    async def add_question(self, turn: Turn) -> None:
-        await self.page.mount_all([QuestionView(turn)])
-        self._show_or_hide_welcome()
-        self.anchor()
-
-    async def begin_answer(self, turn: Turn) -> AnswerView:
-        """Add an answer that is about to stream."""
-        view = AnswerView(turn, self._session, is_live=True, folds_reasoning=self._folds_reasoning)
-        await self.page.mount_all([view])  # which, unlike `mount`, does nothing in a window that closes
-        view.begin()
-        await self._still_older_answers()
+    async def begin_turn(self, question: Turn | None, answer: Turn) -> AnswerView:
+        """Add a question, if there is one, and an answer that is about to stream: both with one layout."""
+        view = AnswerView(answer, self._session, is_live=True, folds_reasoning=self._folds_reasoning)
+        async with self.batch():
+            # Which, unlike `mount`, does nothing in a window that closes.
+            await self.page.mount_all([view] if question is None else [QuestionView(question), view])
+            view.begin()
+            await self._still_older_answers()
+            self._show_or_hide_welcome()
+        if question is not None:
+            self.anchor()
         return view
 
     async def cut_after(self, turn_id: TurnId | None) -> None:

@@ -71,9 +71,10 @@ class Drawn:
 
 async def begun(shown: Window) -> AnswerView:
     await shown.until(lambda: len(shown.transcript.views) == 2 * NUM_EARLIER)
+    await shown.until(lambda: shown.screen.is_engine_ready)  # how much is kept is told once more then
     await shown.until_at_rest()
     shown.app.clear_notifications()
-    view = await shown.transcript.begin_answer(BLANK)
+    view = await shown.transcript.begin_turn(None, BLANK)
     shown.transcript.anchor()
     await settled(shown, view)
     return view

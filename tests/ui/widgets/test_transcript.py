@@ -1,10 +1,13 @@
 """What of a conversation is mounted, and where it stands, whatever else happens at that moment."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvchat.session.tree import Finish
+from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import PAGE_TURNS
 from tests.ui.harness import Window, window
 from tests.ui.scripted import ScriptedChat
@@ -116,6 +119,22 @@ async def test_what_begins_while_the_window_closes_is_let_go(tmp_path: Path) -> 
         await opened(shown)
         question, answer = shown.chat.open("Bergen").turns[:2]
         shown.app.exit()
-        await shown.transcript.add_question(question)
-        await shown.transcript.begin_answer(answer)
+        await shown.transcript.begin_turn(question, answer)
         assert shown.questions[-1] == LAST
+
+
+async def test_a_question_is_never_on_screen_without_the_answer_that_begins(tmp_path: Path) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def note(_screen: object) -> None:
+        last = shown.transcript.views[-1]
+        is_answer = isinstance(last, AnswerView)
+        seen.append((shown.questions[-1], is_answer and last.region.height > 0))
+
+    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
+        await opened(shown)
+        shown.screen.screen_layout_refresh_signal.subscribe(shown.transcript, note, immediate=True)
+        question, answer = shown.chat.open("Bergen").turns[:2]
+        await shown.transcript.begin_turn(question, replace(answer, text="", finish=Finish.PARTIAL))
+        await shown.until(lambda: ("Bergen 0?", True) in seen)
+        assert ("Bergen 0?", False) not in seen
