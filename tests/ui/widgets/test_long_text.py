@@ -21,7 +21,7 @@ TEXTS = st.lists(WORDS, max_size=40).map(" ".join) | st.lists(WORDS, max_size=40
 
 
 @given(text=TEXTS, width=st.integers(1, 40))
-@example(text="a of river", width=4)
+@example(text="a of it", width=4)
 @example(text="a river  of  water ", width=8)
 @example(text=f"{'x' * 9} of {'x' * 21}  a", width=9)
 def test_it_is_wrapped_as_textual_wraps_it(text: str, width: int) -> None:
