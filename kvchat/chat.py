@@ -10,22 +10,22 @@ from contextlib import suppress
 from dataclasses import replace
 
 from kvchat import prices
+from kvchat.chat_events import ChatEvent as ChatEvent
+from kvchat.chat_events import EditCost as EditCost
+from kvchat.chat_events import Loading as Loading
+from kvchat.chat_events import Prefill as Prefill
+from kvchat.chat_events import Revision as Revision
+from kvchat.chat_events import TextDelta as TextDelta
+from kvchat.chat_events import TurnFinished as TurnFinished
+from kvchat.chat_events import TurnStarted as TurnStarted
 from kvchat.client import EngineClient as EngineClient
 from kvchat.client import RequestHandle as RequestHandle
 from kvchat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, Undo
-from kvchat.conversation import ChatEvent as ChatEvent
-from kvchat.conversation import EditCost as EditCost
-from kvchat.conversation import Loading as Loading
-from kvchat.conversation import Prefill as Prefill
-from kvchat.conversation import TextDelta as TextDelta
-from kvchat.conversation import TurnFinished as TurnFinished
-from kvchat.conversation import TurnStarted as TurnStarted
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.status import EnginePhase as EnginePhase
 from kvchat.engine.api.status import EngineStatus as EngineStatus
 from kvchat.errors import KvchatError, StorageError, UsageError
 from kvchat.notices import notices_of
-from kvchat.revision import Revision as Revision
 from kvchat.revision import plan_drop, plan_undo, split_at, to_last_question
 from kvchat.session import prompts, repair
 from kvchat.session.explaining import explained
@@ -73,17 +73,17 @@ class Chat:
     ) -> None:
         self.store = store
         self.engine = engine
-        self.adapter = adapter
         self.beginnings: dict[str, float] = {}  # since when a system prompt counts as said: that of a pack
         self.sampling = sampling or SamplingParams()
-        self.use(template, model)
+        self.use(template, model, adapter)
 
-    def use(self, template: ChatTemplate, model: str) -> None:
+    def use(self, template: ChatTemplate, model: str, adapter: str = "") -> None:
         """Go on with another model, which the engine has loaded or begins to load. No answer is in progress,
         and conversations are opened again: their live branches were the other model's.
         """
         self.template = template
         self.model = model
+        self.adapter = adapter
         self._answering = Answering(store=self.store, template=template, engine=self.engine, model=model)
         self.variants = Variants(self._answering, sampling=self.sampling)
 

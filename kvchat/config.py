@@ -12,7 +12,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from kvchat.quantities import (
     text,
     yes_or_no,
 )
+from kvchat.values import dataclass
 
 PROJECT_FILE = ".kvchat.toml"
 STARTER = "starter"

@@ -5,12 +5,13 @@ What is shown is stored first: token ids and text reach the database before they
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Event as StopFlag
 from threading import Lock
 
+from kvchat.chat_events import ChatEvent, Loading, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.client import AnswerHandle, EngineClient, RequestHandle
-from kvchat.engine.api.events import Loaded, LoadEstimate, LoadPlanned, PrefillProgress, RequestFinished
+from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -31,73 +32,6 @@ BEHIND = 1
 
 _STOP_S = 1.0
 """How long the model may take to stop before what it samples then is given up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditCost:
-    """What it costs to go on along another course, in tokens.
-
-    Args:
-        reused_tokens: of the new course, need not be computed.
-        computed_tokens: of the new course, must be.
-        left_turns: turns that stay behind on the branch as it was.
-        left_tokens: theirs.
-        is_known: False where a server computes, which does not say it before.
-    """
-
-    reused_tokens: int
-    computed_tokens: int
-    left_turns: int
-    left_tokens: int
-    is_known: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnStarted:
-    """The question is stored (None when an answer is retried or continued) and the answer has an id."""
-
-    question: Turn | None
-    answer: Turn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
-    """The stored part of the prompt is brought to the device, or computed again; told before the wait."""
-
-    estimate: LoadEstimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill:
-    """How much of the prompt is reused and computed so far, in tokens."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
-    loaded: Loaded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta:
-    """More text of the answer. `reasoning`: it belongs to the model's reasoning."""
-
-    text: str
-    reasoning: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnFinished:
-    """The answer as stored. Last event of a turn."""
-
-    answer: Turn
-    error: str | None = None
-    fits_in: tuple[str, ...] = ()
-    """Where it broke off for want of room: cache formats in which it could go on, the most exact first."""
-    notices: tuple[str, ...] = ()
-    """What a person should know of what was stored."""
-
-
-ChatEvent = TurnStarted | Loading | Prefill | TextDelta | TurnFinished
 
 
 class Conversation:

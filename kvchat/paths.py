@@ -1,11 +1,11 @@
 """Where kvchat keeps what: by the standards of the system, or all of it in one home."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import ConfigError
 from kvchat.quantities import path
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from kvchat.chat_events import EditCost
 from kvchat.client import EngineClient
-from kvchat.conversation import EditCost
 from kvchat.revision import Revision, context_ids
 from kvchat.session import prompts
 from kvchat.session.own_blocks import namespace_of

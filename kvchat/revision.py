@@ -5,51 +5,16 @@ it costs is known before it is taken; the old course stays as it was, on its bra
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
+from kvchat.chat_events import Revision as Revision
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.errors import UsageError
 from kvchat.session import prompts
 from kvchat.session.store import new_turn_id
 from kvchat.session.template import ChatTemplate
-from kvchat.session.tree import BranchName, Role, Session, Turn, TurnId, path_token_ids
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Revision:
-    """Where a conversation goes on. The old course is `kept + left`, the new one `kept + anew`.
-
-    Args:
-        kept: turns of both.
-        anew: copies of turns that followed, behind `kept`; the model has not seen them there yet.
-        left: turns that stay behind.
-        stays_on: the branch that has the old course then.
-    """
-
-    kept: tuple[Turn, ...]
-    anew: tuple[Turn, ...]
-    left: tuple[Turn, ...]
-    stays_on: BranchName
-
-    @property
-    def before(self) -> tuple[Turn, ...]:
-        return self.kept + self.left
-
-    @property
-    def path(self) -> tuple[Turn, ...]:
-        return self.kept + self.anew
-
-    @property
-    def dropped(self) -> tuple[Turn, ...]:
-        """The turns that the new course is without."""
-        return self.left[: len(self.left) - len(self.anew)]
-
-
-def nth_last_question(turns: Sequence[Turn], num: int) -> Turn | None:
-    """Return the person's `num`-th last message, 1 being the last; None if there are fewer."""
-    questions = [turn for turn in turns if turn.role is Role.USER]
-    return questions[-num] if 1 <= num <= len(questions) else None
+from kvchat.session.tree import BranchName, Role, Session, Turn, TurnId, nth_last_question, path_token_ids
 
 
 def to_last_question(path: tuple[Turn, ...]) -> tuple[Turn, ...]:

@@ -26,6 +26,7 @@ MAX_KERNEL_BODY_LINES = 60
 # Module prefix -> floor. The longest matching prefix counts; imports go down, or stay inside one package.
 FLOORS = {
     "kvchat.errors": 0,
+    "kvchat.values": 0,
     "kvchat.quantities": 0,
     "kvchat.directories": 0,
     "kvchat.writers": 0,
@@ -58,6 +59,7 @@ FLOORS = {
     "kvchat.engine.sampler": 3,
     "kvchat.engine.draws": 3,
     "kvchat.engine": 4,
+    "kvchat.chat_events": 1,
     "kvchat.client": 0,
     "kvchat.recorder": 2,
     "kvchat.revision": 2,
@@ -79,6 +81,7 @@ FLOORS = {
 # What the rest of its own floor stands on.
 FOUNDATIONS = (
     "kvchat.errors",
+    "kvchat.values",
     "kvchat.quantities",
     "kvchat.paths",
     "kvchat.directories",
@@ -114,6 +117,8 @@ PACKAGES = (
 
 # These import where torch and transformers cannot be imported at all.
 WITHOUT_TORCH = (
+    "kvchat.values",
+    "kvchat.chat_events",
     "kvchat.quantities",
     "kvchat.writers",
     "kvchat.sealing",

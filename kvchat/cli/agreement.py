@@ -1,7 +1,6 @@
 """Whether a bundle's KV is of a model that is here; where not, in what they differ. Loads no model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from kvchat.engine.models.stored_dtype import stored_dtype
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.errors import BundleError, ModelError
 from kvchat.session.bundle.manifest import BundleModel, Manifest
+from kvchat.values import dataclass
 
 _DIGESTS_FILE = "weights.json"
 """Where the engine keeps them too."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from kvchat.chat import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted
+from kvchat.chat_events import SampleEvent
 from kvchat.cli.answer import (
     AnswerWriter,
     JsonWriter,
@@ -46,12 +47,10 @@ from kvchat.errors import (
     StorageError,
     UsageError,
 )
-from kvchat.revision import nth_last_question
 from kvchat.session.packs import Pack
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import Finish, SessionId
+from kvchat.session.tree import Finish, SessionId, nth_last_question
 from kvchat.ui.course_words import edit_words
-from kvchat.variants.samples import SampleEvent
 
 CUT_OFF = 8
 

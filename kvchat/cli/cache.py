@@ -1,7 +1,7 @@
 """`kvchat cache`: what the blocks on disk amount to. Loads no model."""
 
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from shutil import disk_usage
 
@@ -20,6 +20,7 @@ from kvchat.errors import StorageError, UsageError
 from kvchat.sealing.sealer import Sealer
 from kvchat.ui.figures import bytes_text, plural
 from kvchat.ui.plain_text import one_line
+from kvchat.values import dataclass
 
 _SHORT_FINGERPRINT = 12
 _LITTLE_BYTES = 64 * 2**20

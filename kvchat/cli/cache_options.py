@@ -2,12 +2,11 @@
 
 from typing import Annotated, ClassVar
 
-import typer
-
 from kvchat.cli.completion import complete_session
 from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import RemoteKeyFile, RemoteUrl
 from kvchat.cli.options import ListOptions, given
+from kvchat.cli.parameter import Argument, Option
 from kvchat.errors import UsageError
 from kvchat.quantities import parse_size
 
@@ -31,7 +30,7 @@ class EvictOptions(ListOptions):
 
     sessions: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="Remove what no other session shares.",
             metavar="[SESSION]...",
             show_default=False,
@@ -39,11 +38,9 @@ class EvictOptions(ListOptions):
         ),
     ] = None
     to: Annotated[
-        str | None, typer.Option(help="Remove the longest unused until so much is left.", metavar="SIZE")
+        str | None, Option(help="Remove the longest unused until so much is left.", metavar="SIZE")
     ] = None
-    all: Annotated[
-        bool, typer.Option("--all", help="Remove all but what packs and pinned sessions keep.")
-    ] = False
+    all: Annotated[bool, Option("--all", help="Remove all but what packs and pinned sessions keep.")] = False
 
     @property
     def to_bytes(self) -> int | None:

@@ -1,20 +1,19 @@
 """Which words mean which command: all of them, as Typer takes them."""
 
+import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
 from functools import cache
-from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer._click.shell_completion import CompletionItem
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from kvchat.cli.coercion import HELP_NAMES, ease
-from kvchat.cli.commands import COMMANDS, DEFAULT_VERBS, FAMILIES, examples_text, help_text
+from kvchat.cli.commands import COMMANDS, DEFAULT_VERBS, FAMILIES, Command, examples_text, help_text
 from kvchat.cli.completion import complete_session
-from kvchat.cli.options import takes
-from kvchat.config import did_you_mean
 from kvchat.errors import UsageError
 
 _EXAMPLES = (
@@ -30,8 +29,80 @@ _HELP = f"""Chat in the terminal with a local model whose memory, the KV cache, 
 """
 
 
+class _LateCommand(TyperCommand):
+    """A command whose options are imported when they are asked for: the others begin faster without them."""
+
+    def __init__(self, command: Command) -> None:
+        super().__init__(command.name, help=inspect.cleandoc(help_text(command)), rich_markup_mode=None)
+        self._command = command
+        del self.params, self.callback
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("params", "callback"):
+            raise AttributeError(name)
+        made = _made(self._command)
+        self.params, self.callback = made.params, made.callback
+        return getattr(made, name)
+
+
+def _made(command: Command) -> Any:
+    """Return a command as Typer makes it of the type of its options."""
+    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+    alone.command(command.name)(_function_of(command))
+    return typer.main.get_command(alone)
+
+
+def _function_of(command: Command) -> Callable[..., int | None]:
+    """Return a command as a function whose parameters are the fields of its options."""
+    options = command.takes
+
+    def run(**values: Any) -> int | None:
+        try:
+            if values.get("json") and values.get("ndjson"):
+                raise UsageError("--json and --ndjson contradict each other; choose one")
+            exit_code: int | None = command.function(options(**values))
+            return exit_code
+        except BrokenPipeError:
+            raise typer.Exit(141) from None
+
+    hints = {
+        name: _as_typer_has_it(hint) for name, hint in get_type_hints(options, include_extras=True).items()
+    }
+    parameters = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if one.default is MISSING else one.default,
+            annotation=hints[one.name],
+        )
+        for one in fields(options)
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def _as_typer_has_it(hint: Any) -> Any:
+    if get_origin(hint) is not Annotated:
+        return hint
+    kind, parameter = get_args(hint)
+    return Annotated[kind, parameter.for_typer()]
+
+
+def _all_commands() -> dict[str, Any]:
+    """Return what may follow `kvchat`, by its word."""
+    found: dict[str, Any] = {one.name: _LateCommand(one) for one in COMMANDS if one.family is None}
+    for name, words in FAMILIES.items():
+        verbs: dict[str, Any] = {one.name: _LateCommand(one) for one in COMMANDS if one.family == name}
+        found[name] = TyperGroup(name=name, commands=verbs, help=words, rich_markup_mode=None)
+    return found
+
+
 class _Root(TyperGroup):
     """The command itself; a first word may also be a session's."""
+
+    def __init__(self, *, commands: Any, **rest: Any) -> None:
+        super().__init__(commands=_all_commands() | commands, **rest)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         offered = super().shell_complete(ctx, incomplete)
@@ -52,18 +123,6 @@ app = typer.Typer(
 )
 
 
-def _command(home: str, options_type: type, help_text: str) -> Callable[..., int | None]:
-    """Return a command whose module is imported when it runs, so that `--help` stays fast."""
-    module, _, function = home.rpartition(".")
-
-    def run(values: Any) -> int | None:
-        result: int | None = getattr(import_module(module), function)(values)
-        return result
-
-    run.__doc__ = help_text
-    return takes(options_type, run)
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -79,19 +138,6 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-def _add_commands() -> None:
-    families = {name: typer.Typer(rich_markup_mode=None, help=words) for name, words in FAMILIES.items()}
-    for command in COMMANDS:
-        words = help_text(command)
-        parent = families[command.family] if command.family else app
-        parent.command(command.name, help=words)(_command(f"kvchat.cli.{command.home}", command.takes, words))
-    for name, family in families.items():
-        app.add_typer(family, name=name)
-
-
-_add_commands()
 
 
 class Misused(Exception):
@@ -141,11 +187,18 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
     Whatever is no command is a session, so that `kvchat demo` opens it; `resume` reaches one whose name is a
     command. Options may stand anywhere.
     """
-    words = list(words)
-    takes_value = _options_with_values(command)
+    words, own = list(words), _own_options(command)
+
+    @cache
+    def options_with_values() -> set[str]:
+        return _options_with_values(command)
+
+    def takes_value(word: str) -> bool:  # what every command knows is told without reading them all
+        return word not in own and word in options_with_values()
+
     place = _first_word(words, takes_value)
     if place is None or words[place] not in command.commands:
-        is_root = bool(words) and words[0] in _own_options(command)
+        is_root = bool(words) and words[0] in own
         return words if is_root else ["resume", *words]
     name = words.pop(place)
     if not hasattr(command.commands[name], "commands"):
@@ -159,6 +212,8 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
     if said == "ls" and "ls" not in verbs and "list" in verbs:
         said = "list"
     if said not in verbs:
+        from kvchat.config import did_you_mean
+
         hint = did_you_mean(said, verbs) or f"; there are {', '.join(verbs)}"
         raise UsageError(f"`kvchat {name}` has no command '{said}'{hint}")
     return [name, said, *words]
@@ -168,7 +223,7 @@ def _own_options(command: Any) -> set[str]:
     return {"-h", "--help"}.union(*(one.opts for one in command.params))
 
 
-def _first_word(words: Sequence[str], takes_value: set[str]) -> int | None:
+def _first_word(words: Sequence[str], takes_value: Callable[[str], bool]) -> int | None:
     """Return the place of the first word that is neither an option nor an option's value."""
     skip = False
     for place, word in enumerate(words):
@@ -177,7 +232,7 @@ def _first_word(words: Sequence[str], takes_value: set[str]) -> int | None:
         elif word == "--":
             return None
         elif word.startswith("-") and word != "-":
-            skip = word in takes_value
+            skip = takes_value(word)
         else:
             return place
     return None

@@ -3,20 +3,10 @@
 One table for what is run, what `--help` shows and what the manual page says.
 """
 
-from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
-from kvchat.cli import (
-    bench_options,
-    cache_options,
-    config_options,
-    convert_options,
-    gauge_options,
-    models_options,
-    options,
-    pack_options,
-    serve_options,
-    session_options,
-)
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +16,27 @@ class Command:
     Args:
         words: what is typed behind `kvchat`.
         home: module and function under `kvchat.cli`, imported when the command runs.
-        takes: the type of its options.
+        options: module and class under `kvchat.cli` of its options, imported when they are asked for.
         help: what it does, in one sentence.
         examples: lines to type, with what they are for behind a `#`.
     """
 
     words: str
     home: str
-    takes: type
+    options: str
     help: str
     examples: tuple[str, ...] = ()
+
+    @property
+    def takes(self) -> type:
+        """The type of its options."""
+        found: type = _imported(self.options)
+        return found
+
+    @property
+    def function(self) -> Any:
+        """What takes a value of that type and does it; returns the exit code, or None."""
+        return _imported(self.home)
 
     @property
     def name(self) -> str:
@@ -47,8 +48,13 @@ class Command:
         return first if verb else None
 
 
-def _command(words: str, home: str, takes: type, help: str, *examples: str) -> Command:
-    return Command(words=words, home=home, takes=takes, help=help, examples=examples)
+def _imported(place: str) -> Any:
+    module, _, name = place.rpartition(".")
+    return getattr(import_module(f"kvchat.cli.{module}"), name)
+
+
+def _command(words: str, home: str, options: str, help: str, *examples: str) -> Command:
+    return Command(words=words, home=home, options=options, help=help, examples=examples)
 
 
 FAMILIES = {
@@ -74,7 +80,7 @@ TALKING = (
     _command(
         "ask",
         "ask.ask",
-        options.AskOptions,
+        "options.AskOptions",
         "Answer one question and exit.",
         "kvchat ask 'What is a KV cache?'",
         "kvchat ask -f notes.txt 'What is the gate code?'    # documents come first",
@@ -85,7 +91,7 @@ TALKING = (
     _command(
         "resume",
         "resume.resume",
-        options.ResumeOptions,
+        "options.ResumeOptions",
         "Open the terminal interface.",
         "kvchat resume demo",
         "kvchat demo    # the same",
@@ -93,7 +99,7 @@ TALKING = (
     _command(
         "serve",
         "serve.serve",
-        serve_options.ServeOptions,
+        "serve_options.ServeOptions",
         "Keep a model loaded for other programs.",
         "kvchat serve --port 8080    # OpenAI's chat completions, on this machine alone",
         "kvchat serve --socket-only &    # `kvchat ask` answers at once then",
@@ -101,14 +107,14 @@ TALKING = (
     _command(
         "doctor",
         "doctor.doctor",
-        options.DoctorOptions,
+        "options.DoctorOptions",
         "Say what is here, and what is wrong.",
         "kvchat doctor --no-model",
     ),
     _command(
         "plan",
         "plan.plan",
-        options.PlanOptions,
+        "options.PlanOptions",
         "Say how many bytes a model's cache takes.",
         "kvchat plan config.json --context 128k",
         "kvchat plan starter --format int4 --format k=int8,v=int4",
@@ -116,7 +122,7 @@ TALKING = (
     _command(
         "bench",
         "bench.bench",
-        bench_options.BenchOptions,
+        "bench_options.BenchOptions",
         "Measure this machine, from the source tree.",
         "kvchat bench basics --svg .    # what a KV cache is for, and what paging is for",
         "kvchat bench start    # where the time to a first word goes",
@@ -125,7 +131,7 @@ TALKING = (
     _command(
         "export",
         "export.export_session",
-        session_options.ExportOptions,
+        "session_options.ExportOptions",
         "Write a session to one file.",
         "kvchat export demo -o demo.kvchat",
         "kvchat export demo --format md -o -",
@@ -133,7 +139,7 @@ TALKING = (
     _command(
         "import",
         "import_.import_sessions",
-        session_options.ImportOptions,
+        "session_options.ImportOptions",
         "Read sessions from files.",
         "kvchat import demo.kvchat",
         "kvchat import conversations.json",
@@ -141,7 +147,7 @@ TALKING = (
     _command(
         "man",
         "manual.show_manual",
-        options.PlaceOptions,
+        "options.PlaceOptions",
         "Print the manual page.",
         "kvchat man | man -l -",
     ),
@@ -151,7 +157,7 @@ SESSIONS = (
     _command(
         "sessions list",
         "sessions.list_sessions",
-        options.ListOptions,
+        "options.ListOptions",
         "List all sessions, pinned ones first, then last used first.",
         "kvchat sessions",
         "kvchat sessions list --ndjson | jq -r .title",
@@ -159,72 +165,72 @@ SESSIONS = (
     _command(
         "sessions show",
         "sessions.show_session",
-        session_options.SessionOptions,
+        "session_options.SessionOptions",
         "Print a conversation.",
         "kvchat sessions show demo",
     ),
     _command(
         "sessions last",
         "sessions.show_last",
-        options.ListOptions,
+        "options.ListOptions",
         "Print the last answer of the session used last.",
         "kvchat sessions last > answer.txt",
     ),
     _command(
         "sessions tree",
         "sessions.show_tree",
-        session_options.SessionOptions,
+        "session_options.SessionOptions",
         "Print the tree of its turns.",
     ),
     _command(
         "sessions fork",
         "courses.fork_session",
-        session_options.ForkOptions,
+        "session_options.ForkOptions",
         "Begin a branch, also further up.",
     ),
     _command(
         "sessions undo",
         "courses.undo_messages",
-        session_options.ReviseOptions,
+        "session_options.ReviseOptions",
         "Take back your last messages.",
     ),
     _command(
         "sessions drop",
         "courses.drop_message",
-        session_options.ReviseOptions,
+        "session_options.ReviseOptions",
         "Leave one out, keep the rest.",
         "kvchat sessions drop demo 2 --dry-run",
     ),
     _command(
         "sessions search",
         "sessions.search_sessions",
-        session_options.SearchOptions,
+        "session_options.SearchOptions",
         "Find messages by words.",
         "kvchat sessions search gate code",
     ),
     _command(
         "sessions rename",
         "sessions.rename_session",
-        session_options.RenameOptions,
+        "session_options.RenameOptions",
         "Give it another title.",
         "kvchat sessions rename 7f3a 'Trip to Oslo'",
     ),
     _command(
         "sessions pin",
         "sessions.pin_sessions",
-        session_options.PinOptions,
+        "session_options.PinOptions",
         "Keep sessions on top of the list, and their KV on disk.",
     ),
     _command(
         "sessions unpin",
         "sessions.unpin_sessions",
-        session_options.PinOptions,
+        "session_options.PinOptions",
         "Let sessions stand where they were used last, and their KV make room.",
     ),
     _command(
         "sessions rm",
         "sessions.remove_sessions",
-        session_options.RemoveOptions,
+        "session_options.RemoveOptions",
         "Remove text, and KV of its own.",
         "kvchat sessions rm demo 7f3a --yes",
         "kvchat sessions rm demo --branch main-2",
@@ -232,14 +238,14 @@ SESSIONS = (
     _command(
         "sessions verify",
         "verify.verify_session",
-        session_options.VerifySessionOptions,
+        "session_options.VerifySessionOptions",
         "Compute its KV again and compare.",
         "kvchat sessions verify --all demo",
     ),
     _command(
         "sessions convert",
         "convert.convert_session",
-        convert_options.ConvertOptions,
+        "convert_options.ConvertOptions",
         "Keep its KV in fewer bits, or exactly again.",
         "kvchat sessions convert demo int4    # what it saves and loses is told first",
         "kvchat sessions convert demo exact",
@@ -250,24 +256,24 @@ KEEPING = (
     _command(
         "pack make",
         "pack_making.make_pack",
-        pack_options.MakeOptions,
+        "pack_options.MakeOptions",
         "Compute a beginning once and keep it.",
         "kvchat pack make spec -f rfc.txt",
         "git log -p | kvchat pack make history --system 'Answer from this log.'",
     ),
-    _command("pack list", "pack.list_packs", options.ListOptions, "List all packs."),
-    _command("pack show", "pack.show_pack", pack_options.PackOptions, "Print a pack's text."),
+    _command("pack list", "pack.list_packs", "options.ListOptions", "List all packs."),
+    _command("pack show", "pack.show_pack", "pack_options.PackOptions", "Print a pack's text."),
     _command(
         "pack rm",
         "pack.remove_packs",
-        pack_options.RemovePacksOptions,
+        "pack_options.RemovePacksOptions",
         "Remove packs; their blocks make room again.",
         "kvchat pack rm spec",
     ),
     _command(
         "models list",
         "models.list_models",
-        options.ListOptions,
+        "options.ListOptions",
         "List the models that are here, and whether they fit.",
         "kvchat models",
         "kvchat models list --json | jq -r '.[].name'",
@@ -275,28 +281,34 @@ KEEPING = (
     _command(
         "models show",
         "models.show_model",
-        models_options.ModelOptions,
+        "models_options.ModelOptions",
         "Say what is known of one of them.",
         "kvchat models show starter",
     ),
     _command(
         "cache status",
         "cache.cache_status",
-        cache_options.StatusOptions,
+        "cache_options.StatusOptions",
         "Say what is kept on disk, by model.",
         "kvchat cache",
         "kvchat cache status --remote http://gpu-box:8000/v1    # and what that server reports",
     ),
     _command(
-        "cache verify", "verify.verify_cache", session_options.VerifyCacheOptions, "Hold all KV to the model."
+        "cache verify",
+        "verify.verify_cache",
+        "session_options.VerifyCacheOptions",
+        "Hold all KV to the model.",
     ),
     _command(
-        "cache why", "why.explain_answer", session_options.WhyOptions, "Say why an answer was not all reused."
+        "cache why",
+        "why.explain_answer",
+        "session_options.WhyOptions",
+        "Say why an answer was not all reused.",
     ),
     _command(
         "cache gauge",
         "gauge.gauge",
-        gauge_options.GaugeOptions,
+        "gauge_options.GaugeOptions",
         "Measure what smaller cache formats lose.",
         "kvchat cache gauge demo    # on your own conversation",
         "kvchat cache gauge demo --keep 0.95 --layers int4 --svg demo.svg",
@@ -305,30 +317,30 @@ KEEPING = (
     _command(
         "cache ls",
         "cache.list_blocks",
-        options.ListOptions,
+        "options.ListOptions",
         "List whose blocks are on disk.",
         "kvchat cache ls --json | jq '.[0]'",
     ),
     _command(
         "cache evict",
         "cache.evict_blocks",
-        cache_options.EvictOptions,
+        "cache_options.EvictOptions",
         "Remove KV from the disk; no word goes.",
         "kvchat cache evict demo",
         "kvchat cache evict --to 2GiB",
     ),
-    _command("cache gc", "cache.cache_gc", options.ListOptions, "Remove blocks that no session refers to."),
+    _command("cache gc", "cache.cache_gc", "options.ListOptions", "Remove blocks that no session refers to."),
     _command(
         "cache path",
         "cache.cache_path",
-        options.ListOptions,
+        "options.ListOptions",
         "Print the directory of the blocks.",
         "rm -r $(kvchat cache path)    # costs time, never a word",
     ),
     _command(
         "config show",
         "config.show_config",
-        config_options.ShowOptions,
+        "config_options.ShowOptions",
         "Say what is set, and where each value came from.",
         "kvchat config",
         "kvchat config show -m starter --json",
@@ -336,7 +348,7 @@ KEEPING = (
     _command(
         "config set",
         "config.set_value",
-        config_options.SetOptions,
+        "config_options.SetOptions",
         "Write one setting into your configuration file.",
         "kvchat config set model starter",
         "kvchat config set sampling.temperature 0.7",
@@ -344,24 +356,24 @@ KEEPING = (
     _command(
         "config edit",
         "config.edit_config",
-        options.PlaceOptions,
+        "options.PlaceOptions",
         "Open your configuration file in an editor.",
     ),
     _command(
-        "config path", "config.show_path", options.ListOptions, "Print where your configuration file is."
+        "config path", "config.show_path", "options.ListOptions", "Print where your configuration file is."
     ),
     _command(
         "config schema",
         "config.show_schema",
-        options.ListOptions,
+        "options.ListOptions",
         "Print what can be set, as a JSON schema.",
     ),
     _command(
-        "encrypt on", "encrypt.turn_on", options.EncryptOptions, "Encrypt all conversations, and all KV."
+        "encrypt on", "encrypt.turn_on", "options.EncryptOptions", "Encrypt all conversations, and all KV."
     ),
-    _command("encrypt off", "encrypt.turn_off", options.ListOptions, "Keep everything in the clear again."),
-    _command("encrypt change", "encrypt.change", options.EncryptOptions, "Change the passphrase."),
-    _command("encrypt status", "encrypt.show_status", options.ListOptions, "Say what is encrypted."),
+    _command("encrypt off", "encrypt.turn_off", "options.ListOptions", "Keep everything in the clear again."),
+    _command("encrypt change", "encrypt.change", "options.EncryptOptions", "Change the passphrase."),
+    _command("encrypt status", "encrypt.show_status", "options.ListOptions", "Say what is encrypted."),
 )
 
 COMMANDS = TALKING + SESSIONS + KEEPING

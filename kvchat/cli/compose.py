@@ -6,24 +6,27 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, cast
 
-from kvchat.chat import Chat, EngineClient
 from kvchat.cli.engine_swap import EngineSwap
+from kvchat.cli.late_chat import LateChat
 from kvchat.cli.model_place import located
 from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store
+from kvchat.client import EngineClient
 from kvchat.config import Settings
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.models.locate import lasting_name
+from kvchat.engine.models.locate import ModelLocation, lasting_name
 from kvchat.engine.worker import Worker
 from kvchat.errors import KvchatError, ModelNotFound
-from kvchat.lending.borrower import borrow
-from kvchat.lending.lender import Lender
-from kvchat.lending.place import identity_of, socket_path
 from kvchat.session.origin import origin_of
-from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import Session
 from kvchat.ui.plain_text import one_line
+
+if TYPE_CHECKING:
+    from kvchat.chat import Chat
+    from kvchat.lending.lender import Lender
+    from kvchat.session.template import ChatTemplate
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,9 @@ def start_worker(model: str, model_dir: Path, config: EngineConfig) -> EngineCli
 
 def borrowed_or_started(runtime_dir: Path) -> EngineFactory:
     """Return what borrows the engine that another process lends, and starts one where there is none."""
+
+    from kvchat.lending.borrower import borrow
+    from kvchat.lending.place import identity_of, socket_path
 
     def factory(model: str, model_dir: Path, config: EngineConfig) -> EngineClient:
         identity = identity_of(model_dir, config)
@@ -74,6 +80,7 @@ class Kvchat:
         self._engine: EngineClient | None = None
         self._template: ChatTemplate | None = None
         self._model_dir: Path | None = None
+        self._late: LateChat | None = None
         self._lender: Lender | None = None
         self._is_to_be_lent = False
 
@@ -82,7 +89,7 @@ class Kvchat:
         assert self._engine is not None, "load comes first"
         return self._engine
 
-    def load(self, reference: str | None, model: str | None, adapter: Path | None = None) -> Chat:
+    def load(self, reference: str | None, model: str | None, adapter: Path | None = None) -> "Chat":
         """Begin to load a model, without waiting for it, and return the chat that uses it.
 
         Args:
@@ -95,37 +102,73 @@ class Kvchat:
             SessionError: `reference` names no session.
             ModelError: there is no such model or adapter, or its tokenizer cannot be read.
         """
-        session = None if reference is None else self.store.find(reference)
         if self._settings.remote.url is not None:
-            return self._load_remote(self._settings.remote.url, model)
+            return self._load_remote(self._settings.remote.url, reference, model)
+        location = self._choose(reference, model, adapter)
+        template = _template_of(location)
+        self._make_engine(location)
+        return self._make_chat(location, template)
+
+    def load_late(self, reference: str | None, model: str | None, adapter: Path | None = None) -> "Chat":
+        """Do as `load`, but read the tokenizer, and import what a chat needs, when it is first used.
+
+        Raises:
+            SessionError, ModelError: see `load`; that a tokenizer cannot be read is raised when it is.
+        """
+        if self._settings.remote.url is not None:
+            return self._load_remote(self._settings.remote.url, reference, model)
+        location = self._choose(reference, model, adapter)
+        self._make_engine(location)
+        self._late = LateChat(self.store, lambda: self._make_chat(location, _template_of(location)))
+        return cast("Chat", self._late)
+
+    def finish_load(self) -> None:
+        """Make the chat of `load_late`, unless it was used already.
+
+        Raises:
+            ModelError: its tokenizer cannot be read.
+        """
+        if self._late is not None:
+            self._late.made()
+
+    def _choose(self, reference: str | None, model: str | None, adapter: Path | None) -> ModelLocation:
+        """Return where the model is, and take over what the session that is opened has of its own."""
+        session = None if reference is None else self.store.find(reference)
         if session is not None and model in (None, session.model):
             model = session.model
             if adapter is None and self._settings.engine.adapter is None and session.adapter:
                 self._use_adapter_of(session)
         if session is not None:
             self._use_format_of(session)
-        location = located(self._settings, model or self._settings.model)
-        template = self._template = ChatTemplate.from_dir(location.path)
+        return located(self._settings, model or self._settings.model)
+
+    def _make_engine(self, location: ModelLocation) -> None:
         self._model_dir = location.path
-        name = lasting_name(location)
         engine = replace(self._settings.engine, is_gone=self.store.is_gone)
-        self._engine = self._engine_factory(name, location.path, engine)
+        self._engine = self._engine_factory(lasting_name(location), location.path, engine)
         self.store.drain = self._engine.drain_saves
+
+    def _make_chat(self, location: ModelLocation, template: "ChatTemplate") -> "Chat":
+        from kvchat.chat import Chat
+
+        self._template = template
         return Chat(
             store=self.store,
             template=template,
-            engine=self._engine,
-            model=name,
+            engine=self.engine,
+            model=lasting_name(location),
             sampling=self._settings.sampling,
             adapter=str(used.absolute()) if (used := self._settings.engine.adapter) else "",
         )
 
-    def _load_remote(self, url: str, model: str | None) -> Chat:
+    def _load_remote(self, url: str, reference: str | None, model: str | None) -> "Chat":
         """Return the chat of a server; the first of its models unless one is named."""
         from kvchat.remote.chat import RemoteChat
         from kvchat.remote.endpoint import Endpoint
         from kvchat.remote.key import client_key
 
+        if reference is not None:
+            self.store.find(reference)
         key_file = self._settings.remote.key_file
         endpoint = Endpoint(url, None if key_file is None else client_key(key_file))
         if model is None:
@@ -162,7 +205,7 @@ class Kvchat:
             )
         self._settings = replace(self._settings, engine=replace(self._settings.engine, adapter=path))
 
-    def lend(self) -> Lender | None:
+    def lend(self) -> "Lender | None":
         """Lend the engine to other processes of this user until this is closed.
 
         Returns:
@@ -171,6 +214,9 @@ class Kvchat:
         Raises:
             StorageError: there is no private place for a socket.
         """
+        from kvchat.lending.lender import Lender
+        from kvchat.lending.place import identity_of, socket_path
+
         assert self._template is not None, "load comes first"
         assert self._model_dir is not None
         identity = identity_of(self._model_dir, self._settings.engine)
@@ -188,7 +234,7 @@ class Kvchat:
         if lender is not None:
             lender.close()
 
-    def lend_again(self, model_dir: Path | None = None, template: ChatTemplate | None = None) -> None:
+    def lend_again(self, model_dir: Path | None = None, template: "ChatTemplate | None" = None) -> None:
         """Lend the engine that has begun anew, perhaps with another model, if it was to be lent before."""
         if model_dir is not None:
             self._model_dir, self._template = model_dir, template
@@ -209,6 +255,12 @@ class Kvchat:
         self.stop_lending()
         if self._engine is not None:
             self._engine.close()
+
+
+def _template_of(location: ModelLocation) -> "ChatTemplate":
+    from kvchat.session.template import ChatTemplate
+
+    return ChatTemplate.from_dir(location.path)
 
 
 @contextmanager

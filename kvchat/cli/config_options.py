@@ -2,12 +2,11 @@
 
 from typing import Annotated
 
-import typer
-
 from kvchat.cli.completion import complete_setting
 from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import Json, Ndjson
 from kvchat.cli.options import EngineOptions, ListOptions
+from kvchat.cli.parameter import Argument, Option
 
 
 @option_class
@@ -22,10 +21,10 @@ class ShowOptions(EngineOptions):
 class SetOptions(ListOptions):
     name: Annotated[
         str,
-        typer.Argument(help="As `config show` names it.", metavar="NAME", autocompletion=complete_setting),
+        Argument(help="As `config show` names it.", metavar="NAME", autocompletion=complete_setting),
     ]
     value: Annotated[
         str | None,
-        typer.Argument(help="The value; `none` lifts a limit.", metavar="VALUE", show_default=False),
+        Argument(help="The value; `none` lifts a limit.", metavar="VALUE", show_default=False),
     ] = None
-    unset: Annotated[bool, typer.Option("--unset", help="Take the setting out of the file.")] = False
+    unset: Annotated[bool, Option("--unset", help="Take the setting out of the file.")] = False

@@ -6,7 +6,7 @@ What it saves and what it loses is measured on the session itself and told befor
 import sys
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -31,6 +31,7 @@ from kvchat.session.store import SessionStore
 from kvchat.session.stored_paths import leaf_paths
 from kvchat.session.tree import Session, Turn, path_token_ids
 from kvchat.ui.figures import bytes_text, plural
+from kvchat.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.engine.conversion import Converted

@@ -2,11 +2,10 @@
 
 from typing import Annotated
 
-import typer
-
 from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import Device, Dtype, HubModel, Weights
 from kvchat.cli.options import PlaceOptions, given
+from kvchat.cli.parameter import Argument, Option
 from kvchat.cli.session_options import SessionOptions
 
 
@@ -16,14 +15,14 @@ class ConvertOptions(SessionOptions):
 
     cache_format: Annotated[
         str,
-        typer.Argument(help="fp8, int8, int4, int2, k=int8,v=int4 …, or exact.", metavar="FORMAT"),
+        Argument(help="fp8, int8, int4, int2, k=int8,v=int4 …, or exact.", metavar="FORMAT"),
     ]
     last: Annotated[
-        int, typer.Option(help="Show the loss on the last N tokens of answers.", metavar="N", min=1)
+        int, Option(help="Show the loss on the last N tokens of answers.", metavar="N", min=1)
     ] = 64
-    no_gauge: Annotated[bool, typer.Option("--no-gauge", help="Do not measure the loss.")] = False
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would save and lose.")] = False
+    no_gauge: Annotated[bool, Option("--no-gauge", help="Do not measure the loss.")] = False
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Only say what it would save and lose.")] = False
     model: HubModel = None
     device: Device = None
     dtype: Dtype = None

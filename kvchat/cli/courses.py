@@ -18,8 +18,7 @@ from kvchat.cli.streams import Output, Status, as_json
 from kvchat.cli.waiting import wait_until_loaded
 from kvchat.conversation import Conversation
 from kvchat.errors import UsageError
-from kvchat.revision import nth_last_question
-from kvchat.session.tree import Finish, TurnId
+from kvchat.session.tree import Finish, TurnId, nth_last_question
 from kvchat.ui.course_words import drop_words, excerpt, undo_words
 from kvchat.ui.plain_text import one_line
 

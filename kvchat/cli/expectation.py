@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from kvchat.chat import Chat
 from kvchat.conversation import Conversation
 from kvchat.errors import CacheMissed, UsageError
-from kvchat.revision import nth_last_question
 from kvchat.session.packs import Pack
-from kvchat.session.tree import Turn, path_token_ids
+from kvchat.session.tree import Turn, nth_last_question, path_token_ids
 
 
 class Expectation:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from kvchat.cli.export_format import Format, format_of
@@ -23,6 +23,7 @@ from kvchat.session.references import chain_root
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Branch, Session, Turn
 from kvchat.ui.figures import bytes_text, plural
+from kvchat.values import dataclass
 
 SUFFIX = Format.BUNDLE.suffix
 _MAX_NAME_LEN = 80

@@ -1,7 +1,9 @@
 """What one check of `kvchat doctor` has found."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+
+from kvchat.values import dataclass
 
 
 class State(StrEnum):

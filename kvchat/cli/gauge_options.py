@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from kvchat.cli.completion import complete_session
 from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import SESSION_HELP, Device, Dtype, HubModel, Weights
 from kvchat.cli.options import ListOptions, PlaceOptions, given
+from kvchat.cli.parameter import Argument, Option
 
 
 @option_class
@@ -17,7 +16,7 @@ class GaugeOptions(ListOptions):
 
     session: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help=f"{SESSION_HELP} Without one: the built-in questions, with the starter model.",
             metavar="[SESSION]",
             show_default=False,
@@ -26,32 +25,28 @@ class GaugeOptions(ListOptions):
     ] = None
     cache_format: Annotated[
         list[str] | None,
-        typer.Option(help="Measure this format; may be given several times.", metavar="FORMAT"),
+        Option(help="Measure this format; may be given several times.", metavar="FORMAT"),
     ] = None
-    last: Annotated[int, typer.Option(help="Replay the last N tokens of answers.", metavar="N", min=1)] = 128
+    last: Annotated[int, Option(help="Replay the last N tokens of answers.", metavar="N", min=1)] = 128
     keep: Annotated[
         float,
-        typer.Option(
-            help="Recommend what puts the same token first this often.", metavar="SHARE", min=0, max=1
-        ),
+        Option(help="Recommend what puts the same token first this often.", metavar="SHARE", min=0, max=1),
     ] = 0.99
     layers: Annotated[
-        str | None, typer.Option(help="Also convert each layer alone to this format.", metavar="FORMAT")
+        str | None, Option(help="Also convert each layer alone to this format.", metavar="FORMAT")
     ] = None
     converted: Annotated[
         bool,
-        typer.Option("--converted", help="Measure converting what there is, not computing all in a format."),
+        Option("--converted", help="Measure converting what there is, not computing all in a format."),
     ] = False
     branch: Annotated[
-        str | None, typer.Option(help="Measure this branch; else the one used last.", metavar="NAME")
+        str | None, Option(help="Measure this branch; else the one used last.", metavar="NAME")
     ] = None
-    svg: Annotated[
-        Path | None, typer.Option(help="Draw bytes against loss into this file.", metavar="FILE")
-    ] = None
+    svg: Annotated[Path | None, Option(help="Draw bytes against loss into this file.", metavar="FILE")] = None
     figures: Annotated[
-        Path | None, typer.Option(help="Also write all figures into this file, as JSON.", metavar="FILE")
+        Path | None, Option(help="Also write all figures into this file, as JSON.", metavar="FILE")
     ] = None
-    quick: Annotated[bool, typer.Option("--quick", help="Of the built-in questions ask a tenth.")] = False
+    quick: Annotated[bool, Option("--quick", help="Of the built-in questions ask a tenth.")] = False
     model: HubModel = None
     device: Device = None
     dtype: Dtype = None

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
 from kvchat.cli.removal import TidyStore
 from kvchat.config import Settings
@@ -12,6 +11,7 @@ from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock
 from kvchat.session.packs import PackShelf
 from kvchat.session.references import References
 from kvchat.session.tree import SessionId
+from kvchat.values import dataclass
 
 _NOBODY = "no session"
 

@@ -8,7 +8,6 @@ their names say which tokens they belong to and nothing of their bytes.
 import stat
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn
 from kvchat.ui.figures import bytes_text, plural
 from kvchat.ui.plain_text import one_line
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

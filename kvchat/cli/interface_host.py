@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvchat.chat import Chat
 from kvchat.cli.compose import Kvchat
 from kvchat.cli.convert_process import convert_words
 from kvchat.cli.engine_swap import EngineSwap
@@ -22,8 +22,10 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase
 from kvchat.engine.models.locate import lasting_name
 from kvchat.errors import EngineFailed
-from kvchat.session.template import ChatTemplate
 from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
+
+if TYPE_CHECKING:
+    from kvchat.chat import Chat
 
 
 class InterfaceHost(SessionFiles):
@@ -42,7 +44,7 @@ class InterfaceHost(SessionFiles):
         self,
         settings: Settings,
         kvchat: Kvchat,
-        chat: Chat,
+        chat: "Chat",
         engine: EngineSwap,
         config_file: Path | None = None,
         flags: Mapping[str, object] | None = None,
@@ -54,7 +56,12 @@ class InterfaceHost(SessionFiles):
         self._engine = engine
 
     def begin(self) -> None:
-        """Begin to load, now that the window is drawn."""
+        """Begin to load, now that the window is drawn: the chat at once, the engine in its own thread.
+
+        Raises:
+            ModelError: the tokenizer cannot be read.
+        """
+        self._kvchat.finish_load()
         self._engine.start()
 
     def appearance(self) -> Appearance:
@@ -115,6 +122,8 @@ class InterfaceHost(SessionFiles):
             self._engine_changed(changes)
             self._kvchat.lend_again()
             return
+        from kvchat.session.template import ChatTemplate
+
         location = located(self._settings, model)
         template = ChatTemplate.from_dir(location.path)
         name = lasting_name(location)
@@ -123,7 +132,6 @@ class InterfaceHost(SessionFiles):
         self._engine.swap(name, location.path, changes=changes)
         self._engine_changed(changes)
         self._chat.use(template, name)
-        self._chat.adapter = ""
         self._kvchat.lend_again(location.path, template)
 
     def _engine_changed(self, changes: Mapping[str, object]) -> None:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from time import perf_counter, sleep
 
 from kvchat.cli.removal import TidyStore
@@ -14,6 +13,7 @@ from kvchat.engine.memory.block_index import IndexedBlock
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import SessionId
 from kvchat.ui.bridge import OnDisk
+from kvchat.values import dataclass
 
 _LONGEST_REST_S = 0.05
 

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, installed_model, l
 from kvchat.errors import KvchatError
 from kvchat.ui.figures import bytes_text, short_count_text
 from kvchat.ui.host import ModelEntry
+from kvchat.values import dataclass
 
 _CONTEXT = 8192
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from kvchat.cli.models_options import ModelOptions
@@ -16,6 +16,7 @@ from kvchat.engine.models.weight_files import check_model, read_config, weight_f
 from kvchat.errors import KvchatError, ModelNotFound
 from kvchat.ui.figures import bytes_text, count_text
 from kvchat.ui.plain_text import one_line
+from kvchat.values import dataclass
 
 _CONTEXT = 8192
 """A conversation of this many tokens, or of all that the model can read, has to fit beside the weights."""

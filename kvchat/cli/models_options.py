@@ -2,12 +2,11 @@
 
 from typing import Annotated
 
-import typer
-
 from kvchat.cli.option_class import option_class
 from kvchat.cli.options import ListOptions
+from kvchat.cli.parameter import Argument
 
 
 @option_class
 class ModelOptions(ListOptions):
-    model: Annotated[str, typer.Argument(help="A directory, a hub id, or `starter`.", metavar="MODEL")]
+    model: Annotated[str, Argument(help="A directory, a hub id, or `starter`.", metavar="MODEL")]

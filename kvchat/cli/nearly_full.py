@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
 from kvchat.cli.compressing import wanted_formats
 from kvchat.cli.convert_process import convert_words
@@ -20,6 +19,7 @@ from kvchat.errors import EngineFailed, KvchatError
 from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import turn_lock
 from kvchat.ui.plain_text import one_line
+from kvchat.values import dataclass
 
 FREE_SHARE = 5
 """A disk is nearly full while less than one byte in so many of its limit is free. What is converted finds

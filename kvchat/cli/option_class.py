@@ -1,7 +1,8 @@
 """What makes a class of a command's options."""
 
-from dataclasses import dataclass
 from typing import TypeVar, dataclass_transform
+
+from kvchat.values import dataclass
 
 _Class = TypeVar("_Class")
 
@@ -10,7 +11,6 @@ _Class = TypeVar("_Class")
 def option_class(cls: type[_Class]) -> type[_Class]:
     """Make a dataclass of a command's options, given by name and never changed.
 
-    Nobody compares or prints options, and making the methods for that, and those that refuse changes, took
-    part of the time in which a command starts. Type checkers refuse changes all the same.
+    Type checkers alone refuse changes; nobody compares options.
     """
-    return dataclass(slots=True, kw_only=True, eq=False, repr=False)(cls)
+    return dataclass(slots=True, kw_only=True, eq=False)(cls)

@@ -3,32 +3,31 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from kvchat.cli.completion import complete_pack, complete_session
+from kvchat.cli.parameter import Argument, Option
 
 SESSION_HELP = "Id, unique start of an id, or title."
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Ndjson = Annotated[bool, typer.Option("--ndjson", help="Print JSON, one object per line.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-NoKv = Annotated[bool, typer.Option("--no-kv", help="Leave the blocks out.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+Ndjson = Annotated[bool, Option("--ndjson", help="Print JSON, one object per line.")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+NoKv = Annotated[bool, Option("--no-kv", help="Leave the blocks out.")]
 ModelName = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="A directory, a GGUF file, a hub id, or `starter`.", metavar="MODEL"),
+    Option("--model", "-m", help="A directory, a GGUF file, a hub id, or `starter`.", metavar="MODEL"),
 ]
 HubModel = Annotated[
-    str | None, typer.Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL")
+    str | None, Option("--model", "-m", help="A directory, a hub id, or `starter`.", metavar="MODEL")
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")]
-Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
+Device = Annotated[str | None, Option(help="auto, cpu, cuda or mps.", metavar="DEVICE")]
+Dtype = Annotated[str | None, Option(help="auto, float32, bfloat16 or float16.", metavar="DTYPE")]
 Weights = Annotated[
     str | None,
-    typer.Option(help="auto, fp32, bf16, fp16, int8 or int4 (quantised once, then kept).", metavar="FORM"),
+    Option(help="auto, fp32, bf16, fp16, int8 or int4 (quantised once, then kept).", metavar="FORM"),
 ]
 CacheFormat = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="How KV is stored: exact; or, approximate, fp8, int8, int4, int2; or what of it is seen: "
         "window, knorm, keydiff, snapkv, shadow.",
         metavar="FORMAT",
@@ -36,7 +35,7 @@ CacheFormat = Annotated[
 ]
 WhenFull = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="What becomes of KV for which there is no room: evict refuses a conversation that outgrows "
         "memory, and lets what was used longest ago leave a full disk; compress keeps both in int8, "
         "compress:int4 in int4; shadow lets a conversation's blocks lie in host memory, where each step "
@@ -44,18 +43,14 @@ WhenFull = Annotated[
         metavar="CHOICE",
     ),
 ]
-DeviceBytes = Annotated[
-    str | None, typer.Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")
-]
+DeviceBytes = Annotated[str | None, Option(help="Most memory for KV blocks, as in 2GiB.", metavar="SIZE")]
 Files = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--file", "-f", help="Put this file before the question; `-` is standard input.", metavar="FILE"
-    ),
+    Option("--file", "-f", help="Put this file before the question; `-` is standard input.", metavar="FILE"),
 ]
 PackName = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--pack",
         help="Begin a new session with this pack; see `kvchat pack`.",
         metavar="NAME",
@@ -64,29 +59,21 @@ PackName = Annotated[
 ]
 RemoteUrl = Annotated[
     str | None,
-    typer.Option(help="Let this OpenAI-compatible server answer; `none` for here.", metavar="URL"),
+    Option(help="Let this OpenAI-compatible server answer; `none` for here.", metavar="URL"),
 ]
 RemoteKeyFile = Annotated[
-    Path | None, typer.Option(help="The server's API key, in a file of your own.", metavar="FILE")
+    Path | None, Option(help="The server's API key, in a file of your own.", metavar="FILE")
 ]
 NamedSession = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--session", "-s", help="Go on in this session.", metavar="SESSION", autocompletion=complete_session
     ),
 ]
-LastSession = Annotated[
-    bool, typer.Option("--continue", "-c", help="Go on in the session that was used last.")
-]
-NewSession = Annotated[
-    str | None, typer.Option("--new", help="Begin a new session of this name.", metavar="NAME")
-]
-SessionWord = Annotated[
-    str, typer.Argument(help=SESSION_HELP, metavar="SESSION", autocompletion=complete_session)
-]
+LastSession = Annotated[bool, Option("--continue", "-c", help="Go on in the session that was used last.")]
+NewSession = Annotated[str | None, Option("--new", help="Begin a new session of this name.", metavar="NAME")]
+SessionWord = Annotated[str, Argument(help=SESSION_HELP, metavar="SESSION", autocompletion=complete_session)]
 SessionWords = Annotated[
     list[str] | None,
-    typer.Argument(
-        help=SESSION_HELP, metavar="[SESSION]", show_default=False, autocompletion=complete_session
-    ),
+    Argument(help=SESSION_HELP, metavar="[SESSION]", show_default=False, autocompletion=complete_session),
 ]

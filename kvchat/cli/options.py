@@ -1,16 +1,13 @@
 """The options of the command line, each declared once.
 
-A command takes one frozen value of options. `takes` shows its fields to Typer as if they were parameters, so
-that commands which share options share a base class instead of a parameter list.
+A command takes one frozen value of options, so that commands which share options share a base class instead
+of a parameter list.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
-
-import typer
+from typing import Annotated, ClassVar
 
 from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import SESSION_HELP as SESSION_HELP
@@ -33,10 +30,9 @@ from kvchat.cli.option_types import (
     Weights,
     WhenFull,
 )
+from kvchat.cli.parameter import Argument, Option
 from kvchat.config import KEYS, Remote, Settings, did_you_mean, read_settings
 from kvchat.errors import UsageError
-
-Options = TypeVar("Options")
 
 
 @option_class
@@ -48,14 +44,14 @@ class PlaceOptions:
     """
 
     is_talk: ClassVar[bool] = False
-    data_dir: Annotated[Path | None, typer.Option(help="Where conversations are kept.", metavar="DIR")] = None
-    cache_dir: Annotated[Path | None, typer.Option(help="Where KV blocks are kept.", metavar="DIR")] = None
+    data_dir: Annotated[Path | None, Option(help="Where conversations are kept.", metavar="DIR")] = None
+    cache_dir: Annotated[Path | None, Option(help="Where KV blocks are kept.", metavar="DIR")] = None
     config: Annotated[
-        Path | None, typer.Option(help="Read this configuration file instead of your own.", metavar="FILE")
+        Path | None, Option(help="Read this configuration file instead of your own.", metavar="FILE")
     ] = None
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but what was asked for.")] = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the log on standard error.")] = False
-    no_color: Annotated[bool, typer.Option("--no-color", help="Use no colours.")] = False
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Say nothing but what was asked for.")] = False
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Show the log on standard error.")] = False
+    no_color: Annotated[bool, Option("--no-color", help="Use no colours.")] = False
 
     def flags(self) -> dict[str, object]:
         """Return the settings that were given here, by the dotted names of `config.KEYS`."""
@@ -96,46 +92,38 @@ class EngineOptions(PlaceOptions):
     """Options of commands that run a model."""
 
     model: ModelName = None
-    system: Annotated[str | None, typer.Option(help="System prompt of a new session.", metavar="TEXT")] = None
+    system: Annotated[str | None, Option(help="System prompt of a new session.", metavar="TEXT")] = None
     max_tokens: Annotated[
-        str | None, typer.Option(help="Longest answer in tokens; `none` for no limit.", metavar="N")
+        str | None, Option(help="Longest answer in tokens; `none` for no limit.", metavar="N")
     ] = None
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", metavar="X")] = None
-    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.", metavar="X")] = None
-    top_k: Annotated[str | None, typer.Option(help="Choose among the K likeliest tokens.", metavar="K")] = (
-        None
-    )
-    seed: Annotated[str | None, typer.Option(help="Seed of the sampling.", metavar="N")] = None
+    temperature: Annotated[float | None, Option(help="0 is greedy.", metavar="X")] = None
+    top_p: Annotated[float | None, Option(help="Nucleus sampling.", metavar="X")] = None
+    top_k: Annotated[str | None, Option(help="Choose among the K likeliest tokens.", metavar="K")] = None
+    seed: Annotated[str | None, Option(help="Seed of the sampling.", metavar="N")] = None
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-o", help="A sampling option as KEY=VALUE.", metavar="KEY=VALUE"),
+        Option("--option", "-o", help="A sampling option as KEY=VALUE.", metavar="KEY=VALUE"),
     ] = None
     device: Device = None
     dtype: Dtype = None
     weights: Weights = None
     adapter: Annotated[
-        Path | None, typer.Option(help="A LoRA for the model, as peft saves one.", metavar="DIR")
+        Path | None, Option(help="A LoRA for the model, as peft saves one.", metavar="DIR")
     ] = None
     cache_format: CacheFormat = None
     speculate: Annotated[
         str | None,
-        typer.Option(
-            help="auto computes several tokens in a step where text repeats; off never.", metavar="HOW"
-        ),
+        Option(help="auto computes several tokens in a step where text repeats; off never.", metavar="HOW"),
     ] = None
     kv_device_bytes: DeviceBytes = None
     kv_host_bytes: Annotated[
-        str | None, typer.Option(help="Host memory for blocks that the device evicts.", metavar="SIZE")
+        str | None, Option(help="Host memory for blocks that the device evicts.", metavar="SIZE")
     ] = None
-    kv_disk_bytes: Annotated[
-        str | None, typer.Option(help="Most disk space for KV blocks.", metavar="SIZE")
-    ] = None
+    kv_disk_bytes: Annotated[str | None, Option(help="Most disk space for KV blocks.", metavar="SIZE")] = None
     kv_disk_daily_bytes: Annotated[
-        str | None, typer.Option(help="Most bytes of KV blocks written to disk in a day.", metavar="SIZE")
+        str | None, Option(help="Most bytes of KV blocks written to disk in a day.", metavar="SIZE")
     ] = None
-    temp: Annotated[bool, typer.Option("--temp", help="Keep nothing: neither text nor KV nor history.")] = (
-        False
-    )
+    temp: Annotated[bool, Option("--temp", help="Keep nothing: neither text nor KV nor history.")] = False
 
     def settings(self, *, unlock: bool = True) -> Settings:
         # Nothing that is kept is opened for `--temp`.
@@ -172,7 +160,7 @@ class DoctorOptions(EngineOptions):
 
     json: Json = False
     ndjson: Ndjson = False
-    no_model: Annotated[bool, typer.Option("--no-model", help="Do not load the model.")] = False
+    no_model: Annotated[bool, Option("--no-model", help="Do not load the model.")] = False
 
 
 @option_class
@@ -197,7 +185,7 @@ class ResumeOptions(TalkOptions):
     continue_last: LastSession = False
     new: NewSession = None
     no_attach: Annotated[
-        bool, typer.Option("--no-attach", help="Load the model here; the interface always does.")
+        bool, Option("--no-attach", help="Load the model here; the interface always does.")
     ] = False
     pack: PackName = None
 
@@ -212,7 +200,7 @@ class AskOptions(TalkOptions):
     """Options of one question."""
 
     question: Annotated[
-        list[str] | None, typer.Argument(help="The question.", metavar="[QUESTION]...", show_default=False)
+        list[str] | None, Argument(help="The question.", metavar="[QUESTION]...", show_default=False)
     ] = None
     session: NamedSession = None
     continue_last: LastSession = False
@@ -221,24 +209,24 @@ class AskOptions(TalkOptions):
     file: Files = None
     edit: Annotated[
         int | None,
-        typer.Option(help="Ask in place of your N-th last message, on a new branch.", metavar="N", min=1),
+        Option(help="Ask in place of your N-th last message, on a new branch.", metavar="N", min=1),
     ] = None
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False
-    ndjson: Annotated[bool, typer.Option("--ndjson", help="Print one JSON event per line.")] = False
+    json: Annotated[bool, Option("--json", help="Print one JSON object at the end.")] = False
+    ndjson: Annotated[bool, Option("--ndjson", help="Print one JSON event per line.")] = False
     no_attach: Annotated[
-        bool, typer.Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
+        bool, Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
     ] = False
     num: Annotated[
-        int, typer.Option("-n", help="Give so many answers, each a branch.", metavar="N", min=1, max=8)
+        int, Option("-n", help="Give so many answers, each a branch.", metavar="N", min=1, max=8)
     ] = 1
     strict_cache: Annotated[
         bool,
-        typer.Option("--strict-cache", help="Exit with 7 rather than compute what was computed before."),
+        Option("--strict-cache", help="Exit with 7 rather than compute what was computed before."),
     ] = False
     when_full: WhenFull = None
-    no_stats: Annotated[bool, typer.Option("--no-stats", help="Do not say what the answer cost.")] = False
+    no_stats: Annotated[bool, Option("--no-stats", help="Do not say what the answer cost.")] = False
     fail_on_length: Annotated[
-        bool, typer.Option("--fail-on-length", help="Exit with 8 if the answer was cut off by its length.")
+        bool, Option("--fail-on-length", help="Exit with 8 if the answer was cut off by its length.")
     ] = False
 
     def flags(self) -> dict[str, object]:
@@ -251,11 +239,11 @@ class EncryptOptions(ListOptions):
     """Options of choosing what opens the conversations."""
 
     keyring: Annotated[
-        bool, typer.Option("--keyring", help="Keep the key in the system's keyring; no passphrase.")
+        bool, Option("--keyring", help="Keep the key in the system's keyring; no passphrase.")
     ] = False
     cost: Annotated[
         int | None,
-        typer.Option(help="Of guessing a passphrase once: 2^N KiB of memory.", metavar="N", min=10, max=20),
+        Option(help="Of guessing a passphrase once: 2^N KiB of memory.", metavar="N", min=10, max=20),
     ] = None
 
 
@@ -263,14 +251,14 @@ class EncryptOptions(ListOptions):
 class PlanOptions(ListOptions):
     model: Annotated[
         str,
-        typer.Argument(help="A config.json, a directory, a hub id, or `starter`.", metavar="MODEL"),
+        Argument(help="A config.json, a directory, a hub id, or `starter`.", metavar="MODEL"),
     ]
     context: Annotated[
-        str, typer.Option(help="Length of the context in tokens, such as 8192 or 128k.", metavar="N")
+        str, Option(help="Length of the context in tokens, such as 8192 or 128k.", metavar="N")
     ] = "128k"
     format: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="This cache format alone, as `--cache-format` names it; may be given several times.",
             metavar="FORMAT",
         ),
@@ -280,33 +268,6 @@ class PlanOptions(ListOptions):
 def given(flags: Mapping[str, object]) -> dict[str, object]:
     """Return the settings that have a value."""
     return {name: value for name, value in flags.items() if value is not None}
-
-
-def takes(options: type[Options], command: Callable[[Options], int | None]) -> Callable[..., int | None]:
-    """Return `command` as a function whose parameters are the fields of `options`."""
-
-    def run(**values: Any) -> int | None:
-        try:
-            if values.get("json") and values.get("ndjson"):
-                raise UsageError("--json and --ndjson contradict each other; choose one")
-            return command(options(**values))
-        except BrokenPipeError:
-            raise typer.Exit(141) from None
-
-    hints = get_type_hints(options, include_extras=True)
-    parameters = [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if one.default is MISSING else one.default,
-            annotation=hints[one.name],
-        )
-        for one in fields(options)  # type: ignore[arg-type]
-    ]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: hints[one.name] for one in fields(options)}  # type: ignore[arg-type]
-    run.__doc__ = command.__doc__
-    return run
 
 
 def _sampling_option(written: str) -> tuple[str, object]:

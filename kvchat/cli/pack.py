@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from time import localtime, strftime
 
 from kvchat.cli.options import ListOptions
@@ -14,6 +13,7 @@ from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.session.packs import Pack, PackShelf
 from kvchat.ui.figures import bytes_text, count_text
 from kvchat.ui.plain_text import one_line
+from kvchat.values import dataclass
 
 _INDENT = 4
 

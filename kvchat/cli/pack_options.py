@@ -2,25 +2,24 @@
 
 from typing import Annotated
 
-import typer
-
 from kvchat.cli.completion import complete_pack
 from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import Files, Json, Ndjson
 from kvchat.cli.options import EngineOptions, ListOptions
+from kvchat.cli.parameter import Argument, Option
 
 
 @option_class
 class MakeOptions(EngineOptions):
     """Options of making a pack."""
 
-    name: Annotated[str, typer.Argument(help="What to call it.", metavar="NAME")]
+    name: Annotated[str, Argument(help="What to call it.", metavar="NAME")]
     file: Files = None
     json: Json = False
     ndjson: Ndjson = False
-    force: Annotated[bool, typer.Option("--force", help="Make it anew if it exists.")] = False
+    force: Annotated[bool, Option("--force", help="Make it anew if it exists.")] = False
     no_attach: Annotated[
-        bool, typer.Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
+        bool, Option("--no-attach", help="Load the model here, even where a running kvchat lends it.")
     ] = False
 
 
@@ -28,11 +27,11 @@ class MakeOptions(EngineOptions):
 class PackOptions(ListOptions):
     """Options of commands about one pack."""
 
-    name: Annotated[str, typer.Argument(help="Its name.", metavar="NAME", autocompletion=complete_pack)]
+    name: Annotated[str, Argument(help="Its name.", metavar="NAME", autocompletion=complete_pack)]
 
 
 @option_class
 class RemovePacksOptions(ListOptions):
     names: Annotated[
-        list[str], typer.Argument(help="Packs to remove.", metavar="NAME...", autocompletion=complete_pack)
+        list[str], Argument(help="Packs to remove.", metavar="NAME...", autocompletion=complete_pack)
     ]

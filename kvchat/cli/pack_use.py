@@ -3,13 +3,16 @@
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvchat.chat import Chat
 from kvchat.config import Settings
 from kvchat.errors import PackMismatch, UsageError
 from kvchat.session.packs import Pack, PackShelf
 from kvchat.session.tree import Session
 from kvchat.ui.plain_text import one_line
+
+if TYPE_CHECKING:
+    from kvchat.chat import Chat
 
 
 def chosen_pack(name: str | None, system: str | None, settings: Settings) -> Pack | None:
@@ -54,7 +57,7 @@ def refuse_other_name(pack: Pack, model: str) -> None:
         raise _mismatch(pack)
 
 
-def refuse_other_model(pack: Pack, chat: Chat) -> None:
+def refuse_other_model(pack: Pack, chat: "Chat") -> None:
     """Raise PackMismatch if the engine computes other KV than a pack's. Waits until it is loaded."""
     if chat.engine.info().fingerprint != pack.fingerprint:
         raise _mismatch(pack)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from kvchat.session.branch_removal import BranchRemoval
 from kvchat.session.references import References, add_turns
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import Branch, SessionId, Turn, TurnId, Verification
+from kvchat.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.engine.memory.block_catalog import BlockCatalog

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from kvchat.cli.option_class import option_class
 from kvchat.cli.option_types import Json, Ndjson
 from kvchat.cli.options import EngineOptions
+from kvchat.cli.parameter import Option
 
 
 @option_class
@@ -15,17 +14,17 @@ class ServeOptions(EngineOptions):
     json: Json = False
     ndjson: Ndjson = False
     socket_only: Annotated[
-        bool, typer.Option("--socket-only", help="Open no port; only lend the engine to `kvchat ask`.")
+        bool, Option("--socket-only", help="Open no port; only lend the engine to `kvchat ask`.")
     ] = False
     port: Annotated[
         int,
-        typer.Option(help="Of this machine alone; 0: the system chooses.", metavar="PORT", min=0, max=65535),
+        Option(help="Of this machine alone; 0: the system chooses.", metavar="PORT", min=0, max=65535),
     ] = 0
     api_key_file: Annotated[
         Path | None,
-        typer.Option(help="The key clients have to know; else one is made.", metavar="FILE"),
+        Option(help="The key clients have to know; else one is made.", metavar="FILE"),
     ] = None
     idle: Annotated[
         float | None,
-        typer.Option(help="End after so many seconds without a request; 0 never.", metavar="SECONDS", min=0),
+        Option(help="End after so many seconds without a request; 0 never.", metavar="SECONDS", min=0),
     ] = None

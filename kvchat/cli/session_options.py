@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from kvchat.cli.completion import complete_session
 from kvchat.cli.export_format import Format
 from kvchat.cli.option_class import option_class
@@ -22,6 +20,7 @@ from kvchat.cli.option_types import (
     Yes,
 )
 from kvchat.cli.options import EngineOptions, ListOptions, PlaceOptions, given
+from kvchat.cli.parameter import Argument, Option
 
 MOST_HITS = 1_000_000
 
@@ -38,13 +37,13 @@ class ForkOptions(SessionOptions):
     """Options of beginning a branch."""
 
     name: Annotated[
-        str, typer.Argument(help="Its name; else a free one.", metavar="[NAME]", show_default=False)
+        str, Argument(help="Its name; else a free one.", metavar="[NAME]", show_default=False)
     ] = ""
     branch: Annotated[
-        str | None, typer.Option(help="Fork this branch; else the one used last.", metavar="NAME")
+        str | None, Option(help="Fork this branch; else the one used last.", metavar="NAME")
     ] = None
     at: Annotated[
-        str | None, typer.Option(help="End with this message (`sessions tree --json` has ids).", metavar="ID")
+        str | None, Option(help="End with this message (`sessions tree --json` has ids).", metavar="ID")
     ] = None
 
 
@@ -52,13 +51,13 @@ class ForkOptions(SessionOptions):
 class WhyOptions(SessionOptions):
     """Options of explaining an answer."""
 
-    number: Annotated[int, typer.Argument(help="Answers from the end.", metavar="[N]", min=1)] = 1
+    number: Annotated[int, Argument(help="Answers from the end.", metavar="[N]", min=1)] = 1
     branch: Annotated[
-        str | None, typer.Option(help="Of this branch; else of the one used last.", metavar="NAME")
+        str | None, Option(help="Of this branch; else of the one used last.", metavar="NAME")
     ] = None
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="Whose tokenizer to read; else the answer's.", metavar="MODEL"),
+        Option("--model", "-m", help="Whose tokenizer to read; else the answer's.", metavar="MODEL"),
     ] = None
 
 
@@ -67,9 +66,9 @@ class ReviseOptions(EngineOptions):
     """Options of taking messages back and of leaving them out."""
 
     session: SessionWord
-    number: Annotated[int, typer.Argument(help="Messages from the end.", metavar="[N]", min=1)] = 1
+    number: Annotated[int, Argument(help="Messages from the end.", metavar="[N]", min=1)] = 1
     yes: Yes = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would cost.")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Only say what it would cost.")] = False
     json: Json = False
     ndjson: Ndjson = False
 
@@ -79,18 +78,18 @@ class ExportOptions(SessionOptions):
     """Options of writing a session to a file."""
 
     output: Annotated[
-        str | None, typer.Option("--output", "-o", help="The file; `-` is standard output.", metavar="FILE")
+        str | None, Option("--output", "-o", help="The file; `-` is standard output.", metavar="FILE")
     ] = None
     format: Annotated[
         Format | None,
-        typer.Option(help="bundle (with KV), md, html or json; else what FILE's name says, or bundle."),
+        Option(help="bundle (with KV), md, html or json; else what FILE's name says, or bundle."),
     ] = None
     no_kv: NoKv = False
     branch: Annotated[
         str | None,
-        typer.Option(help="Take this branch; else all, or in md and html the active one.", metavar="NAME"),
+        Option(help="Take this branch; else all, or in md and html the active one.", metavar="NAME"),
     ] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
+    force: Annotated[bool, Option("--force", help="Replace the file if it exists.")] = False
 
 
 @option_class
@@ -99,13 +98,11 @@ class ImportOptions(ListOptions):
 
     files: Annotated[
         list[Path],
-        typer.Argument(
-            help="Bundles, ChatGPT's conversations.json, or `llm logs --json`.", metavar="FILE..."
-        ),
+        Argument(help="Bundles, ChatGPT's conversations.json, or `llm logs --json`.", metavar="FILE..."),
     ]
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="Go on with this model, not the one it names.", metavar="MODEL"),
+        Option("--model", "-m", help="Go on with this model, not the one it names.", metavar="MODEL"),
     ] = None
     dtype: Dtype = None
     cache_format: CacheFormat = None
@@ -121,11 +118,11 @@ class VerifyOptions(ListOptions):
     """How much KV is computed again, and with which model."""
 
     model: HubModel = None
-    all: Annotated[bool, typer.Option("--all", help="Compute everything again.")] = False
+    all: Annotated[bool, Option("--all", help="Compute everything again.")] = False
     sample: Annotated[
-        int | None, typer.Option(help="Compute N blocks again (8 if nothing is said).", metavar="N", min=1)
+        int | None, Option(help="Compute N blocks again (8 if nothing is said).", metavar="N", min=1)
     ] = None
-    seed: Annotated[str | None, typer.Option(help="Choose the same blocks again.", metavar="TEXT")] = None
+    seed: Annotated[str | None, Option(help="Choose the same blocks again.", metavar="TEXT")] = None
     device: Device = None
     dtype: Dtype = None
     weights: Weights = None
@@ -157,7 +154,7 @@ class VerifyCacheOptions(VerifyOptions):
 class PinOptions(ListOptions):
     sessions: Annotated[
         list[str],
-        typer.Argument(help="Sessions to pin.", metavar="SESSION...", autocompletion=complete_session),
+        Argument(help="Sessions to pin.", metavar="SESSION...", autocompletion=complete_session),
     ]
 
 
@@ -165,11 +162,11 @@ class PinOptions(ListOptions):
 class RemoveOptions(ListOptions):
     sessions: Annotated[
         list[str],
-        typer.Argument(help="Sessions to remove.", metavar="SESSION...", autocompletion=complete_session),
+        Argument(help="Sessions to remove.", metavar="SESSION...", autocompletion=complete_session),
     ]
     branch: Annotated[
         str | None,
-        typer.Option("--branch", "-b", help="Remove this branch of the session alone.", metavar="NAME"),
+        Option("--branch", "-b", help="Remove this branch of the session alone.", metavar="NAME"),
     ] = None
     yes: Yes = False
 
@@ -177,10 +174,10 @@ class RemoveOptions(ListOptions):
 @option_class
 class RenameOptions(ListOptions):
     session: SessionWord
-    title: Annotated[str, typer.Argument(help="Its new title.", metavar="TITLE")]
+    title: Annotated[str, Argument(help="Its new title.", metavar="TITLE")]
 
 
 @option_class
 class SearchOptions(ListOptions):
-    words: Annotated[list[str], typer.Argument(help="Words that a message must hold.", metavar="WORD...")]
-    limit: Annotated[int, typer.Option(help="Most messages to show.", metavar="N", min=1, max=MOST_HITS)] = 20
+    words: Annotated[list[str], Argument(help="Words that a message must hold.", metavar="WORD...")]
+    limit: Annotated[int, Option(help="Most messages to show.", metavar="N", min=1, max=MOST_HITS)] = 20

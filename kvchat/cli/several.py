@@ -6,7 +6,8 @@ Each is a branch; the session goes on with the first.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from kvchat.chat import Chat, Prefill
+from kvchat.chat import Chat
+from kvchat.chat_events import Prefill, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.cli.answer import EVENT_VERSION, PrefillMeter, describe_cost, done_event
 from kvchat.cli.options import AskOptions
 from kvchat.cli.streams import Output, Status
@@ -21,7 +22,7 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.session.tree import Finish, Turn
-from kvchat.variants.samples import DIFFERING_TEMPERATURE, SampleDelta, SampleEvent, SamplesFinished
+from kvchat.variants.samples import DIFFERING_TEMPERATURE
 
 Missed = Callable[[SampleEvent], CacheMissed | None]
 

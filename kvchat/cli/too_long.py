@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import takewhile
 
 from kvchat.cli.shelf import open_store, short_id
@@ -17,6 +16,7 @@ from kvchat.session.stored_paths import leaf_paths
 from kvchat.session.tree import Session
 from kvchat.ui.figures import bytes_text
 from kvchat.ui.plain_text import one_line
+from kvchat.values import dataclass
 
 _FULL_SHARE = 2
 """Where less than one byte in so many of the limit is used, nothing had to go for a conversation."""

@@ -7,7 +7,7 @@ counted and not looked at: only exact blocks have the names that are verified he
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from time import time
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from kvchat.session.references import References
 from kvchat.session.stored_paths import StoredBlock, blocks_on, leaf_paths
 from kvchat.session.tree import Session, Turn, Verdict, Verification
 from kvchat.ui.figures import plural
+from kvchat.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.engine.verify import Findings, Verifier

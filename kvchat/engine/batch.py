@@ -1,9 +1,8 @@
 """What one step computes: ints and tuples, no tensors."""
 
-from dataclasses import dataclass
-
 from kvchat.engine.api.ids import BranchId, GroupId, RequestId
 from kvchat.engine.cache.plan import Move, Prune, TableChange
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Where none pay nothing is drafted, but for rare steps that find out what it cost
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvchat.engine.acceptance import Acceptance
 from kvchat.engine.api.ids import RequestId
@@ -15,6 +15,7 @@ from kvchat.engine.batch import Batch
 from kvchat.engine.entry import Entry
 from kvchat.engine.repeats import Repeats
 from kvchat.engine.step_costs import StepCosts
+from kvchat.values import dataclass
 
 MOST_DRAFTED = 15
 """Tokens of one draft: with the one before them as many rows as kernels for few rows take."""

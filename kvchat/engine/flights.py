@@ -1,7 +1,7 @@
 """Transfers under way: carried out by the reader, named as they land, ended when nobody waits for them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId
@@ -13,6 +13,7 @@ from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.transfer import Transfer, Transfers
 from kvchat.engine.cache.unit import Unit
 from kvchat.engine.memory.reader import Job, Landed
+from kvchat.values import dataclass
 
 
 class BlockReader(Protocol):

@@ -1,7 +1,7 @@
 """Looking into the cache: the blocks of one path, wherever they are. Reads bookkeeping and moves nothing."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
@@ -9,6 +9,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.course import Course
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from statistics import median
@@ -25,6 +24,7 @@ from typing import Any, Final
 from kvchat.directories import make_private
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.rates import WINDOW, Direction, Measured, Rates, Samples
+from kvchat.values import dataclass
 
 FILE_NAME: Final = "rates"
 VERSION: Final = 1

@@ -4,12 +4,11 @@ One at a time, in room that nobody holds, and behind everything that a request w
 stays cached when the wish changes.
 """
 
-from dataclasses import dataclass
-
 from kvchat.engine.api.ids import BlockKey, BranchId, chain_keys
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.flights import Flight, Flights
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """What is held for requests that wait for stored blocks, until they are admitted with it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvchat.engine.api.events import LoadEstimate
 from kvchat.engine.api.ids import BlockKey, RequestId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.entry import Entry
 from kvchat.engine.flights import Flight, Flights
+from kvchat.values import dataclass
 
 
 @dataclass(slots=True, eq=False)

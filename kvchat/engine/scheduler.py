@@ -8,7 +8,7 @@ goes back to the queue; what it had computed stays cached as long as there is ro
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 from kvchat.engine.api.events import Loaded
@@ -21,6 +21,7 @@ from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.entry import Entry
 from kvchat.engine.refusals import Refusals
+from kvchat.values import dataclass
 
 
 class Reserve(Protocol):

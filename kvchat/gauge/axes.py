@@ -1,10 +1,10 @@
 """Where a format stands among others: its bytes and its loss as shares of two axes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil, floor, log10
 
 from kvchat.engine.api.losses import FormatLoss
+from kvchat.values import dataclass
 
 LEAST_DIVERGENCE = 1e-8
 MOST_DIVERGENCE = 1e3

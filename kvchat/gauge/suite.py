@@ -6,7 +6,6 @@ first, or codes are hidden in a document, then asked for one at a time, each on 
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -19,6 +18,7 @@ from kvchat.starter.probes import Interview, Prober
 from kvchat.starter.split import stable_hash
 from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces, opened
 from kvchat.starter.words import Lexicon
+from kvchat.values import dataclass
 
 RECALL, NEEDLE = "recall", "needle"
 DEPTHS = (0.1, 0.5, 0.9)

@@ -10,7 +10,8 @@ from time import monotonic, time
 from typing import NoReturn
 
 from kvchat.chat import Chat, EditCost, Explanation, Revision
-from kvchat.conversation import Answering, ChatEvent, Conversation, TextDelta, TurnFinished, TurnStarted, Undo
+from kvchat.chat_events import ChatEvent, TextDelta, TurnFinished, TurnStarted
+from kvchat.conversation import Answering, Conversation, Undo
 from kvchat.engine.api.events import Timings, Usage
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest, KvchatError, ModelNotFound, UsageError

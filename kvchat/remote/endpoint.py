@@ -5,7 +5,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from threading import Event, Timer
 from typing import Any
@@ -15,6 +15,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, ModelNotFound, RemoteError, UsageError
 from kvchat.remote.pairs import Pairs
 from kvchat.session.template import Message
+from kvchat.values import dataclass
 
 _CONNECT_S = 10.0
 _API = "/v1"

@@ -5,10 +5,10 @@ vLLM has renamed some of its figures, so each has several names, of which the fi
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import isfinite
 
 from kvchat.engine.api.served import ServedCache
+from kvchat.values import dataclass
 
 _USAGE = (
     "vllm:kv_cache_usage_perc",

@@ -13,7 +13,7 @@ import os
 import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from hashlib import blake2b, scrypt
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 from kvchat.directories import make_private, sync
 from kvchat.errors import EncryptionError, StorageError
 from kvchat.sealing.sealer import KEY_BYTES, NONCE_BYTES, SALT_BYTES, SealBroken, Sealer, cipher_of, opened
+from kvchat.values import dataclass
 
 LOG_N = 17
 """Cost of a guess: 128 MiB and about half a second."""

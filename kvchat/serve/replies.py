@@ -2,13 +2,14 @@
 
 import json
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import time
 
 from starlette.responses import JSONResponse, Response
 
 from kvchat.engine.api.events import FinishReason, RequestFinished
 from kvchat.session.text_stream import Piece
+from kvchat.values import dataclass
 
 _FINISH = {FinishReason.LENGTH: "length"}
 

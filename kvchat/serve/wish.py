@@ -5,13 +5,14 @@ change the answer and is not there (tools, pictures, several answers) is refused
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest
 from kvchat.session.template import SYSTEM, Message
 from kvchat.session.tree import Role
+from kvchat.values import dataclass
 
 _MAX_STOPS = 16
 _ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}

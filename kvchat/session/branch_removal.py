@@ -1,10 +1,10 @@
 """What goes with one branch of a session, and what stays because other branches have it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from kvchat.errors import UsageError
 from kvchat.session.tree import Branch, BranchName, Turn, TurnId
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

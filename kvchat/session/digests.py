@@ -7,12 +7,12 @@ have a digest for each column, which tells a right value among those that it can
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from operator import ne
 from typing import Any
 
 from kvchat.session.tree import Part
+from kvchat.values import dataclass
 
 Row = Mapping[str, Any] | sqlite3.Row
 

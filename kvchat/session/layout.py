@@ -7,11 +7,11 @@ tells which of the two.
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import connect
 
 from kvchat.session.page import PAGE_BYTES
+from kvchat.values import dataclass
 
 _INDEX_PAGES = (2, 10)
 """What the first byte of a page of an index is; others belong to tables."""

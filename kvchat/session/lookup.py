@@ -1,7 +1,6 @@
 """Finding sessions: by what a person calls them, by what was said in them, and all of them in a list."""
 
 import sqlite3
-from dataclasses import dataclass
 from difflib import get_close_matches
 
 from kvchat.errors import SessionAmbiguous, SessionNotFound
@@ -9,6 +8,7 @@ from kvchat.session.digests import has_its_text
 from kvchat.session.rows import session_of, turn_of
 from kvchat.session.statements import session
 from kvchat.session.tree import Part, Role, Session, SessionId, TurnId
+from kvchat.values import dataclass
 
 _MIN_ID_PREFIX = 4
 _MAX_LISTED = 8

@@ -5,12 +5,15 @@ one of these, it could be reused; where it ceases to, or was not reused all the 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from kvchat.errors import UsageError
-from kvchat.session.tokenizer import ChatTokenizer
 from kvchat.session.tree import Role, Stored, Turn, TurnId, path_token_ids
+from kvchat.values import dataclass
+
+if TYPE_CHECKING:
+    from kvchat.session.tokenizer import ChatTokenizer
 
 
 class Culprit(StrEnum):
@@ -172,7 +175,7 @@ def _by_template(culprit: Culprit, rendering: Rendering, agreeing: int) -> Culpr
     return culprit
 
 
-def with_text(miss: Miss, tokenizer: ChatTokenizer) -> Explanation:
+def with_text(miss: Miss, tokenizer: "ChatTokenizer") -> Explanation:
     """Return a miss with what its tokens say, control tokens by their names."""
     parts = (miss.shared, miss.here, miss.there)
     shared, here, there = (tokenizer.decode(ids, keep_control=True) for ids in parts)

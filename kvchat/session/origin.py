@@ -6,7 +6,8 @@ where that happened, so each conversion has a namespace of its own: `int4<-exact
 
 import re
 import secrets
-from dataclasses import dataclass
+
+from kvchat.values import dataclass
 
 _NAMESPACE = re.compile(r"(?P<to>.+)<-(?P<source>[^<:]+):(?P<fingerprint>[0-9a-f]{64}):(?P<nonce>[0-9a-f]+)")
 

@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from kvchat.errors import PackExists, PackNotFound, StorageError
 from kvchat.sealing.sealer import Sealer
 from kvchat.session.sealed_files import SealedFiles
 from kvchat.session.sealed_files import forget_other as forget_other
+from kvchat.values import dataclass
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +25,7 @@ from kvchat.session.layout import Layout, layout_of, likeliest
 from kvchat.session.tables import Tables
 from kvchat.session.tied_sessions import tie_sessions
 from kvchat.session.tied_turns import tie_turns
+from kvchat.values import dataclass
 from kvchat.writers import Writers
 
 BACKUP_AGE_S = 86_400.0

@@ -5,12 +5,13 @@ holds, and errs on the side of keeping: a whole tree counts under every fingerpr
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, root_key, u32le
 from kvchat.session.origin import origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId, Turn, TurnId
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

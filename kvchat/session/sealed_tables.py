@@ -11,7 +11,6 @@ import sqlite3
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from kvchat.sealing.sealer import SealBroken, Sealer
 from kvchat.session import schema
 from kvchat.session.damage import DamageFound
 from kvchat.session.tables import PLAIN, SEALED_MARK, Tables, is_sealed
+from kvchat.values import dataclass
 
 _PREFIX = "sealed_"
 _ROW_IDS = {

@@ -1,11 +1,11 @@
 """The paths of a session's tree as token ids, and which stored blocks lie on each."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
 from kvchat.session.tree import Turn, TurnId
+from kvchat.values import dataclass
 
 
 class StoredBlocks(Protocol):

@@ -12,7 +12,6 @@ common: an answer's content appears in the rendering, and the new message behind
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from kvchat.session.jinja import JinjaTemplate, TemplateRefusal
 from kvchat.session.text_stream import StopStrings, TextStream
 from kvchat.session.tokenizer import ANSWER_MARK, ChatTokenizer
 from kvchat.session.tree import Role
+from kvchat.values import dataclass
 
 SYSTEM = "system"
 

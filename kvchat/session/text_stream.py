@@ -3,10 +3,10 @@
 import codecs
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from kvchat.session.tokenizer import ChatTokenizer
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

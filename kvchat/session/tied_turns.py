@@ -6,11 +6,11 @@ without words stands in its place, so that what is missing is told and what is b
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kvchat.session import digests, rows, statements
 from kvchat.session.tree import Finish, Part, Role
+from kvchat.values import dataclass
 
 Values = dict[str, Any]
 

@@ -1,11 +1,12 @@
 """A conversation as a tree of turns. Values only; the store keeps them, chat grows them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import NewType
 
 from kvchat.engine.api.events import Loaded, Timings, Usage
+from kvchat.values import dataclass
 
 SessionId = NewType("SessionId", str)
 TurnId = NewType("TurnId", str)
@@ -199,3 +200,9 @@ def path_token_ids(path: Sequence[Turn]) -> tuple[int, ...] | None:
             return None
         ids.extend(turn.token_ids)
     return tuple(ids)
+
+
+def nth_last_question(turns: Sequence[Turn], num: int) -> Turn | None:
+    """Return the person's `num`-th last message, 1 being the last; None if there are fewer."""
+    questions = [turn for turn in turns if turn.role is Role.USER]
+    return questions[-num] if 1 <= num <= len(questions) else None

@@ -12,12 +12,12 @@ import re
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import StorageError
 from kvchat.sealing.sealer import Sealer
 from kvchat.session.sealed_files import SealedFiles
+from kvchat.values import dataclass
 
 _NOT_BEGUN = "new"
 _ASIDE = "damaged-"

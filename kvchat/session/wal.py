@@ -14,10 +14,10 @@ Source: "The SQLite database file format", section 4.
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from operator import ne
 
 from kvchat.session.page import PAGE_BYTES, can_be_page
+from kvchat.values import dataclass
 
 _HEADER_BYTES = 32
 _FRAME_BYTES = 24 + PAGE_BYTES

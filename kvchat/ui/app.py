@@ -10,12 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
-from textual import events
+from textual import events, work
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Input
 
+from kvchat.errors import KvchatError
 from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.commands import COMMANDS
 from kvchat.ui.driver import KeyReader, TerminalDriver
@@ -27,6 +28,16 @@ from kvchat.ui.theme import KVCHAT_THEME, own_variables
 from kvchat.ui.widgets.prompt import Prompt
 
 log = logging.getLogger(__name__)
+
+_LATER = (
+    "kvchat.ui.widgets.markdown_view",
+    "kvchat.ui.screens.help",
+    "kvchat.ui.screens.history",
+    "kvchat.ui.screens.inspector",
+    "kvchat.ui.screens.compare",
+    "kvchat.ui.screens.tokens",
+)
+"""Not needed to draw the window, and imported right behind it, so that no answer and no key waits for it."""
 
 _SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -40,7 +51,8 @@ class KvchatApp(App[None]):
         host: what may be done with the machine: files, settings, models.
         initial: the session to open; None begins a new conversation.
         log_path: where writes go that would spoil the screen.
-        on_first_frame: called once when the window has been drawn.
+        on_first_frame: called once when the window has been drawn, in a thread; a KvchatError that it raises
+            ends the window.
 
     Attributes:
         chat_screen: the window's one screen.
@@ -76,14 +88,21 @@ class KvchatApp(App[None]):
         self._early_input: list[events.Key | events.Paste] = []
         self._is_ready = False
         self._has_failed = False
+        self._refusal: KvchatError | None = None
 
     def run_in_terminal(self) -> int:
-        """Run until the person leaves and return the exit status; stray writes go to the log."""
+        """Run until the person leaves and return the exit status; stray writes go to the log.
+
+        Raises:
+            KvchatError: what `on_first_frame` raised.
+        """
         with hang_up_told(), guarded_terminal(self._log_path), key_by_key() as typed:
             self._early_input += _events_of(typed)
             self.run()
         if self._has_failed:  # told now: until here the terminal was the window's
             print(f"kvchat: the interface failed; {self._log_path} says where", file=sys.stderr)
+        if self._refusal is not None:
+            raise self._refusal
         return self.return_code or 0
 
     def thread_failed(self, error: Exception) -> None:
@@ -137,10 +156,16 @@ class KvchatApp(App[None]):
             self.post_message(event)
         self.call_after_refresh(self._begin)
 
-    def _begin(self) -> None:
-        """Do what only waits for the window to be drawn."""
-        import_module("kvchat.ui.widgets.markdown_view")  # so that no answer waits for it
-        self._on_first_frame()
+    @work
+    async def _begin(self) -> None:
+        """Do what only waits for the window to be drawn, in a thread: what is typed meanwhile is shown."""
+        try:
+            await asyncio.to_thread(self._on_first_frame)
+        except KvchatError as error:
+            self._refusal = error
+            self.chat_screen.quit(error.exit_code)
+        for name in _LATER:
+            await asyncio.to_thread(import_module, name)
 
     def show_theme(self, name: str) -> None:
         """Take other colours; `ansi-dark` and `ansi-light` are the terminal's own, an empty name ours."""

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from kvchat.chat import EditCost
+from kvchat.chat_events import MOST_SAMPLES, EditCost
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Role, SessionId, Turn
@@ -18,10 +18,8 @@ from kvchat.ui.figures import plural
 from kvchat.ui.plain_text import fitted, one_line
 from kvchat.ui.price_words import in_bytes, price_words
 from kvchat.ui.screens.actions import Action, ActionsScreen
-from kvchat.ui.screens.compare import CompareScreen
-from kvchat.ui.screens.tokens import TokensScreen
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
-from kvchat.variants.samples import MOST_SAMPLES
+from kvchat.values import dataclass
 
 _ASIDE = "aside"
 _TITLE_LEN = 50
@@ -202,6 +200,8 @@ class Branching:
 
     async def _compare(self, num: int) -> None:
         conversation = self._turns.conversation
+        from kvchat.ui.screens.compare import CompareScreen
+
         variants = self._chat.variants
         try:
             cost = await asyncio.to_thread(variants.retry_cost, conversation)
@@ -245,6 +245,8 @@ class Branching:
         if not texts:
             self._screen.warn("this answer has no tokens")
             return
+        from kvchat.ui.screens.tokens import TokensScreen
+
         looks = _Looks(self._chat, conversation, turn, self._screen)
         tokens = partial(TokensScreen, texts, turn.token_ids or (), looks)
         chosen = await self._screen.ask_late("an answer as tokens", tokens)

@@ -8,25 +8,26 @@ begins, such as the first word.
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from threading import Thread
 from time import monotonic
 from typing import Any, Protocol
 
-from kvchat.chat import ChatEvent, EditCost, Explanation, Revision
-from kvchat.chat import Prefill as Prefill
+from kvchat.chat_events import Alternative as Alternative
+from kvchat.chat_events import ChatEvent, EditCost, Revision
+from kvchat.chat_events import Prefill as Prefill
+from kvchat.chat_events import SampleDelta as SampleDelta
+from kvchat.chat_events import SampleEvent as SampleEvent
+from kvchat.chat_events import SamplesFinished as SamplesFinished
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EngineStatus
 from kvchat.session.lookup import SearchHit, SessionSummary
+from kvchat.session.miss import Explanation
 from kvchat.session.tree import Branch, Session, SessionId, Turn, TurnId
 from kvchat.session.unsent import LentText
-from kvchat.variants.samples import SampleDelta as SampleDelta
-from kvchat.variants.samples import SampleEvent as SampleEvent
-from kvchat.variants.samples import SamplesFinished as SamplesFinished
-from kvchat.variants.token_fork import Alternative as Alternative
+from kvchat.values import dataclass
 
 
 class ConversationView(Protocol):

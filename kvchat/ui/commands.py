@@ -1,7 +1,8 @@
 """Slash commands: their names, their help, and which line is one."""
 
 import re
-from dataclasses import dataclass
+
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

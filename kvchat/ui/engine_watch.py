@@ -1,7 +1,7 @@
 """Reads the engine's state again and again and draws it: cache panel and status bar."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import monotonic
 
 from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot
@@ -16,6 +16,7 @@ from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.cache_rows import BranchNames, Live
 from kvchat.ui.widgets.session_rows import Held
 from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
+from kvchat.values import dataclass
 
 _BUSY_POLL_S = 1 / 12
 _IDLE_POLL_S = 0.5

@@ -7,7 +7,6 @@ from kvchat.errors import KvchatError
 from kvchat.ui.bridge import ConversationView
 from kvchat.ui.desk import Desk
 from kvchat.ui.host import Host
-from kvchat.ui.screens.gauge import GaugeScreen
 from kvchat.ui.turns import Turns
 
 _GROUP = "gauge"
@@ -37,5 +36,7 @@ class Gauging:
         except KvchatError as error:
             self._screen.warn(str(error))
         else:
+            from kvchat.ui.screens.gauge import GaugeScreen
+
             offer = "what smaller cache formats lose here is measured"
             await self._screen.ask_late(offer, partial(GaugeScreen, found))

@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvchat.engine.api.snapshot import CacheSnapshot, MovedBytes, Tier
+from kvchat.values import dataclass
 
 LENGTH = 60
 """Samples that are remembered of each sort."""

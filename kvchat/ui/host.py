@@ -1,12 +1,13 @@
 """What the interface may do with the machine it runs on: files, settings, models."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from kvchat.engine.api.losses import GaugeReport
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.ui.bridge import SessionFiles
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.inspection import InspectionWish
@@ -11,10 +11,12 @@ from kvchat.session.own_blocks import namespace_of
 from kvchat.session.tree import path_token_ids
 from kvchat.ui.bridge import ChatService, EngineView
 from kvchat.ui.desk import Desk
-from kvchat.ui.screens.inspector import BlocksWithWords, InspectorScreen
 from kvchat.ui.turns import Turns
 from kvchat.ui.widgets.block_rows import Source, sources
 from kvchat.ui.widgets.cache_rows import BranchNames
+
+if TYPE_CHECKING:
+    from kvchat.ui.screens.inspector import BlocksWithWords
 
 
 class InspectingDesk(Desk, Protocol):
@@ -50,6 +52,8 @@ class Inspecting:
         self._screen.begin(self._open)
 
     async def _open(self) -> None:
+        from kvchat.ui.screens.inspector import InspectorScreen
+
         await self._screen.ask(InspectorScreen(self))
 
     @property
@@ -64,10 +68,10 @@ class Inspecting:
         found = sources(self.snapshot, names, self._on_screen(names.active))
         return sorted(found, key=lambda source: source.mark != "●")
 
-    async def blocks(self, source: Source) -> BlocksWithWords:
+    async def blocks(self, source: Source) -> "BlocksWithWords":
         return await asyncio.to_thread(self._read, source)
 
-    def _read(self, source: Source) -> BlocksWithWords:
+    def _read(self, source: Source) -> "BlocksWithWords":
         words: dict[tuple[int, ...], str] = {}
         blocks = self._engine.inspect(source.wish)
         for block in blocks:

@@ -1,8 +1,9 @@
 """Files that a beginning may become, while it is typed."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from kvchat.values import dataclass
 
 _MOST = 50
 _MOST_SEEN = 5_000

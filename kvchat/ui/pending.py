@@ -1,12 +1,12 @@
 """A turn that waits to be run."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 
-from kvchat.chat import ChatEvent
+from kvchat.chat_events import ChatEvent
 from kvchat.session.tree import TurnId
 from kvchat.ui.bridge import ChatService, ConversationView, Reading
+from kvchat.values import dataclass
 
 
 class TurnKind(StrEnum):

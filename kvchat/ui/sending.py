@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +15,7 @@ from kvchat.ui.courses import Courses
 from kvchat.ui.desk import Desk
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
+from kvchat.values import dataclass
 
 _MARKED = re.compile(r"(?<!\S)@(\S+)")
 _AFTER_NAMES = ".,;:!?)\"'"

@@ -2,13 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from kvchat.errors import KvchatError
-from kvchat.revision import nth_last_question
-from kvchat.session.tree import BranchName, Role, SessionId, Turn, TurnId
+from kvchat.session.tree import BranchName, Role, SessionId, Turn, TurnId, nth_last_question
 from kvchat.ui.attaching import Attaching
 from kvchat.ui.branching import Branching
 from kvchat.ui.bridge import ChatService, ConversationView
@@ -26,6 +25,7 @@ from kvchat.ui.shelf import Shelf
 from kvchat.ui.temporary import Temporary
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
 from kvchat.ui.why_words import why_words
+from kvchat.values import dataclass
 
 _COMPARED = 3
 

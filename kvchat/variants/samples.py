@@ -6,10 +6,11 @@ lose their blocks and their names, and their words stay in the session's tree.
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from kvchat.chat_events import MOST_SAMPLES, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.client import RequestHandle
-from kvchat.conversation import ON_SCREEN, Answering, Conversation, Prefill, prefill_of, with_ends
+from kvchat.conversation import ON_SCREEN, Answering, Conversation, prefill_of, with_ends
 from kvchat.engine.api.events import PrefillProgress, RequestFinished, TokenEmitted
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
@@ -23,30 +24,9 @@ from kvchat.session.store import Outcome
 from kvchat.session.text_stream import Piece
 from kvchat.session.tree import Finish, Turn, path_token_ids
 
-MOST_SAMPLES = 8
 DIFFERING_TEMPERATURE = 0.8
 """For those who sample greedily: greedy answers are all the same."""
 _WAIT_S = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleDelta:
-    """More text of one candidate."""
-
-    sample: int
-    text: str
-    reasoning: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplesFinished:
-    """The candidates as stored. Last event."""
-
-    answers: tuple[Turn, ...]
-    error: str | None = None
-
-
-SampleEvent = Prefill | SampleDelta | SamplesFinished
 
 
 class Samples:

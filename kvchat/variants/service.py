@@ -4,15 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import time
 
-from kvchat.conversation import Answering, ChatEvent, Conversation, EditCost
+from kvchat.chat_events import Alternative, ChatEvent, EditCost, SampleEvent
+from kvchat.conversation import Answering, Conversation
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.revision import common_ids, to_last_question
 from kvchat.session.own_blocks import namespace_of
 from kvchat.session.store import new_session_id
 from kvchat.session.tree import Session, Turn, TurnId, path_token_ids
 from kvchat.variants.read_ahead import ReadAhead
-from kvchat.variants.samples import DIFFERING_TEMPERATURE, SampleEvent, Samples
-from kvchat.variants.token_fork import Alternative, TokenForks
+from kvchat.variants.samples import DIFFERING_TEMPERATURE, Samples
+from kvchat.variants.token_fork import TokenForks
 
 
 class Variants:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp
 
-from kvchat.conversation import Answering, ChatEvent, Conversation, EditCost, TurnFinished, TurnStarted
+from kvchat.chat_events import Alternative, ChatEvent, EditCost, TurnFinished, TurnStarted
+from kvchat.conversation import Answering, Conversation
 from kvchat.engine.api.events import RequestFinished, TokenEmitted, TokenLogprobs
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -16,16 +17,6 @@ from kvchat.session.tree import Finish, Role, Turn, TurnId, path_token_ids
 
 NUM_ALTERNATIVES = 8
 _WAIT_S = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """A token that could come at a place. `is_end`: the answer ends with it."""
-
-    token_id: int
-    text: str
-    probability: float
-    is_end: bool = False
 
 
 class TokenForks:

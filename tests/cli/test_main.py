@@ -118,16 +118,41 @@ def test_an_unexpected_error_is_one_line_and_a_trace_in_a_private_log(home: Path
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
-def test_the_window_alone_is_opened_without_what_only_other_commands_and_answers_need(home: Path) -> None:
+CHAT = ("kvchat.chat", "kvchat.conversation", "jinja2", "tokenizers")
+"""What answers are made with."""
+STORE = ("sqlite3", "kvchat.session.store")
+TYPER = ("typer", "kvchat.cli.command_line", "kvchat.cli.commands")
+ON_A_KEY = ("markdown_it", "kvchat.ui.screens.help", "kvchat.ui.screens.inspector", "kvchat.ui.screens.gauge")
+NOT_IMPORTED = {
+    "--help": (*CHAT, *STORE, "kvchat.config", "kvchat.cli.options", "kvchat.cli.session_options"),
+    "ask --help": (*CHAT, *STORE, "kvchat.cli.session_options", "kvchat.cli.ask"),
+    "sessions list": (*CHAT, "kvchat.cli.serve_options", "kvchat.cli.gauge_options"),
+    "config show": (*CHAT, *STORE, "kvchat.cli.session_options"),
+}
+
+
+@pytest.mark.parametrize("words", NOT_IMPORTED)
+def test_a_command_begins_without_what_only_others_need(words: str, home: Path) -> None:
     program = (
         "import sys\n"
         "from kvchat.cli.main import run\n"
-        "import kvchat.ui.app\n"
-        "code = run([])\n"
-        "unneeded = ('kvchat.cli.command_line', 'kvchat.cli.commands', 'markdown_it', 'torch')\n"
-        "print(code, [name for name in unneeded if name in sys.modules])\n"
+        "code = run(sys.argv[1].split())\n"
+        "print(code, [name for name in sys.argv[2:] if name in sys.modules], file=sys.stderr)\n"
     )
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", program, words, *NOT_IMPORTED[words]]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("0 []\n")
+
+
+def test_the_window_is_drawn_without_chat_command_line_and_what_opens_on_a_key(home: Path) -> None:
+    program = (
+        "import sys\n"
+        "from kvchat.cli.main import run\n"
+        "import kvchat.ui.app, kvchat.cli.interface_host\n"
+        "code = run([])\n"
+        "print(code, [name for name in sys.argv[1:] if name in sys.modules])\n"
+    )
+    command = [sys.executable, "-c", program, "torch", *CHAT, *TYPER, *ON_A_KEY]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.stdout == "2 []\n"
     assert "needs a terminal" in done.stderr

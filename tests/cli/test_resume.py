@@ -47,6 +47,13 @@ def test_the_window_is_drawn_and_typed_into_before_torch_is_imported(
         assert shown.exit_status() == 0
 
 
+def test_a_tokenizer_that_cannot_be_read_ends_the_window_and_is_named(model_dir: Path) -> None:
+    (model_dir / "tokenizer.json").write_text("{")
+    with terminal(["-m", "kvchat", "-m", str(model_dir)]) as shown:
+        assert shown.exit_status() == 4
+        shown.until_shown("tokenizer.json")
+
+
 def test_ctrl_q_while_the_model_loads_leaves_at_once(tmp_path: Path, tiny_model: Path) -> None:
     never = tmp_path / "never"
     with terminal(["-c", HELD_BACK, str(never), "-m", str(tiny_model)]) as shown:

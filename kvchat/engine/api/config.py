@@ -1,9 +1,11 @@
 """What an engine is built from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from kvchat.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.sealing.sealer import Sealer

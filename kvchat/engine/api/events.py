@@ -1,9 +1,10 @@
 """What the engine tells about a request. Immutable values that cross the thread boundary."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from kvchat.engine.api.ids import BranchId, RequestId
+from kvchat.values import dataclass
 
 
 class FinishReason(StrEnum):

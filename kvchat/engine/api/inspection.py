@@ -1,9 +1,8 @@
 """What somebody who looks into the cache asks for, and the blocks that are shown. Values."""
 
-from dataclasses import dataclass
-
 from kvchat.engine.api.ids import BranchId, GroupId
 from kvchat.engine.api.snapshot import Tier
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

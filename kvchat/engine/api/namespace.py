@@ -4,9 +4,8 @@ Over a view a branch begins with exact blocks, which all sessions of a namespace
 blocks of its own session. Both stand in one text, so whatever passes a namespace on passes this on too.
 """
 
-from dataclasses import dataclass
-
 from kvchat.errors import InvalidRequest
+from kvchat.values import dataclass
 
 _SEPARATOR = "\x1f"
 

@@ -1,11 +1,12 @@
 """What is asked of the engine, and the seam through which stop strings reach it."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest
+from kvchat.values import dataclass
 
 
 class StopMatcher(Protocol):

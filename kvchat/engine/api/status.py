@@ -1,10 +1,10 @@
 """Whether there is an engine to talk to."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from kvchat.engine.api.served import ServedCache
 from kvchat.errors import KvchatError
+from kvchat.values import dataclass
 
 
 class EnginePhase(StrEnum):

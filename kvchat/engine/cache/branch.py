@@ -1,11 +1,12 @@
 """A live branch: token ids, how many of them are computed, and one block table per group."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key
 from kvchat.engine.cache.chain import Chain
 from kvchat.engine.cache.course import EXACT, Course, Name
 from kvchat.engine.cache.spec import Group
+from kvchat.values import dataclass
 
 BlockTable = list[BlockId | None]
 """Logical block number → block id; None is a hole: the block has left the window."""

@@ -1,8 +1,9 @@
 """The names of a sequence's full blocks, each computed once."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvchat.engine.api.ids import BlockKey, block_key
+from kvchat.values import dataclass
 
 
 @dataclass(slots=True)

@@ -6,12 +6,13 @@ branch it is. No other session's prompt is ever matched with them, and the same 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, u32le
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.view_spec import PrunedSpec
+from kvchat.values import dataclass
 
 _TAINT_PERSON = b"kvchat.taint1"
 Hole = tuple[int, int]

@@ -4,7 +4,6 @@ Whole blocks are counted, as pools hold them, and all metadata.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import CACHE_FORMATS
@@ -15,6 +14,7 @@ from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.shadow_room import beside_bytes
 from kvchat.engine.cache.spec import FullSpec, Group, LatentSpec, SlidingSpec, group_layers
 from kvchat.errors import ConfigError
+from kvchat.values import dataclass
 
 BLOCK_SIZE = 64
 FORMATS = (*CACHE_FORMATS, WINDOW, *PRUNING, f"{SNAPKV}:{PYRAMID}", SHADOW)

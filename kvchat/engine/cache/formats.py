@@ -7,7 +7,7 @@ apart from all others.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvchat.engine.api.cache_format import CacheFormat, Form, parse_cache_format
 from kvchat.engine.api.ids import GroupId
@@ -24,6 +24,7 @@ from kvchat.engine.cache.views import viewed_groups
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.sealed_record import Code
 from kvchat.errors import ConfigError
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ needs all blocks, a sliding group those its window still covers. At least one to
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import accumulate
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
@@ -15,6 +15,7 @@ from kvchat.engine.cache.course import EXACT, Course, Name
 from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.tiers import SlowTiers
+from kvchat.values import dataclass
 
 MOST_SIBLINGS = 16
 """In each direction. Only where all of them lack a group may a shorter run be missed: less than a block."""

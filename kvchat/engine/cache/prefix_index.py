@@ -6,11 +6,12 @@ have fewer tokens.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.journal import Journal
 from kvchat.engine.cache.siblings import Siblings
+from kvchat.values import dataclass
 
 
 @dataclass(slots=True)

@@ -6,13 +6,14 @@ GPU's lie there all, and shadows on the device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvchat.engine.cache.sizing import full_bytes
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.view_spec import ShadowSpec
 from kvchat.engine.shadow.settings import CHUNK_SIZE, TABLE_STEP
 from kvchat.errors import ConfigError
+from kvchat.values import dataclass
 
 COPIES = 3
 """Of a layer's keys and values while a shadow is made of them: as blocks, as rows, and on their way there."""

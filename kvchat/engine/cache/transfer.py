@@ -8,7 +8,7 @@ are verified; from then on it is found like any other.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
@@ -18,6 +18,7 @@ from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Fetch, Load, Promote
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.unit import Unit
+from kvchat.values import dataclass
 
 Held = tuple[GroupId, BlockId]
 

@@ -1,10 +1,9 @@
 """The least that is brought to the device at a time: one block of a prompt, all groups together."""
 
-from dataclasses import dataclass
-
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Fetch
 from kvchat.engine.cache.prefix_index import IndexNode
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,11 @@ A hole is an entry of a block table without a block. Its tokens count: positions
 Behind a shadow there are none: all blocks stay, and each step chooses what it looks at.
 """
 
-from dataclasses import dataclass
-
 from kvchat.engine.api.view import View
 from kvchat.engine.cache.pyramid import pyramid_budgets
 from kvchat.engine.cache.spec import ITEM_BYTES, FullSpec
 from kvchat.engine.shadow.settings import CHUNK_SIZE, LayerShape, least_prompt, most_bytes, settings_for
+from kvchat.values import dataclass
 
 NUM_SINK_BLOCKS = 1
 """The first block stays in sight: models put the attention there that has no better place."""

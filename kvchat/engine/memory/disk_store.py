@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -19,6 +18,7 @@ from kvchat.engine.memory.files import SYSTEM, Buffer, Files
 from kvchat.engine.memory.room import no_room, require_allowance, too_long
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.sealing.sealer import Sealer
+from kvchat.values import dataclass
 
 __all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "StoredBlock", "WrittenBytes"]
 

@@ -3,7 +3,6 @@ hub id.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvchat import starter
 from kvchat.engine.models.weight_files import check_model
 from kvchat.errors import ModelError, ModelNotFound, ModelUnreadable
+from kvchat.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.sealing.sealer import Sealer

@@ -1,9 +1,8 @@
 """How large the shadow of a layer is, what it costs, and when there is nothing to gain from one."""
 
-from dataclasses import dataclass
-
 from kvchat.engine.api.view import View
 from kvchat.errors import UnsupportedModel, UsageError
+from kvchat.values import dataclass
 
 PIECE_LEN = 4096
 """Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""

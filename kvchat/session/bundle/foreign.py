@@ -7,7 +7,7 @@ session renders its whole text anew.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -18,6 +18,7 @@ from kvchat.errors import BundleError
 from kvchat.session.statements import one_line, title_of
 from kvchat.session.store import new_session_id, new_turn_id
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, Turn, TurnId
+from kvchat.values import dataclass
 
 MAX_JSON_BYTES = 1 << 30
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT}

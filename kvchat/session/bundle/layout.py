@@ -1,8 +1,9 @@
 """How the bytes of a block are laid out, as a bundle declares it, and a tail without its empty slots."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
+
+from kvchat.values import dataclass
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 

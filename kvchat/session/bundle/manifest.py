@@ -1,13 +1,14 @@
 """What a bundle says of itself before its turns and blocks come: the session, its branches, its model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Any
 
 from kvchat.session.bundle.fields import Fields
 from kvchat.session.bundle.layout import ITEM_BYTES, BundleLayout, BundleRegion
 from kvchat.session.moments import LATEST
+from kvchat.values import dataclass
 
 FORMAT = "kvchat.bundle"
 MAX_TURNS = 1_000_000

@@ -8,7 +8,6 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +22,7 @@ from kvchat.session.bundle.writer import Progress
 from kvchat.session.references import References, runs_of
 from kvchat.session.store import new_session_id, new_turn_id
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, Turn, TurnId
+from kvchat.values import dataclass
 
 MAX_TEXT_BYTES = 1 << 30
 """Of all turns together: they are held in memory."""

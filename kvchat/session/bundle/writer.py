@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from kvchat.session.bundle.manifest import Manifest, manifest_header
 from kvchat.session.bundle.record import BLOCK, END, META, TURN, RecordWriter
 from kvchat.session.bundle.turn_record import turn_body, turn_header
 from kvchat.session.tree import Turn
+from kvchat.values import dataclass
 
 Progress = Callable[[int], None]
 """Is told how many bytes of the file are written or read so far."""

@@ -1,8 +1,7 @@
 """A conversation as it is written down for a reader: values that Markdown and the web page are made of."""
 
-from dataclasses import dataclass
-
 from kvchat.session.tree import Role
+from kvchat.values import dataclass
 
 SPEAKERS = {Role.USER: "you", Role.ASSISTANT: "kvchat"}
 

@@ -1,7 +1,6 @@
 """What can be done with one thing: a line and a key for each."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rich.cells import cell_len
@@ -14,6 +13,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from kvchat.ui.screens.late import LateScreen
+from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,6 @@ from kvchat.ui.keeping import Keeping
 from kvchat.ui.key_names import key_name, leave_keys
 from kvchat.ui.outlet import Outlet
 from kvchat.ui.screens.conversation import ConversationScreen
-from kvchat.ui.screens.history import HistoryScreen
 from kvchat.ui.sending import Sending
 from kvchat.ui.shelf import Shelf
 from kvchat.ui.temporary import Temporary
@@ -144,6 +143,8 @@ class ChatScreen(ConversationScreen):
             self.prompt.begin_history([words_of(message) for message in messages])
 
     async def _find_message(self) -> None:
+        from kvchat.ui.screens.history import HistoryScreen
+
         message = await self.ask(HistoryScreen(self.prompt.messages))
         if message is not None:
             self.write_prompt(message)

@@ -13,7 +13,6 @@ from textual.widgets import Static
 
 from kvchat.ui.key_names import key_name
 from kvchat.ui.panes import PaneWish, pane_widths
-from kvchat.ui.screens.help import HelpScreen
 from kvchat.ui.screens.partial_layout import PartialLayoutScreen
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.command_list import CommandList
@@ -101,6 +100,8 @@ class WindowScreen(PartialLayoutScreen):
         self._place_panes()
 
     def action_help(self) -> None:
+        from kvchat.ui.screens.help import HelpScreen
+
         if not self.has_dialog:
             self.app.push_screen(HelpScreen(self.own_keys))
 

@@ -8,7 +8,6 @@ is said, its bar stays short.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
 
@@ -29,6 +28,7 @@ from kvchat.ui.widgets.live_rows import history_rows, room_rows
 from kvchat.ui.widgets.marks import MARKS, Look, Row, Run
 from kvchat.ui.widgets.marks import row_text as row_text
 from kvchat.ui.widgets.shadow_rows import shadow_rows
+from kvchat.values import dataclass
 
 _VALUE_WIDTH = 9
 _MIN_BAR_WIDTH = 6

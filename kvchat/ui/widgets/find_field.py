@@ -1,11 +1,12 @@
 """Where a person types what to find; the list below follows."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import Input
+
+from kvchat.values import dataclass
 
 
 class FindField(Input):

@@ -1,7 +1,6 @@
 """The prompt: many lines, history, slash commands that only typing can run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
@@ -14,6 +13,7 @@ from kvchat.ui.commands import Command, completions, message_text
 from kvchat.ui.key_names import keys_of
 from kvchat.ui.path_choices import PathChoice, path_at_end, path_choices
 from kvchat.ui.plain_text import clean_text
+from kvchat.values import dataclass
 
 Choice = Command | PathChoice
 Line = tuple[str, bool]

@@ -1,7 +1,7 @@
 """The sessions on the left, with their branches and what was found in them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -20,6 +20,7 @@ from kvchat.ui.widgets.session_rows import (
     line_text,
     session_lines,
 )
+from kvchat.values import dataclass
 
 REST_S = 0.15
 

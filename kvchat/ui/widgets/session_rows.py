@@ -1,7 +1,7 @@
 """The session list's content: sessions, branches and search hits in, lines out. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rich.cells import cell_len
 
@@ -11,6 +11,7 @@ from kvchat.ui.bridge import OnDisk
 from kvchat.ui.figures import age_text, short_bytes_text, tiny_bytes_text
 from kvchat.ui.plain_text import one_line, padded
 from kvchat.ui.trust_words import trust_mark
+from kvchat.values import dataclass
 
 UNTITLED = "untitled"
 APPROXIMATE = " ≈"

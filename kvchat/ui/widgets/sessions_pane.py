@@ -1,6 +1,5 @@
 """The left pane: a field to find sessions and messages by words, and the list."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -10,6 +9,7 @@ from textual.widgets import Input, Static
 
 from kvchat.ui.widgets.find_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
+from kvchat.values import dataclass
 
 
 class SessionsPane(Vertical):

@@ -1,7 +1,5 @@
 """The last line: context, reuse, room, speed, and what the engine does."""
 
-from dataclasses import dataclass
-
 from textual.content import Content
 from textual.widgets import Static
 
@@ -11,6 +9,7 @@ from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.figures import percent_text, rate_text, short_count_text
 from kvchat.ui.plain_text import fitted, one_line
 from kvchat.ui.served_words import share_words
+from kvchat.values import dataclass
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _GAUGE_WIDTH = 8

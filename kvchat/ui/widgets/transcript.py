@@ -1,7 +1,6 @@
 """The conversation: questions and answers from the root to the leaf that is open."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -23,6 +22,7 @@ from kvchat.ui.portion import Portion
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.in_place import update_in_place
 from kvchat.ui.widgets.long_text import LongText
+from kvchat.values import dataclass
 
 MAX_LIVE = 15
 """Answers kept as Markdown widgets; each costs layout time whenever text is added."""

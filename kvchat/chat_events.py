@@ -1,0 +1,138 @@
+"""What a chat tells while it answers, and what it says of other courses before they are taken. Values only.
+
+They stand apart from what makes them, so that a window is drawn before the chat behind it is imported.
+"""
+
+from kvchat.engine.api.events import Loaded, LoadEstimate
+from kvchat.session.tree import BranchName, Turn
+from kvchat.values import dataclass
+
+MOST_SAMPLES = 8
+"""So many answers can be compared at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditCost:
+    """What it costs to go on along another course, in tokens.
+
+    Args:
+        reused_tokens: of the new course, need not be computed.
+        computed_tokens: of the new course, must be.
+        left_turns: turns that stay behind on the branch as it was.
+        left_tokens: theirs.
+        is_known: False where a server computes, which does not say it before.
+    """
+
+    reused_tokens: int
+    computed_tokens: int
+    left_turns: int
+    left_tokens: int
+    is_known: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStarted:
+    """The question is stored (None when an answer is retried or continued) and the answer has an id."""
+
+    question: Turn | None
+    answer: Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """The stored part of the prompt is brought to the device, or computed again; told before the wait."""
+
+    estimate: LoadEstimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """How much of the prompt is reused and computed so far, in tokens."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    loaded: Loaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDelta:
+    """More text of the answer. `reasoning`: it belongs to the model's reasoning."""
+
+    text: str
+    reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFinished:
+    """The answer as stored. Last event of a turn."""
+
+    answer: Turn
+    error: str | None = None
+    fits_in: tuple[str, ...] = ()
+    """Where it broke off for want of room: cache formats in which it could go on, the most exact first."""
+    notices: tuple[str, ...] = ()
+    """What a person should know of what was stored."""
+
+
+ChatEvent = TurnStarted | Loading | Prefill | TextDelta | TurnFinished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleDelta:
+    """More text of one candidate."""
+
+    sample: int
+    text: str
+    reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesFinished:
+    """The candidates as stored. Last event."""
+
+    answers: tuple[Turn, ...]
+    error: str | None = None
+
+
+SampleEvent = Prefill | SampleDelta | SamplesFinished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A token that could come at a place. `is_end`: the answer ends with it."""
+
+    token_id: int
+    text: str
+    probability: float
+    is_end: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """Where a conversation goes on. The old course is `kept + left`, the new one `kept + anew`.
+
+    Args:
+        kept: turns of both.
+        anew: copies of turns that followed, behind `kept`; the model has not seen them there yet.
+        left: turns that stay behind.
+        stays_on: the branch that has the old course then.
+    """
+
+    kept: tuple[Turn, ...]
+    anew: tuple[Turn, ...]
+    left: tuple[Turn, ...]
+    stays_on: BranchName
+
+    @property
+    def before(self) -> tuple[Turn, ...]:
+        return self.kept + self.left
+
+    @property
+    def path(self) -> tuple[Turn, ...]:
+        return self.kept + self.anew
+
+    @property
+    def dropped(self) -> tuple[Turn, ...]:
+        """The turns that the new course is without."""
+        return self.left[: len(self.left) - len(self.anew)]

@@ -1,0 +1,128 @@
+"""Data classes that cost little to define.
+
+The standard library compiles six methods of each class while a module is imported, which took a third of the
+time until a command answered: kvchat has hundreds of such classes, and a run makes values of a few. Here
+comparing, printing and refusing changes are the same functions for all, and `__init__` is compiled when the
+first value is made.
+"""
+
+import dataclasses
+from dataclasses import MISSING, Field, FrozenInstanceError, fields
+from operator import attrgetter
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
+else:
+
+    def dataclass(cls=None, /, *, frozen=False, slots=False, kw_only=False, eq=True):
+        """Make a data class, as the standard library's decorator of this name does."""
+
+        def make(cls):
+            return _made(cls, frozen=frozen, slots=slots, kw_only=kw_only, eq=eq)
+
+        return make if cls is None else make(cls)
+
+
+_SET, _ABSENT = "_set", "_absent"
+"""Names inside a compiled `__init__`: what sets a field of a frozen value; a default that is made anew."""
+
+
+def _made(cls: type, *, frozen: bool, slots: bool, kw_only: bool, eq: bool) -> Any:
+    own = cls.__dict__
+    has_own_hash = own.get("__hash__") is not None
+    cls.__doc__ = cls.__doc__ or cls.__name__  # made of the signature otherwise, which takes time
+    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
+    methods: dict[str, Any] = {"__init__": _late_init(made, frozen), "__repr__": _repr}
+    if eq:
+        methods |= _comparing([one.name for one in fields(made) if one.compare])
+        if not frozen:
+            methods["__hash__"] = None
+    if frozen:
+        methods |= {"__setattr__": _refuse_change, "__delattr__": _refuse_change}
+        if slots:
+            methods |= {"__getstate__": _state, "__setstate__": _restore}
+    for name, method in methods.items():
+        if name not in own or (name == "__hash__" and not has_own_hash):
+            setattr(made, name, method)
+    return made
+
+
+def _late_init(cls: Any, frozen: bool) -> Any:
+    """Return an `__init__` that puts the compiled one in its place."""
+
+    def __init__(self: Any, /, *values: Any, **named: Any) -> None:
+        if cls.__init__ is __init__:
+            cls.__init__ = _compiled_init(cls, frozen)
+        cls.__init__(self, *values, **named)
+
+    return __init__
+
+
+def _compiled_init(cls: Any, frozen: bool) -> Any:
+    names: dict[str, Any] = {_SET: object.__setattr__, _ABSENT: object()}
+    plain: list[str] = ["self"]
+    named: list[str] = []
+    lines: list[str] = []
+    for one in fields(cls):
+        default, value = _default(one, names), one.name
+        if one.init:
+            (named if one.kw_only else plain).append(f"{one.name}={default}" if default else one.name)
+            if default == _ABSENT:
+                value = f"_new_{one.name}() if {one.name} is {_ABSENT} else {one.name}"
+        elif default:
+            value = f"_new_{one.name}()" if default == _ABSENT else default
+        else:
+            continue  # `__post_init__` sets it
+        lines.append(f"{_SET}(self, {one.name!r}, {value})" if frozen else f"self.{one.name} = {value}")
+    if hasattr(cls, "__post_init__"):
+        lines.append("self.__post_init__()")
+    parameters = ", ".join([*plain, "*", *named] if named else plain)
+    body = "\n ".join(lines or ["pass"])
+    exec(f"def __init__({parameters}):\n {body}", names)
+    return names["__init__"]
+
+
+def _default(one: Field[Any], names: dict[str, Any]) -> str | None:
+    """Return what a field's default is called, and put what it stands for among the names."""
+    if one.default_factory is not MISSING:
+        names[f"_new_{one.name}"] = one.default_factory
+        return _ABSENT
+    if one.default is MISSING:
+        return None
+    names[f"_default_{one.name}"] = one.default
+    return f"_default_{one.name}"
+
+
+def _comparing(compared: list[str]) -> dict[str, Any]:
+    """Return what compares and hashes values by these fields, as tuples of them are."""
+    # A getter of one name returns no tuple.
+    get = attrgetter(*compared, *compared[:1]) if compared else type
+
+    def __eq__(self: Any, other: object) -> bool:
+        return get(self) == get(other) if other.__class__ is self.__class__ else NotImplemented
+
+    def __hash__(self: Any) -> int:
+        return hash(get(self))
+
+    return {"__eq__": __eq__, "__hash__": __hash__}
+
+
+@recursive_repr()
+def _repr(self: Any) -> str:
+    shown = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.repr)
+    return f"{self.__class__.__qualname__}({', '.join(shown)})"
+
+
+def _refuse_change(self: Any, name: str, value: object = None) -> None:
+    raise FrozenInstanceError(f"cannot change field {name!r}")
+
+
+def _state(self: Any) -> list[Any]:
+    return [getattr(self, one.name) for one in fields(self)]
+
+
+def _restore(self: Any, state: list[Any]) -> None:
+    for one, value in zip(fields(self), state, strict=True):
+        object.__setattr__(self, one.name, value)
