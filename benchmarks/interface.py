@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
+from benchmarks.bytecode import kept_bytecode
 from benchmarks.interface_sessions import measure_sessions
 from benchmarks.pseudo_terminal import PseudoTerminal, pseudo_terminal
 from benchmarks.table import Row
@@ -76,12 +77,7 @@ def write_shape(directory: Path, name: str) -> None:
 
 def _first_frames(home: Path, num_frames: int) -> list[Row]:
     home.mkdir(parents=True)
-    # Compiled once, as after any first start, also where the environment keeps Python from writing it down.
-    variables = {
-        "KVCHAT_HOME": str(home),
-        "PYTHONPYCACHEPREFIX": str(home / "compiled"),
-        "PYTHONDONTWRITEBYTECODE": "",
-    }
+    variables = {"KVCHAT_HOME": str(home), **kept_bytecode(home)}
     times, spent = [], []
     for _ in range(num_frames + 1):
         start_s = perf_counter()

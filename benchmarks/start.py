@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
+from benchmarks.bytecode import kept_bytecode
 from benchmarks.compile_cost import compile_rows, has_gpu, nothing_compiled
 from benchmarks.table import Row
 from kvchat.engine.models.locate import locate_model
@@ -67,10 +68,10 @@ def measure(*, quick: bool = False) -> list[Row]:
         model_dir = _model(Path(directory) / "model")
         home = Path(directory) / "home"
         _ask(model_dir, home)  # digests of the weights are kept from now on, as after any first question
-        bare = [_elapsed([sys.executable, "-c", ""]) for _ in range(num_rounds)]
-        helped = [_elapsed([sys.executable, "-m", "kvchat", "--help"]) for _ in range(num_rounds)]
+        bare = _elapsed(["-c", ""], home, num_rounds)
+        helped = _elapsed(["-m", "kvchat", "--help"], home, num_rounds)
         asked = [_ask(model_dir, home) for _ in range(num_rounds)]
-        plain = [_elapsed([sys.executable, "-c", MINIMAL, str(model_dir)]) for _ in range(num_rounds)]
+        plain = _elapsed(["-c", MINIMAL, str(model_dir)], home, num_rounds)
         tiny = [_ask(Path(locate_model("starter").path), home) for _ in range(num_rounds)]
         imports, counted_s = _imports(model_dir, home)
         compiling = (
@@ -130,7 +131,7 @@ def _command(model_dir: Path) -> list[str]:
 
 def _environment(home: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVCHAT_")}
-    return kept | {"KVCHAT_HOME": str(home)}
+    return kept | {"KVCHAT_HOME": str(home)} | kept_bytecode(home)
 
 
 def _ask(model_dir: Path, home: Path) -> Asked:
@@ -193,8 +194,13 @@ def _longest(seconds: Mapping[str, float], num_shown: int = 8) -> dict[str, floa
     return dict(ranked[:num_shown]) | {"all others": sum(value for _, value in ranked[num_shown:])}
 
 
-def _elapsed(command: Sequence[str]) -> float:
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+def _elapsed(arguments: Sequence[str], home: Path, num_rounds: int) -> list[float]:
+    """Return the processor's seconds of new interpreters, behind one that compiles what they import."""
+    return [_elapsed_once([sys.executable, *arguments], home) for _ in range(num_rounds + 1)][1:]
+
+
+def _elapsed_once(command: Sequence[str], home: Path) -> float:
+    child = subprocess.Popen(command, env=_environment(home), stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     assert child.returncode == 0
