@@ -34,6 +34,11 @@ class Terminal:
     def text(self) -> str:
         return "\n".join(line.rstrip() for line in self._screen.display)
 
+    @property
+    def unbroken(self) -> str:
+        """What is shown, with lines that were broken at the edge put together."""
+        return "".join(self._screen.display)
+
     def type(self, keys: str) -> None:
         self.send(keys.encode())
 
