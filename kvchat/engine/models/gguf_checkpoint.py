@@ -95,8 +95,7 @@ def write_checkpoint(
         UnsupportedModel: its rotary embedding or one of its formats is not known.
     """
     config = _config(file)
-    with ALONE, torch.device("meta"):
-        module = transformers.AutoModelForCausalLM.from_config(config)
+    module = _empty_module(file, config)
     codings: dict[str, Coding] = {}
     tensors: dict[str, Tensor] = {}
     for name, tensor in _named(file, module, report):
@@ -116,6 +115,16 @@ def write_checkpoint(
         written["quantization_config"] = describe(codings)
     (directory / "config.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
     _write_tokenizer(file, directory)
+
+
+def _empty_module(file: GgufFile, config: Any) -> nn.Module:
+    """Return the model that the header tells of, without weights."""
+    try:
+        with ALONE, torch.device("meta"):
+            module: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+            return module
+    except Exception as error:  # whatever sizes and ids of a damaged header make the library raise
+        raise ModelUnreadable(f"{file.path} tells of no model: {type(error).__name__}: {error}") from error
 
 
 def _config(file: GgufFile) -> Any:
@@ -211,9 +220,12 @@ def _rows(architecture: str, config: Any, tensor: ReaderTensor) -> Any:
 
 def _expanded(tensor: ReaderTensor) -> Tensor:
     try:
-        numbers = dequantize(tensor.data, tensor.tensor_type)
+        with np.errstate(all="ignore"):  # infinite scales are refused below
+            numbers = dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as error:
         raise UnsupportedModel(f"the format {tensor.tensor_type.name} is not read. {_INSTEAD}") from error
+    if not np.isfinite(numbers).all():
+        raise ModelUnreadable(f"{tensor.name} has numbers that are not finite. Fetch the GGUF file again.")
     return torch.from_numpy(np.array(numbers, dtype=np.float32)).reshape(
         tuple(reversed(tensor.shape.tolist()))
     )
