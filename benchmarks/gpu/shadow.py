@@ -7,6 +7,7 @@ low rank before rotation, and queries change little from one token to the next, 
 again; how many is told.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -146,7 +147,7 @@ def _figure(stage: Stage, name: str, step: Callable[[], None], batch: int, num_l
     return Figure(name=name, unit="tokens/s", value=middle, low=min(rates), high=max(rates))
 
 
-class Layers:
+class Layers(ABC):
     """What both sides compute beside attention.
 
     Args:
@@ -180,8 +181,9 @@ class Layers:
             gate, up = (hidden @ self._weights[2]).chunk(2, dim=1)
             hidden = hidden + (torch.nn.functional.silu(gate) * up) @ self._weights[3]
 
+    @abstractmethod
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Store a token's keys and values [batch, H_kv, D]; return what its queries [batch, H, D] find."""
 
     def _next_query(self, layer: int) -> Tensor:
         """Return queries [batch, H, D] that differ a little from those of the token before."""

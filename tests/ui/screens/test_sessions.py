@@ -255,6 +255,7 @@ async def test_commands_of_the_palette_are_meant_for_the_line_only_in_the_list(
             await shown.until(lambda: isinstance(shown.app.screen, LineScreen))
         else:
             await shown.until(lambda: shown.screen.prompt.text == "/title ")
+        assert [name for name in names(shown) if "★" in name] == [pinned]
 
 
 async def test_a_file_that_still_holds_deleted_words_is_told(tmp_path: Path) -> None:
