@@ -1,9 +1,11 @@
 """Layout of what is seen, where nothing but the conversation has changed.
 
 Textual places every widget that is mounted for each line that an answer grows by, also the hundreds of an
-earlier page that nobody sees, and tells each its size; while it scrolls it places those that are seen.
+earlier page that nobody sees, and tells each its size; while it scrolls it places those that are seen. Where
+that makes any widget larger or smaller it places all once more, and nothing moves then.
 """
 
+from collections.abc import Set
 from typing import Self
 
 from textual import events
@@ -54,13 +56,32 @@ class PartialLayoutScreen(DeskScreen):
         )
 
     def _lay_out_all(self, size: Size | None, scroll: bool) -> None:
+        size = size or self.outer_size
         is_all = not scroll or bool(self._layout_widgets)
         if is_all and self._drawn is not None and self._drawn is not self._compositor._full_map:
             # What Textual compares the new places with is not what is on the screen.
-            self._compositor._dirty_regions.add((size or self.outer_size).region)
-        super()._refresh_layout(size, scroll)
+            self._compositor._dirty_regions.add(size.region)
+        if is_all and size and self.app._dom_ready:
+            self._lay_out_once(size)
+        else:
+            super()._refresh_layout(size, scroll)
         self._is_all_due = self._is_all_due and not is_all
         self._note_drawn()
+
+    def _lay_out_once(self, size: Size) -> None:
+        """Do what Textual does for a layout, without another one for whoever is told another size."""
+        compositor = self._compositor
+        compositor.update_widgets(self._dirty_widgets)
+        self._update_timer.pause()
+        compositor._full_map_invalidated = False  # by a scroll before: who asks for a place has it made anew
+        hidden, shown, resized = compositor.reflow(self, size)
+        self._layout_widgets.clear()
+        for widget in hidden:
+            widget.post_message(events.Hide())
+        self._tell_sizes(shown | resized)
+        for widget in shown:
+            widget.post_message(events.Show())
+        self._draw_layout()
 
     def _lay_out_seen(self) -> None:
         """Do what Textual does for a scroll; widgets that have grown are told their size, too."""
@@ -71,12 +92,23 @@ class PartialLayoutScreen(DeskScreen):
         exposed = compositor.reflow_visible(self, self.outer_size)
         self._layout_widgets.clear()
         self._note_drawn()
-        for widget, place in compositor.layers:
+        grown = (widget for widget, place in compositor.layers if widget.outer_size != place.region.size)
+        self._tell_sizes(exposed.union(grown))
+        self._draw_layout()
+
+    def _tell_sizes(self, told: Set[Widget]) -> None:
+        """Tell widgets how large they are; `told`: those for which that is an event."""
+        scrolled = self.scrolled
+        window = scrolled.container_size if scrolled is not None else None
+        for widget, place in self._compositor.layers:
             size = place.region.size
-            is_new = widget in exposed or widget.outer_size != size
             widget._size_updated(size, place.virtual_size, place.container_size, layout=False)
-            if is_new:
+            if widget in told:
                 widget.post_message(events.Resize(size, place.virtual_size, place.container_size))
+        if scrolled is not None and scrolled.container_size != window:
+            scrolled.refresh(layout=True)  # its end was placed in the window that it had before
+
+    def _draw_layout(self) -> None:
         if self.is_current:
             if self.app._batch_count:
                 self.call_later(self._compositor_refresh)

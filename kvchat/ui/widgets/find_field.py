@@ -3,7 +3,9 @@
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
+from textual.geometry import Size
 from textual.message import Message
+from textual.reactive import Reactive
 from textual.widgets import Input
 
 from kvchat.values import dataclass
@@ -17,6 +19,9 @@ class FindField(Input):
         Binding("down", "move(1)", "Down", show=False),
         Binding("escape", "leave", "End", show=False),
     ]
+
+    virtual_size = Reactive(Size(0, 0))
+    """Of what is written. Without a layout: nothing around the field moves."""
 
     @dataclass
     class Moved(Message):

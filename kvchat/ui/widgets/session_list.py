@@ -6,7 +6,9 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
+from textual.geometry import Size
 from textual.message import Message
+from textual.reactive import Reactive
 from textual.style import Style
 from textual.timer import Timer
 from textual.widgets import OptionList
@@ -38,6 +40,9 @@ class SessionList(OptionList):
         Binding("left", "fold(True)", "Fold", show=False),
         Binding("right", "fold(False)", "Unfold", show=False),
     ]
+
+    virtual_size = Reactive(Size(0, 0))
+    """Of its lines. Without a layout: nothing around the list moves but a scrollbar, which asks for one."""
 
     @dataclass
     class Opened(Message):

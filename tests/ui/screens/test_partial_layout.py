@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pyte
 import pytest
-from textual._compositor import CompositorUpdate
+from textual._compositor import Compositor, CompositorMap, CompositorUpdate
+from textual.geometry import Size
 from textual.screen import Screen
+from textual.widget import Widget
+from textual.widgets import Static
 from textual.widgets._markdown import MarkdownBullet
 
 from kvchat.session.tree import Finish, Role, SessionId, Turn, TurnId
@@ -158,6 +161,62 @@ async def test_a_piece_that_adds_no_line_lays_nothing_out_and_one_that_does_only
         assert "at last" in shown.conversation_text
         assert layouts
         assert max(layouts) < len(shown.screen.query("*")) / 2
+
+
+async def test_a_layout_that_tells_widgets_their_size_is_not_followed_by_another(tmp_path: Path) -> None:
+    layouts: list[int] = []
+    async with window(tmp_path, prepare=talk, initial="Oslo", size=(90, 24)) as shown:
+        await begun(shown)
+        shown.screen.screen_layout_refresh_signal.subscribe(
+            shown.transcript, lambda _: layouts.append(shown.transcript.virtual_size.height), immediate=True
+        )
+        before = shown.transcript.virtual_size.height
+        await shown.transcript.page.mount(Static("one more\nand more"))
+        shown.screen.refresh(layout=True)
+        await shown.until(lambda: "and more" in shown.conversation_text)
+        for _ in range(3):
+            await shown.pilot.pause()
+        assert layouts == [before + 2]
+
+
+async def test_a_layout_behind_a_scroll_places_everything_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wholes: list[bool] = []
+    arrange = Compositor._arrange_root
+
+    def noted(
+        compositor: Compositor, root: Widget, size: Size, visible_only: bool = True
+    ) -> tuple[CompositorMap, set[Widget]]:
+        wholes.extend([] if visible_only else [True])
+        return arrange(compositor, root, size, visible_only)
+
+    async with window(tmp_path, prepare=talk, initial="Oslo", size=(90, 24)) as shown:
+        view = await begun(shown)
+        shown.transcript.scroll_to(y=3, animate=False, immediate=True)
+        await settled(shown, view)
+        monkeypatch.setattr(Compositor, "_arrange_root", noted)
+        height = shown.transcript.outer_size.height
+        shown.screen.query_one("#heading", Static).styles.height = 3
+        await shown.until(lambda: shown.transcript.outer_size.height == height - 1)
+        await shown.pilot.pause()
+        assert len(wholes) == 1
+
+
+async def test_the_end_stays_on_screen_where_the_conversation_has_fewer_lines_and_more_again(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo", size=(90, 24)) as shown:
+        view = await begun(shown)
+        await add(shown, view, "the very end")
+        most = shown.transcript.region.height
+        for num_lines in (3, 1, 0):
+            shown.screen.draw_lines("#queue", ["queued"] * num_lines)
+            height = most - num_lines
+            await shown.until(lambda height=height: shown.transcript.region.height == height)
+            await settled(shown, view)
+            assert any("the very end" in line for line in shown.conversation_text.splitlines()[-4:])
+            assert seen(shown) == await laid_out(shown)
 
 
 async def test_a_list_that_grows_keeps_its_items(tmp_path: Path) -> None:

@@ -154,6 +154,32 @@ async def test_five_hundred_sessions_are_listed_and_filtered(tmp_path: Path) -> 
         assert "session 499" in shown.text
 
 
+async def test_a_letter_in_the_field_lays_nothing_out_but_where_the_scrollbar_goes_and_then_once(
+    tmp_path: Path,
+) -> None:
+    def many(chat: ScriptedChat) -> None:
+        for number in range(500):
+            chat.add_session(f"session {number}")
+
+    async with window(tmp_path, prepare=many) as shown:
+        await shown.until(lambda: len(names(shown)) == 500)
+        await shown.pilot.press("ctrl+f")
+        await shown.until_at_rest()
+        await shown.pilot.pause()
+        layouts: list[int] = []
+        shown.screen.screen_layout_refresh_signal.subscribe(
+            shown.screen, lambda _: layouts.append(len(names(shown))), immediate=True
+        )
+        for letter, num_found, num_layouts in (("4", 176, 0), ("9", 15, 1), ("9", 1, 1)):
+            await shown.type(letter)
+            await shown.until(lambda num_found=num_found: len(names(shown)) == num_found)
+            await shown.until_at_rest()
+            await shown.pilot.pause()
+            assert len(layouts) == num_layouts
+        assert "session 499" in shown.text
+        assert "session 498" not in shown.text
+
+
 async def test_the_field_is_there_in_a_narrow_terminal_too(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=three, size=(50, 18)) as shown:
         await shown.pilot.press("ctrl+f")
