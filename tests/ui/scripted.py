@@ -25,6 +25,7 @@ from kvchat.revision import plan_undo
 from kvchat.session.lookup import SearchHit, SessionSummary
 from kvchat.session.miss import Explanation, explain
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
+from tests.ui.gate import HELD_S
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
 from tests.ui.scripted_unsent import ScriptedUnsent as ScriptedUnsent
 from tests.ui.scripted_variants import ScriptedVariants
@@ -225,7 +226,7 @@ class ScriptedChat:
 
     def edit_cost(self, conversation: ScriptedConversation, turn_id: TurnId, text: str) -> EditCost:
         if self.hold_costs is not None:
-            self.hold_costs.wait(20)
+            self.hold_costs.wait(HELD_S)
         at = [turn.id for turn in conversation.turns].index(turn_id)
         left = len(conversation.turns) - at
         return EditCost(reused_tokens=10, computed_tokens=len(text), left_turns=left, left_tokens=7 * left)
@@ -306,7 +307,7 @@ class ScriptedChat:
             self._hold(conversation, prompt + len(shown.split()), running=True)
             yield TextDelta(text=piece)
             if answer.hold is not None:
-                answer.hold.wait(20)
+                answer.hold.wait(HELD_S)
             sleep(answer.pace_s)
         finish = Finish.INTERRUPTED if conversation.is_stopped else Finish.COMPLETE
         finish = Finish.ERROR if answer.fits_in else finish

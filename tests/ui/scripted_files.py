@@ -10,6 +10,7 @@ from kvchat.errors import EngineFailed, FileTaken, UsageError
 from kvchat.session.tree import SessionId
 from kvchat.ui.bridge import OnDisk
 from kvchat.ui.host import Appearance, Gauged, ModelEntry, SettingEntry
+from tests.ui.gate import HELD_S
 
 
 class ScriptedFiles:
@@ -88,7 +89,7 @@ class ScriptedFiles:
         if cache_format == "int2":
             raise UsageError("no exact KV of this session is stored")
         self.formats.append((session_id, cache_format))
-        self.changing.wait(20)
+        self.changing.wait(HELD_S)
         return f"converted to {cache_format}"
 
     def go_on_in(self, session_id: str, cache_format: str) -> str:

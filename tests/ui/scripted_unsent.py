@@ -6,6 +6,7 @@ from threading import Event
 
 from kvchat.errors import StorageError
 from kvchat.session.unsent import LentText
+from tests.ui.gate import HELD_S
 
 
 class ScriptedUnsent:
@@ -30,7 +31,7 @@ class ScriptedUnsent:
     @contextmanager
     def lent(self, session_id: str | None, elsewhere: Collection[str] = ()) -> Iterator[LentText]:
         self.asked.append(session_id)
-        self.lending.wait(20)
+        self.lending.wait(HELD_S)
         kept = self.kept.get(session_id, [])
         stay = [text for text in kept if self.branches[text] in elsewhere]
         yield LentText(text="\n".join(text for text in kept if text not in stay))

@@ -10,6 +10,7 @@ from kvchat.engine.api.events import Loaded
 from kvchat.session.tree import BranchName, Finish, Turn, TurnId
 from kvchat.variants.samples import SampleDelta, SampleEvent, SamplesFinished
 from kvchat.variants.token_fork import Alternative
+from tests.ui.gate import HELD_S
 
 if TYPE_CHECKING:
     from tests.ui.scripted import ScriptedChat, ScriptedConversation
@@ -56,7 +57,7 @@ class ScriptedVariants:
             for number, text in enumerate(texts):
                 yield SampleDelta(sample=number, text=text[at : at + 6])
             if self.hold is not None:
-                self.hold.wait(20)
+                self.hold.wait(HELD_S)
         finish = Finish.INTERRUPTED if conversation.is_stopped else Finish.COMPLETE
         last = conversation.turns[-1]
         answers = tuple(

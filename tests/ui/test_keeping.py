@@ -13,6 +13,7 @@ from kvchat.engine.api.status import EnginePhase
 from kvchat.errors import StorageError
 from kvchat.ui.attachments import Attachment, before_message
 from tests.terminal import terminal
+from tests.ui.gate import HELD_S
 from tests.ui.harness import Window, window
 from tests.ui.scripted import Answer, ScriptedChat, ScriptedUnsent
 from tests.ui.scripted_engine import ScriptedEngine
@@ -143,7 +144,7 @@ async def test_what_fails_as_the_window_closes_and_cannot_be_kept_comes_back_to_
         gate = Event()
 
         def fail(conversation: Any, text: str) -> Iterator[ChatEvent]:
-            gate.wait(20)
+            gate.wait(HELD_S)
             raise StorageError("no space is left")
             yield
 

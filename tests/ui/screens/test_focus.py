@@ -33,15 +33,16 @@ async def test_esc_in_the_list_and_on_the_walk_goes_back_and_the_answer_goes_on(
         await shown.say("go")
         await shown.until_shown("first")
         await shown.say("and then?")
+        await shown.until(lambda: len(shown.screen.turns.queue) == 1)
         for key in ("f2", "f6"):
             await shown.pilot.press(key)
-            assert shown.app.focused is not shown.screen.prompt
+            await shown.until(lambda: shown.app.focused is not shown.screen.prompt)
             await shown.pilot.press("escape")
-            assert shown.app.focused is shown.screen.prompt
+            await shown.until(lambda: shown.app.focused is shown.screen.prompt)
         assert shown.transcript.selected is None
         assert (len(shown.screen.turns.queue), shown.screen.prompt.text) == (1, "")
         await shown.pilot.press("escape")
-        assert shown.screen.prompt.text == "and then?"
+        await shown.until(lambda: shown.screen.prompt.text == "and then?")
         hold.set()
         await shown.until_shown("interrupted")
 
