@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
-from time import monotonic, sleep
 
 import pytest
 
@@ -19,11 +18,11 @@ from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import IndexedBlock
 from kvchat.errors import StorageError
 from tests.cli.secret_home import files_with
+from tests.threads import wait_until_in
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 LONG = " ".join(f"{number} is a number." for number in range(80))
-PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -44,16 +43,6 @@ def block_files() -> set[Path]:
     return {*read_settings().paths.cache_dir.rglob("*.safetensors*")}
 
 
-def wait_for_the_disk() -> None:
-    """Wait until no file has come for some time."""
-    seen, since_s, end_s = block_files(), monotonic(), monotonic() + PATIENCE_S
-    while monotonic() < since_s + 0.5:
-        assert monotonic() < end_s
-        sleep(0.02)
-        if (now := block_files()) != seen:
-            seen, since_s = now, monotonic()
-
-
 def test_a_conversation_that_is_deleted_at_once_leaves_no_block(kvchat: Kvchat) -> None:
     chat = kvchat.load(None, None)
     chat.delete(talk(chat))
@@ -66,7 +55,7 @@ def test_one_that_was_left_before_it_is_deleted_leaves_none_either(kvchat: Kvcha
     """As the window does it: the session is left first, then the store deletes it."""
     chat = kvchat.load(None, None)
     kept = talk(chat, "kept")
-    wait_for_the_disk()
+    kvchat.engine.drain_saves()
     before = block_files()
     doomed = talk(chat)
     [*chat.send(doomed, f"{LONG} And then?")]
@@ -83,7 +72,7 @@ def test_an_aside_that_is_left_leaves_no_block_and_no_token(kvchat: Kvchat) -> N
     aside = chat.fork(conversation, None, "aside")
     [*chat.send(aside, " ".join(f"Zeppelinsuppe {number}." for number in range(80)))]
     doomed = (b"Zeppelinsuppe", u32le((aside.turns[-2].token_ids or ())[64:80]))
-    wait_for_the_disk()
+    kvchat.engine.drain_saves()
     assert files_with(paths.cache_dir, *doomed)
     assert chat.variants.throw_away(aside, conversation)
     assert not files_with(paths.data_dir.parent, *doomed)
@@ -96,7 +85,7 @@ def test_an_aside_that_is_left_leaves_no_block_and_no_token(kvchat: Kvchat) -> N
 def test_a_session_that_another_process_deletes_is_not_saved_again(kvchat: Kvchat) -> None:
     chat = kvchat.load(None, None)
     conversation = talk(chat)
-    wait_for_the_disk()
+    kvchat.engine.drain_saves()
     assert block_files()
     with closing(open_store(read_settings())) as other:
         other.remove_sessions([conversation.session.id])
@@ -131,7 +120,7 @@ def test_no_file_of_a_home_holds_a_word_or_a_token_of_what_was_deleted(kvchat: K
 def test_an_engine_that_closes_saves_nothing_for_a_session_that_is_gone(kvchat: Kvchat) -> None:
     chat = kvchat.load(None, None)
     conversation = talk(chat)
-    wait_for_the_disk()
+    kvchat.engine.drain_saves()
     with closing(open_store(read_settings())) as other:
         other.remove_sessions([conversation.session.id])
     kvchat.close()
@@ -159,7 +148,7 @@ def test_an_engine_that_asks_who_is_gone_waits_for_no_write(kvchat: Kvchat) -> N
     other.execute("BEGIN IMMEDIATE")
     writing = Thread(target=kvchat.store.rename, args=(session_id, "there"), daemon=True)
     writing.start()
-    sleep(0.2)  # until it waits for the lock
+    wait_until_in(writing, "write")
     assert not kvchat.store.is_gone("a" * 8), "it cannot be told"
     assert writing.is_alive(), "it was still waiting while that was asked"
     other.execute("ROLLBACK")

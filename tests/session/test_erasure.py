@@ -8,7 +8,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 from threading import Thread
-from time import sleep
 
 import pytest
 
@@ -20,6 +19,7 @@ from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Branch, Finish, SessionId
 from tests.cli.secret_home import files_with
 from tests.session.turns import exchange, open_answer, question
+from tests.threads import wait_until_in
 
 pytestmark = pytest.mark.pure
 
@@ -133,7 +133,7 @@ def test_a_copy_that_was_begun_before_the_deletion_does_not_outlive_it(path: Pat
         fcntl.flock(lock, fcntl.LOCK_EX)
         deleting = Thread(target=store.delete_session, args=(the_doomed(store),))
         deleting.start()
-        sleep(0.3)
+        wait_until_in(deleting, "_alone")
         newest.write_bytes(whole)
         fcntl.flock(lock, fcntl.LOCK_UN)
         deleting.join()

@@ -4,13 +4,13 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
-from time import sleep
 
 import pytest
 
 from kvchat.engine.memory.files import SystemFiles
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FULL, chain, open_store, read, write_all
+from tests.threads import wait_until_in
 
 pytestmark = pytest.mark.pure
 
@@ -25,7 +25,7 @@ def test_a_look_up_does_not_wait_for_a_write_that_waits_for_another_process(tmp_
     other.execute("BEGIN IMMEDIATE")
     writing = Thread(target=write_all, args=(store, BLOCKS[2:]), daemon=True)
     writing.start()
-    sleep(0.2)  # until it waits for the lock
+    wait_until_in(writing, "_transaction")
     assert store.has_all(KEYS, FULL) == [True, True, False]
     assert store.nearest(KEYS[0], BLOCKS[1].header.token_ids, 1)
     assert store.total_usage().num_blocks == 2
