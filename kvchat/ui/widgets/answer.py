@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rich.text import Text
 from textual.app import ComposeResult
-from textual.containers import Vertical
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Static
@@ -16,6 +14,7 @@ from kvchat.ui.figures import plural
 from kvchat.ui.key_names import name_for
 from kvchat.ui.plain_text import clean_text
 from kvchat.ui.prefill_pace import PrefillPace
+from kvchat.ui.widgets.column import Column
 from kvchat.ui.widgets.footer_line import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
 from kvchat.ui.widgets.in_place import update_in_place
 
@@ -114,8 +113,10 @@ class EndingLine(Static):
         self.display = bool(ending)
 
 
-class AnswerView(Vertical):
-    """An answer. It is live while it streams and for a while after; older ones are still.
+class AnswerView(Column):
+    """An answer. It is live while it streams and for a while after; others are still.
+
+    It has no widget for what it does not say: to mount one takes longer than to draw its text.
 
     Attributes:
         turn: the answer as last stored.
@@ -127,12 +128,13 @@ class AnswerView(Vertical):
         super().__init__(classes="answer")
         self.turn = turn
         self._session = session
+        self._folds_reasoning = folds_reasoning
         self._live = self._live_body() if is_live else None
         self._body: AnswerMarkdown | Static = self._still_body() if self._live is None else self._live
         # What stands there when it is mounted is not drawn twice, and mostly above what is seen.
-        self._reasoning = Reasoning(clean_text(turn.reasoning), is_folded=folds_reasoning)
+        self._reasoning = self._reasoning_of(turn.reasoning) if turn.reasoning else None
         self._footer = FooterLine(footer_parts(turn, session))
-        self._ending = EndingLine(turn.finish)
+        self._ending = EndingLine(turn.finish) if ending_text(turn.finish) else None
         self._pieces: list[str] = [turn.text]
         self._thoughts: list[str] = [turn.reasoning]
         self._pace = PrefillPace()
@@ -147,10 +149,11 @@ class AnswerView(Vertical):
         return self._live is not None and self._live.is_streaming
 
     def compose(self) -> ComposeResult:
-        yield Static("kvchat", classes="speaker", markup=False)
-        yield self._reasoning
+        if self._reasoning is not None:
+            yield self._reasoning
         yield self._body
-        yield self._ending
+        if self._ending is not None:
+            yield self._ending
         yield self._footer
 
     def begin(self) -> None:
@@ -158,7 +161,8 @@ class AnswerView(Vertical):
         assert self._live is not None
         self._live.begin()
         self._pace = PrefillPace()
-        self._ending.display = False
+        if self._ending is not None:
+            self._ending.display = False
         self._footer.show_parts(("reading",))
 
     def show_loading(self, estimate: LoadEstimate) -> None:
@@ -177,10 +181,12 @@ class AnswerView(Vertical):
 
     def add_reasoning(self, text: str) -> None:
         self._thoughts.append(clean_text(text))
-        self._reasoning.show_text("".join(self._thoughts))
+        self._show_reasoning("".join(self._thoughts))
 
     def fold_reasoning(self, is_folded: bool) -> None:
-        self._reasoning.fold(is_folded)
+        self._folds_reasoning = is_folded
+        if self._reasoning is not None:
+            self._reasoning.fold(is_folded)
 
     async def finish(self, turn: Turn) -> None:
         """Show the answer as stored."""
@@ -210,12 +216,33 @@ class AnswerView(Vertical):
         return AnswerMarkdown(clean_text(self.turn.text))
 
     def _still_body(self) -> Static:
-        from kvchat.ui.widgets.markdown_view import StillMarkdown
+        from kvchat.ui.widgets.still_text import StillText
 
-        text = clean_text(self.turn.text)
-        return Static(StillMarkdown(text) if text.strip() else Text(""), classes="still", markup=False)
+        return StillText(clean_text(self.turn.text))
+
+    def _reasoning_of(self, text: str) -> Reasoning:
+        return Reasoning(clean_text(text), is_folded=self._folds_reasoning)
 
     def _show_turn(self) -> None:
-        self._reasoning.show_text(clean_text(self.turn.reasoning))
+        self._show_reasoning(clean_text(self.turn.reasoning))
         self._footer.show_parts(footer_parts(self.turn, self._session))
-        self._ending.show_finish(self.turn.finish)
+        self._show_ending(self.turn.finish)
+
+    def _show_reasoning(self, text: str) -> None:
+        if self._reasoning is not None:
+            self._reasoning.show_text(text)
+        elif text:
+            self._reasoning = self._reasoning_of(text)
+            self._mount(self._reasoning, before=self._body)
+
+    def _show_ending(self, finish: Finish) -> None:
+        if self._ending is not None:
+            self._ending.show_finish(finish)
+        elif ending_text(finish):
+            self._ending = EndingLine(finish)
+            self._mount(self._ending, before=self._footer)
+
+    def _mount(self, widget: Widget, before: Widget) -> None:
+        """Mount a widget, unless the answer has left the window."""
+        if self.is_attached:
+            self.mount_all([widget], before=before)

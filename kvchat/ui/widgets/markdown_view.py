@@ -9,8 +9,11 @@ from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Heading
 from rich.markdown import Markdown as RichMarkdown
+from textual.await_complete import AwaitComplete
 from textual.content import Content
 from textual.css.query import NoMatches
+from textual.geometry import Size
+from textual.layout import DockArrangeResult
 from textual.widgets import Label, Markdown
 from textual.widgets._markdown import MarkdownFence
 from textual.widgets.markdown import MarkdownStream
@@ -39,6 +42,8 @@ class CodeFence(MarkdownFence):
 class AnswerMarkdown(Markdown):
     """An answer's text. Between `begin` and `finish` it grows by `write`.
 
+    Its blocks are placed as in a `Column`.
+
     Attributes:
         is_streaming: whether `write` still adds text.
     """
@@ -57,6 +62,15 @@ class AnswerMarkdown(Markdown):
         super().__init__(text, parser_factory=_parser, open_links=False)
         self.is_streaming = False
         self._stream: MarkdownStream | None = None
+
+    def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
+        return super().arrange(Size(size.width, 0), optimal)
+
+    def update(self, markdown: str) -> AwaitComplete:
+        """Show another text; nothing is parsed or waited for where there is none, before or after."""
+        if markdown or self.source or self.children:
+            return super().update(markdown)
+        return AwaitComplete.nothing()
 
     def begin(self) -> None:
         """Start to take text."""

@@ -6,7 +6,7 @@ import pytest
 from textual.app import App
 
 from kvchat.session.tree import Finish, Role, SessionId, Turn, TurnId
-from kvchat.ui.widgets.answer import AnswerView
+from kvchat.ui.widgets.answer import AnswerView, EndingLine, Reasoning
 
 pytestmark = pytest.mark.tui
 
@@ -21,6 +21,26 @@ ANSWER = Turn(
     finish=Finish.COMPLETE,
     created_at=0.0,
 )
+
+
+async def test_an_answer_has_no_widgets_for_what_it_does_not_say_and_gets_them_with_it() -> None:
+    app: App[None] = App()
+    async with app.run_test() as pilot:
+        view = AnswerView(replace(ANSWER, reasoning=""), is_live=True)
+        await app.mount(view)
+        assert not view.query("Reasoning, EndingLine")
+        view.begin()
+        view.add_reasoning("How would")
+        view.add_reasoning(" one go?")
+        await view.finish(replace(ANSWER, finish=Finish.INTERRUPTED))
+        await pilot.pause()
+        names = [type(child).__name__ for child in view.children if child.display]
+        assert names == ["Reasoning", "AnswerMarkdown", "EndingLine"]
+        assert "4 words" in str(view.query_one(Reasoning).content)
+        view.begin()
+        assert not view.query_one(EndingLine).display
+        await view.finish(ANSWER)
+        assert not view.query_one(EndingLine).display
 
 
 async def test_an_answer_that_has_left_the_window_takes_its_end_and_ends_nothing() -> None:
