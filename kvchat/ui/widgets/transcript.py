@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.geometry import Size
 from textual.layout import DockArrangeResult
@@ -20,6 +20,7 @@ from kvchat.ui.figures import plural
 from kvchat.ui.plain_text import clean_text
 from kvchat.ui.portion import Portion
 from kvchat.ui.widgets.answer import AnswerView
+from kvchat.ui.widgets.column import Column
 from kvchat.ui.widgets.in_place import update_in_place
 from kvchat.ui.widgets.long_text import LongText
 from kvchat.values import dataclass
@@ -32,6 +33,9 @@ PAGE_TURNS = 40
 
 FIRST_TURNS = 10
 """Of those the ones that are laid out first: more than most screens show, and what a person waits for."""
+
+_REST_S = 0.2
+"""So long after others have come on screen turns are removed, a few at a time."""
 
 _AHEAD_PAGES = 2
 """Earlier turns come when there is less than this above what is on screen."""
@@ -104,22 +108,26 @@ class Transcript(VerticalScroll):
         self._num_coming = 0
         self._portion = Portion()
         self._welcome = ""
+        self._leaving: set[TurnView] = set()
+        self._shown = object()
+        """Another one for each branch that is shown."""
         self.selected: TurnView | None = None
 
     def compose(self) -> ComposeResult:
         # As high as the window at least: an anchored scroll would push a short conversation to the bottom.
-        with Vertical(id="page"):
+        with Column(id="page"):
             yield Static("", id="welcome", markup=False)
             yield EarlierLine()
 
     @property
-    def page(self) -> Vertical:
-        return self.query_one("#page", Vertical)
+    def page(self) -> Column:
+        return self.query_one("#page", Column)
 
     @property
     def views(self) -> list[TurnView]:
-        """The mounted turns, oldest first."""
-        return [child for child in self.page.children if isinstance(child, QuestionView | AnswerView)]
+        """The mounted turns, oldest first, without those that are about to go."""
+        views = [child for child in self.page.children if isinstance(child, QuestionView | AnswerView)]
+        return [view for view in views if view not in self._leaving]
 
     @property
     def num_hidden(self) -> int:
@@ -144,23 +152,38 @@ class Transcript(VerticalScroll):
         """
         async with self.batch():
             self.unselect()
+            self._shown = shown = object()
             self._session, self._from_end, self._num_coming = session, None, 0
             self._hidden = list(turns[:-FIRST_TURNS])
-            views = self._views_of(turns[-FIRST_TURNS:], MAX_LIVE)
-            await self.query("QuestionView, AnswerView").remove()
+            views = self._views_of(turns[-FIRST_TURNS:], most_live=1)
+            self._hide(self.views)
             await self.page.mount_all(views)
             self._draw_earlier_line()
-        self._show_or_hide_welcome()
+            self._show_or_hide_welcome()
         self.anchor()
         if self._hidden:
-            self.call_after_refresh(self._fill_first_page, views[0])
+            self.call_after_refresh(self._fill_first_page, shown)
 
-    async def _fill_first_page(self, first: Widget) -> None:
-        """Mount the rest of the first page above `first`, unless another branch is shown by now."""
+    def _hide(self, views: Sequence[TurnView]) -> None:
+        """Take views off the screen at once; to remove them takes as long as to mount others."""
+        for view in views:
+            view.display = False
+        if views and not self._leaving:
+            self.set_timer(_REST_S, self._remove_hidden)
+        self._leaving.update(views)
+
+    async def _remove_hidden(self) -> None:
+        leaving = list(self._leaving)[:FIRST_TURNS]
+        await self.page.remove_children(leaving)
+        self._leaving.difference_update(leaving)
+        if self._leaving:
+            self.set_timer(_REST_S, self._remove_hidden)
+
+    async def _fill_first_page(self, shown: object) -> None:
+        """Mount the rest of the first page, unless another branch is shown by now."""
         most_turns = PAGE_TURNS - len(self.views)
-        num_live = sum(isinstance(view, AnswerView) and view.is_live for view in self.views)
-        if most_turns > 0 and await self._mount_above(first, most_turns, most_live=MAX_LIVE - num_live):
-            self.call_after_refresh(self._fill_first_page, self.views[0])
+        if most_turns > 0 and await self._mount_above(shown, most_turns):
+            self.call_after_refresh(self._fill_first_page, shown)
 
     async def page_up(self) -> None:
         """Scroll up by a page; where there is less than that above, earlier turns are mounted first."""
@@ -172,7 +195,7 @@ class Transcript(VerticalScroll):
 
     async def show_earlier(self) -> bool:
         """Mount a few turns above, and keep what is on screen where it is; return whether there were any."""
-        return bool(self.views) and await self._mount_above(self.views[0])
+        return await self._mount_above(self._shown)
 
     async def _mount_ahead(self) -> None:
         """Mount turns before they are needed, a few between two frames, while nothing scrolls."""
@@ -182,10 +205,10 @@ class Transcript(VerticalScroll):
         if await self.show_earlier():
             self.call_after_refresh(self._mount_ahead)
 
-    async def _mount_above(self, first: Widget, most_turns: int = PAGE_TURNS, most_live: int = 0) -> bool:
-        """Mount a portion of turns above `first`; return whether that still was the first, and any came."""
+    async def _mount_above(self, shown: object, most_turns: int = PAGE_TURNS) -> bool:
+        """Mount a portion of turns above; return whether the same branch is shown still, and any came."""
         async with self.batch():
-            if not self._hidden or self.views[:1] != [first]:
+            if not self._hidden or not self.views or self._shown is not shown:
                 return False
             num_turns = min(self._portion.num, most_turns, len(self._hidden))
             self._portion.begin(num_turns)
@@ -194,7 +217,7 @@ class Transcript(VerticalScroll):
             self._num_coming += 1
             if self._from_end is None:  # else it still holds what was on screen before the portion above
                 self._from_end = self.virtual_size.height - self.scroll_y
-            await self.page.mount_all(self._views_of(page, most_live), before=first)
+            await self.page.mount_all(self._views_of(page, most_live=0), before=self.views[0])
             self._draw_earlier_line()
         self.call_after_refresh(self._let_go)
         return True
@@ -283,7 +306,7 @@ class Transcript(VerticalScroll):
             self.call_after_refresh(self.scroll_to_widget, view, animate=False)  # it may be new
 
     async def _still_older_answers(self) -> None:
-        live = [view for view in self.query(AnswerView) if view.is_live]
+        live = [view for view in self.views if isinstance(view, AnswerView) and view.is_live]
         for view in live[:-MAX_LIVE]:
             await view.make_still()
 

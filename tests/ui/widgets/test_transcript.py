@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.geometry import Size
 
 from kvchat.session.tree import Finish
 from kvchat.ui.widgets.answer import AnswerView
-from kvchat.ui.widgets.transcript import PAGE_TURNS
+from kvchat.ui.widgets.transcript import PAGE_TURNS, QuestionView
 from tests.ui.harness import Window, window
 from tests.ui.scripted import ScriptedChat
 
@@ -53,6 +54,27 @@ async def test_earlier_messages_come_a_few_at_a_time_and_move_nothing_that_is_on
         assert num_portions > 1
         assert shown.questions == [f"Oslo {number}?" for number in range(NUM)]
         assert not await shown.transcript.show_earlier()
+
+
+async def test_earlier_messages_that_come_have_only_themselves_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: set[QuestionView] = set()
+    measure = QuestionView.get_content_height
+
+    def noted(view: QuestionView, container: Size, viewport: Size, width: int) -> int:
+        measured.add(view)
+        return measure(view, container, viewport, width)
+
+    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
+        await opened(shown)
+        before = set(shown.transcript.views)
+        monkeypatch.setattr(QuestionView, "get_content_height", noted)
+        assert await shown.transcript.show_earlier()
+        await shown.until(lambda: shown.transcript.views[0].region.height > 0)
+        await shown.pilot.pause()
+        assert measured
+        assert not measured & before
 
 
 async def test_a_page_up_near_the_top_goes_a_whole_page_into_earlier_messages(tmp_path: Path) -> None:
@@ -138,3 +160,16 @@ async def test_a_question_is_never_on_screen_without_the_answer_that_begins(tmp_
         await shown.transcript.begin_turn(question, replace(answer, text="", finish=Finish.PARTIAL))
         await shown.until(lambda: ("Bergen 0?", True) in seen)
         assert ("Bergen 0?", False) not in seen
+
+
+async def test_what_is_left_is_taken_off_the_screen_at_once_and_removed_later(tmp_path: Path) -> None:
+    async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
+        await opened(shown)
+        before = shown.transcript.views
+        other = shown.chat.open("Bergen")
+        await shown.transcript.show_turns(other.turns[:2], other.session)
+        assert shown.questions == ["Bergen 0?"]
+        assert before[0].is_attached
+        await shown.until(lambda: shown.conversation_text.count("?") == 1)
+        await shown.until(lambda: not any(view.is_attached for view in before))
+        assert len(shown.transcript.page.query("QuestionView, AnswerView")) == 2
