@@ -28,6 +28,7 @@ from kvchat.engine.disk import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.drafts import Drafts
 from kvchat.engine.fusion import fused_pass
 from kvchat.engine.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
+from kvchat.engine.kept_checks import name_of
 from kvchat.engine.kept_rates import Computing, KeptRates
 from kvchat.engine.kernel_sizes import shadow_sizes
 from kvchat.engine.kernels.device import is_interpreted
@@ -51,7 +52,7 @@ from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.packed_linear import pack_linears
 from kvchat.engine.models.rotaries import layer_rotaries
 from kvchat.engine.parts import EngineParts
-from kvchat.engine.runner import Runner
+from kvchat.engine.runner import ForwardPass, Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import NoDrafter
 from kvchat.engine.shadow.branches import Shadows
@@ -106,7 +107,7 @@ def assemble(
     lengths = Lengths(
         context_len=info.max_context, chunk_len=config.max_batch_tokens, block_size=config.block_size
     )
-    activation = activation_bytes(candidate.loaded.module, served.make_pass, groups, lengths)
+    activation = _activation_bytes(candidate, groups, lengths)
     free_bytes = _free_bytes(device) - activation - recorded_bytes(served.make_pass, groups, lengths, device)
     memory = _memory(config, groups, lengths, free_bytes)
     num_blocks = pool_blocks(groups, memory.block_bytes, **asdict(lengths))
@@ -125,7 +126,7 @@ def assemble(
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
     shadows = shadows_of(candidate.loaded, groups, memory.shadow_bytes)
-    forward, unfused = (walking_pass if device.type == "cuda" else fused_pass)(candidate.loaded, served, pool)
+    forward, unfused = _forward(candidate, pool)
     short = short_steps(
         forward, groups, pool, Recording(lengths.context_len, activation, config.cache_dir), report
     )
@@ -286,6 +287,25 @@ def _info(candidate: Candidate, config: EngineConfig, device: torch.device) -> E
         cache_format=canonical_cache_format(config.cache_format),
         is_exact=parse_cache_format(config.cache_format).is_exact,
     )
+
+
+def _forward(candidate: Candidate, pool: DevicePool) -> tuple[ForwardPass, str | None]:
+    """Return the fastest pass over a pool; and why it is the model's own, where it is."""
+    if pool.device.type == "cuda":
+        return walking_pass(candidate.loaded, candidate.served, pool)
+    return fused_pass(candidate.loaded, candidate.served, pool, candidate.checks)
+
+
+def _activation_bytes(candidate: Candidate, groups: Sequence[Group], lengths: Lengths) -> int:
+    """Return what the largest step allocates, as measured now or by an earlier start."""
+    served, checks = candidate.served, candidate.checks
+    name = name_of("activation", served.route, groups, lengths)
+    known = checks.find(name)
+    if type(known) is int and known > 0:
+        return known
+    num_bytes = activation_bytes(candidate.loaded.module, served.make_pass, groups, lengths)
+    checks.keep(name, num_bytes)
+    return num_bytes
 
 
 def _pack(candidate: Candidate) -> None:

@@ -6,8 +6,8 @@ and grows linearly with the tokens of a step in either; at the end of a context 
 the steeper of both growths bounds the largest step.
 
 The end of a long context costs seconds for each dozen of layers, and layers of one sort allocate the same one
-after the other. So only the first of every sort run there, if the whole model at the beginning shows that
-later layers neither hold more nor find more that earlier ones left.
+after the other. So only the first of every sort run there, if the whole model at the beginning, without the
+products of its linear layers, shows that later layers neither hold more nor find more that earlier ones left.
 """
 
 import logging
@@ -26,6 +26,7 @@ from kvchat.engine.cache.sizing import least_blocks
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.first_layers import first_layers, layers_of, num_telling_layers
+from kvchat.engine.models.without_products import without_products
 from kvchat.engine.runner import ForwardPass, Runner
 from kvchat.errors import UnsupportedModel
 
@@ -91,9 +92,11 @@ def _num_telling(module: nn.Module, groups: Sequence[Group], run: Callable[[], N
     layers, number = layers_of(module), num_telling_layers(module, groups)
     if number is None or number == len(layers):
         return None
-    whole = layer_parts(layers, run)
-    with first_layers(module, number):
-        first = layer_parts(layers, run)
+    # Layers of one sort have products of the same sizes, so whatever these take is no difference.
+    with without_products(module):
+        whole = layer_parts(layers, run)
+        with first_layers(module, number):
+            first = layer_parts(layers, run)
     if len(whole) == len(layers) + 1 and len(first) == number + 1 and _holds_as_much(first, whole):
         return number
     log.info("what a step allocates is measured on all layers: some hold more than the first %d", number)

@@ -1,9 +1,10 @@
 """Whether a model's decoder layers can be fused: matched by their structure, then held to the model itself.
 
 A few tokens of two texts run through the model, one of them behind some keys that are zero. What every layer
-gets and gives is noted and computed again by the fused layers, and so are the logits. Then all runs once more
-with the last positions of the model's context, since a model may compute something else from a position on.
-Any difference that rounding does not explain leaves the model as it is.
+gets and gives is noted and computed again by the fused layers, and so are the logits. Then the first layers,
+one of each sort among them, run once more with the last positions of the model's context, since a model may
+compute something else from a position on. Any difference that rounding does not explain leaves the model as
+it is.
 
 What is tried is the model's structure, on exact keys and values: layers whose older blocks are quantised are
 tried as if they kept all exact, and read both kinds in the pool that they are put on.
@@ -11,8 +12,7 @@ tried as if they kept all exact, and read both kinds in the pool that they are p
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -21,33 +21,28 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.attention.call import AttentionCall
-from kvchat.engine.attention.paged import GroupStep, PagedAttention
+from kvchat.engine.attention.paged import PagedAttention
 from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec, exact_twins
 from kvchat.engine.cache.view_spec import PrunedSpec, ShadowSpec, WindowSpec
-from kvchat.engine.forward import PackedPass
 from kvchat.engine.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
+from kvchat.engine.kept_checks import KeptChecks, name_of
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.native.library import library, why_not
-from kvchat.engine.kernels.paged_attention import prepare
-from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.quantised_linear import QuantisedWeight
+from kvchat.engine.layer_sample import NUM_POSITIONS, Seen, sample_row, scratch, watch
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.decoder_structure import Decoder, Unmatched, match_decoder, match_layer
+from kvchat.engine.models.first_layers import first_layers, num_telling_layers
 from kvchat.engine.models.float_layer import float_copy
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.rope_tables import RopeTables, Rotary
+from kvchat.engine.models.without_products import without_products
 from kvchat.engine.route import Route, Served
 from kvchat.engine.runner import ForwardPass, Row
 
 log = logging.getLogger(__name__)
 
-BLOCK_SIZE = 4
-TEXTS = ((0, 5), (37, 3))
-"""Position of the first token, and number of tokens."""
-CPU = torch.device("cpu")
-NUM_POSITIONS = 40
-"""Up to behind the last of them."""
 LAYER_TOLERANCE = {torch.float32: (1e-4, 1e-6)}
 COARSE_LAYER_TOLERANCE = (0.05, 0.01)
 """Most error of a layer: of what it adds, and of the sum."""
@@ -55,29 +50,6 @@ UNTURNED = 0.01
 """Keys no farther from their projection were not turned."""
 LOGITS_TOLERANCE = 1e-3
 COARSE_LOGITS_TOLERANCE = 0.1
-
-
-@dataclass(slots=True)
-class Seen:
-    """What a model's layers got and gave in one pass."""
-
-    inputs: list[Tensor] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)
-    arguments: list[dict[str, Any]] = field(default_factory=list)
-    calls: dict[int, AttentionCall] = field(default_factory=dict)
-    keys: dict[int, Tensor] = field(default_factory=dict)
-
-
-class _Watched(PagedAttention):
-    """Notes what layers pass to their attention."""
-
-    def __init__(self, pool: DevicePool, seen: Seen) -> None:
-        super().__init__(pool.layers)
-        self._seen = seen
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        self._seen.calls[layer], self._seen.keys[layer] = call, key
-        return super().attend(layer, query, key, value, call)
 
 
 class Fusion:
@@ -107,7 +79,7 @@ class Fusion:
 
     def on(self, pool: DevicePool) -> FusedLayers:
         """Return the layers with their keys and values in `pool`."""
-        return self._made(self.layers, sorted(pool.layers), pool)
+        return self._made(self.layers, sorted(pool.layers)[: len(self.layers)], pool)
 
     def with_layer(self, number: int, layer: Any, call: AttentionCall, pool: DevicePool) -> FusedLayers:
         """Return one layer alone, which stands in for layer `number`."""
@@ -125,6 +97,11 @@ class Fusion:
         kinds = [layer.kind for layer in self.layers]
         return [number for number, kind in enumerate(kinds) if kinds.index(kind) == number]
 
+    @property
+    def unturned(self) -> list[int]:
+        """The layers that turn neither queries nor keys."""
+        return [number for number, layer in enumerate(self.layers) if layer.rope is None]
+
     def without_rope(self, numbers: Collection[int]) -> "Fusion":
         """Return the same with layers that turn neither queries nor keys."""
         layers = [
@@ -132,6 +109,11 @@ class Fusion:
             for number, layer in enumerate(self.layers)
         ]
         return Fusion(self.decoder, layers, self.rotaries, self._num_positions, self._factor)
+
+    def first(self, number: int) -> "Fusion":
+        """Return the first layers alone, with what stands behind the last."""
+        decoder = replace(self.decoder, layers=self.decoder.layers[:number])
+        return Fusion(decoder, self.layers[:number], self.rotaries, self._num_positions, self._factor)
 
     def moved(self, offset: int) -> "Fusion":
         """Return the same for texts whose first position is `offset`."""
@@ -152,8 +134,13 @@ class Fusion:
         return embedded if self._factor == 1.0 else embedded * self._factor
 
 
-def fused_pass(loaded: LoadedModel, served: Served, pool: DevicePool) -> tuple[ForwardPass, str | None]:
+def fused_pass(
+    loaded: LoadedModel, served: Served, pool: DevicePool, checks: KeptChecks | None = None
+) -> tuple[ForwardPass, str | None]:
     """Return a pass over `pool`: by fused layers, or by the model's own and why.
+
+    Args:
+        checks: what is known of the model; None: nothing.
 
     Effect:
         Runs a few tokens through the model.
@@ -161,7 +148,7 @@ def fused_pass(loaded: LoadedModel, served: Served, pool: DevicePool) -> tuple[F
     try:
         if served.route is not Route.ATTENTION:
             raise Unmatched(f"it runs by its {served.route}")
-        fusion = fuse(loaded, served.groups)
+        fusion = fuse(loaded, served.groups, checks)
         own = served.make_pass(pool)
         return fusion.stand_before(own, pool), None
     except Unmatched as error:
@@ -173,8 +160,11 @@ def fused_pass(loaded: LoadedModel, served: Served, pool: DevicePool) -> tuple[F
 
 
 @torch.inference_mode()
-def fuse(loaded: LoadedModel, groups: Sequence[Group]) -> Fusion:
+def fuse(loaded: LoadedModel, groups: Sequence[Group], checks: KeptChecks | None = None) -> Fusion:
     """Return the fused layers of a model that runs by its attention.
+
+    Args:
+        checks: what is known of the model: that it passed, and which layers are not turned.
 
     Raises: Unmatched: its layers cannot be fused; the message says why.
 
@@ -187,18 +177,49 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group]) -> Fusion:
     groups = exact_twins(groups)
     if module.device.type != "cpu" or not all(_is_plain(group) for group in groups):
         raise Unmatched("its cache is not read by native kernels")
+    checks, name = checks or KeptChecks(), name_of("fused layers", groups, loaded.max_context)
+    if (known := _numbers_in(checks.find(name))) is not None:
+        return _recalled(loaded, groups, known)
     sample = take_sample(loaded, groups)
     fusion, row = sample.fusion, sample.row
     _require_all(fusion, groups, sample.seen, row, sample.logits)
-    offset = loaded.max_context - NUM_POSITIONS
-    if offset > 0:
-        moved = replace(row, positions=row.positions + offset)
-        seen, logits = watch(module, fusion.decoder, scratch(groups), moved)
-        try:
-            _require_all(fusion.moved(offset), groups, seen, row, logits)
-        except Unmatched as error:
-            raise Unmatched(f"{error} at the end of its context") from error
+    _require_at_end(loaded, groups, fusion, row)
+    checks.keep(name, fusion.unturned)
     return fusion
+
+
+def _require_at_end(loaded: LoadedModel, groups: Sequence[Group], fusion: Fusion, row: Row) -> None:
+    """Do the same at the end of the context with the first layers, as many as it takes for one of each sort:
+    what begins at some position is a layer's setting, whatever its weights are.
+    """
+    offset = loaded.max_context - NUM_POSITIONS
+    if offset <= 0:
+        return
+    number = num_telling_layers(loaded.module, groups) or len(fusion.layers)
+    first = fusion.first(max(number, 1 + max(fusion.first_of_each_kind()))).moved(offset)
+    moved = replace(row, positions=row.positions + offset)
+    with first_layers(loaded.module, len(first.layers)):
+        seen, logits = watch(loaded.module, first.decoder, scratch(groups), moved)
+    try:
+        _require_all(first, groups, seen, row, logits)
+    except Unmatched as error:
+        raise Unmatched(f"{error} at the end of its context") from error
+
+
+def _recalled(loaded: LoadedModel, groups: Sequence[Group], unturned: Collection[int]) -> Fusion:
+    """Return the fused layers of a model that is known to compute the same by them."""
+    module: Any = loaded.module
+    decoder, row, pool = match_decoder(module), sample_row(groups, module), scratch(groups)
+    with without_products(module):
+        seen, _ = watch(module, decoder, pool, row)
+    return _matched(decoder, pool, seen, row, loaded.max_context).without_rope(unturned)
+
+
+def _numbers_in(finding: object) -> list[int] | None:
+    """Return a list of layers as it was kept; None: it was not, or is none."""
+    if isinstance(finding, list) and all(type(number) is int for number in finding):
+        return finding
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +242,7 @@ def take_sample(loaded: LoadedModel, groups: Sequence[Group]) -> Sample:
     if sum(len(group.layers) for group in groups) != len(decoder.layers):
         raise Unmatched("not every layer attends")
     pool = scratch(groups, module.device)
-    row = _row(groups, module)
+    row = sample_row(groups, module)
     seen, logits = watch(module, decoder, pool, row)
     fusion = _matched(decoder, pool, seen, row, loaded.max_context)
     return Sample(fusion.without_rope(_unturned_layers(decoder, seen)), row, seen, logits)
@@ -240,69 +261,6 @@ def _is_plain(group: Group) -> bool:
 
 def in_float32(groups: Sequence[Group]) -> list[Group]:
     return [replace(group, spec=replace(group.spec, dtype="F32")) for group in groups]
-
-
-def scratch(groups: Sequence[Group], device: torch.device = CPU) -> DevicePool:
-    """Return a pool for the tokens of a sample."""
-    num_blocks = sum(_num_blocks(*text) for text in TEXTS)
-    pool = DevicePool(groups, {group.id: num_blocks for group in groups}, BLOCK_SIZE, device)
-    for layer in pool.layers.values():
-        layer.keys.zero_()
-        layer.values.zero_()
-    return pool
-
-
-def _num_blocks(position: int, num_tokens: int) -> int:
-    return -(-(position + num_tokens) // BLOCK_SIZE)
-
-
-def _row(groups: Sequence[Group], module: Any) -> Row:
-    device = module.device
-    positions = torch.cat([torch.arange(start, start + count, device=device) for start, count in TEXTS])
-    spans: list[SequenceSpan] = []
-    slots: list[Tensor] = []
-    first_row = first_block = 0
-    for start, count in TEXTS:
-        blocks = torch.arange(first_block, first_block + _num_blocks(start, count), device=device)
-        spans.append(SequenceSpan(first_row, first_row + count, start, 0, blocks))
-        slots.append(first_block * BLOCK_SIZE + torch.arange(start, start + count, device=device))
-        first_row, first_block = first_row + count, first_block + len(blocks)
-    vocab_size = module.config.get_text_config().vocab_size
-    generator = torch.Generator().manual_seed(2)
-    step = {
-        group.id: GroupStep(
-            slots=torch.cat(slots), spans=spans, prepared=prepare(spans, group.spec.first_visible, BLOCK_SIZE)
-        )
-        for group in groups
-    }
-    return Row(
-        token_ids=torch.randint(1, vocab_size, (len(positions),), generator=generator).to(device),
-        positions=positions,
-        groups=step,
-        sampling=torch.arange(len(positions), device=device),
-    )
-
-
-def watch(module: nn.Module, decoder: Decoder, pool: DevicePool, row: Row) -> tuple[Seen, Tensor]:
-    """Return what the layers got and gave, and the logits."""
-    seen = Seen()
-    own = PackedPass(module, _Watched(pool, seen))
-
-    def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.inputs.append((args[0] if args else kwargs["hidden_states"])[0].clone())
-        seen.arguments.append(kwargs)
-
-    def after(layer: Any, args: tuple[Any, ...], out: Any) -> None:
-        seen.outputs.append((out if isinstance(out, Tensor) else out[0])[0].clone())
-
-    with ExitStack() as hooks:
-        for layer in decoder.layers:
-            hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
-            hooks.callback(layer.register_forward_hook(after).remove)
-        logits = own.logits(row)
-    if not len(seen.inputs) == len(seen.outputs) == len(seen.calls) == len(decoder.layers):
-        raise Unmatched("its layers do not run one after the other")
-    return seen, logits
 
 
 def _matched(decoder: Decoder, pool: DevicePool, seen: Seen, row: Row, max_context: int) -> Fusion:

@@ -4,35 +4,23 @@ So the first choice of a process, and the estimate it is told with, rest on what
 what machines are taken to do. A figure from elsewhere misleads a process until it has measured its own, so a
 record names weights and storage format (the fingerprint), the device, and the threads that computed.
 
-    line 1  blake2b of line 2, in hex
-    line 2  JSON: version, and the records, the newest last
-
-Nothing in it is a truth: whatever is not exactly what was written counts as no file.
+It holds a version, and the records, the newest last (see `kept_file`).
 """
 
-import json
 import math
-import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 from statistics import median
-from time import time
 from typing import Any, Final
 
-from kvchat.directories import make_private
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.rates import WINDOW, Direction, Measured, Rates, Samples
+from kvchat.engine.kept_file import read_kept, write_kept
 from kvchat.values import dataclass
 
 FILE_NAME: Final = "rates"
 VERSION: Final = 1
 MAX_RECORDS: Final = 32
-MAX_BYTES: Final = 1 << 20
-"""A larger file was not written here, and is not read."""
-_DIGEST_BYTES = 16
-_STALE_S = 60.0
 _MAX_KINDS = 64
 _KINDS = {f"{tier} {direction}": (tier, direction) for tier in Tier for direction in Direction}
 
@@ -107,40 +95,16 @@ def last_moves(cache_dir: Path) -> dict[tuple[Tier, Direction], float]:
 
 
 def _read(file: Path | None) -> Records:
-    if file is None:
-        return {}
+    fields = read_kept(file) if file is not None else None
     try:
-        if file.stat().st_size > MAX_BYTES:
-            return {}
-        digest, _, line = file.read_bytes().partition(b"\n")
-        fields = json.loads(line) if digest == _digest(line) else {}
         return _records(fields)
-    except (OSError, ValueError, RecursionError):
+    except ValueError:
         return {}
 
 
 def _write(file: Path, records: Records) -> None:
-    """Write the file, whole or not at all."""
     listed = [[name, _listed(record)] for name, record in records.items()]
-    line = json.dumps({"version": VERSION, "records": listed}, separators=(",", ":")).encode()
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        make_private(file.parent)
-        _remove_unfinished(file)
-        with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as stream:
-            stream.write(_digest(line) + b"\n" + line)
-        temporary.replace(file)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _remove_unfinished(file: Path) -> None:
-    """Remove what a killed process has left half written; nobody takes so long to write it."""
-    for left in file.parent.glob(f".{file.name}.*.tmp"):
-        with suppress(OSError):
-            if time() - left.stat().st_mtime > _STALE_S:
-                left.unlink()
+    write_kept(file, {"version": VERSION, "records": listed})
 
 
 def _listed(record: Measured) -> dict[str, Any]:
@@ -178,7 +142,3 @@ def _samples(listed: list[Any]) -> Samples:
     if not samples or not all(math.isfinite(sample) and sample > 0 for sample in samples):
         raise ValueError("no measurements")
     return samples
-
-
-def _digest(line: bytes) -> bytes:
-    return blake2b(line, digest_size=_DIGEST_BYTES).hexdigest().encode()

@@ -11,17 +11,15 @@ import torch
 
 from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
 from kvchat.engine.fusion import (
-    NUM_POSITIONS,
     Sample,
     float_layers,
     in_float32,
     require_logits,
     require_near,
-    scratch,
     take_sample,
-    watch,
 )
 from kvchat.engine.layer_pass import LayerPass, Walk
+from kvchat.engine.layer_sample import NUM_POSITIONS, scratch, watch
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.decoder_structure import Unmatched, match_layer
 from kvchat.engine.models.load import LoadedModel

@@ -19,6 +19,7 @@ from kvchat.engine.attention.latent import LatentAttention
 from kvchat.engine.attention.paged import PagedAttention
 from kvchat.engine.cache.spec import Group, group_layers
 from kvchat.engine.forward import PackedPass, SequencePass
+from kvchat.engine.kept_checks import KeptChecks, name_of
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.latent import expand_latents, keep_latents, latent_layers
@@ -59,8 +60,11 @@ class Served:
     make_pass: Callable[[DevicePool], ForwardPass]
 
 
-def choose_route(loaded: LoadedModel) -> Served:
+def choose_route(loaded: LoadedModel, checks: KeptChecks | None = None) -> Served:
     """Return the first route that computes what the model itself computes.
+
+    Args:
+        checks: what is known of the model; None: nothing.
 
     Raises:
         UnsupportedModel: none does; the message says why.
@@ -69,12 +73,16 @@ def choose_route(loaded: LoadedModel) -> Served:
         Runs a few short passes; leaves the model's attention set for the route.
     """
     _refuse_sparse(loaded)
+    checks = checks or KeptChecks()
     reasons: list[str] = []
     by_attention = (_by_latents, _by_attention) if latent_layers(loaded.module) else (_by_attention,)
     for try_route in (*by_attention, _by_cache):
         try:
             served = try_route(loaded)
-            require_own_logits(loaded, served.groups, served.make_pass)
+            name = name_of("own logits", served.route, served.groups)
+            if not checks.find(name):
+                require_own_logits(loaded, served.groups, served.make_pass)
+                checks.keep(name, True)
         except Contradiction:
             raise
         except UnsupportedModel as error:

@@ -6,7 +6,7 @@ the new ones, and are found again when the old ones come back.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.spec import Group, LatentSpec
 from kvchat.engine.disk import open_store
 from kvchat.engine.gpu import try_gpu, try_sizes
+from kvchat.engine.kept_checks import KeptChecks, checks_of
 from kvchat.engine.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
@@ -40,12 +41,17 @@ DIGESTS_FILE = "weights.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A model in memory, known to compute on the cache what it computes by itself."""
+    """A model in memory, known to compute on the cache what it computes by itself.
+
+    Args:
+        checks: what is known of it from earlier starts.
+    """
 
     source: Source
     checkpoint: Checkpoint
     loaded: LoadedModel
     served: Served
+    checks: KeptChecks = field(default_factory=KeptChecks)
 
 
 def load_candidate(
@@ -79,11 +85,12 @@ def load_candidate(
     try_gpu(device, loaded.dtype, report)
     try_sizes(device, loaded.dtype, sizes_in_config(sizes, selfcheck.BLOCK_SIZE), report)
     torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
-    served = choose_route(loaded)
+    checks = checks_of(config.cache_dir, checkpoint, loaded)
+    served = choose_route(loaded, checks)
     groups = groups_in(served, config.cache_format, config.block_size)
     try_sizes(device, loaded.dtype, sizes_in_groups(sizes, groups, config.block_size), report)
     served = replace(served, groups=groups)
-    return Candidate(source=source, checkpoint=checkpoint, loaded=loaded, served=served)
+    return Candidate(source=source, checkpoint=checkpoint, loaded=loaded, served=served, checks=checks)
 
 
 def groups_in(served: Served, cache_format: str, block_size: int) -> tuple[Group, ...]:

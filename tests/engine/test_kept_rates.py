@@ -10,7 +10,8 @@ import pytest
 
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.rates import LEAST_OWN, WINDOW, Direction, Measured, Rates
-from kvchat.engine.kept_rates import FILE_NAME, MAX_BYTES, MAX_RECORDS, VERSION, Computing, KeptRates
+from kvchat.engine.kept_file import MAX_BYTES
+from kvchat.engine.kept_rates import FILE_NAME, MAX_RECORDS, VERSION, Computing, KeptRates
 
 pytestmark = pytest.mark.pure
 

@@ -69,6 +69,8 @@ class _Recorder:
     borrowed: dict[int, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     _stored: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _masks: list[tuple[Tensor, Reach]] = field(default_factory=list)
+    """Masks that were read, as they were then: layers of one sort are given the same."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         if layer in self.specs or layer in self.borrowed:
@@ -89,7 +91,7 @@ class _Recorder:
         """Return what the layer's queries see: by its mask, and by the window it passes if that is longer."""
         reach = Reach(window=call.window)
         if call.mask is not None:
-            reach = reach_of(call.mask, self.start, self.chunk_len)
+            reach = self._reach_of(call.mask)
             if reach.window is None and call.window is not None and call.window > self.start:
                 reach = Reach(window=call.window)
             elif reach.problem is None and call.window not in (None, reach.window):
@@ -97,6 +99,13 @@ class _Recorder:
         if reach.problem is not None:
             self.problems.append(f"layer {layer} {reach.problem}")
         return reach
+
+    def _reach_of(self, mask: Tensor) -> Reach:
+        for known, reach in self._masks:
+            if known.dtype == mask.dtype and torch.equal(known, mask):
+                return reach
+        self._masks.append((mask.clone(), reach_of(mask, self.start, self.chunk_len)))
+        return self._masks[-1][1]
 
     def _note(self, layer: int, key: Tensor, value: Tensor, reach: Reach) -> None:
         latent = self.latents.get(layer)

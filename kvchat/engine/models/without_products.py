@@ -1,0 +1,28 @@
+"""A model whose linear layers give zeros: which shapes and arguments it hands on follows from no weight."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from torch import Tensor, nn
+
+from kvchat.engine.models.packed_linear import PackedLinear
+from kvchat.engine.models.quantised_linear import QuantisedLinear
+from kvchat.engine.models.widened_linear import WidenedLinear
+
+LINEARS = (nn.Linear, PackedLinear, WidenedLinear, QuantisedLinear)
+
+
+@contextmanager
+def without_products(module: nn.Module) -> Iterator[None]:
+    """Let no linear layer of a model compute inside the context; none of their weights is touched."""
+    with ExitStack() as replaced:
+        for part in module.modules():
+            if isinstance(part, LINEARS):
+                part.forward = partial(_zeros, part.out_features)  # type: ignore[method-assign]
+                replaced.callback(delattr, part, "forward")
+        yield
+
+
+def _zeros(num_outputs: int, x: Tensor) -> Tensor:
+    return x.new_zeros(*x.shape[:-1], num_outputs)

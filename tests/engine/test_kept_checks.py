@@ -1,0 +1,261 @@
+"""A model that passed its checks is held to them again when anything changes that its numbers follow from."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kvchat.engine import kept_checks
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.build import build_parts
+from kvchat.engine.kept_checks import FILE_NAME, MAX_FINDINGS, MAX_MODELS, VERSION, KeptChecks, subject_of
+from kvchat.engine.models.fingerprint import Checkpoint
+from kvchat.engine.models.load import LoadedModel, load_model
+from kvchat.engine.parts import EngineParts
+from tests.engine.conftest import OpenEngine, TinyModels
+from tests.engine.test_update_weights import rewrite
+from tests.engine.tiny_models import VOCAB_SIZE, answer, reference, save_model, token_ids
+
+pytestmark = pytest.mark.cpu
+
+CPU = torch.device("cpu")
+PROMPT = token_ids(50)
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.15,
+    "max_position_embeddings": 512,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+class Products(TorchDispatchMode):
+    """Counts the products of linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.name()
+        self.number += "linear" in name or name in ("aten::mm", "aten::addmm")
+        return func(*args, **(kwargs or {}))
+
+
+def started(model_dir: Path, cache_dir: Path, **settings: Any) -> tuple[EngineParts, int]:
+    """Return what an engine consists of, and how many products its start took."""
+    config = EngineConfig(device="cpu", block_size=16, cache_dir=cache_dir, **settings)
+    with Products() as products:
+        parts = build_parts("model", model_dir, config)
+    return parts, products.number
+
+
+def num_products(model_dir: Path, cache_dir: Path, **settings: Any) -> int:
+    return started(model_dir, cache_dir, **settings)[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("kind", "num_probed"), [("llama", 0), ("qwen3", 0), ("gemma3", 0), ("gpt2", 16)])
+def test_a_second_start_multiplies_nothing_and_makes_the_same_engine(
+    kind: str, num_probed: int, dtype: str, tiny: TinyModels, tmp_path: Path
+) -> None:
+    """But for the probe, where layers are no linear ones: what they keep is looked at every time."""
+    first, num_first = started(tiny(kind), tmp_path, dtype=dtype)
+    second, num_second = started(tiny(kind), tmp_path, dtype=dtype)
+    assert num_first > 40
+    assert num_second == num_probed
+    assert second.info == first.info
+
+
+@pytest.mark.parametrize("kind", ["turned", "not turned", "with factor"])
+def test_a_second_start_answers_as_transformers_does(
+    kind: str, tmp_path: Path, open_engine: OpenEngine
+) -> None:
+    config = {
+        "turned": lambda: transformers.LlamaConfig(**SIZES),
+        "not turned": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1, 0]),
+        "with factor": lambda: transformers.Gemma2Config(**SIZES | {"head_dim": 16}, sliding_window=20),
+    }[kind]
+    model_dir = save_model(config(), tmp_path / "model")
+    for _ in range(2):
+        engine = open_engine(model_dir, cache_dir=tmp_path / "cache")
+        assert engine.info.unfused is None
+        assert answer(engine, PROMPT).token_ids == reference(model_dir).answer(PROMPT, 24)
+
+
+def test_other_weights_settings_and_forms_are_looked_at_anew(tiny: TinyModels, tmp_path: Path) -> None:
+    cache_dir, first = tmp_path / "cache", tiny("llama")
+    second = rewrite(copytree(first, tmp_path / "second"), halve)
+    num_first = num_products(first, cache_dir)
+    assert num_products(first, cache_dir, dtype="bfloat16") > 40
+    assert 0 < num_products(first, cache_dir, max_context=512) < num_first, "another step is measured"
+    assert num_products(second, cache_dir) == num_first
+    assert num_products(first, cache_dir) == 0, "the first ones are known still"
+
+
+def halve(tensors: dict[str, torch.Tensor]) -> None:
+    for tensor in tensors.values():
+        tensor /= 2
+
+
+def test_without_a_cache_directory_nothing_is_kept(tiny: TinyModels) -> None:
+    config = EngineConfig(device="cpu", block_size=16)
+    for _ in range(2):
+        with Products() as products:
+            build_parts("model", tiny("llama"), config)
+        assert products.number > 40
+
+
+def test_what_failed_fails_again_with_the_same_words(tmp_path: Path) -> None:
+    model_dir = save_model(transformers.GraniteConfig(**SIZES, residual_multiplier=0.9), tmp_path / "model")
+    said = [started(model_dir, tmp_path / "cache")[0].info.unfused for _ in range(2)]
+    assert said[0] is not None
+    assert "something else" in said[0]
+    assert said[0] == said[1]
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny: TinyModels) -> LoadedModel:
+    return load_model(tiny("llama"), "float32", CPU)
+
+
+CHECKPOINT = Checkpoint(weights=("ab" * 32,), config={"a": 1})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Checkpoint(weights=("cd" * 32,), config={"a": 1}),
+        Checkpoint(weights=("ab" * 32,), config={"a": 2}),
+        Checkpoint(weights=("ab" * 32,), config={"a": 1}, adapter="ef"),
+    ],
+)
+def test_another_checkpoint_has_another_name(other: Checkpoint, loaded: LoadedModel) -> None:
+    assert subject_of(CHECKPOINT, loaded) != subject_of(other, loaded)
+    assert subject_of(CHECKPOINT, loaded) == subject_of(replace(CHECKPOINT), loaded)
+
+
+def with_threads() -> None:
+    torch.set_num_threads(torch.get_num_threads() + 1)
+
+
+def with_precision() -> None:
+    torch.set_float32_matmul_precision("medium")
+
+
+def with_variable() -> None:
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
+
+
+@pytest.mark.parametrize("change", [with_threads, with_precision, with_variable])
+def test_what_a_process_computes_with_is_part_of_the_name(
+    change: Callable[[], None], loaded: LoadedModel
+) -> None:
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    before = subject_of(CHECKPOINT, loaded)
+    try:
+        change()
+        assert subject_of(CHECKPOINT, loaded) != before
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        os.environ.pop("ONEDNN_MAX_CPU_ISA", None)
+    assert subject_of(CHECKPOINT, loaded) == before
+
+
+def test_the_code_that_computes_is_part_of_the_name(tmp_path: Path) -> None:
+    """Every file of the engine, of torch's library, of the native one, and of the model's classes."""
+    file = tmp_path / "layer.py"
+    file.write_text("a = 1")
+    before = kept_checks._state_of([file])
+    os.utime(file, ns=(0, 10**9))
+    assert kept_checks._state_of([file]) != before
+    named = kept_checks.computing()
+    assert {"code", "native", "torch", "transformers", "processor", "instructions", "threads"} <= named.keys()
+
+
+def test_the_file_of_a_models_class_is_part_of_the_name(loaded: LoadedModel) -> None:
+    names = {file.name for file in kept_checks._files_of(loaded.module)}
+    assert {"modeling_llama.py", "modeling_utils.py", "linear.py"} <= names
+
+
+def test_findings_of_several_models_live_beside_each_other_and_the_oldest_go(tmp_path: Path) -> None:
+    file = tmp_path / FILE_NAME
+    for model in range(MAX_MODELS + 3):
+        for finding in range(3):
+            KeptChecks(file, f"{model}").keep(f"{finding}", model + finding)
+    for finding in range(MAX_FINDINGS + 3):
+        KeptChecks(file, "last").keep(f"{finding}", finding)
+    models = [model for model in range(MAX_MODELS + 3) if KeptChecks(file, f"{model}").find("2") is not None]
+    assert models == list(range(4, MAX_MODELS + 3))
+    last = KeptChecks(file, "last")
+    assert [last.find(f"{number}") for number in (0, 2, 3, MAX_FINDINGS + 2)] == [
+        None,
+        None,
+        3,
+        MAX_FINDINGS + 2,
+    ]
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        None,
+        [],
+        {},
+        {"version": VERSION},
+        {"version": VERSION, "models": []},
+        {"version": VERSION, "models": {"here": [1]}},
+        {"version": VERSION + 1, "models": {"here": {"a": 1}}},
+    ],
+)
+def test_what_is_not_in_the_form_of_this_version_counts_as_nothing(tmp_path: Path, fields: object) -> None:
+    file = tmp_path / FILE_NAME
+    write(file, fields)
+    assert KeptChecks(file, "here").find("a") is None
+    KeptChecks(file, "here").keep("a", 2)
+    assert KeptChecks(file, "here").find("a") == 2
+
+
+def write(file: Path, fields: object) -> None:
+    """Write a file whose digest is right, whatever is in it."""
+    line = json.dumps(fields).encode()
+    file.write_bytes(blake2b(line, digest_size=16).hexdigest().encode() + b"\n" + line)
+
+
+@pytest.mark.parametrize("finding", [None, -1, 0, "all", [1.5], ["0"], {"0": 1}])
+def test_findings_that_nobody_wrote_are_not_believed(
+    finding: object, tiny: TinyModels, tmp_path: Path
+) -> None:
+    first, _ = started(tiny("llama"), tmp_path)
+    fields = json.loads((tmp_path / FILE_NAME).read_bytes().partition(b"\n")[2])
+    ((subject, found),) = fields["models"].items()
+    assert len(found) == 3
+    fields["models"][subject] = changed(found, finding)
+    write(tmp_path / FILE_NAME, fields)
+    second, num_second = started(tiny("llama"), tmp_path)
+    assert num_second > 10
+    assert second.info == first.info
+
+
+def changed(found: Mapping[str, Any], finding: object) -> dict[str, Any]:
+    """Return findings with others in place of those that hold more than that a check was passed."""
+    return {name: value if value is True else finding for name, value in found.items()}
