@@ -44,6 +44,8 @@ from kvchat.ui.widgets.session_rows import Held, ListOptions, SessionWithBranche
 _QUIET_S = 2.0
 _TYPING_S = 0.7
 """So soon after a key the next one is expected: what can wait is not drawn."""
+_AT_REST_S = 0.3
+"""What is good to know before the next message is told when a conversation has stood for this long."""
 _TEMPORARY = "temporary conversation"
 _TEMPORARY_NOTE = "  ·  deleted when you leave"
 _ASIDE_NOTE = "  ·  thrown away when you leave · {} goes back"
@@ -81,6 +83,8 @@ class ConversationScreen(WindowScreen):
         self._place: object = None
         self._queued_s = 0.0
         self._is_opening = False
+        self._goes_on = False
+        """Whether anything was sent since a conversation has come on screen, or an engine for it."""
         self._entered: list[Prompt.Submitted] = []
 
     def on_unmount(self) -> None:
@@ -94,6 +98,7 @@ class ConversationScreen(WindowScreen):
         if self._watch.status.phase is EnginePhase.FAILED:
             self.warn("the engine has stopped: this waits until /reload has loaded it again")
         self._queued_s = self.asked_s
+        self._goes_on = True
         self.turns.add(pending)
         self._start_next()
 
@@ -167,7 +172,7 @@ class ConversationScreen(WindowScreen):
         being answered there goes on. What is entered meanwhile is meant for the one that comes.
         """
         self._give_back_entered()  # it was meant for what is opened no more
-        self._is_opening = True
+        self._is_opening, self._goes_on = True, False
         self._open(opener, draft)
 
     @work(exclusive=True, group="open")
@@ -272,8 +277,12 @@ class ConversationScreen(WindowScreen):
         return entered
 
     async def _tell_reach(self, conversation: ConversationView) -> None:
-        """Say how much of a conversation that has come on screen need not be computed."""
-        if not self.is_engine_ready or self.turns.is_running:
+        """Say how much of a conversation that has come on screen need not be computed, unless it goes on: its
+        answer says so then.
+        """
+        await asyncio.sleep(_AT_REST_S)
+        is_over = self._goes_on or self.turns.is_busy or self.turns.conversation is not conversation
+        if is_over or not self.is_engine_ready:
             return
         with suppress(KvchatError):
             if words := await asyncio.to_thread(self._reach.words, conversation):
@@ -407,6 +416,7 @@ class ConversationScreen(WindowScreen):
             self.turns.settle_garbage()
             self.turns.forget_outgrown()
             self.attaching.read_again()
+            self._goes_on = self.turns.is_busy
             self._start_next()
             if self.turns.conversation is not None:
                 self.begin(partial(self._tell_reach, self.turns.conversation), group="reach")

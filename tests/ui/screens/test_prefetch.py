@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat import EditCost
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.status import EnginePhase
+from kvchat.ui.turns import PendingTurn, TurnKind
 from tests.ui.harness import window
-from tests.ui.scripted import ScriptedChat
+from tests.ui.scripted import ScriptedChat, ScriptedConversation
 from tests.ui.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.tui
@@ -41,6 +43,29 @@ async def test_a_conversation_that_comes_on_screen_says_from_which_tier_once_the
         words = "16 of 16 tokens are kept (384 KiB) on disk"
         await shown.until(lambda: words in [notice.message for notice in shown.app._notifications])
         assert shown.chat.sent == []
+
+
+async def test_nothing_is_told_of_a_conversation_that_goes_on_as_soon_as_it_is_on_screen(
+    tmp_path: Path,
+) -> None:
+    async with window(
+        tmp_path, engine=OnDisk(), prepare=lambda chat: chat.add_session("Oslo", [("By boat?", "Yes.")])
+    ) as shown:
+        asked: list[int] = []
+        reach = shown.chat.variants.reach
+
+        def noted(conversation: ScriptedConversation) -> EditCost:
+            asked.append(1)
+            return reach(conversation)
+
+        shown.chat.variants.reach = noted
+        shown.screen.verbs.run("/switch Oslo")
+        await shown.until(lambda: shown.questions == ["By boat?"])
+        shown.screen.queue(PendingTurn(kind=TurnKind.SEND, text="And back?"))
+        await shown.until(lambda: shown.chat.sent == ["And back?"] and not shown.screen.turns.is_busy)
+        await shown.until_at_rest()
+        assert asked == []
+        assert not any("are kept" in notice.message for notice in shown.app._notifications)
 
 
 async def test_a_session_that_is_selected_in_the_list_is_loaded_before_it_is_opened(tmp_path: Path) -> None:
