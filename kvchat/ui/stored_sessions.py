@@ -16,12 +16,14 @@ class StoredSessions:
 
     Attributes:
         entries: newest first.
+        titles: what the sessions are called, by id; asked for many times a second.
         approximate: the sessions with an answer that was sampled on approximate KV.
         on_disk: what of their KV is stored, as last counted.
     """
 
     def __init__(self, store: SessionShelf) -> None:
         self.entries: tuple[SessionWithBranches, ...] = ()
+        self.titles: Mapping[str, str] = {}
         self.approximate: frozenset[str] = frozenset()
         self.on_disk: Mapping[SessionId, OnDisk] = {}
         self._store = store
@@ -34,18 +36,14 @@ class StoredSessions:
             (summary.session, store.branches(summary.session.id) if summary.num_branches > 1 else ())
             for summary in summaries
         )
+        self.titles = {session.id: title_of(session) for session, _ in self.entries}
         self.approximate = frozenset(summary.session.id for summary in summaries if not summary.is_exact)
 
     def session(self, session_id: SessionId) -> Session | None:
         return next((session for session, _ in self.entries if session.id == session_id), None)
 
     def title(self, session_id: SessionId) -> str | None:
-        session = self.session(session_id)
-        return title_of(session) if session else None
-
-    @property
-    def titles(self) -> dict[str, str]:
-        return {session.id: title_of(session) for session, _ in self.entries}
+        return self.titles.get(session_id)
 
     def branch_names(self, here: ConversationView | None, kept: Iterable[ConversationView]) -> BranchNames:
         """Name the live branches of a session by its title; where several are known, those of the session on

@@ -34,3 +34,17 @@ def test_a_session_is_called_by_its_title_and_by_branch_only_where_several_are_l
     kept.keep(conversation(chat, "Rome", 4, "by train"))
     names = sessions.branch_names(here, kept).of_branches
     assert {number: names[BranchId(number)] for number in (3, 4)} == {3: "Rome › main", 4: "Rome › by train"}
+
+
+def test_titles_are_made_when_the_store_is_read_and_not_whenever_they_are_asked_for() -> None:
+    chat = ScriptedChat(ScriptedEngine())
+    chat.add_session("Oslo", [("Hello?", "Hello!")])
+    sessions = StoredSessions(chat.store)
+    sessions.read()
+    before = sessions.branch_names(None, ()).of_sessions
+    assert sessions.branch_names(None, ()).of_sessions is before
+    session = chat.open("Oslo", "main").session
+    chat.store.rename(session.id, "Bergen")
+    sessions.read()
+    assert sessions.title(session.id) == "Bergen"
+    assert sessions.branch_names(None, ()).of_sessions == {session.id: "Bergen"}
