@@ -35,7 +35,7 @@ def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     measured is left where it lies.
     """
     monkeypatch.setattr(rates, "PRIOR_TOKEN_S", 1e5)
-    monkeypatch.setattr(kept_rates, "MAX_BYTES", 0)
+    monkeypatch.setattr(kept_rates, "read_kept", lambda _: None)
 
 
 @pytest.fixture
