@@ -9,7 +9,6 @@ talk to it, and nothing that costs disk space, opens a path or reaches further.
 """
 
 import os
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field, fields
@@ -299,6 +298,10 @@ def settings_in(document: str, file: Path, *, is_project: bool = False) -> dict[
     Raises:
         ConfigError: it is no TOML, or sets what is not there, or what this file may not.
     """
+    if not document:  # no file, as on most machines: nothing is imported for it
+        return {}
+    import tomllib
+
     try:
         values = _flatten(tomllib.loads(document))
     except (ValueError, RecursionError) as error:

@@ -2,15 +2,26 @@
 
 from collections.abc import Iterable
 from itertools import pairwise, starmap
+from typing import TYPE_CHECKING
 
-from kvchat.cli.removal import TidyStore
 from kvchat.config import Settings
+from kvchat.session.store import SessionStore
+
+if TYPE_CHECKING:
+    from kvchat.cli.removal import TidyStore
 
 _MIN_PREFIX = 4
 
 
-def open_store(settings: Settings) -> TidyStore:
+def open_to_read(settings: Settings) -> SessionStore:
+    """Open the person's sessions to look at them; the database is made if there is none."""
+    return SessionStore(settings.paths.sessions_db, settings.engine.sealer)
+
+
+def open_store(settings: Settings) -> "TidyStore":
     """Open the person's sessions; the database is made if there is none."""
+    from kvchat.cli.removal import TidyStore
+
     return TidyStore(
         settings.paths.sessions_db,
         settings.paths.cache_dir,

@@ -118,6 +118,27 @@ def test_an_unexpected_error_is_one_line_and_a_trace_in_a_private_log(home: Path
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
+ENDING = """
+import atexit, sys, threading
+from kvchat.cli.main import main
+atexit.register(print, "taken apart")
+sys.argv = ["kvchat", "--version"]
+{before}
+main()
+"""
+A_THREAD = "threading.Thread(target=lambda: (threading.main_thread().join(), print('still at work'))).start()"
+
+
+@pytest.mark.parametrize(("before", "told"), [("", []), (A_THREAD, ["still at work", "taken apart"])])
+def test_a_command_ends_at_once_unless_something_is_at_work(before: str, told: list[str], home: Path) -> None:
+    program = ENDING.format(before=before)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith("kvchat ")
+    assert rest == told
+    assert done.stderr == ""
+
+
 CHAT = ("kvchat.chat", "kvchat.conversation", "jinja2", "tokenizers")
 """What answers are made with."""
 STORE = ("sqlite3", "kvchat.session.store")
@@ -126,7 +147,13 @@ ON_A_KEY = ("markdown_it", "kvchat.ui.screens.help", "kvchat.ui.screens.inspecto
 NOT_IMPORTED = {
     "--help": (*CHAT, *STORE, "kvchat.config", "kvchat.cli.options", "kvchat.cli.session_options"),
     "ask --help": (*CHAT, *STORE, "kvchat.cli.session_options", "kvchat.cli.ask"),
-    "sessions list": (*CHAT, "kvchat.cli.serve_options", "kvchat.cli.gauge_options"),
+    "sessions list": (
+        *CHAT,
+        "kvchat.cli.serve_options",
+        "kvchat.cli.gauge_options",
+        "kvchat.cli.removal",
+        "tomllib",
+    ),
     "config show": (*CHAT, *STORE, "kvchat.cli.session_options"),
 }
 
