@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import transformers
@@ -30,6 +31,11 @@ from kvchat.engine.scheduler import Drafter
 
 VOCAB_SIZE = 512
 KINDS = ("llama", "qwen3", "gemma3", "gpt2")
+SAID: dict[tuple[int, ...], list[int]] = {}
+"""What some engine has said behind a prompt, right or wrong."""
+_PROMPTS: WeakKeyDictionary[Handle, tuple[int, ...]] = WeakKeyDictionary()
+_BY_LENGTH = ("dynamic", "longrope")
+"""Rotary embeddings of a token that change with what follows it."""
 
 torch.set_num_threads(1)  # the matrices are tiny; more threads only wait for each other
 transformers.utils.logging.disable_progress_bar()
@@ -115,10 +121,30 @@ class Reference:
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             model_dir, attn_implementation="eager", dtype=torch.float32
         ).eval()
+        rope = getattr(self._model.config, "rope_parameters", None)
+        ends = self._model.generation_config.eos_token_id
+        self._depends_on_length = ends is not None or any(kind in repr(rope) for kind in _BY_LENGTH)
+
+    def answer(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        """Return `generate`'s greedy continuation.
+
+        What an engine has said is held to what one pass over all of it, without a cache, would choose behind
+        each token, which takes a tenth of the time. What it would not, or only just, is left to `generate`.
+        """
+        said = SAID.get(tuple(prompt), [])[:num_tokens]
+        if len(said) == num_tokens and not self._depends_on_length and self._chooses(prompt, said):
+            return said
+        return self.generate(prompt, num_tokens)
+
+    def _chooses(self, prompt: Sequence[int], said: list[int]) -> bool:
+        """Whether each of the tokens is what greedy decoding takes behind those before it, and surely so."""
+        rows = self.logits([*prompt, *said])[len(prompt) - 1 : -1]
+        best = rows.topk(2)
+        is_sure = bool((best.values[:, 0] - best.values[:, 1] > 1e-3 * rows.abs().amax(1)).all())
+        return is_sure and best.indices[:, 0].tolist() == said
 
     @torch.inference_mode()
-    def answer(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """Return `generate`'s greedy continuation."""
+    def generate(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
         ids = torch.tensor([list(prompt)])
         out = self._model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False
@@ -190,7 +216,9 @@ def make_computing_slow(rates: Rates) -> None:
 
 def submit(engine: Engine, ids: Sequence[int], num_tokens: int, branch: BranchId | None = None) -> Handle:
     sampling = SamplingParams(max_tokens=num_tokens)
-    return engine.submit(Request(token_ids=tuple(ids), sampling=sampling, branch=branch))
+    handle = engine.submit(Request(token_ids=tuple(ids), sampling=sampling, branch=branch))
+    _PROMPTS[handle] = tuple(ids)
+    return handle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +241,8 @@ def finish(engine: Engine, handle: Handle) -> Answer:
             tokens.append(event.token_id)
     finished = handle.result
     assert finished is not None
+    if handle in _PROMPTS:
+        SAID[_PROMPTS[handle]] = tokens
     result = Answer(
         token_ids=tokens,
         finish_reason=finished.reason,
