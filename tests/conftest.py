@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
+from tests.covering import leave_the_rest_to_slow_tests
 from tests.quick_disk import quick_place
 
 # Examples may load a model or touch a disk under load; a deadline would only measure the machine.
@@ -65,6 +66,7 @@ def _leave_quietly() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_the_rest_to_slow_tests(items)
     wanted = [item for item in items if item.get_closest_marker("gpu")]
     if wanted and not _has_cuda():
         for item in wanted:

@@ -118,6 +118,7 @@ def check(found: Seen, wanted: Seen) -> None:
     torch.testing.assert_close(found.out, wanted.out, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.covering(2, each="level")
 @all_shapes
 @pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES.keys())
 @pytest.mark.parametrize("num_new", [1, 5])

@@ -27,6 +27,7 @@ codings = pytest.mark.parametrize("coding", CODINGS, ids=str)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
+@pytest.mark.covering(2, each="level")
 @all_levels
 @codings
 @dtypes

@@ -54,6 +54,7 @@ def check(found: Tensor, wanted: Tensor, tolerance: float = 2e-5) -> None:
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+@pytest.mark.covering(2, each="level")
 @real_shapes
 @all_kinds
 @sides
@@ -104,6 +105,7 @@ def test_a_query_and_a_sink_that_are_no_numbers_show(library: Library) -> None:
     check(found, reference.paged_attention(case.query, case.k_pool, case.v_pool, case.args))
 
 
+@pytest.mark.covering(2, each="level")
 @sealed_shapes
 @sides
 @pytest.mark.parametrize("wide", [False, True], ids=["16 tokens", "64 tokens"])
@@ -148,6 +150,7 @@ def test_a_nan_in_the_exact_blocks_behind_quantised_ones_shows(
     assert found[9:, half:, 2].isnan().all()
 
 
+@pytest.mark.covering(2, each="level")
 @all_kinds
 @sides
 @pytest.mark.parametrize("name", CHOSEN_SHAPES)
