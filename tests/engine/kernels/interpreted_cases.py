@@ -63,3 +63,5 @@ OTHER_CASES = (
     "large pools",
     "large strides",
 )
+SLOW_CASES = ("records in other parts", "records by bits in other parts")
+"""What is left of a product of which the cases before have all pairs."""

@@ -40,7 +40,7 @@ from kvchat.engine.kernels.store_kv import triton as store_triton
 from tests.engine.kernels import interpreted_edges as edges
 from tests.engine.kernels.attention_cases import Case, Shape, make_case
 from tests.engine.kernels.interpreted import tell
-from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, CONTROLS, LENGTHS, OTHER_CASES
+from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, CONTROLS, LENGTHS, OTHER_CASES, SLOW_CASES
 from tests.engine.kernels.test_latent_attention import Problem, make_problem, packed, single
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
@@ -65,17 +65,21 @@ def latent_error() -> float:
     return max(errors) / TOLERANCE[torch.float32]
 
 
-def records_error(*, by_bits: bool = False) -> float:
-    """The same on 8-bit records, over ranks of a part of a tile and of one and a half."""
+def records_error(*, part_lens: Sequence[int], by_bits: bool = False) -> float:
+    """The same on 8-bit records, over ranks of a part of a tile and of one and a half.
+
+    Args:
+        part_lens: of the context, for each rank and type of numbers.
+    """
     latent_triton.has_e4m3 = lambda pool: not by_bits
     worst = 0.0
-    for rank, dtype in ((200, torch.float32), (200, torch.float16), (16, torch.float32)):
+    kinds = ((200, torch.float32), (200, torch.float16), (16, torch.float32))
+    for (rank, dtype), part_len in zip(kinds, part_lens, strict=True):
         problem = packed(make_problem(rank=rank, value_scale=3.0), dtype)
         wanted = latent_reference.latent_attention(*problem)
-        for part_len in (256, 32):
-            latent_triton.PART_LEN = part_len
-            got = latent_ops.latent_attention(*problem, latent_triton.mean_latents)
-            worst = max(worst, _error(got, wanted) / TOLERANCE[dtype])
+        latent_triton.PART_LEN = part_len
+        got = latent_ops.latent_attention(*problem, latent_triton.mean_latents)
+        worst = max(worst, _error(got, wanted) / TOLERANCE[dtype])
     return worst
 
 
@@ -348,8 +352,8 @@ CHECKS: dict[str, Callable[[], float]] = {
     "latent padding": latent_padding_error,
     "padding": padding_error,
     "recorded step": recorded_step_error,
-    "records": records_error,
-    "records by bits": partial(records_error, by_bits=True),
+    "records": partial(records_error, part_lens=(256, 32, 256)),
+    "records by bits": partial(records_error, part_lens=(32, 256, 32), by_bits=True),
     "store records": store_records_error,
     "parts": parts_error,
     "neighbours": neighbours_error,
@@ -363,6 +367,11 @@ CHECKS: dict[str, Callable[[], float]] = {
     "large strides": edges.large_strides_error,
 }
 assert tuple(CHECKS) == OTHER_CASES
+CHECKS |= {
+    "records in other parts": partial(records_error, part_lens=(32, 256, 32)),
+    "records by bits in other parts": partial(records_error, part_lens=(256, 32, 256), by_bits=True),
+}
+assert tuple(CHECKS) == (*OTHER_CASES, *SLOW_CASES)
 
 
 def error_of(name: str) -> float:
