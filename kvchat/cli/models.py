@@ -11,7 +11,7 @@ from kvchat.cli.options import ListOptions
 from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.engine.cache.arithmetic import cache_sizes, read_shape
 from kvchat.engine.memory.host_memory import available_bytes
-from kvchat.engine.models.locate import STARTER, locate_model
+from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, locate_model
 from kvchat.engine.models.weight_files import check_model, read_config, weight_files
 from kvchat.errors import KvchatError, ModelNotFound
 from kvchat.ui.figures import bytes_text, count_text
@@ -67,8 +67,8 @@ def list_models(options: ListOptions) -> None:
 
 def show_model(options: ModelOptions) -> None:
     """Say what is known of one model that is here."""
-    path = dict(installed_models()).get(options.model) or _directory(options.model)
-    one = describe(options.model, path, available_bytes())
+    path = dict(installed_models()).get(options.model) or _place(options.model)
+    one = _gguf(options.model, path) if path.is_file() else describe(options.model, path, available_bytes())
     output = Output()
     if as_json(options):
         output.json(asdict(one))
@@ -145,11 +145,20 @@ def _weight_bytes(path: Path) -> int:
     return 0
 
 
-def _directory(name: str) -> Path:
+def _gguf(name: str, file: Path) -> Installed:
+    """Return what the size of a GGUF file says; its header is read when it is loaded."""
+    num_bytes = file.stat().st_size
+    is_large = num_bytes > available_bytes()
+    problem = f"its weights alone take {bytes_text(num_bytes)}" if is_large else None
+    return Installed(name=name, path=str(file), num_bytes=num_bytes, problem=problem)
+
+
+def _place(name: str) -> Path:
+    """Return the directory of a model, or a GGUF file."""
     path = Path(name).expanduser()
-    if not path.is_dir():
+    if not path.is_dir() and not (path.suffix == GGUF_SUFFIX and path.is_file()):
         raise ModelNotFound(
-            f"there is no model {name!r} here: no directory, and not in {hub_cache()};"
+            f"there is no model {name!r} here: no directory or GGUF file, and not in {hub_cache()};"
             f" `kvchat models` lists what is, and `kvchat ask -m {name}` fetches a hub id"
         )
     return path.resolve()
@@ -164,7 +173,7 @@ def _fit_words(one: Installed) -> str:
     if one.problem is not None:
         return f"cannot be loaded: {one_line(one.problem)}"
     if one.needed_bytes is None:
-        return "unknown whether it fits; its config leaves the cache open"
+        return "unknown whether it fits: its cache is not known before it is loaded"
     context = count_text(min(one.max_context or _CONTEXT, _CONTEXT))
     words = f"{bytes_text(one.needed_bytes)} with a conversation of {context} tokens"
     return f"fits: {words}" if one.fits else f"does not fit: {words}"

@@ -85,6 +85,20 @@ def test_a_model_that_is_not_here_exits_4(hub: Path, capsys: Capture) -> None:
     assert "kvchat ask -m nobody/nothing" in capsys.readouterr().err
 
 
+def test_a_gguf_file_is_shown_by_its_size(hub: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(b"GGUF" + bytes(2**20 - 4))
+    assert run(["models", "show", str(file)]) == 0
+    assert "1.0 MiB" in (shown := capsys.readouterr().out)
+    assert "unknown whether it fits" in shown
+    with file.open("r+b") as hole:
+        hole.truncate(2**43)
+    assert run(["models", "show", str(file), "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert (one["path"], one["num_bytes"], one["fits"]) == (str(file), 2**43, None)
+    assert one["problem"] == "its weights alone take 8.0 TiB"
+
+
 def test_a_directory_is_shown_too(hub: Path, model_dir: Path, capsys: Capture) -> None:
     assert run(["models", "show", str(model_dir), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"] == str(model_dir)

@@ -176,6 +176,14 @@ def test_a_file_that_is_no_config_is_refused(
     assert "kvchat:" in capsys.readouterr().err
 
 
+def test_a_gguf_file_is_told_from_a_damaged_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF\xbd")
+    assert run(["plan", str(tmp_path / "tiny.gguf")]) == 4
+    assert "config.json, or the hub id, of the model that it was made from" in capsys.readouterr().err
+
+
 def test_it_loads_no_torch(config: Path) -> None:
     program = (
         "import sys; from kvchat.cli.main import run; "

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat import starter
-from kvchat.engine.models.locate import NETWORK_TIMEOUT_S, STARTER
+from kvchat.engine.models.locate import GGUF_SUFFIX, NETWORK_TIMEOUT_S, STARTER
 from kvchat.errors import ModelNotFound, ModelUnreadable
 
 
@@ -24,6 +24,11 @@ def read_config(name: str) -> Mapping[str, Any]:
         path = path / "config.json"
     if not path.is_file():
         path = _from_hub(name, path)
+    if path.suffix == GGUF_SUFFIX:
+        raise ModelUnreadable(
+            f"{path} is a GGUF file, whose config is read when it is loaded. "
+            "Give the config.json, or the hub id, of the model that it was made from."
+        )
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
