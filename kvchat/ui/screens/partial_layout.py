@@ -14,6 +14,7 @@ from textual.map_geometry import MapGeometry
 from textual.widget import Widget
 
 from kvchat.ui.screens.desk import DeskScreen
+from kvchat.ui.screens.part_compositor import PartCompositor
 
 
 class PartialLayoutScreen(DeskScreen):
@@ -27,6 +28,10 @@ class PartialLayoutScreen(DeskScreen):
     _is_all_due = False
     _drawn: dict[Widget, MapGeometry] | None = None
     """What is on the screen, and where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._compositor = PartCompositor()
 
     def refresh(
         self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
