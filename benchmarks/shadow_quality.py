@@ -30,6 +30,8 @@ FORMAT = "shadow:25%:forced"
 """As in `--cache-format`."""
 LENGTH = 4400
 """Tokens of a text: keys that no basis holds are kept in 8 bits from 4,096 on."""
+LONGEST = 8000
+"""The same, as long as the starter's context takes beside questions and answers."""
 BESIDE: Mapping[str, Sequence[str]] = {
     "shadow": ("shadow:5%:forced", "shadow:10%:forced", FORMAT),
     "window": ("window:512", "window:1024"),
@@ -55,7 +57,7 @@ class Kept:
 
 
 def measure_quality(
-    *, num_conversations: int = 50, num_documents: int = 20, length: int = LENGTH
+    *, num_conversations: int = 50, num_documents: int = 20, length: int = LONGEST
 ) -> list[Row]:
     """Ask all questions on the exact cache and through a shadow; return what is lost with its interval."""
     size = SuiteSize(

@@ -23,7 +23,7 @@ from benchmarks.gpu.shadow import SETTINGS as GPU_SETTINGS
 from benchmarks.gpu.stage import Stage
 from benchmarks.shadow_decode import LEAST_RATIO as LEAST_DECODE_RATIO
 from benchmarks.shadow_decode import measure_decode
-from benchmarks.shadow_quality import AT_MOST_LOST, LENGTH, measure_frontier, measure_quality
+from benchmarks.shadow_quality import AT_MOST_LOST, LENGTH, LONGEST, measure_frontier, measure_quality
 from benchmarks.table import render
 from kvchat.engine.shadow.layer import ShadowLayer
 from kvchat.engine.shadow.pages import Budget
@@ -87,14 +87,15 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="of --gpu: tiny sizes on a processor")
     parser.add_argument("--save", action="store_true", help=f"write the table to {RESULTS.name}/ too")
     parser.add_argument("--quick", action="store_true", help="ask a few of the frontier's questions")
-    parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a text that is asked about")
+    lengths = f"tokens of a text that is asked about; otherwise {LONGEST}, and {LENGTH} for the frontier"
+    parser.add_argument("--length", type=int, help=lengths)
     arguments = parser.parse_args()
     name = next(
         name for name in ("memory", "quality", "frontier", "decode", "gpu") if getattr(arguments, name)
     )
     measure = {
         "memory": _memory,
-        "quality": lambda: _quality(arguments.length),
+        "quality": lambda: _quality(arguments.length or LONGEST),
         "frontier": lambda: _frontier(arguments),
         "decode": _decode,
         "gpu": lambda: _gpu(is_dry=arguments.dry_run),
@@ -136,7 +137,7 @@ def _quality(length: int) -> tuple[list[str], bool]:
 
 
 def _frontier(arguments: argparse.Namespace) -> tuple[list[str], bool]:
-    rows, plot = measure_frontier(length=arguments.length, quick=arguments.quick)
+    rows, plot = measure_frontier(length=arguments.length or LENGTH, quick=arguments.quick)
     print(render(rows))
     if arguments.save:
         (RESULTS / "shadowkv-frontier.svg").write_text(plot)
