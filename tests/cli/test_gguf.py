@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from kvchat.starter import __path__ as starter_path
 from tests.cli.secret_home import Run
 from tests.engine.memory.chains import chain, open_store
 from tests.engine.models.gguf_writer import tiny, write_gguf
+from tests.fork_server import ForkServer
 
 pytestmark = pytest.mark.cpu
 
@@ -37,11 +36,12 @@ def words(model: Path, *arguments: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("loading_pays")
-def test_a_file_answers_and_its_conversation_goes_on_from_disk(model: Path, tmp_path: Path, run: Run) -> None:
+def test_a_file_answers_and_its_conversation_goes_on_from_disk(
+    model: Path, tmp_path: Path, run: Run, fork_server: ForkServer
+) -> None:
     """In a process of its own, and then in this one."""
-    command = [sys.executable, "-m", "kvchat", *words(model, "--new", "tiny", "hello")]
     environment = {**os.environ, "KVCHAT_HOME": str(tmp_path / "home")}
-    first = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    first = fork_server.run(*words(model, "--new", "tiny", "hello"), environ=environment)
     assert first.returncode == 0, first.stderr
     (made,) = (path for path in (tmp_path / "home/cache/weights").iterdir() if path.is_dir())
     before = (made / "model.safetensors").stat().st_mtime_ns
