@@ -266,8 +266,10 @@ def test_imported_kv_that_nobody_verified_is_not_called_exact(
     ask: Run, run: Run, tmp_path: Path, tiny_model: Path
 ) -> None:
     bundle = tmp_path / "demo.kvchat"
-    assert run("export", "demo", "-o", str(bundle))[0] == 0
+    code, _, told = run("export", "demo", "-o", str(bundle))
+    assert (code, "no KV" in told) == (0, False), told
     assert run("sessions", "rm", "demo", "--yes")[0] == 0
-    assert run("import", str(bundle), "-m", str(tiny_model))[0] == 0
+    code, _, told = run("import", str(bundle), "-m", str(tiny_model))
+    assert (code, "until it is verified" in told) == (0, True), told
     code, _, told = run("sessions", "convert", "demo", "exact")
-    assert (code, "imported and is not verified" in told) == (2, True)
+    assert (code, "imported and is not verified" in told) == (2, True), told
