@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
+from time import monotonic, sleep
 
 import pytest
 
@@ -14,15 +15,19 @@ from kvchat.cli.shelf import open_store
 from kvchat.config import read_settings
 from kvchat.conversation import Conversation
 from kvchat.engine.api.ids import BlockKey, u32le
+from kvchat.engine.api.inspection import InspectionWish
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import IndexedBlock
 from kvchat.errors import StorageError
+from kvchat.session.tree import path_token_ids
 from tests.cli.secret_home import files_with
 from tests.threads import wait_until_in
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 LONG = " ".join(f"{number} is a number." for number in range(80))
+
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -43,6 +48,17 @@ def block_files() -> set[Path]:
     return {*read_settings().paths.cache_dir.rglob("*.safetensors*")}
 
 
+def wait_until_saved(kvchat: Kvchat, conversation: Conversation) -> None:
+    """Wait for each block, however slow the disk is, and then for the tail."""
+    ids = path_token_ids(conversation.turns) or ()
+    wish, end_s = InspectionWish(token_ids=tuple(ids[: (len(ids) - 1) // 64 * 64])), monotonic() + PATIENCE_S
+    assert kvchat.engine.inspect(wish)
+    while not all(any(place.is_stored for place in one.places) for one in kvchat.engine.inspect(wish)):
+        assert monotonic() < end_s
+        sleep(0.01)
+    kvchat.engine.drain_saves()
+
+
 def test_a_conversation_that_is_deleted_at_once_leaves_no_block(kvchat: Kvchat) -> None:
     chat = kvchat.load(None, None)
     chat.delete(talk(chat))
@@ -55,7 +71,7 @@ def test_one_that_was_left_before_it_is_deleted_leaves_none_either(kvchat: Kvcha
     """As the window does it: the session is left first, then the store deletes it."""
     chat = kvchat.load(None, None)
     kept = talk(chat, "kept")
-    kvchat.engine.drain_saves()
+    wait_until_saved(kvchat, kept)
     before = block_files()
     doomed = talk(chat)
     [*chat.send(doomed, f"{LONG} And then?")]
@@ -72,7 +88,7 @@ def test_an_aside_that_is_left_leaves_no_block_and_no_token(kvchat: Kvchat) -> N
     aside = chat.fork(conversation, None, "aside")
     [*chat.send(aside, " ".join(f"Zeppelinsuppe {number}." for number in range(80)))]
     doomed = (b"Zeppelinsuppe", u32le((aside.turns[-2].token_ids or ())[64:80]))
-    kvchat.engine.drain_saves()
+    wait_until_saved(kvchat, aside)
     assert files_with(paths.cache_dir, *doomed)
     assert chat.variants.throw_away(aside, conversation)
     assert not files_with(paths.data_dir.parent, *doomed)
@@ -85,7 +101,7 @@ def test_an_aside_that_is_left_leaves_no_block_and_no_token(kvchat: Kvchat) -> N
 def test_a_session_that_another_process_deletes_is_not_saved_again(kvchat: Kvchat) -> None:
     chat = kvchat.load(None, None)
     conversation = talk(chat)
-    kvchat.engine.drain_saves()
+    wait_until_saved(kvchat, conversation)
     assert block_files()
     with closing(open_store(read_settings())) as other:
         other.remove_sessions([conversation.session.id])
@@ -120,7 +136,7 @@ def test_no_file_of_a_home_holds_a_word_or_a_token_of_what_was_deleted(kvchat: K
 def test_an_engine_that_closes_saves_nothing_for_a_session_that_is_gone(kvchat: Kvchat) -> None:
     chat = kvchat.load(None, None)
     conversation = talk(chat)
-    kvchat.engine.drain_saves()
+    wait_until_saved(kvchat, conversation)
     with closing(open_store(read_settings())) as other:
         other.remove_sessions([conversation.session.id])
     kvchat.close()
