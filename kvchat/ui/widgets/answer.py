@@ -16,7 +16,7 @@ from kvchat.ui.plain_text import clean_text
 from kvchat.ui.prefill_pace import PrefillPace
 from kvchat.ui.widgets.column import Column
 from kvchat.ui.widgets.footer_line import ending_text, footer_parts, loading_parts, progress_parts, wrap_parts
-from kvchat.ui.widgets.in_place import update_in_place
+from kvchat.ui.widgets.in_place import update_in_place, update_text
 
 if TYPE_CHECKING:
     from kvchat.ui.widgets.markdown_view import AnswerMarkdown
@@ -109,7 +109,7 @@ class EndingLine(Static):
         self._finish = finish
         ending = ending_text(finish, name_for(self, "go_on"))
         if ending:
-            self.update(Content(f"■ {ending}"))
+            update_text(self, Content(f"■ {ending}"))
         self.display = bool(ending)
 
 

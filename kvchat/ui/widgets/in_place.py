@@ -9,10 +9,20 @@ from textual.widgets import Static
 def update_in_place(shown: Static, content: Content) -> None:
     """Show another text; what stands around it is placed anew only if the text is not as high."""
     if not _takes_the_same_room(shown, shown.content, content):
-        shown.update(content)
+        update_text(shown, content)
         return
     shown.update(content, layout=False)
     _measure_later(shown)
+
+
+def update_text(shown: Static, content: Content) -> None:
+    """Show another text, and place anew what stands around it."""
+    shown.update(content)
+    if not shown.is_mounted:
+        # A layout may have come first, and what Textual has rendered and measured then it keeps until then.
+        shown._layout_cache.clear()
+        shown.clear_cached_dimensions()
+        _measure_later(shown)
 
 
 def _takes_the_same_room(shown: Static, before: VisualType, after: Content) -> bool:
