@@ -59,6 +59,7 @@ def search(engine: Engine, prompt: list[int], width: int, penalty: float) -> lis
     return [sample.token_ids for sample in result.samples]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("penalty", [1.0, 0.0, 2.0])
 @pytest.mark.parametrize("width", [2, 5])
 @pytest.mark.parametrize("length", [3, 40, 77])
