@@ -5,7 +5,7 @@ earlier page that nobody sees, and tells each its size; while it scrolls it plac
 that makes any widget larger or smaller it places all once more, and nothing moves then.
 """
 
-from collections.abc import Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Self
 
 from textual import events
@@ -93,10 +93,13 @@ class PartialLayoutScreen(DeskScreen):
         compositor = self._compositor
         compositor.update_widgets(self._dirty_widgets)
         self._update_timer.pause()
-        compositor._visible_map = self._drawn
+        drawn, dirty = self._drawn or {}, set(compositor._dirty_regions)
+        compositor._visible_map = drawn
         exposed = compositor.reflow_visible(self, self.outer_size)
         self._layout_widgets.clear()
         self._note_drawn()
+        # For Textual all has changed that is further down in what it scrolls with, also at the same place.
+        compositor._dirty_regions = dirty.union(_changed(drawn, self._drawn or {}))
         grown = (widget for widget, place in compositor.layers if widget.outer_size != place.region.size)
         self._tell_sizes(exposed.union(grown))
         self._draw_layout()
@@ -125,3 +128,21 @@ class PartialLayoutScreen(DeskScreen):
         compositor = self._compositor
         seen = compositor._visible_map
         self._drawn = compositor._full_map if seen is None else seen
+
+
+def _changed(before: Mapping[Widget, MapGeometry], after: Mapping[Widget, MapGeometry]) -> Iterator[Region]:
+    """Yield where something was, or is, that is not where it was."""
+    for widget in before.keys() | after.keys():
+        places = [place for place in (before.get(widget), after.get(widget)) if place is not None]
+        if len(places) < 2 or not _is_in_place(widget, *places):
+            yield from filter(None, (place.clip.intersection(place.region) for place in places))
+
+
+def _is_in_place(widget: Widget, old: MapGeometry, new: MapGeometry) -> bool:
+    """Whether a widget looks the same at both places; what only holds others is seen nowhere else if it ends
+    beyond the edges.
+    """
+    if (old.region, old.clip) == (new.region, new.clip):
+        return True
+    is_empty = widget.is_container and not widget.styles.gutter
+    return is_empty and old.clip.intersection(old.region) == new.clip.intersection(new.region)

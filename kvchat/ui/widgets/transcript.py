@@ -1,13 +1,13 @@
 """The conversation: questions and answers from the root to the leaf that is open."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
 from textual.message import Message
 from textual.scrollbar import ScrollBar
@@ -78,6 +78,19 @@ class EarlierLine(Static):
 TurnView = QuestionView | AnswerView
 
 
+class Page(Column):
+    """All turns. It shows nothing itself: what comes into it, or goes, has nothing else drawn again."""
+
+    def refresh(
+        self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
+    ) -> Self:
+        return super().refresh(*regions, repaint=repaint and not layout, layout=layout, recompose=recompose)
+
+
+class EarlierTurns(Column):
+    """Turns that were mounted together, and have their places together."""
+
+
 class Transcript(VerticalScroll):
     """Turns of one branch; stays at the end unless scrolled away from it.
 
@@ -108,26 +121,32 @@ class Transcript(VerticalScroll):
         self._num_coming = 0
         self._portion = Portion()
         self._welcome = ""
-        self._leaving: set[TurnView] = set()
+        self._leaving: set[Widget] = set()
         self._shown = object()
         """Another one for each branch that is shown."""
         self.selected: TurnView | None = None
 
     def compose(self) -> ComposeResult:
         # As high as the window at least: an anchored scroll would push a short conversation to the bottom.
-        with Column(id="page"):
+        with Page(id="page"):
             yield Static("", id="welcome", markup=False)
             yield EarlierLine()
 
     @property
-    def page(self) -> Column:
-        return self.query_one("#page", Column)
+    def page(self) -> Page:
+        return self.query_one("#page", Page)
 
     @property
     def views(self) -> list[TurnView]:
         """The mounted turns, oldest first, without those that are about to go."""
-        views = [child for child in self.page.children if isinstance(child, QuestionView | AnswerView)]
-        return [view for view in views if view not in self._leaving]
+        parts = (part.children if isinstance(part, EarlierTurns) else (part,) for part in self._parts)
+        return [view for views in parts for view in views if isinstance(view, QuestionView | AnswerView)]
+
+    @property
+    def _parts(self) -> list[Widget]:
+        """What of the page holds turns, and is not about to go."""
+        kinds = QuestionView | AnswerView | EarlierTurns
+        return [part for part in self.page.children if isinstance(part, kinds) and part not in self._leaving]
 
     @property
     def num_hidden(self) -> int:
@@ -156,7 +175,7 @@ class Transcript(VerticalScroll):
             self._session, self._from_end, self._num_coming = session, None, 0
             self._hidden = list(turns[:-FIRST_TURNS])
             views = self._views_of(turns[-FIRST_TURNS:], most_live=1)
-            self._hide(self.views)
+            self._hide(self._parts)
             await self.page.mount_all(views)
             self._draw_earlier_line()
             self._show_or_hide_welcome()
@@ -164,13 +183,13 @@ class Transcript(VerticalScroll):
         if self._hidden:
             self.call_after_refresh(self._fill_first_page, shown)
 
-    def _hide(self, views: Sequence[TurnView]) -> None:
-        """Take views off the screen at once; to remove them takes as long as to mount others."""
-        for view in views:
-            view.display = False
-        if views and not self._leaving:
+    def _hide(self, parts: Sequence[Widget]) -> None:
+        """Take turns off the screen at once; to remove them takes as long as to mount others."""
+        for part in parts:
+            part.display = False
+        if parts and not self._leaving:
             self.set_timer(_REST_S, self._remove_hidden)
-        self._leaving.update(views)
+        self._leaving.update(parts)
 
     async def _remove_hidden(self) -> None:
         leaving = list(self._leaving)[:FIRST_TURNS]
@@ -217,7 +236,9 @@ class Transcript(VerticalScroll):
             self._num_coming += 1
             if self._from_end is None:  # else it still holds what was on screen before the portion above
                 self._from_end = self.virtual_size.height - self.scroll_y
-            await self.page.mount_all(self._views_of(page, most_live=0), before=self.views[0])
+            await self.page.mount_all(
+                [EarlierTurns(*self._views_of(page, most_live=0))], before=self._parts[0]
+            )
             self._draw_earlier_line()
         self.call_after_refresh(self._let_go)
         return True
