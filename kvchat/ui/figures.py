@@ -2,6 +2,8 @@
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 UNKNOWN = "–"
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_GAUGE_WIDTH = 8
 
 
 def count_text(count: int) -> str:
@@ -99,3 +101,10 @@ def _scaled(num_bytes: int, limit: float = 1023.5) -> tuple[float, str]:
 
 def _short_number(value: float, unit: str) -> str:
     return f"{value:.0f}" if unit == "B" or value >= 99.95 else f"{value:.1f}"
+
+
+def gauge(part: int, whole: int, width: int = _GAUGE_WIDTH) -> str:
+    """Return a bar of `width` cells in steps of an eighth of a cell."""
+    eighths = min(width * 8, round(part / whole * width * 8)) if whole else 0
+    bar = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+    return f"▕{bar:<{width}}▏"

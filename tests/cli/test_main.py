@@ -266,3 +266,8 @@ def test_every_list_is_one_value_or_a_line_each(
     assert isinstance(rows, list)
     assert run([*named, "--ndjson"]) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
+
+
+def test_what_an_answer_is_told_with_does_not_load_the_interface() -> None:
+    told = "import sys; import kvchat.cli.answer, kvchat.cli.readable; sys.exit('textual' in sys.modules)"
+    subprocess.run([sys.executable, "-c", told], check=True)

@@ -177,12 +177,14 @@ class BlockPool:
         assert self._pins == (pins or Counter())
         free = set(self._free)
         assert len(free) == len(self._free)
-        for index, count in enumerate(holders):
-            block = BlockId(index)
-            states = (block in free, block in self._cached, count > 0 or self._pins[block] > 0)
-            assert sum(states) == 1, f"block {block} is in {sum(states)} states"
-            assert (self._keys[block] is None) or not states[0]
-            assert (self._keys[block] is not None) or not states[1]
+        used = {BlockId(index) for index, count in enumerate(holders) if count}.union(self._pins)
+        assert free.isdisjoint(used), f"blocks {free & used} are free and used"
+        others = set(map(BlockId, range(self.num_blocks))) - free - used
+        assert len(self._cached) == len(others)
+        assert all(block in self._cached for block in others), "a block is neither free, cached nor used"
+        named = {BlockId(index) for index, key in enumerate(self._keys) if key is not None}
+        assert named.isdisjoint(free)
+        assert others <= named
         assert self.num_shared == sum(count > 1 for count in holders)
 
     def _settle(self, block: BlockId) -> None:

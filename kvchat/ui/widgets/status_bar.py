@@ -6,13 +6,11 @@ from textual.widgets import Static
 from kvchat.engine.api.served import ServedCache
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
-from kvchat.ui.figures import percent_text, rate_text, short_count_text
+from kvchat.ui.figures import gauge, percent_text, rate_text, short_count_text
 from kvchat.ui.plain_text import fitted, one_line
 from kvchat.ui.served_words import share_words
 from kvchat.values import dataclass
 
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
-_GAUGE_WIDTH = 8
 _LEAST_REASON = 16
 _LEAST_GAP = 3
 _SEPARATOR = " · "
@@ -52,13 +50,6 @@ def status_text(figures: StatusFigures, width: int) -> str:
         line = joined
     gap = width - len(line) - len(figures.hint)
     return line + " " * gap + figures.hint if gap >= _LEAST_GAP else line
-
-
-def gauge(part: int, whole: int, width: int = _GAUGE_WIDTH) -> str:
-    """Return a bar of `width` cells in steps of an eighth of a cell."""
-    eighths = min(width * 8, round(part / whole * width * 8)) if whole else 0
-    bar = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
-    return f"▕{bar:<{width}}▏"
 
 
 class StatusBar(Static):

@@ -7,7 +7,8 @@ import pytest
 from kvchat.engine.api.snapshot import Tier, TierUsage
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.errors import ModelNotFound
-from kvchat.ui.widgets.status_bar import StatusFigures, gauge, status_text
+from kvchat.ui.figures import gauge
+from kvchat.ui.widgets.status_bar import StatusFigures, status_text
 from tests.ui.scripted_engine import HeldTokens, scripted_snapshot
 
 pytestmark = pytest.mark.pure
