@@ -164,7 +164,11 @@ def with_variable() -> None:
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
 
 
-@pytest.mark.parametrize("change", [with_threads, with_precision, with_variable])
+def with_triton() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.mark.parametrize("change", [with_threads, with_precision, with_variable, with_triton])
 def test_what_a_process_computes_with_is_part_of_the_name(
     change: Callable[[], None], loaded: LoadedModel
 ) -> None:
@@ -176,7 +180,8 @@ def test_what_a_process_computes_with_is_part_of_the_name(
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
-        os.environ.pop("ONEDNN_MAX_CPU_ISA", None)
+        for name in ("ONEDNN_MAX_CPU_ISA", "TRITON_INTERPRET"):
+            os.environ.pop(name, None)
     assert subject_of(CHECKPOINT, loaded) == before
 
 

@@ -35,8 +35,8 @@ class StillText(Static):
         return Strip(Segment.apply_style(self._marked(lines[y], y), style)).apply_offsets(0, y)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        lines = ("".join(segment.text for segment in line).rstrip() for line in self._lines(self.size.width))
-        return selection.extract("\n".join(lines)), "\n"
+        spans = ((selection.get_span(y), line) for y, line in enumerate(self._lines(self.size.width)))
+        return "\n".join(_within(line, *span) for span, line in spans if span is not None), "\n"
 
     def _lines(self, width: int) -> Sequence[Line]:
         if width != self._rendered[0]:
@@ -68,3 +68,9 @@ class StillText(Static):
             ]
             at += len(text)
         return [segment for segment in segments if segment.text]
+
+
+def _within(line: Line, start: int, end: int) -> str:
+    """Return what a line says from one place to another; -1: to its end."""
+    text = "".join(segment.text for segment in line).rstrip()
+    return text[start : None if end < 0 else end]

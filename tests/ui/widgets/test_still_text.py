@@ -110,6 +110,25 @@ async def test_a_part_of_it_is_selected_and_marked() -> None:
         assert text.get_selection(SELECT_ALL) == ("By train or by boat, whichever leaves\nfirst.", "\n")
 
 
+@pytest.mark.parametrize(
+    "said", ["one\n\n```\nx = 1\n```", "|a|\n|-|\n|b|", "one\n\n---", "one\u2028two\x85three\n\nfour"]
+)
+async def test_each_line_is_selected_as_it_is_drawn_also_an_empty_one_at_the_end(said: str) -> None:
+    app: App[None] = App()
+    async with app.run_test(size=(40, 12)) as pilot:
+        text = StillText(said)
+        await app.mount(text)
+        await pilot.pause()
+        lines = [text.render_line(y).text.rstrip() for y in range(text.size.height)]
+        last = len(lines) - 1
+        assert text.get_selection(Selection(Offset(0, last), None)) == (lines[last], "\n")
+        assert text.get_selection(Selection(Offset(0, last), Offset(2, last))) == (lines[last][:2], "\n")
+        assert text.get_selection(Selection(None, Offset(1, last))) == (
+            "\n".join([*lines[:-1], lines[-1][:1]]),
+            "\n",
+        )
+
+
 async def test_the_mouse_selects_words_of_it() -> None:
     app: App[None] = App()
     async with app.run_test(size=(40, 12)) as pilot:
