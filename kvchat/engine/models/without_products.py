@@ -10,7 +10,8 @@ from kvchat.engine.models.packed_linear import PackedLinear
 from kvchat.engine.models.quantised_linear import QuantisedLinear
 from kvchat.engine.models.widened_linear import WidenedLinear
 
-_PRODUCTS = {kind.forward for kind in (nn.Linear, PackedLinear, WidenedLinear, QuantisedLinear)}
+LINEARS = (nn.Linear, PackedLinear, WidenedLinear, QuantisedLinear)
+_PRODUCTS = {kind.forward for kind in LINEARS}
 """What a layer does that is a product and nothing else: a router that is a linear layer too does more."""
 
 
@@ -19,7 +20,9 @@ def without_products(module: nn.Module) -> Iterator[None]:
     """Let no linear layer of a model compute inside the context; none of their weights is touched."""
     with ExitStack() as replaced:
         for part in module.modules():
-            if type(part).forward in _PRODUCTS and "forward" not in vars(part):
+            if not isinstance(part, LINEARS) or "forward" in vars(part):
+                continue
+            if type(part).forward in _PRODUCTS:
                 part.forward = partial(_zeros, part.out_features)  # type: ignore[method-assign]
                 replaced.callback(delattr, part, "forward")
         yield
