@@ -72,7 +72,6 @@ def compile_attention(
     )
 
 
-@pytest.mark.covering(1)
 @pytest.mark.parametrize("is_split", [True, False], ids=["decode", "prefill"])
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
 def test_attention_of_the_usual_shape_fits(capability: int, is_split: bool) -> None:
@@ -136,14 +135,12 @@ def compile_latents(
     )
 
 
-@pytest.mark.covering(1)
 @pytest.mark.parametrize("num_heads", [16, 128])
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
 def test_latent_attention_of_deepseek_fits(capability: int, num_heads: int) -> None:
     assert_fits(compile_latents(capability, num_heads, record=None, dtype="bf16"), capability)
 
 
-@pytest.mark.covering(1)
 @pytest.mark.parametrize("num_heads", [16, 128])
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
 def test_latent_attention_over_records_fits(capability: int, num_heads: int) -> None:
