@@ -7,7 +7,7 @@ from typing import Final
 
 SHARE_OF_ALL: Final = 0.02
 """Of all cores together, that drawing may take while an answer streams."""
-LONGEST_S: Final = 0.2
+LONGEST_S: Final = 0.3
 """However dear a drawing is, text comes as often as this."""
 
 
