@@ -269,5 +269,6 @@ def test_every_list_is_one_value_or_a_line_each(
 
 
 def test_what_an_answer_is_told_with_does_not_load_the_interface() -> None:
-    told = "import sys; import kvchat.cli.answer, kvchat.cli.readable; sys.exit('textual' in sys.modules)"
-    subprocess.run([sys.executable, "-c", told], check=True)
+    script = "import sys; import kvchat.cli.answer, kvchat.cli.readable; print('textual' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -140,11 +140,12 @@ async def test_own_and_shared_bytes_are_seen_beside_a_long_title(tmp_path: Path,
         assert line.split()[-3:-1] == ["▒768K", "1.1M"]
 
 
-async def test_five_hundred_sessions_are_listed_and_filtered(tmp_path: Path) -> None:
-    def many(chat: ScriptedChat) -> None:
-        for number in range(500):
-            chat.add_session(f"session {number}")
+def many(chat: ScriptedChat) -> None:
+    for number in range(500):
+        chat.add_session(f"session {number}")
 
+
+async def test_five_hundred_sessions_are_listed_and_filtered(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=many) as shown:
         await shown.until(lambda: len(names(shown)) == 500)
         await shown.pilot.press("ctrl+f")
@@ -157,10 +158,6 @@ async def test_five_hundred_sessions_are_listed_and_filtered(tmp_path: Path) -> 
 async def test_a_letter_in_the_field_lays_nothing_out_but_where_the_scrollbar_goes_and_then_once(
     tmp_path: Path,
 ) -> None:
-    def many(chat: ScriptedChat) -> None:
-        for number in range(500):
-            chat.add_session(f"session {number}")
-
     async with window(tmp_path, prepare=many) as shown:
         await shown.until(lambda: len(names(shown)) == 500)
         await shown.pilot.press("ctrl+f")
