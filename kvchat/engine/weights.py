@@ -28,7 +28,7 @@ from kvchat.engine.models.adapter_files import check_adapter
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, read_checkpoint
 from kvchat.engine.models.identity import remember
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.packed_linear import overwrite
+from kvchat.engine.models.packed_linear import overwrite, paired_shapes
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.engine.models.weight_files import ADAPTER_CONFIG, check_model
 from kvchat.engine.route import Route, Served, choose_route
@@ -212,8 +212,7 @@ class Weights:
             raise _other(path, f"its weights are {candidate.loaded.dtype}, not {self._dtype}")
         if (candidate.served.route, candidate.served.groups) != (self._served.route, self._served.groups):
             raise _other(path, "its layers keep something else")
-        present = {name: _form(tensor) for name, tensor in _tensors(self._module)}
-        given = {name: _form(tensor) for name, tensor in _tensors(candidate.loaded.module)}
+        present, given = _forms(self._module), _forms(candidate.loaded.module)
         differing = sorted(
             name for name in present.keys() | given.keys() if present.get(name) != given.get(name)
         )
@@ -228,8 +227,10 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
-    return tensor.shape, tensor.dtype
+def _forms(module: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Return the plain form of every tensor, however it lies in memory."""
+    shapes = paired_shapes(module)
+    return {name: (shapes.get(name, tensor.shape), tensor.dtype) for name, tensor in _tensors(module)}
 
 
 def _require_finite(module: nn.Module, path: Path) -> None:

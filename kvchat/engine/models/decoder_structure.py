@@ -24,7 +24,9 @@ from kvchat.engine.kernels.decoder_layers.args import (
     Norm,
     Projections,
 )
+from kvchat.engine.kernels.quantised_linear import QuantisedWeight
 from kvchat.engine.models.packed_linear import PackedLinear
+from kvchat.engine.models.paired_linear import PairedLinear
 from kvchat.engine.models.quantised_linear import QuantisedLinear
 from kvchat.engine.models.widened_linear import WidenedLinear
 
@@ -132,6 +134,8 @@ def match_linear(layer: Any) -> Linear:
     """Return the tensors of a linear layer."""
     if isinstance(layer, QuantisedLinear):
         return Linear(weight=layer.quantised, bias=layer.bias)
+    if isinstance(layer, PairedLinear):
+        return Linear(weight=layer.paired, bias=layer.bias)
     if type(layer) in (nn.Linear, PackedLinear, WidenedLinear):
         return Linear(weight=layer.weight, bias=layer.bias)
     raise Unmatched(f"it has a linear layer of type {type(layer).__name__}")
@@ -217,7 +221,7 @@ def _require_all(layer: nn.Module, matched: DecoderLayer, call: AttentionCall) -
     )
     for linear in products.all:
         weight = linear.weight
-        num_used += 1 if isinstance(weight, Tensor) else 2 + (weight.minima is not None)
+        num_used += 2 + (weight.minima is not None) if isinstance(weight, QuantisedWeight) else 1
         num_used += linear.bias is not None
     num_used += call.sinks is not None
     if num_used != len([*layer.parameters(), *layer.buffers()]):

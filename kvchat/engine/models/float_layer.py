@@ -9,13 +9,14 @@ from kvchat.engine.kernels.decoder_layers.reference import dense
 from kvchat.engine.models.decoder_structure import match_linear
 from kvchat.engine.models.hook import AttentionLayer, attach
 from kvchat.engine.models.packed_linear import PackedLinear
+from kvchat.engine.models.paired_linear import PairedLinear
 from kvchat.engine.models.quantised_linear import QuantisedLinear
 from kvchat.engine.models.widened_linear import WidenedLinear
 
 
 def float_copy(layer: nn.Module, behind: AttentionLayer) -> nn.Module:
     """Return a copy of a layer with plain weights in float32 and `behind` at its attention."""
-    linears = (nn.Linear, PackedLinear, WidenedLinear, QuantisedLinear)
+    linears = (nn.Linear, PackedLinear, PairedLinear, WidenedLinear, QuantisedLinear)
     known: dict[int, Any] = {
         id(part): _float_linear(part) for part in layer.modules() if isinstance(part, linears)
     }

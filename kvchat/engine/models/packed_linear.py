@@ -6,9 +6,11 @@ take the place of plain ones, except where an embedding shares them: it keeps it
 
 from collections.abc import Collection
 
+import torch
 from torch import Tensor, nn
 
-from kvchat.engine.kernels.linear import can_pack, linear, pack
+from kvchat.engine.kernels.linear import can_pack, linear, native, pack
+from kvchat.engine.models.paired_linear import PairedLinear, is_better_paired
 from kvchat.engine.models.widened_linear import WidenedLinear, is_better_widened
 
 
@@ -31,18 +33,23 @@ class PackedLinear(nn.Module):
 def pack_linears(model: nn.Module, spared: Collection[nn.Module] = ()) -> int:
     """Replace every plain linear layer whose weight can be packed, one at a time, and return how many.
 
-    Where the processor multiplies no numbers of 16 bits, layers of them are replaced by widened ones instead.
+    Where the processor multiplies no numbers of 16 bits, layers of them are replaced by paired ones, or
+    by widened ones, which share their weight with an embedding or have no native kernel.
 
     Args:
         spared: layers whose weights others read.
     """
     num_packed = 0
+    embedded = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     # A list with the layers in it would keep the plain weights of all of them to the end.
     for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
         for name, layer in list(parent.named_children()):
             if type(layer) is not nn.Linear or layer in spared:
                 continue
-            if is_better_widened(layer.weight):
+            if is_better_paired(layer.weight) and id(layer.weight) not in embedded:
+                setattr(parent, name, PairedLinear(layer))
+                num_packed += 1
+            elif is_better_widened(layer.weight):
                 setattr(parent, name, WidenedLinear(layer))
             elif can_pack(layer.weight):
                 setattr(parent, name, PackedLinear(layer))
@@ -50,6 +57,16 @@ def pack_linears(model: nn.Module, spared: Collection[nn.Module] = ()) -> int:
     return num_packed
 
 
+def paired_shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """Return the plain shape [N, K] of each paired weight, by its name. Pure."""
+    layers = model.named_modules(remove_duplicate=False)
+    return {f"{name}.weight": part.paired.shape for name, part in layers if isinstance(part, PairedLinear)}
+
+
 def overwrite(present: Tensor, tensor: Tensor) -> None:
-    """Copy plain weights over present ones, which may be packed."""
-    present.copy_(pack(tensor) if present.is_mkldnn and not tensor.is_mkldnn else tensor)
+    """Copy plain weights over present ones, which may be packed or paired."""
+    if present.is_mkldnn and not tensor.is_mkldnn:
+        tensor = pack(tensor)
+    elif present.dim() > tensor.dim():
+        tensor = native.pair(tensor).numbers
+    present.copy_(tensor)

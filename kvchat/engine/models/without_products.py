@@ -7,10 +7,11 @@ from functools import partial
 from torch import Tensor, nn
 
 from kvchat.engine.models.packed_linear import PackedLinear
+from kvchat.engine.models.paired_linear import PairedLinear
 from kvchat.engine.models.quantised_linear import QuantisedLinear
 from kvchat.engine.models.widened_linear import WidenedLinear
 
-LINEARS = (nn.Linear, PackedLinear, WidenedLinear, QuantisedLinear)
+LINEARS = (nn.Linear, PackedLinear, PairedLinear, WidenedLinear, QuantisedLinear)
 _PRODUCTS = {kind.forward for kind in LINEARS}
 """What a layer does that is a product and nothing else: a router that is a linear layer too does more."""
 

@@ -20,6 +20,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
 )
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.linear import pack
+from kvchat.engine.kernels.linear.paired_weight import pair
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.paged_attention.native import span_table
@@ -32,7 +33,7 @@ TEXTS = ((0, 3), (130, 1), (17, 4), (290, 1), (6, 1))
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of a model and kinds of its parts; `weights` is plain, packed, int8 or int4."""
+    """Sizes of a model and kinds of its parts; `weights` is plain, packed, paired, int8 or int4."""
 
     hidden: int = 96
     inner: int = 160
@@ -136,6 +137,8 @@ class Model:
         bias = self.numbers(num_outputs).to(self.shape.dtype) if self.shape.has_bias else None
         if self.shape.weights == "packed":
             return Linear(weight=pack(weight), bias=bias)
+        if self.shape.weights == "paired":
+            return Linear(weight=pair(weight), bias=bias)
         if self.shape.weights in ("int8", "int4"):
             return Linear(weight=quantise(weight, int(self.shape.weights[3:])), bias=bias)
         return Linear(weight=weight, bias=bias)

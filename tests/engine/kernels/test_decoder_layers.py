@@ -28,6 +28,7 @@ SHAPES = {
     "packed": Shape(hidden=600, inner=1050, num_heads=10, num_kv_heads=5, dim=64, weights="packed"),
     "bfloat16": Shape(dtype=BF16),
     "packed bfloat16": Shape(hidden=97, inner=1101, dtype=BF16, weights="packed", has_bias=True),
+    "paired bfloat16": Shape(hidden=97, inner=1101, dtype=BF16, weights="paired", has_bias=True),
     "float16": Shape(dtype=FP16, inner=2500),
     "int8": Shape(weights="int8", inner=2112, has_bias=True),
     "int4": Shape(weights="int4", num_kv_heads=1),

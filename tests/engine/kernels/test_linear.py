@@ -4,7 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.linear import can_pack, emulated, linear, native, pack, packed, reference, widened
+from kvchat.engine.kernels.linear import (
+    can_pack,
+    emulated,
+    linear,
+    native,
+    pack,
+    packed,
+    paired_weight,
+    reference,
+    widened,
+)
 from tests.engine.kernels import native_library
 from tests.engine.kernels.native_library import all_levels
 
@@ -86,18 +96,56 @@ def test_widened_weights_give_the_products_of_the_reference_to_their_last_bit(
 
 
 @all_levels
-@pytest.mark.parametrize("dtype", native.TYPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(640, 416), (37, 33), (2100, 17), (1, 1)])
 def test_few_rows_are_exact_to_float32_and_none_depends_on_another(
     level: str, dtype: torch.dtype, num_inputs: int, num_outputs: int
 ) -> None:
     library = native_library.native(level)
     plain, x = random(num_outputs, num_inputs).to(dtype), random(32, num_inputs)
-    together = native.linear(x, plain, library)
+    together = native.linear(x, plain, native=library)
     wanted = reference.linear(x.double(), plain.double(), None)
     torch.testing.assert_close(together.double(), wanted, rtol=1e-5, atol=1e-6 * num_inputs)
     for start, end in ((0, 0), (0, 1), (3, 5), (5, 12), (6, 13), (31, 32)):
-        assert torch.equal(native.linear(x[start:end], plain, library), together[start:end])
+        assert torch.equal(native.linear(x[start:end], plain, native=library), together[start:end])
+
+
+SIZES = [(640, 416), (1101, 100), (1100, 97), (512, 48), (37, 33), (1, 1)]
+
+
+@all_levels
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), SIZES)
+def test_paired_weights_hold_every_number_in_the_order_of_the_definition(
+    level: str, num_inputs: int, num_outputs: int
+) -> None:
+    plain = random(num_outputs, num_inputs).bfloat16()
+    paired = native.pair(plain, native_library.native(level))
+    assert torch.equal(paired.numbers, paired_weight.pair(plain).numbers)
+    assert torch.equal(paired.to_dense(), plain)
+
+
+@all_levels
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), SIZES)
+def test_paired_weights_are_exact_to_float32_and_no_row_depends_on_another(
+    level: str, num_inputs: int, num_outputs: int
+) -> None:
+    """Thirty-two rows and more read a weight that was widened for all; fewer widen it as they read."""
+    library = native_library.native(level)
+    plain, x = random(num_outputs, num_inputs).bfloat16(), random(150, num_inputs)
+    paired, bias = paired_weight.pair(plain), random(num_outputs)
+    together = native.linear(x, paired, bias, native=library)
+    wanted = reference.linear(x.double(), plain.double(), bias.double())
+    torch.testing.assert_close(together.double(), wanted, rtol=1e-5, atol=1e-6 * num_inputs)
+    for start, end in ((0, 0), (0, 1), (3, 5), (5, 12), (6, 21), (30, 66), (149, 150)):
+        assert torch.equal(native.linear(x[start:end], paired, bias, native=library), together[start:end])
+
+
+def test_products_with_paired_weights_are_rounded_as_torch_rounds() -> None:
+    paired, x = paired_weight.pair(random(97, 130).bfloat16()), random(41, 130)
+    for bias in (None, random(97).bfloat16(), random(97).half()):
+        wide = native.linear(x, paired, bias)
+        for dtype in (torch.bfloat16, torch.float16):
+            assert torch.equal(native.linear(x, paired, bias, dtype), wide.to(dtype))
 
 
 def test_only_types_of_16_bits_are_emulated_and_only_where_no_instruction_multiplies_them(

@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 from kvchat.engine.kernels.linear import can_pack
-from kvchat.engine.models import packed_linear
+from kvchat.engine.kernels.native.library import library
+from kvchat.engine.models import packed_linear, paired_linear, widened_linear
 from kvchat.engine.models.packed_linear import PackedLinear, overwrite, pack_linears
+from kvchat.engine.models.paired_linear import PairedLinear, is_better_paired
 from kvchat.engine.models.widened_linear import WidenedLinear
 
 pytestmark = [
@@ -62,6 +64,7 @@ def test_other_weights_can_be_written_over_packed_ones() -> None:
 def test_layers_whose_type_the_processor_emulates_keep_their_parameters_and_compute_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(packed_linear, "is_better_paired", lambda weight: False)
     monkeypatch.setattr(packed_linear, "is_better_widened", lambda weight: weight.dtype == torch.bfloat16)
     model, other, plain = Model(0).bfloat16(), Model(1).bfloat16(), outputs(Model(0).bfloat16())
     weights = [parameter.data_ptr() for parameter in model.parameters()]
@@ -73,3 +76,26 @@ def test_layers_whose_type_the_processor_emulates_keep_their_parameters_and_comp
     for name, parameter in other.named_parameters(remove_duplicate=False):
         overwrite(present[name], parameter)
     torch.testing.assert_close(outputs(model), outputs(other), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(library() is None, reason="needs the native kernels")
+def test_where_the_processor_emulates_their_type_inputs_lie_in_pairs_but_where_an_embedding_reads_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (widened_linear, paired_linear):
+        monkeypatch.setattr(module, "is_emulated", lambda dtype: dtype == torch.bfloat16)
+    model, other, plain = Model(0).bfloat16(), Model(1).bfloat16(), outputs(Model(0).bfloat16())
+    assert pack_linears(model) == 1
+    assert [type(layer) for layer in (model.large, model.head, model.small)] == [
+        PairedLinear,
+        WidenedLinear,
+        WidenedLinear,
+    ]
+    assert model.head.weight is model.embedding.weight
+    torch.testing.assert_close(outputs(model), plain, rtol=2e-2, atol=2e-2)
+    present = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    for name, parameter in other.named_parameters(remove_duplicate=False):
+        overwrite(present[name], parameter)
+    torch.testing.assert_close(outputs(model), outputs(other), rtol=2e-2, atol=2e-2)
+    assert not is_better_paired(torch.zeros(8, 512, dtype=torch.bfloat16)), "most of a block would be padding"
+    assert not is_better_paired(torch.zeros(512, 512)), "float32 is multiplied as it is"

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from torch import Tensor
 
+from kvchat.engine.kernels.linear.paired_weight import PairedWeight
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.quantised_linear import QuantisedWeight
 from kvchat.engine.kernels.sealed_attention.args import SealedPool
@@ -39,11 +40,11 @@ class Linear:
     """x @ weight.T + bias.
 
     Args:
-        weight: [N, K], as it is, packed, or quantised.
+        weight: [N, K], as it is, packed, paired, or quantised.
         bias: [N], or None.
     """
 
-    weight: Tensor | QuantisedWeight
+    weight: Tensor | PairedWeight | QuantisedWeight
     bias: Tensor | None
 
     @property

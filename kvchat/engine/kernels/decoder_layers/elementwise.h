@@ -70,7 +70,9 @@ INLINE void write_numbers(float* to, const float* from, int64_t count) { memcpy(
 
 template <typename T>
 INLINE void write_numbers(T* to, const float* from, int64_t count) {
-  for (int64_t i = 0; i < count; i++) round_to(to + i, from[i]);
+  int64_t i = 0;
+  for (; i + W <= count; i += W) store(to + i, load(from + i));
+  for (; i < count; i++) round_to(to + i, from[i]);
 }
 
 enum Activation : int64_t { SILU = 0, GELU_TANH = 1 };

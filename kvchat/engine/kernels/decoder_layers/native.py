@@ -21,6 +21,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     StepRows,
 )
 from kvchat.engine.kernels.linear.packed_layout import packed_layout
+from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
 from kvchat.engine.kernels.native.library import Library, library
 from kvchat.engine.kernels.quantised_linear import QuantisedWeight, native
 from kvchat.engine.kernels.sealed_attention.native import Side, addresses_of, side_of
@@ -222,7 +223,10 @@ class NativeLayers:
             _add_codes(found, weight)
             return found
         found.type = TYPES[weight.dtype]
-        if weight.is_mkldnn:
+        if isinstance(weight, PairedWeight):
+            found.weight, found.layout = weight.numbers.data_ptr(), _COLUMNS
+            found.block, found.padded = BLOCK, 2 * weight.numbers.shape[1]
+        elif weight.is_mkldnn:
             layout = packed_layout(weight)
             if layout is None:
                 raise ValueError("packed weights in an unknown order")

@@ -16,6 +16,8 @@ enum Layout : int64_t { ROWS = 0, COLUMNS = 1, QUANTISED = 2 };
 constexpr int64_t PIECE_LEN = 512;  // inputs of one task, where there are few outputs
 constexpr int64_t MANY = 8192;      // outputs that are enough tasks without cutting the inputs
 constexpr int UNIT = 64;            // most outputs of one task
+constexpr int PAIRED_BLOCK = 48;    // outputs that lie together in weights of our own order
+constexpr int64_t NEAR_BYTES = 4096;  // how far ahead a weight is asked for that comes from memory
 
 // The fields of native.py's `_Product`, in order: one linear layer.
 struct Product {
@@ -125,13 +127,46 @@ void multiply_columns(float* out, const float* x, int64_t x_stride, int64_t num_
     float* to = out + t * UNIT;
     const float* from = x + t * x_stride;
     // Later rows find the weight in the cache: meanwhile the next one comes from memory.
-    const int64_t ahead = t && rows == left ? block * count * (int64_t)sizeof(T) : 0;
+    const int64_t ahead = sizeof(T) == 4 ? 0 : t && rows == left ? block * count * (int64_t)sizeof(T) : 0;
     if (rows == 4)
       multiply_columns<4, VECS>(to, from, x_stride, weight, block, count, ahead);
     else if (rows == 2)
       multiply_columns<2, VECS>(to, from, x_stride, weight, block, count, ahead);
     else
       multiply_columns<1, VECS>(to, from, x_stride, weight, block, count, ahead);
+    t += rows;
+  }
+}
+
+// All outputs of a block, VECS vectors at one time.
+template <int NUM, int VECS, typename T>
+void multiply_across(float* out, const float* x, int64_t x_stride, const T* weight, int64_t count,
+                     int64_t ahead) {
+  constexpr int V = 4 / sizeof(T);
+  for (int64_t column = 0; column < PAIRED_BLOCK; column += VECS * W)
+    multiply_columns<NUM, VECS>(out + column, x, x_stride, weight + column * V, PAIRED_BLOCK, count, ahead);
+}
+
+// As many rows at one time as leave all sums of VECS vectors in registers.
+template <typename T>
+void multiply_blocks(float* out, const float* x, int64_t x_stride, int64_t num_rows, const T* weight,
+                     int64_t count) {
+  constexpr int MOST = W == 8 ? 4 : 8, VECS = W == 8 ? 2 : 3;
+  for (int64_t t = 0; t < num_rows;) {
+    const int64_t left = num_rows - t, rows = left >= MOST ? MOST : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    float* to = out + t * UNIT;
+    const float* from = x + t * x_stride;
+    // The first rows bring the weight from memory, if it is not widened yet; the last ones the next weight.
+    const int64_t next = rows == left ? PAIRED_BLOCK * count * (int64_t)sizeof(T) : 0;
+    const int64_t ahead = sizeof(T) == sizeof(float) ? 0 : t ? next : NEAR_BYTES;
+    if (rows == MOST)
+      multiply_across<MOST, VECS>(to, from, x_stride, weight, count, ahead);
+    else if (rows == 4)
+      multiply_across<4, VECS>(to, from, x_stride, weight, count, ahead);
+    else if (rows == 2)
+      multiply_across<2, 3>(to, from, x_stride, weight, count, ahead);
+    else
+      multiply_across<1, W == 4 ? 4 : PAIRED_BLOCK / W>(to, from, x_stride, weight, count, ahead);
     t += rows;
   }
 }
@@ -143,6 +178,10 @@ void multiply_columns(const Product& product, float* out, const float* x, int64_
   const int64_t parts = product.num_parts(), begin = parts > 1 ? part * PIECE_LEN : 0;
   const int64_t end = parts > 1 ? least(begin + PIECE_LEN, product.num_inputs) : product.num_inputs;
   const T* weight = (const T*)product.weight + (unit * product.padded + begin) * product.block;
+  if (product.block == PAIRED_BLOCK) {
+    multiply_blocks(out, x + begin, x_stride, num_rows, weight, end - begin);
+    return;
+  }
   int64_t column = 0;
   for (; column + 4 * W <= product.block; column += 4 * W)
     multiply_columns<4>(out + column, x + begin, x_stride, num_rows, weight + column * V, product.block,

@@ -18,6 +18,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     RopeTable,
     StepRows,
 )
+from kvchat.engine.kernels.linear.paired_weight import PairedWeight
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.paged_attention.reference import paged_attention
 from kvchat.engine.kernels.quantised_linear import QuantisedWeight, dequantise
@@ -64,11 +65,13 @@ def _linear(x: Tensor, linear: Linear) -> Tensor:
     return functional.linear(x, dense(linear.weight), bias)
 
 
-def dense(weight: Tensor | QuantisedWeight) -> Tensor:
+def dense(weight: Tensor | PairedWeight | QuantisedWeight) -> Tensor:
     """Return a weight's numbers in float32."""
     if isinstance(weight, QuantisedWeight):
         return dequantise(weight)
-    return (weight.to_dense() if weight.is_mkldnn else weight).float()
+    if isinstance(weight, PairedWeight) or weight.is_mkldnn:
+        weight = weight.to_dense()
+    return weight.float()
 
 
 def _attend(

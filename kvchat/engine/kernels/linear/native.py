@@ -1,4 +1,4 @@
-"""Products of a few rows with a plain weight of 16 bits, which the native kernels widen as they read it.
+"""Products of rows with a weight of 16 bits, which the native kernels widen as they read it.
 
 Dimensions: T rows, K inputs, N outputs.
 """
@@ -7,59 +7,114 @@ import ctypes
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
 from kvchat.engine.kernels.native.library import Library, library
 
-TYPES = {torch.bfloat16: 1, torch.float16: 2}
-"""Dtypes of weights, by the kernel's numbers."""
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Dtypes, by the kernel's numbers."""
 LEAST_BYTES = 2**17
 """A further thread computes for every so many bytes of a weight; less is done before it has begun."""
+_ROWS, _COLUMNS = 0, 1
 
 
 class _Call(ctypes.Structure):
     """The fields of native.cpp's `Call`, in order."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "out", "parallel")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("num_threads", "type", "num_rows", "num_inputs", "num_outputs")
-        ),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out", "parallel")),
+        *((name, ctypes.c_int64) for name in ("num_threads", "layout", "type", "bias_type", "out_type")),
+        *((name, ctypes.c_int64) for name in ("block", "padded")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "num_inputs", "x_stride", "num_outputs")),
+    ]
+
+
+class _Pairing(ctypes.Structure):
+    """The fields of native.cpp's `Pairing`, in order."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("from_", "to", "parallel")),
+        *((name, ctypes.c_int64) for name in ("num_threads", "num_inputs", "num_outputs", "padded")),
     ]
 
 
 def takes(weight: Tensor) -> bool:
     """Whether there is a native kernel for this weight. Pure."""
     is_plain = weight.device.type == "cpu" and weight.layout == torch.strided and weight.is_contiguous()
-    return is_plain and weight.dtype in TYPES and library() is not None
+    return is_plain and weight.dtype in (torch.bfloat16, torch.float16) and library() is not None
 
 
-def linear(x: Tensor, weight: Tensor, native: Library | None = None) -> Tensor:
-    """Return `x @ weight.T`, summed in float32.
+def linear(
+    x: Tensor,
+    weight: Tensor | PairedWeight,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    native: Library | None = None,
+) -> Tensor:
+    """Return `x @ weight.T + bias`, summed in float32.
 
     A row's numbers depend neither on the rows beside it nor on the number of threads.
 
     Args:
         x: float32 [T, K].
-        weight: one that `takes`, [N, K].
+        weight: [N, K], paired or one that `takes`.
+        bias: [N], or None.
+        dtype: of the result.
         native: another level of the library than this processor's best.
 
     Returns:
-        float32 [T, N].
+        [T, N].
     """
-    x, out = x.contiguous(), x.new_empty(len(x), len(weight))
+    num_outputs, num_inputs = weight.shape
+    numbers = weight.numbers if isinstance(weight, PairedWeight) else weight
+    x = x.contiguous()
+    if isinstance(weight, PairedWeight) and num_inputs % 2:
+        x = functional.pad(x, (0, 1))
+    out = x.new_empty(len(x), num_outputs, dtype=dtype)
     native = native or library()
     assert native is not None
     call = _Call(
         x.data_ptr(),
-        weight.data_ptr(),
+        numbers.data_ptr(),
+        None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         native.parallel,
-        min(torch.get_num_threads(), 1 + weight.nbytes // LEAST_BYTES),
-        TYPES[weight.dtype],
+        _num_threads(numbers),
+        _COLUMNS if isinstance(weight, PairedWeight) else _ROWS,
+        TYPES[numbers.dtype],
+        0 if bias is None else TYPES[bias.dtype],
+        TYPES[dtype],
+        BLOCK,
+        num_inputs + num_inputs % 2,
         len(x),
+        num_inputs,
         x.shape[1],
-        len(weight),
+        num_outputs,
     )
-    native.function("few_rows")(ctypes.byref(call))
+    native.function("multiply_rows")(ctypes.byref(call))
     return out
+
+
+def pair(weight: Tensor, native: Library | None = None) -> PairedWeight:
+    """Do what `paired_weight.pair` does, which see."""
+    num_outputs, num_inputs = weight.shape
+    weight = weight.contiguous()
+    numbers = weight.new_empty(-(-num_outputs // BLOCK), -(-num_inputs // 2), BLOCK, 2)
+    native = native or library()
+    assert native is not None
+    pairing = _Pairing(
+        weight.data_ptr(),
+        numbers.data_ptr(),
+        native.parallel,
+        _num_threads(weight),
+        num_inputs,
+        num_outputs,
+        num_inputs + num_inputs % 2,
+    )
+    native.function("pair_inputs")(ctypes.byref(pairing))
+    return PairedWeight(numbers=numbers, shape=weight.shape)
+
+
+def _num_threads(weight: Tensor) -> int:
+    return min(torch.get_num_threads(), 1 + weight.nbytes // LEAST_BYTES)

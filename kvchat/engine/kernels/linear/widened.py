@@ -25,9 +25,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Do what the reference does, with sums in float32; see there for arguments."""
     rows = x.reshape(-1, x.shape[-1])
     if len(rows) <= FEW_ROWS and native.takes(weight):
-        few = native.linear(rows.float(), weight)
-        few = few if bias is None else few.add_(bias)
-        return few.to(x.dtype).view(*x.shape[:-1], len(weight))
+        return native.linear(rows.float(), weight, bias, x.dtype).view(*x.shape[:-1], len(weight))
     if len(rows) <= FEWEST_ROWS:
         return functional.linear(x, weight, bias)
     wide = rows.float()
