@@ -21,7 +21,7 @@ struct Call {
 };
 
 constexpr int64_t ROWS_AT_ONCE = 8;    // whose outputs of one unit are found at one time
-constexpr int64_t ROWS_OF_TASK = 128;  // that find a unit of the weight in the cache, but for the first
+constexpr int64_t ROWS_OF_TASK = 256;  // that find a unit of the weight in the cache, but for the first
 constexpr int64_t MANY_ROWS = 32;      // for which a unit is widened once, not again for every eight of them
 
 struct Rows {
