@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from kvchat.starter.precision import PRODUCT_DTYPE
+
 MOMENTUM = 0.95
 # A polynomial of degree five that drives all singular values near to one within five steps.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -16,7 +18,7 @@ NUM_STEPS = 5
 def orthogonal(matrices: Tensor) -> Tensor:
     """Return [N, R, C] matrices with R <= C and all their singular values moved near to one."""
     a, b, c = COEFFICIENTS
-    x = (matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(torch.bfloat16)
+    x = (matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(PRODUCT_DTYPE)
     for _ in range(NUM_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

@@ -2,7 +2,8 @@
 
 Shapes: B sequences, L tokens, C hidden, H query heads, H_kv key-value heads, G = H / H_kv, D head size,
 W window.
-Matrix products run in bfloat16, the residual stream, norms and master weights in float32.
+Matrix products run in bfloat16 where the processor multiplies it, the residual stream, norms and master
+weights in float32.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvchat.starter.attention import full_attention, window_attention
+from kvchat.starter.precision import PRODUCT_DTYPE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class _RMSNorm(torch.autograd.Function):
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale * weight).to(torch.bfloat16)
+        return (wide * scale * weight).to(PRODUCT_DTYPE)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -113,7 +115,7 @@ class Network:
 
     def _weights(self, layer: int, *names: str) -> Tensor:
         parts = [self.parameters[f"model.layers.{layer}.{name}.weight"] for name in names]
-        return (torch.cat(parts) if len(parts) > 1 else parts[0]).to(torch.bfloat16)
+        return (torch.cat(parts) if len(parts) > 1 else parts[0]).to(PRODUCT_DTYPE)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return _RMSNorm.apply(x, self.parameters[f"model.{name}.weight"], self.shape.norm_eps)
@@ -139,7 +141,7 @@ class Network:
         return F.linear(_SwiGLU.apply(gate, up), self._weights(layer, "mlp.down_proj"))
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Return the normed hidden states [B, L, C] in bfloat16 of `ids` [B, L]."""
+        """Return the normed hidden states [B, L, C] in `PRODUCT_DTYPE` of `ids` [B, L]."""
         x = F.embedding(ids, self.parameters["model.embed_tokens.weight"])
         for layer in range(self.shape.num_layers):
             x = x + self._attention(self._norm(x, f"layers.{layer}.input_layernorm"), layer)
@@ -148,7 +150,7 @@ class Network:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [..., V]; the head is the embedding."""
-        return F.linear(hidden, self.parameters["model.embed_tokens.weight"].to(torch.bfloat16)).float()
+        return F.linear(hidden, self.parameters["model.embed_tokens.weight"].to(PRODUCT_DTYPE)).float()
 
     def loss(self, ids: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted mean cross-entropy of `ids` [B, L + 1].

@@ -12,6 +12,7 @@ from kvchat.starter.attention import full_attention, window_attention
 from kvchat.starter.export import model_config
 from kvchat.starter.initialisation import initial_parameters
 from kvchat.starter.network import Network, Shape
+from kvchat.starter.precision import product_dtype
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
@@ -63,6 +64,12 @@ def test_blocked_attention_and_its_gradient_agree_with_the_definition(length: in
         assert given is not None
         assert wanted is not None
         assert (given.float() - wanted).norm() / wanted.norm() < 0.01
+
+
+def test_products_are_rounded_only_where_the_processor_multiplies_what_they_are_rounded_to() -> None:
+    assert product_dtype("x86_64", {"avx512_vnni": True, "avx512_bf16": False}) == torch.float32
+    assert product_dtype("x86_64", {"avx512_bf16": True}) == torch.bfloat16
+    assert product_dtype("aarch64", {}) == torch.bfloat16
 
 
 def test_the_untrained_network_continues_a_repeated_sequence() -> None:
