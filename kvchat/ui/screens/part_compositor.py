@@ -1,13 +1,14 @@
-"""A compositor that renders what has changed.
+"""A compositor that renders what has changed, and what is seen.
 
 For any change Textual renders every widget that overlaps the rectangle around all that has changed, each in
 its whole height: for a letter in the prompt and a figure in the cache panel nearly everything on the screen.
+What is hidden behind others is rendered too, above all the lines of those that only hold others.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 
-from textual._compositor import ChopsUpdate, Compositor
+from textual._compositor import ChopsUpdate, Compositor, LayoutUpdate
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
@@ -20,6 +21,14 @@ Span = tuple[int, int, int]
 
 class PartCompositor(Compositor):
     """Asks a widget for those of its lines that have changed, if it is in front there."""
+
+    def render_full_update(self, simplify: bool = False) -> LayoutUpdate:
+        if simplify:
+            return super().render_full_update(simplify)
+        self._dirty_regions.clear()
+        screen = self.size.region
+        chops = self._render_spans([(y, 0, screen.width) for y in screen.line_range])
+        return LayoutUpdate([filter(None, pieces.values()) for pieces in chops], screen)
 
     def render_partial_update(self) -> ChopsUpdate | None:
         changed, self._dirty_regions = self._dirty_regions, set()

@@ -1,10 +1,10 @@
-"""What is drawn of a change is what drawing everything would show there, and asks no widget for more."""
+"""What is drawn, of a change or of all, is what Textual would draw, and asks no widget for what is hidden."""
 
 import random
 
 import pyte
 import pytest
-from textual._compositor import CompositorUpdate
+from textual._compositor import Compositor, CompositorUpdate
 from textual.app import App, ComposeResult
 from textual.geometry import Region
 from textual.screen import Screen
@@ -63,10 +63,13 @@ class Shown(App[None]):
         self.push_screen(Parts())
 
     def watch_display(self) -> None:
-        """From now on."""
+        """From now on, beginning with all of it as Textual draws it."""
+        self.clear()
+        self.feed(Compositor.render_full_update(self.screen._compositor))
+
+    def clear(self) -> None:
         self.terminal = pyte.Screen(*SIZE)
         self.stream = pyte.Stream(self.terminal)
-        self.feed(self.screen._compositor.render_full_update())
 
     def feed(self, update: CompositorUpdate) -> None:
         self.stream.feed(update.render_segments(self.console).replace("\n", "\r\n"))
@@ -98,6 +101,26 @@ async def test_what_is_drawn_of_changes_is_what_drawing_everything_shows(seed: i
         parts = app.drawn()
         app.watch_display()
         assert parts == app.drawn()
+
+
+async def test_all_of_the_screen_is_what_textual_draws_and_what_lies_behind_is_not_asked() -> None:
+    app = Shown()
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        boxes = {name: app.screen.query_one(f"#{name}", Box) for name in PLACES}
+        boxes["over"].styles.offset = (0, 0)
+        for height, in_front in ((6, set(PLACES) - {"left"}), (20, {"over", "above"})):
+            boxes["over"].styles.width, boxes["over"].styles.height = 40 if height == 6 else 60, height
+            boxes["left"].styles.height = 6
+            await pilot.pause()
+            app.watch_display()
+            expected = app.drawn()
+            for box in boxes.values():
+                box.asked = []
+            app.clear()
+            app.feed(app.screen._compositor.render_full_update())
+            assert app.drawn() == expected
+            assert {name for name, box in boxes.items() if box.asked} == in_front
 
 
 async def test_a_line_that_changes_asks_the_widget_in_front_for_it_and_no_other() -> None:
