@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from kvchat.cli.compose import Kvchat
 from kvchat.cli.convert_process import convert_words
 from kvchat.cli.engine_swap import EngineSwap
 from kvchat.cli.gauge_process import gauged
+from kvchat.cli.late_host import appearance_of
 from kvchat.cli.model_place import located
 from kvchat.cli.model_shelf import Memory, free_bytes_of, loaded_torch, models_here
 from kvchat.cli.session_files import SessionFiles
@@ -65,8 +66,7 @@ class InterfaceHost(SessionFiles):
         self._engine.start()
 
     def appearance(self) -> Appearance:
-        keys = {name: key for name, key in asdict(self._settings.keys).items() if key}
-        return Appearance(theme=self._settings.display.theme, system=self._settings.system, keys=keys)
+        return appearance_of(self._settings)
 
     def sampling(self) -> SamplingParams:
         return self._settings.sampling

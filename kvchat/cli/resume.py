@@ -1,8 +1,10 @@
 """`kvchat [SESSION]`: the terminal interface."""
 
+import gc
 import sys
 from contextlib import suppress
-from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from kvchat.cli.choice import last_used, refuse_several
 from kvchat.cli.compose import Kvchat, opened
@@ -12,6 +14,10 @@ from kvchat.cli.options import ResumeOptions
 from kvchat.cli.pack_use import begun_with, chosen_pack, keep_again, refuse_other_beginning, refuse_other_name
 from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
 from kvchat.session.tree import SessionId
+
+if TYPE_CHECKING:
+    from kvchat.cli.interface_host import InterfaceHost
+    from kvchat.ui.host import Host
 
 
 def resume(options: ResumeOptions) -> int:
@@ -41,25 +47,23 @@ def resume(options: ResumeOptions) -> int:
         if options.new is not None:
             reference = chat.create(title=options.new, system=settings.system).session.id
         # Imported last: a wrong word is answered without it.
-        from kvchat.cli.interface_host import InterfaceHost
+        from kvchat.cli.late_host import LateHost
         from kvchat.ui.app import KvchatApp
 
-        if is_remote:
-            from kvchat.cli.remote_host import RemoteHost
-
-            host: InterfaceHost = RemoteHost(settings, kvchat, chat, engine, options.config, flags)
-        else:
-            host = InterfaceHost(settings, kvchat, chat, engine, options.config, flags)
+        host = LateHost(
+            settings, partial(_host, is_remote, settings, kvchat, chat, engine, options.config, flags)
+        )
 
         def begin() -> None:
-            host.begin()
+            gc.enable()
+            host.made().begin()
             if not (options.temp or is_remote):
                 kvchat.lend_if_possible()
 
         app = KvchatApp(
             chat,
             kvchat.engine,
-            host,
+            cast("Host", host),
             reference,
             log_path=settings.paths.log_file,
             on_first_frame=begin,
@@ -69,6 +73,16 @@ def resume(options: ResumeOptions) -> int:
         finally:
             if options.new is not None:
                 _forget_unused(kvchat, reference)
+
+
+def _host(is_remote: bool, *parts: Any) -> "InterfaceHost":
+    if is_remote:
+        from kvchat.cli.remote_host import RemoteHost
+
+        return RemoteHost(*parts)
+    from kvchat.cli.interface_host import InterfaceHost
+
+    return InterfaceHost(*parts)
 
 
 def _forget_unused(kvchat: Kvchat, session_id: SessionId | None) -> None:
@@ -99,6 +113,8 @@ def _session_id(kvchat: Kvchat, options: ResumeOptions) -> SessionId | None:
     try:
         return kvchat.store.find(options.reference).id
     except SessionNotFound as error:
+        from difflib import get_close_matches
+
         from kvchat.cli.commands import COMMANDS
 
         commands = {command.words.split()[0] for command in COMMANDS}

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kvchat.engine.api.losses import GaugeReport
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.ui.bridge import SessionFiles
 from kvchat.values import dataclass
+
+if TYPE_CHECKING:
+    from kvchat.engine.api.losses import GaugeReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Gauged:
     """
 
     words: str
-    report: GaugeReport
+    report: "GaugeReport"
     kept_agreement: float
 
 
