@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 _LATER = (
     "kvchat.ui.widgets.markdown_view",
+    "kvchat.ui.screens.confirm",
+    "kvchat.ui.screens.note",
+    "kvchat.ui.screens.choices",
     "kvchat.ui.screens.help",
     "kvchat.ui.screens.history",
     "kvchat.ui.screens.inspector",
@@ -38,6 +41,9 @@ _LATER = (
     "kvchat.ui.screens.tokens",
 )
 """Not needed to draw the window, and imported right behind it, so that no answer and no key waits for it."""
+
+_LATER_STYLES = Path(__file__).with_name("dialogs.tcss")
+"""Of what is opened above the window."""
 
 _SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -80,8 +86,9 @@ class KvchatApp(App[None]):
         with term_with_a_size():
             super().__init__(driver_class=TerminalDriver)
         self.register_theme(KVCHAT_THEME)
-        self.theme = KVCHAT_THEME.name
         self._appearance = host.appearance()
+        known = self._appearance.theme in self.available_themes
+        self.theme = self._appearance.theme if known else KVCHAT_THEME.name
         self.chat_screen = ChatScreen(chat, engine, host, initial)
         self._log_path = log_path
         self._on_first_frame = on_first_frame
@@ -150,6 +157,7 @@ class KvchatApp(App[None]):
         await super().on_event(event)
 
     def on_ready(self) -> None:
+        self.stylesheet.add_source(_LATER_STYLES.read_text(encoding="utf-8"), (str(_LATER_STYLES), ""))
         self._is_ready = True
         early, self._early_input = self._early_input, []
         for event in early:
@@ -175,6 +183,13 @@ class KvchatApp(App[None]):
         else:
             known = ", ".join(sorted(self.available_themes))
             self.chat_screen.warn(f"there is no theme {name!r}; there are {known}")
+
+    def refresh_css(self, animate: bool = True) -> None:
+        """Apply the theme. Before there is a window that would read its styles twice, and change nothing."""
+        if self.screen_stack:
+            super().refresh_css(animate)
+        else:
+            self.stylesheet.set_variables(self.get_css_variables())
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Give kvchat's own colours to themes that do not have them."""

@@ -11,7 +11,6 @@ from kvchat.ui.desk import Desk
 from kvchat.ui.figures import UNKNOWN
 from kvchat.ui.host import Host, SettingEntry
 from kvchat.ui.plain_text import one_line
-from kvchat.ui.screens.choices import ChoiceScreen, LineScreen
 from kvchat.ui.turns import Turns
 
 _NAME_WIDTH = 30
@@ -58,6 +57,8 @@ class Housekeeping:
             self._screen.begin(partial(self._reload, model))
 
     async def _settings(self) -> None:
+        from kvchat.ui.screens.choices import ChoiceScreen
+
         at = 0
         while True:
             try:
@@ -74,6 +75,8 @@ class Housekeeping:
             await self._ask_for(entries[at])
 
     async def _ask_for(self, entry: SettingEntry) -> None:
+        from kvchat.ui.screens.choices import LineScreen
+
         hint = "enter writes it into your file · empty takes it out · esc closes"
         value = await self._screen.ask(LineScreen(entry.name, entry.value, hint))
         if value is not None and value != entry.value:
@@ -98,6 +101,8 @@ class Housekeeping:
             self._chat.use_sampling(self._host.sampling())
 
     async def _models(self) -> None:
+        from kvchat.ui.screens.choices import ChoiceScreen
+
         try:
             entries = await asyncio.to_thread(self._host.models)
         except KvchatError as error:

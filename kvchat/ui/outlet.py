@@ -9,9 +9,7 @@ from textual.app import App, SuspendNotSupported
 
 from kvchat.errors import UsageError
 from kvchat.session.tree import Turn
-from kvchat.ui.clipboard import OSC_52, copy_by_tool
 from kvchat.ui.desk import Desk
-from kvchat.ui.editor import edited
 from kvchat.ui.figures import plural
 
 
@@ -53,6 +51,8 @@ class Outlet:
         self._edited(turn.text)
 
     async def _copy(self, text: str) -> None:
+        from kvchat.ui.clipboard import OSC_52, copy_by_tool
+
         route = await asyncio.to_thread(copy_by_tool, text)
         if route is None:
             # Nothing says whether a terminal has taken it.
@@ -61,6 +61,8 @@ class Outlet:
         self._screen.tell(f"{plural(len(text), 'character')} by {route}", title="copied")
 
     def _edited(self, text: str) -> str | None:
+        from kvchat.ui.editor import edited
+
         try:
             return edited(text, self._screen.app.suspend(), os.environ)
         except UsageError as error:

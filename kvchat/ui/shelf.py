@@ -16,7 +16,6 @@ from kvchat.session.tree import SessionId
 from kvchat.ui.bridge import SessionFiles, SessionShelf
 from kvchat.ui.desk import Desk
 from kvchat.ui.plain_text import one_line
-from kvchat.ui.screens.choices import LineScreen
 from kvchat.ui.stored_sessions import StoredSessions
 from kvchat.ui.turns import Turns
 from kvchat.ui.widgets.session_rows import UNTITLED, Finding, Held, ListOptions, SessionWithBranches
@@ -191,6 +190,8 @@ class Shelf:
         self.refresh()
 
     async def _ask_for_title(self, session_id: SessionId) -> None:
+        from kvchat.ui.screens.choices import LineScreen
+
         title = self.sessions.title(session_id) or ""
         written = await self._screen.ask(LineScreen("rename", title, "enter renames it · esc closes"))
         if written and written != title:
@@ -202,6 +203,8 @@ class Shelf:
             return
         branch = branch or session.active_branch
         named = f"export “{self.title(session_id)}”"
+        from kvchat.ui.screens.choices import LineScreen
+
         hint = ".md .html .json .kvchat; empty: a bundle · enter writes it · esc closes"
         wish = await self._screen.ask(LineScreen(named, "", hint))
         if wish is not None:

@@ -143,7 +143,12 @@ CHAT = ("kvchat.chat", "kvchat.conversation", "jinja2", "tokenizers")
 """What answers are made with."""
 STORE = ("sqlite3", "kvchat.session.store")
 TYPER = ("typer", "kvchat.cli.command_line", "kvchat.cli.commands")
-ON_A_KEY = ("markdown_it", "kvchat.ui.screens.help", "kvchat.ui.screens.inspector", "kvchat.ui.screens.gauge")
+ON_A_KEY = (
+    "markdown_it",
+    "tomllib",
+    "kvchat.cli.interface_host",
+    *(f"kvchat.ui.screens.{name}" for name in ("help", "inspector", "gauge", "choices", "confirm", "note")),
+)
 NOT_IMPORTED = {
     "--help": (*CHAT, *STORE, "kvchat.config", "kvchat.cli.options", "kvchat.cli.session_options"),
     "ask --help": (*CHAT, *STORE, "kvchat.cli.session_options", "kvchat.cli.ask"),
@@ -175,7 +180,7 @@ def test_the_window_is_drawn_without_chat_command_line_and_what_opens_on_a_key(h
     program = (
         "import sys\n"
         "from kvchat.cli.main import run\n"
-        "import kvchat.ui.app, kvchat.cli.interface_host\n"
+        "import kvchat.ui.app, kvchat.cli.late_host\n"
         "code = run([])\n"
         "print(code, [name for name in sys.argv[1:] if name in sys.modules])\n"
     )

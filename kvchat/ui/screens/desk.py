@@ -10,9 +10,7 @@ from textual.screen import ModalScreen, Screen
 
 from kvchat.ui.desk import Work
 from kvchat.ui.offers import Offers
-from kvchat.ui.screens.confirm import ConfirmScreen
 from kvchat.ui.screens.late import GaveWay, LateScreen, Result
-from kvchat.ui.screens.note import NoteScreen
 
 _ASKED_S: ContextVar[float] = ContextVar("asked_s")
 """When the key was pressed that the running work answers."""
@@ -49,6 +47,8 @@ class DeskScreen(Screen[None]):
 
     async def confirm(self, question: str, consequence: str, *, is_offer: bool = False) -> bool:
         """Ask, and wait for the answer; inside a worker. `is_offer`: see `ConfirmScreen`."""
+        from kvchat.ui.screens.confirm import ConfirmScreen
+
         ask = partial(ConfirmScreen, question, consequence, is_offer=is_offer)
         return await self.ask_late(question, ask)
 
@@ -103,6 +103,8 @@ class DeskScreen(Screen[None]):
         self.begin(partial(self._note, title, text))
 
     async def _note(self, title: str, text: str) -> None:
+        from kvchat.ui.screens.note import NoteScreen
+
         await self.ask_late(title, partial(NoteScreen, title, text))
 
     @property

@@ -45,8 +45,11 @@ class WindowScreen(PartialLayoutScreen):
         Binding("ctrl+f", "find", "Find", id="find", priority=True),
     ]
 
+    AUTO_FOCUS = "#prompt"
+
     prompt: Prompt
     transcript: Transcript
+    _has_been_seen = False
 
     def __init__(self, own_keys: Mapping[str, str]) -> None:
         super().__init__()
@@ -94,6 +97,11 @@ class WindowScreen(PartialLayoutScreen):
 
     def on_prompt_completing(self, event: Prompt.Completing) -> None:
         self.query_one(CommandList).show_commands(event.candidates, event.chosen)
+
+    def _on_screen_resume(self, event: events.ScreenResume) -> None:
+        """Come on screen. The first time every widget has just been given its styles."""
+        event.refresh_styles = event.refresh_styles and self._has_been_seen
+        self._has_been_seen = True
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < _SHORT_SCREEN, "-short")
