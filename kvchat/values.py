@@ -2,15 +2,16 @@
 
 The standard library compiles six methods of each class while a module is imported, which took a third of the
 time until a command answered: kvchat has hundreds of such classes, and a run makes values of a few. Here
-comparing, printing and refusing changes are the same functions for all, and `__init__` is compiled when the
-first value is made.
+comparing, printing and refusing changes are the same functions for all, `__init__` is compiled when the
+first value is made, and fields are described when somebody asks for them.
 """
 
 import dataclasses
 from dataclasses import MISSING, Field, FrozenInstanceError, fields
 from operator import attrgetter
 from reprlib import recursive_repr
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
@@ -27,26 +28,78 @@ else:
 
 _SET, _ABSENT = "_set", "_absent"
 """Names inside a compiled `__init__`: what sets a field of a frozen value; a default that is made anew."""
+_DESCRIPTIONS = ("__dataclass_fields__", "__dataclass_params__", "__match_args__")
+_DESCRIBING = RLock()
 
 
 def _made(cls: type, *, frozen: bool, slots: bool, kw_only: bool, eq: bool) -> Any:
     own = cls.__dict__
     has_own_hash = own.get("__hash__") is not None
     cls.__doc__ = cls.__doc__ or cls.__name__  # made of the signature otherwise, which takes time
-    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
+    made: Any = _slotted(cls) if slots else cls
     methods: dict[str, Any] = {"__init__": _late_init(made, frozen), "__repr__": _repr}
     if eq:
-        methods |= _comparing([one.name for one in fields(made) if one.compare])
+        methods |= _late_comparing(made)
         if not frozen:
             methods["__hash__"] = None
     if frozen:
         methods |= {"__setattr__": _refuse_change, "__delattr__": _refuse_change}
         if slots:
             methods |= {"__getstate__": _state, "__setstate__": _restore}
+    methods = {
+        name: method
+        for name, method in methods.items()
+        if name not in own or (name == "__hash__" and not has_own_hash)
+    }
+    for name in _DESCRIPTIONS:
+        methods[name] = _Description(name, made, cls, kw_only)
     for name, method in methods.items():
-        if name not in own or (name == "__hash__" and not has_own_hash):
-            setattr(made, name, method)
+        setattr(made, name, method)
     return made
+
+
+def _slotted(cls: type) -> type:
+    """Return the class again, with a slot for each of its fields."""
+    names = [name for name, kind in cls.__annotations__.items() if not _is_of_class(kind)]
+    above = {name for base in cls.__mro__[1:] for name in base.__dict__.get("__slots__", ())}
+    left_out = {*names, "__dict__", "__weakref__"}
+    contents = {name: value for name, value in cls.__dict__.items() if name not in left_out}
+    contents["__slots__"] = tuple(name for name in names if name not in above)
+    contents["__qualname__"] = cls.__qualname__
+    return type(cls)(cls.__name__, cls.__bases__, contents)
+
+
+def _is_of_class(kind: Any) -> bool:
+    return kind is ClassVar or getattr(kind, "__origin__", None) is ClassVar
+
+
+class _Description:
+    """What the standard library says of a data class's fields, found out when it is first asked for.
+
+    Args:
+        name: the attribute that this stands for.
+        made: the class that has it.
+        plain: the class as it was written, with the defaults of its fields.
+    """
+
+    def __init__(self, name: str, made: Any, plain: Any, kw_only: bool) -> None:
+        self._name = name
+        self._made, self._plain = made, plain
+        self._kw_only = kw_only
+
+    def __get__(self, value: object, owner: type) -> Any:
+        with _DESCRIBING:
+            if self._made.__dict__[self._name] is self:
+                self._describe()
+        return self._made.__dict__[self._name]
+
+    def _describe(self) -> None:
+        made, plain = self._made, self._plain
+        if plain is made:
+            del made.__match_args__  # only where there is none yet it is set
+        dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=self._kw_only)(plain)
+        for name in _DESCRIPTIONS:
+            setattr(made, name, plain.__dict__[name])
 
 
 def _late_init(cls: Any, frozen: bool) -> Any:
@@ -93,6 +146,20 @@ def _default(one: Field[Any], names: dict[str, Any]) -> str | None:
         return None
     names[f"_default_{one.name}"] = one.default
     return f"_default_{one.name}"
+
+
+def _late_comparing(cls: Any) -> dict[str, Any]:
+    """Return what compares and hashes values, and puts what does so by their fields in its place first."""
+
+    def late(name: str) -> Any:
+        def method(*values: Any) -> Any:
+            if cls.__dict__[name] is method:
+                setattr(cls, name, _comparing([one.name for one in fields(cls) if one.compare])[name])
+            return cls.__dict__[name](*values)
+
+        return method
+
+    return {"__eq__": late("__eq__"), "__hash__": late("__hash__")}
 
 
 def _comparing(compared: list[str]) -> dict[str, Any]:

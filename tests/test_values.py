@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, asdict, field, fields, replace
 from typing import Any, ClassVar
 
@@ -157,3 +158,18 @@ def test_nothing_is_compiled_before_the_first_value() -> None:
     assert Value(1) == Value(1)
     assert Value.__init__ is not late
     assert Value.__init__.__code__.co_filename == "<string>"
+
+
+@pytest.mark.parametrize("slots", [True, False])
+def test_fields_are_described_once_when_somebody_asks_for_them(slots: bool) -> None:
+    @values.dataclass(frozen=True, slots=slots)
+    class Value:
+        one: int
+        many: list[int] = field(default_factory=list)
+
+    assert not isinstance(vars(Value)["__dataclass_fields__"], dict)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: Value(1), range(8)))
+    assert [one.name for one in fields(Value)] == ["one", "many"]
+    assert found == [Value(1, [])] * 8
+    assert len({id(value.many) for value in found}) == 8
