@@ -17,6 +17,7 @@
 #include "kvchat/engine/kernels/paged_attention/rows.h"
 #include "kvchat/engine/kernels/paged_attention/softmax.h"
 #include "kvchat/engine/kernels/paged_attention/tile.h"
+#include "kvchat/engine/kernels/paged_attention/turned.h"
 
 namespace {
 
@@ -72,6 +73,29 @@ INLINE void add_values(float* acc, int64_t stride, const float* decay, float (*w
                    tile.k_p, call.dim_k);
 }
 
+// The same as `turn_keys` and `widen_values` leave it.
+struct TurnedTile {
+  const float* keys;
+  const float* values;
+  int64_t p, length;
+  const float* key_scales = nullptr;
+  const float* value_scales = nullptr;
+};
+
+template <int ROWS>
+INLINE void dot_keys(float (*scores)[MOST_KEYS + W], const TurnedTile& tile, const float* query, int64_t stride,
+                     int64_t, const AttentionCall& call, int64_t begin, int64_t end) {
+  constexpr int TOGETHER = ROWS % 2 ? 1 : 2;  // so that all sums stay in registers
+  for (int r = 0; r < ROWS; r += TOGETHER)
+    dot_turned<TOGETHER>(scores + r, query + r * stride, stride, tile.keys, call.dim_k, begin, end);
+}
+template <int ROWS>
+INLINE void add_values(float* acc, int64_t stride, const float* decay, float (*weights)[MOST_KEYS + W],
+                       const TurnedTile& tile, const AttentionCall& call, int64_t begin, int64_t end) {
+  add_values<ROWS>(acc, stride, decay, weights, tile.values, call.dim_v, call.dim_v, begin, end,
+                   (const float*)nullptr, 0, 0);
+}
+
 // What stands beside the pools where queries read older blocks in another form: here nothing.
 struct NothingOlder {
   // The first position that reads the block of position p in the other form.
@@ -118,6 +142,11 @@ struct Attention {
 
   int64_t num_rows(const Task& task) const { return task.num_queries * task.num_heads * group; }
 
+  // Numbers of memory for a task's queries and sums.
+  int64_t scratch_of(int64_t rows) const {
+    return State::padded(rows * stride_k) + 2 * State::size(rows, stride_v);
+  }
+
   // Rows of a task.
   RowRange rows_of(const Task& task) const {
     return {spans[task.span].row + task.query, task.num_queries, task.head, task.num_heads, group};
@@ -126,14 +155,14 @@ struct Attention {
   void run(int64_t number) {
     const Task& task = tasks[number];
     const int64_t rows = num_rows(task), size = State::size(rows, stride_v);
-    float* memory =
-        allocate(State::padded(rows * stride_k) + 2 * size + older.scratch(rows, stride_k, stride_v));
+    float* memory = allocate(scratch_of(rows) + older.scratch(rows, stride_k, stride_v) +
+                             turned_size(call.dim_k, call.dim_v));
     if (!memory) {
       __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
       return;
     }
     read_queries(call, rows_of(task), stride_k, memory);
-    older.begin(memory + State::padded(rows * stride_k) + 2 * size, memory, rows, stride_k, stride_v);
+    older.begin(memory + scratch_of(rows), memory, rows, stride_k, stride_v);
     const State part(task.partial ? task.partial : memory + State::padded(rows * stride_k), rows, stride_v);
     const State all(memory + State::padded(rows * stride_k) + size, rows, stride_v);
     if (task.partial) {
@@ -183,6 +212,10 @@ struct Attention {
     const T* keys = at(call.k_pool, call.k_n, call.k_p, span, p);
     const T* values = at(call.v_pool, call.v_n, call.v_p, span, p);
     const T* later = p + length < end ? at(call.k_pool, call.k_n, call.k_p, span, p + length) : nullptr;
+    if (CAN_TURN && num * group >= ROWS_WORTH_TURNING && call.dim_k % W == 0) {
+      add_turned(task, query, state, num, keys, values, p, length);
+      return;
+    }
     for (int64_t h = task.head; h < task.head + task.num_heads; h++) {
       const T* next = h + 1 < task.head + task.num_heads ? keys + (h + 1) * call.k_h : later;
       const Tile<T> tile = {keys + h * call.k_h, values + h * call.v_h, next, call.k_p, call.v_p, p, length};
@@ -190,11 +223,24 @@ struct Attention {
     }
   }
 
+  // The same where so many rows share a head that its tile is worth being made ready for them.
+  void add_turned(const Task& task, const float* query, const State& state, int64_t num, const T* keys,
+                  const T* values, int64_t p, int64_t length) const {
+    const int64_t rows = num_rows(task);
+    float* turned = (float*)query + scratch_of(rows) + older.scratch(rows, stride_k, stride_v);
+    float* wide = turned + MOST_KEYS * call.dim_k;
+    for (int64_t h = 0; h < task.num_heads; h++) {
+      turn_keys(turned, keys + (task.head + h) * call.k_h, call.k_p, call.dim_k, length);
+      widen_values(wide, values + (task.head + h) * call.v_h, call.v_p, call.dim_v, length);
+      add_tile(task, query, state, h, 0, num, TurnedTile{turned, wide, p, length});
+    }
+  }
+
   // The same in its other form, for the queries from the `first` one on.
   void add_older(const Task& task, const float* query, const State& state, int64_t first, int64_t p,
                  int64_t length) const {
-    const int64_t rows = num_rows(task), size = State::size(rows, stride_v);
-    float* scratch = (float*)query + State::padded(rows * stride_k) + 2 * size;
+    const int64_t rows = num_rows(task);
+    float* scratch = (float*)query + scratch_of(rows);
     for (int64_t h = 0; h < task.num_heads; h++)
       older.open(
           scratch, stride_k, stride_v, task.span, task.head + h, p, length,
