@@ -38,6 +38,7 @@ def _made(cls: type, *, frozen: bool, slots: bool, kw_only: bool, eq: bool) -> A
     cls.__doc__ = cls.__doc__ or cls.__name__  # made of the signature otherwise, which takes time
     made: Any = _slotted(cls) if slots else cls
     methods: dict[str, Any] = {"__init__": _late_init(made, frozen), "__repr__": _repr}
+    methods["__replace__"] = _replace  # what `copy.replace` calls
     if eq:
         methods |= _late_comparing(made)
         if not frozen:
@@ -56,6 +57,10 @@ def _made(cls: type, *, frozen: bool, slots: bool, kw_only: bool, eq: bool) -> A
     for name, method in methods.items():
         setattr(made, name, method)
     return made
+
+
+def _replace(self: Any, /, **changes: Any) -> Any:
+    return dataclasses.replace(self, **changes)
 
 
 def _slotted(cls: type) -> type:
@@ -95,11 +100,12 @@ class _Description:
 
     def _describe(self) -> None:
         made, plain = self._made, self._plain
-        if plain is made:
-            del made.__match_args__  # only where there is none yet it is set
-        dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=self._kw_only)(plain)
+        dataclasses.dataclass(init=False, repr=False, eq=False, match_args=False, kw_only=self._kw_only)(
+            plain
+        )
+        positional = tuple(one.name for one in fields(plain) if one.init and not one.kw_only)
         for name in _DESCRIPTIONS:
-            setattr(made, name, plain.__dict__[name])
+            setattr(made, name, plain.__dict__[name] if name != "__match_args__" else positional)
 
 
 def _late_init(cls: Any, frozen: bool) -> Any:

@@ -173,3 +173,28 @@ def test_fields_are_described_once_when_somebody_asks_for_them(slots: bool) -> N
     assert [one.name for one in fields(Value)] == ["one", "many"]
     assert found == [Value(1, [])] * 8
     assert len({id(value.many) for value in found}) == 8
+
+
+@pytest.mark.parametrize("slots", [True, False])
+def test_a_wrong_definition_says_what_is_wrong_each_time(slots: bool) -> None:
+    @values.dataclass(slots=slots)
+    class Value:
+        many: list[int] = []
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mutable default"):
+            fields(Value)
+
+
+@pytest.mark.parametrize("slots", [True, False])
+def test_patterns_and_changed_copies_go_by_the_fields(slots: bool) -> None:
+    @values.dataclass(frozen=True, slots=slots)
+    class Value:
+        one: int
+        two: int = field(default=2, kw_only=True)
+
+    match Value(1):
+        case Value(one):
+            assert one == 1
+    assert Value.__match_args__ == ("one",)
+    assert Value(1).__replace__(two=3) == Value(1, two=3)

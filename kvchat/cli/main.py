@@ -72,6 +72,8 @@ def _open_window() -> int:
         return resume(ResumeOptions())
     except BrokenPipeError:
         return CLOSED_PIPE
+    finally:
+        gc.enable()
 
 
 def _fail(words: Sequence[str], error: KvchatError | str, exit_code: int) -> int:

@@ -3,8 +3,7 @@
 import gc
 import sys
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from kvchat.cli.choice import last_used, refuse_several
 from kvchat.cli.compose import Kvchat, opened
@@ -16,7 +15,7 @@ from kvchat.errors import KvchatError, NoTerminal, SessionNotFound
 from kvchat.session.tree import SessionId
 
 if TYPE_CHECKING:
-    from kvchat.cli.interface_host import InterfaceHost
+    from kvchat.cli.late_host import BeginningHost
     from kvchat.ui.host import Host
 
 
@@ -50,9 +49,16 @@ def resume(options: ResumeOptions) -> int:
         from kvchat.cli.late_host import LateHost
         from kvchat.ui.app import KvchatApp
 
-        host = LateHost(
-            settings, partial(_host, is_remote, settings, kvchat, chat, engine, options.config, flags)
-        )
+        def make() -> "BeginningHost":
+            if is_remote:
+                from kvchat.cli.remote_host import RemoteHost
+
+                return RemoteHost(settings, kvchat, chat, engine, options.config, flags)
+            from kvchat.cli.interface_host import InterfaceHost
+
+            return InterfaceHost(settings, kvchat, chat, engine, options.config, flags)
+
+        host = LateHost(settings, make)
 
         def begin() -> None:
             gc.enable()
@@ -73,16 +79,6 @@ def resume(options: ResumeOptions) -> int:
         finally:
             if options.new is not None:
                 _forget_unused(kvchat, reference)
-
-
-def _host(is_remote: bool, *parts: Any) -> "InterfaceHost":
-    if is_remote:
-        from kvchat.cli.remote_host import RemoteHost
-
-        return RemoteHost(*parts)
-    from kvchat.cli.interface_host import InterfaceHost
-
-    return InterfaceHost(*parts)
 
 
 def _forget_unused(kvchat: Kvchat, session_id: SessionId | None) -> None:

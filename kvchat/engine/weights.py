@@ -5,7 +5,7 @@ copies alone. Blocks are named by the weights that computed them, so those of th
 the new ones, and are found again when the old ones come back.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from kvchat.engine.models.adapter_files import check_adapter
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, read_checkpoint
 from kvchat.engine.models.identity import remember
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.packed_linear import overwrite, paired_shapes
+from kvchat.engine.models.packed_linear import overwrite, tensors_of
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.engine.models.weight_files import ADAPTER_CONFIG, check_model
 from kvchat.engine.route import Route, Served, choose_route
@@ -190,8 +190,9 @@ class Weights:
 
     def exchange(self, candidate: Candidate) -> None:
         """Write prepared weights over the present ones."""
-        present = dict(_tensors(self._module))
-        for name, tensor in _tensors(candidate.loaded.module):
+        present = dict(tensors_of(self._module))
+        for name, tensor in tensors_of(candidate.loaded.module):
+            assert isinstance(tensor, Tensor), "weights that are prepared lie as they were read"
             overwrite(present[name], tensor)
         self._source = candidate.source
         self._checkpoint = candidate.checkpoint
@@ -220,17 +221,9 @@ class Weights:
             raise _other(path, f"{differing[0]} has another form")
 
 
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter and buffer under each of its names, also those that are not saved."""
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        yield name, parameter.data
-    yield from module.named_buffers(remove_duplicate=False)
-
-
 def _forms(module: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Return the plain form of every tensor, however it lies in memory."""
-    shapes = paired_shapes(module)
-    return {name: (shapes.get(name, tensor.shape), tensor.dtype) for name, tensor in _tensors(module)}
+    """Return the form of every tensor, however it lies in memory."""
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors_of(module)}
 
 
 def _require_finite(module: nn.Module, path: Path) -> None:

@@ -20,7 +20,6 @@ class GarbageSchedule:
     """Takes full collections from Python, and gives them back when it is released."""
 
     def __init__(self) -> None:
-        self._was_enabled = gc.isenabled()
         self._thresholds = gc.get_threshold()
         self._was_frozen = gc.get_freeze_count() > 0
         gc.set_threshold(*self._thresholds[:2], _NEVER)
@@ -51,9 +50,8 @@ class GarbageSchedule:
             gc.collect()
 
     def release(self) -> None:
-        """Leave the collector as it was found. May be called twice."""
+        """Leave the collector as it was found, and at work. May be called twice."""
         if not self._was_frozen:
             gc.unfreeze()
         gc.set_threshold(*self._thresholds)
-        if self._was_enabled:
-            gc.enable()
+        gc.enable()

@@ -1,5 +1,6 @@
 """Which words mean which command, and how a run ends."""
 
+import gc
 import json
 import os
 import stat
@@ -56,6 +57,7 @@ def test_an_unknown_first_word_exits_5_and_suggests_the_command_that_is_near(
 def test_the_interface_without_a_terminal_exits_2_and_names_ask(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
     assert "kvchat ask" in capsys.readouterr().err
+    assert gc.isenabled(), "it looks for garbage only behind the first frame"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from kvchat.engine.kernels.linear import emulated
 from kvchat.starter.attention import full_attention, window_attention
 from kvchat.starter.export import model_config
 from kvchat.starter.initialisation import initial_parameters
@@ -68,7 +69,8 @@ def test_blocked_attention_and_its_gradient_agree_with_the_definition(length: in
 
 def test_products_are_rounded_only_where_the_processor_multiplies_what_they_are_rounded_to() -> None:
     assert product_dtype("x86_64", {"avx512_vnni": True, "avx512_bf16": False}) == torch.float32
-    assert product_dtype("x86_64", {"avx512_bf16": True}) == torch.bfloat16
+    for name in emulated._INSTRUCTIONS[torch.bfloat16]:
+        assert product_dtype("x86_64", {name: True}) == torch.bfloat16, "as the engine has it"
     assert product_dtype("aarch64", {}) == torch.bfloat16
 
 

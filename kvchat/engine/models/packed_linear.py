@@ -4,12 +4,12 @@ The numbers are the same, and a model computes the same with them but for the or
 take the place of plain ones, except where an embedding shares them: it keeps its own.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
-import torch
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.linear import can_pack, linear, native, pack
+from kvchat.engine.kernels.linear.paired_weight import PairedWeight
 from kvchat.engine.models.paired_linear import PairedLinear, is_better_paired
 from kvchat.engine.models.widened_linear import WidenedLinear, is_better_widened
 
@@ -57,16 +57,24 @@ def pack_linears(model: nn.Module, spared: Collection[nn.Module] = ()) -> int:
     return num_packed
 
 
-def paired_shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """Return the plain shape [N, K] of each paired weight, by its name. Pure."""
-    layers = model.named_modules(remove_duplicate=False)
-    return {f"{name}.weight": part.paired.shape for name, part in layers if isinstance(part, PairedLinear)}
+def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor | PairedWeight]]:
+    """Yield every parameter and buffer under each of its names, also those that are not saved, and paired
+    weights under those of the plain ones.
+    """
+    paired = {
+        f"{name}.pairs": (f"{name}.weight", layer.paired)
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if isinstance(layer, PairedLinear)
+    }
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        yield name, parameter.data
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        yield paired.get(name, (name, buffer))
 
 
-def overwrite(present: Tensor, tensor: Tensor) -> None:
+def overwrite(present: Tensor | PairedWeight, tensor: Tensor) -> None:
     """Copy plain weights over present ones, which may be packed or paired."""
-    if present.is_mkldnn and not tensor.is_mkldnn:
-        tensor = pack(tensor)
-    elif present.dim() > tensor.dim():
-        tensor = native.pair(tensor).numbers
-    present.copy_(tensor)
+    if isinstance(present, PairedWeight):
+        present.numbers.copy_(native.pair(tensor).numbers)
+    else:
+        present.copy_(pack(tensor) if present.is_mkldnn and not tensor.is_mkldnn else tensor)

@@ -9,19 +9,24 @@ from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
 
 
 class PairedLinear(nn.Module):
-    """Stands in for `nn.Linear`. `weight` [N / 48, K / 2, 48, 2] holds the same numbers."""
+    """Stands in for `nn.Linear`. `pairs` [N / 48, K / 2, 48, 2] holds the numbers of its weight."""
 
-    weight: Tensor
+    pairs: Tensor
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = plain.in_features, plain.out_features
-        self.register_buffer("weight", native.pair(plain.weight.detach()).numbers)
+        self.register_buffer("pairs", native.pair(plain.weight.detach()).numbers)
         self.bias = plain.bias
 
     @property
     def paired(self) -> PairedWeight:
-        return PairedWeight(numbers=self.weight, shape=torch.Size((self.out_features, self.in_features)))
+        return PairedWeight(numbers=self.pairs, shape=torch.Size((self.out_features, self.in_features)))
+
+    @property
+    def weight(self) -> Tensor:
+        """[N, K], made anew each time, for models that multiply by it themselves."""
+        return self.paired.to_dense()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., T, K] → [..., T, N]."""

@@ -28,7 +28,7 @@ class PartCompositor(Compositor):
         self._dirty_regions.clear()
         screen = self.size.region
         chops = self._render_spans([(y, 0, screen.width) for y in screen.line_range])
-        return LayoutUpdate([filter(None, pieces.values()) for pieces in chops], screen)
+        return LayoutUpdate([[piece for piece in pieces.values() if piece] for pieces in chops], screen)
 
     def render_partial_update(self) -> ChopsUpdate | None:
         changed, self._dirty_regions = self._dirty_regions, set()

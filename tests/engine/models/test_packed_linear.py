@@ -7,7 +7,7 @@ from torch import nn
 from kvchat.engine.kernels.linear import can_pack
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.models import packed_linear, paired_linear, widened_linear
-from kvchat.engine.models.packed_linear import PackedLinear, overwrite, pack_linears
+from kvchat.engine.models.packed_linear import PackedLinear, overwrite, pack_linears, tensors_of
 from kvchat.engine.models.paired_linear import PairedLinear, is_better_paired
 from kvchat.engine.models.widened_linear import WidenedLinear
 
@@ -93,8 +93,11 @@ def test_where_the_processor_emulates_their_type_inputs_lie_in_pairs_but_where_a
     ]
     assert model.head.weight is model.embedding.weight
     torch.testing.assert_close(outputs(model), plain, rtol=2e-2, atol=2e-2)
-    present = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    assert torch.equal(model.large.weight, Model(0).bfloat16().large.weight), "some multiply by it themselves"
+    present = dict(tensors_of(model))
+    assert present.keys() == dict(other.named_parameters(remove_duplicate=False)).keys()
     for name, parameter in other.named_parameters(remove_duplicate=False):
+        assert (present[name].shape, present[name].dtype) == (parameter.shape, parameter.dtype)
         overwrite(present[name], parameter)
     torch.testing.assert_close(outputs(model), outputs(other), rtol=2e-2, atol=2e-2)
     assert not is_better_paired(torch.zeros(8, 512, dtype=torch.bfloat16)), "most of a block would be padding"

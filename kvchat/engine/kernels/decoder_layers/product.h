@@ -127,7 +127,7 @@ void multiply_columns(float* out, const float* x, int64_t x_stride, int64_t num_
     float* to = out + t * UNIT;
     const float* from = x + t * x_stride;
     // Later rows find the weight in the cache: meanwhile the next one comes from memory.
-    const int64_t ahead = sizeof(T) == 4 ? 0 : t && rows == left ? block * count * (int64_t)sizeof(T) : 0;
+    const int64_t ahead = t && rows == left ? block * count * (int64_t)sizeof(T) : 0;
     if (rows == 4)
       multiply_columns<4, VECS>(to, from, x_stride, weight, block, count, ahead);
     else if (rows == 2)
@@ -147,18 +147,18 @@ void multiply_across(float* out, const float* x, int64_t x_stride, const T* weig
     multiply_columns<NUM, VECS>(out + column, x, x_stride, weight + column * V, PAIRED_BLOCK, count, ahead);
 }
 
-// As many rows at one time as leave all sums of VECS vectors in registers.
+// As many rows at one time as leave all sums of VECS vectors in registers. `is_near`: the weight is in the cache.
 template <typename T>
 void multiply_blocks(float* out, const float* x, int64_t x_stride, int64_t num_rows, const T* weight,
-                     int64_t count) {
+                     int64_t count, bool is_near) {
   constexpr int MOST = W == 8 ? 4 : 8, VECS = W == 8 ? 2 : 3;
   for (int64_t t = 0; t < num_rows;) {
     const int64_t left = num_rows - t, rows = left >= MOST ? MOST : left >= 4 ? 4 : left >= 2 ? 2 : 1;
     float* to = out + t * UNIT;
     const float* from = x + t * x_stride;
-    // The first rows bring the weight from memory, if it is not widened yet; the last ones the next weight.
+    // The first rows bring the weight from memory; meanwhile the last ones ask for the next one.
     const int64_t next = rows == left ? PAIRED_BLOCK * count * (int64_t)sizeof(T) : 0;
-    const int64_t ahead = sizeof(T) == sizeof(float) ? 0 : t ? next : NEAR_BYTES;
+    const int64_t ahead = is_near ? 0 : t ? next : NEAR_BYTES;
     if (rows == MOST)
       multiply_across<MOST, VECS>(to, from, x_stride, weight, count, ahead);
     else if (rows == 4)
@@ -179,7 +179,7 @@ void multiply_columns(const Product& product, float* out, const float* x, int64_
   const int64_t end = parts > 1 ? least(begin + PIECE_LEN, product.num_inputs) : product.num_inputs;
   const T* weight = (const T*)product.weight + (unit * product.padded + begin) * product.block;
   if (product.block == PAIRED_BLOCK) {
-    multiply_blocks(out, x + begin, x_stride, num_rows, weight, end - begin);
+    multiply_blocks(out, x + begin, x_stride, num_rows, weight, end - begin, false);
     return;
   }
   int64_t column = 0;

@@ -11,7 +11,7 @@ namespace {
 
 // The fields of native.py's `_Call`, in order. Types: 0 float, 1 bf16, 2 fp16.
 struct Call {
-  const float* x;      // [T, x_stride]
+  const float* x;      // [T, x_stride], with a number behind K where K is odd: it is multiplied by zero
   const void* weight;  // ROWS: [N, K], or COLUMNS, as in product.h
   const void* bias;    // [N], or null
   void* out;           // [T, N]
@@ -78,7 +78,7 @@ struct Rows {
       }
     }
     add(found, num, part, [&](float* out, int64_t t, int64_t rows) {
-      multiply_blocks<float>(out, x + t * call.x_stride + begin, call.x_stride, rows, wide, count);
+      multiply_blocks(out, x + t * call.x_stride + begin, call.x_stride, rows, wide, count, true);
     });
   }
 

@@ -16,6 +16,8 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtypes, by the kernel's numbers."""
 LEAST_BYTES = 2**17
 """A further thread computes for every so many bytes of a weight; less is done before it has begun."""
+ROWS_AT_ONCE = 8
+"""Rows for which a weight is read once."""
 _ROWS, _COLUMNS = 0, 1
 
 
@@ -80,7 +82,7 @@ def linear(
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         native.parallel,
-        _num_threads(numbers),
+        _num_threads(numbers, max(1, len(x) // ROWS_AT_ONCE)),
         _COLUMNS if isinstance(weight, PairedWeight) else _ROWS,
         TYPES[numbers.dtype],
         0 if bias is None else TYPES[bias.dtype],
@@ -116,5 +118,6 @@ def pair(weight: Tensor, native: Library | None = None) -> PairedWeight:
     return PairedWeight(numbers=numbers, shape=weight.shape)
 
 
-def _num_threads(weight: Tensor) -> int:
-    return min(torch.get_num_threads(), 1 + weight.nbytes // LEAST_BYTES)
+def _num_threads(weight: Tensor, num_times: int = 1) -> int:
+    """Return how many threads a weight is worth that is read so many times."""
+    return min(torch.get_num_threads(), 1 + num_times * weight.nbytes // LEAST_BYTES)

@@ -147,6 +147,11 @@ struct Attention {
     return State::padded(rows * stride_k) + 2 * State::size(rows, stride_v);
   }
 
+  // Whether the tiles of a head are made ready for the rows of so many queries.
+  bool can_turn(int64_t num) const {
+    return CAN_TURN && num * group >= ROWS_WORTH_TURNING && call.dim_k % W == 0;
+  }
+
   // Rows of a task.
   RowRange rows_of(const Task& task) const {
     return {spans[task.span].row + task.query, task.num_queries, task.head, task.num_heads, group};
@@ -155,8 +160,8 @@ struct Attention {
   void run(int64_t number) {
     const Task& task = tasks[number];
     const int64_t rows = num_rows(task), size = State::size(rows, stride_v);
-    float* memory = allocate(scratch_of(rows) + older.scratch(rows, stride_k, stride_v) +
-                             turned_size(call.dim_k, call.dim_v));
+    const int64_t turned = can_turn(task.num_queries) ? turned_size(call.dim_k, call.dim_v) : 0;
+    float* memory = allocate(scratch_of(rows) + older.scratch(rows, stride_k, stride_v) + turned);
     if (!memory) {
       __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
       return;
@@ -212,7 +217,7 @@ struct Attention {
     const T* keys = at(call.k_pool, call.k_n, call.k_p, span, p);
     const T* values = at(call.v_pool, call.v_n, call.v_p, span, p);
     const T* later = p + length < end ? at(call.k_pool, call.k_n, call.k_p, span, p + length) : nullptr;
-    if (CAN_TURN && num * group >= ROWS_WORTH_TURNING && call.dim_k % W == 0) {
+    if (can_turn(num) && length > SIDE / 2) {
       add_turned(task, query, state, num, keys, values, p, length);
       return;
     }

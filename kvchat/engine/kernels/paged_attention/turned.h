@@ -62,11 +62,12 @@ INLINE Vec in_register(Vec a) { return a; }
 // Numbers of memory for a tile.
 INLINE int64_t turned_size(int64_t dim_k, int64_t dim_v) { return MOST_KEYS * (dim_k + dim_v); }
 
-// `to` [MOST_KEYS / SIDE, W, dim / W, SIDE], in the order in which products read it: what stands for keys behind
-// the last one is never seen. `dim` is a multiple of W.
+// `to` [MOST_KEYS / SIDE, W, dim / W, SIDE], in the order in which products read it; the last key stands for those
+// behind it too. `dim` is a multiple of W.
 template <typename T>
 void turn_keys(float* to, const T* keys, int64_t k_p, int64_t dim, int64_t length) {
-  for (int64_t k = 0; k < length; k += W)
+  const int64_t end = (length + SIDE - 1) / SIDE * SIDE;
+  for (int64_t k = 0; k < end; k += W)
     for (int64_t d = 0; d < dim; d += W) {
       Vec rows[W];
       UNROLL
