@@ -386,8 +386,8 @@ def _totals_section(snapshot: CacheSnapshot, width: int) -> list[Row]:
 
 def _reused_row(snapshot: CacheSnapshot, width: int, label: str = "reused") -> Row:
     reused, asked = snapshot.reused_tokens, snapshot.reused_tokens + snapshot.computed_tokens
-    of_asked = f"{short_count_text(reused)} of {short_count_text(asked)}"
-    return _total(label, f"{of_asked} · {percent_text(reused, asked)}", width)
+    value = f"{short_count_text(reused)} of {short_count_text(asked)} · {percent_text(reused, asked)}"
+    return _total(label if len(label) + len(value) < width else "reused", value, width)
 
 
 def _total(label: str, value: str, width: int) -> Row:

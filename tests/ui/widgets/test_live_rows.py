@@ -56,6 +56,12 @@ def test_the_panel_shows_what_moves_and_what_was() -> None:
     )
 
 
+def test_a_narrow_panel_keeps_words_and_figures_apart() -> None:
+    shown = lines(Live(recent=RECENT, context_len=1260), 31)
+    assert "reused      1.1k of 1.3k · 87 %" in shown
+    assert all(len(line) <= 31 for line in shown)
+
+
 def test_a_panel_that_stands_still_says_so_first() -> None:
     assert lines(Live(recent=Recent(), frozen_at="12:00:01"))[0] == "stands still since 12:00:01"
 
