@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "kvchat/engine/kernels/native/turn.h"
 #include "kvchat/engine/kernels/native/vector.h"
 #include "kvchat/engine/kernels/paged_attention/rows.h"
 
@@ -17,33 +18,13 @@ constexpr int SIDE = 2 * W;  // keys that lie side by side
 
 #if defined(__AVX512F__)
 
-// Vector i becomes lane i of all.
 INLINE void turn(Vec* rows) {
-  Vec pairs[W], fours[W];
+  __m512i bits[W];
   UNROLL
-  for (int i = 0; i < W; i += 2) {
-    pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
-    pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
-  }
+  for (int i = 0; i < W; i++) bits[i] = _mm512_castps_si512(rows[i]);
+  turn(bits);
   UNROLL
-  for (int i = 0; i < W; i += 4) {
-    for (int j = 0; j < 2; j++) {
-      const __m512d a = _mm512_castps_pd(pairs[i + j]), b = _mm512_castps_pd(pairs[i + j + 2]);
-      fours[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-      fours[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-    }
-  }
-  UNROLL
-  for (int j = 0; j < 4; j++) {
-    const Vec a = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0x88);
-    const Vec b = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0xDD);
-    const Vec c = _mm512_shuffle_f32x4(fours[8 + j], fours[12 + j], 0x88);
-    const Vec d = _mm512_shuffle_f32x4(fours[8 + j], fours[12 + j], 0xDD);
-    rows[j] = _mm512_shuffle_f32x4(a, c, 0x88);
-    rows[4 + j] = _mm512_shuffle_f32x4(b, d, 0x88);
-    rows[8 + j] = _mm512_shuffle_f32x4(a, c, 0xDD);
-    rows[12 + j] = _mm512_shuffle_f32x4(b, d, 0xDD);
-  }
+  for (int i = 0; i < W; i++) rows[i] = _mm512_castsi512_ps(bits[i]);
 }
 
 // Else compilers read a vector once for each row.

@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include "kvchat/engine/kernels/native/turn.h"
 #include "kvchat/engine/kernels/native/vector.h"
 #include "kvchat/engine/kernels/paged_attention/tile.h"
 #include "kvchat/engine/kernels/quantised_linear/rows.h"
@@ -45,7 +46,7 @@ INLINE __m512i load_line(const uint8_t* from, int64_t count) {
 
 // Four quads of each of 16 rows of 64 bytes: line n gets quad n of every row.
 INLINE void turn_quads(const uint8_t* from, int64_t stride, int64_t num_rows, int64_t count, uint8_t* to) {
-  __m512i a[16], b[16];
+  __m512i a[16];
   if (num_rows >= 16 && count >= LINE) {
     UNROLL
     for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + i * stride);
@@ -53,30 +54,9 @@ INLINE void turn_quads(const uint8_t* from, int64_t stride, int64_t num_rows, in
     for (int i = 0; i < 16; i++)
       a[i] = i < num_rows ? load_line(from + i * stride, count) : _mm512_setzero_si512();
   }
+  turn(a);
   UNROLL
-  for (int i = 0; i < 16; i += 2) {
-    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-  }
-  UNROLL
-  for (int i = 0; i < 16; i += 4) {
-    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-  }
-  // a[4 * r + j]: of rows [4 * r, 4 * r + 4), quads j, j + 4, j + 8 and j + 12.
-  UNROLL
-  for (int j = 0; j < 4; j++) {
-    const __m512i low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88);
-    const __m512i lower = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xDD);
-    const __m512i high = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
-    const __m512i higher = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xDD);
-    _mm512_store_si512(to + (j + 0) * LINE, _mm512_shuffle_i32x4(low, high, 0x88));
-    _mm512_store_si512(to + (j + 8) * LINE, _mm512_shuffle_i32x4(low, high, 0xDD));
-    _mm512_store_si512(to + (j + 4) * LINE, _mm512_shuffle_i32x4(lower, higher, 0x88));
-    _mm512_store_si512(to + (j + 12) * LINE, _mm512_shuffle_i32x4(lower, higher, 0xDD));
-  }
+  for (int i = 0; i < 16; i++) _mm512_store_si512(to + i * LINE, a[i]);
 }
 
 // 64 channels of four rows: line n gets channels [16 * n, 16 * n + 16), a quad of rows each.
