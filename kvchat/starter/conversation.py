@@ -55,6 +55,7 @@ class Mix:
         round_share: Share of conversations that tell for a long time, ask for all that was told, and so on:
             far questions for facts that no answer has repeated.
         exercises: Frequencies of the skills.
+        noun_share: Share of the questions of the FAQ that fill a noun into a shared template, where one can.
         is_spaced: Whether a person's words have a space before them, as in the chat template.
     """
 
@@ -71,6 +72,7 @@ class Mix:
     longest_document: int = 20
     round_share: float = 0.0
     exercises: skills.Exercises = field(default_factory=skills.Exercises)
+    noun_share: float = 0.55
     is_spaced: bool = True
 
     @property
@@ -235,7 +237,7 @@ class Conversation:
     def faq_turn(self) -> list[Message]:
         """Ask a question of the FAQ."""
         topic = self.rng.choice(faq.TOPICS)
-        question = phrasing.ask_topic(self.rng, topic)
+        question = phrasing.ask_topic(self.rng, topic, self.mix.noun_share)
         return [
             _user(self._as_typed(question)),
             _answer(topic.answer, 0.6 if topic.name == "overview" else 1.0),

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from kvchat.starter import cache_topics, kvchat_topics, model_topics, self_topics
+from dataclasses import replace
 
-TOPICS = (*self_topics.TOPICS, *kvchat_topics.TOPICS, *cache_topics.TOPICS, *model_topics.TOPICS)
+from kvchat.starter import cache_topics, kvchat_topics, model_topics, self_topics
+from kvchat.starter.phrases import further_forms
+
+TOPICS = tuple(
+    replace(topic, forms=(*topic.forms, *further_forms()[topic.name]))
+    for topic in (*self_topics.TOPICS, *kvchat_topics.TOPICS, *cache_topics.TOPICS, *model_topics.TOPICS)
+)

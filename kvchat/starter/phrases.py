@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FURTHER_FORMS = Path(__file__).parent / "further_forms.txt"
 
 
 def phrases(text: str) -> tuple[str, ...]:
     """Return the phrasings in `text`, which " | " separates."""
     return tuple(phrase.strip() for phrase in text.split("|"))
+
+
+@cache
+def further_forms() -> dict[str, tuple[str, ...]]:
+    """Return what `further_forms.txt` lists, by the names of its sections: a form on each line."""
+    sections: dict[str, list[str]] = {}
+    for line in FURTHER_FORMS.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            forms = sections.setdefault(line.strip("[]"), [])
+        elif line and not line.startswith("#"):
+            forms.append(line)
+    return {name: tuple(forms) for name, forms in sections.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,7 +137,10 @@ CLOSING_MIX = replace(
     ENDING_MIX, faq=18, small=7, skill=28, exercises=replace(ENDING_MIX.exercises, first=90)
 )
 LAST_MIX = replace(ENDING_MIX, faq=24, small=11, skill=24, exercises=replace(ENDING_MIX.exercises, first=70))
+# Many more ways to ask and to chat; fewer of the questions fill a noun into a shared template.
+FORMS_MIX = replace(LAST_MIX, faq=48, small=26, outside=16, skill=18, noun_share=0.3)
 SHORTER, LONGER = (1024, 2048, 1024, 2048, 4096), (2048, 4096, 1024, 4096, 2048, 4096)
+SHORT_SPREAD = (512, 1024, 512, 2048, 512, 4096)
 MIXED, SPREAD = (2048, 1024, 4096, 512, 2048, 4096), (2048, 1024, 4096, 1024, 512, 2048, 4096)
 
 
@@ -155,6 +158,8 @@ class Stage:
         kept_share: How much the weights at its end count in what is shipped, beside what was kept before;
             0: they are not kept. Each of two endings is better at what its own mix practised, and a mean of
             them at both.
+        starts_from_kept: Whether it starts from what has been kept before, with new moments of the optimiser,
+            instead of going on from the stage before.
     """
 
     num_tokens: int
@@ -164,6 +169,7 @@ class Stage:
     end_rate: float
     muon: bool = False
     kept_share: float = 0.0
+    starts_from_kept: bool = False
 
     @property
     def is_kept(self) -> bool:
@@ -211,6 +217,7 @@ STAGES = (
     _muon(7_600_000, SPREAD, CLOSING_MIX, (2.5e-3, 2e-5)),
     _muon(850_000, SPREAD, LAST_MIX, (2e-3, 2e-3)),
     _muon(3_060_000, SPREAD, LAST_MIX, (2e-3, 2e-5), kept_share=0.4),
+    replace(_muon(1_350_000, SHORT_SPREAD, FORMS_MIX, (2e-3, 6.5e-4), kept_share=0.5), starts_from_kept=True),
 )
 TOTAL_TOKENS = sum(stage.num_tokens for stage in STAGES)
 
@@ -229,6 +236,14 @@ def num_kept_at(position: float) -> int:
     return sum(stage.is_kept for stage, end in zip(STAGES, ends, strict=True) if end <= position)
 
 
+def num_restarts_at(position: float) -> int:
+    """Return how many stages that start from what was kept begin at `position` or before; pure."""
+    starts = accumulate((stage.num_tokens for stage in STAGES[:-1]), initial=0)
+    return sum(
+        stage.starts_from_kept for stage, start in zip(STAGES, starts, strict=True) if start <= position
+    )
+
+
 def kept_share(num_kept: int) -> float:
     """Return how much the last of so many kept endings counts in what is shipped; pure."""
     return [stage.kept_share for stage in STAGES if stage.is_kept][num_kept - 1]
@@ -236,8 +251,10 @@ def kept_share(num_kept: int) -> float:
 
 def setting_at(position: float) -> Setting:
     """Return the stage and learning rate at `position` tokens into the table; pure."""
-    start = 0
+    start = fresh = 0
     for stage in STAGES:
+        if stage.starts_from_kept:
+            fresh = start
         if position < start + stage.num_tokens:
             break
         start += stage.num_tokens
@@ -245,5 +262,5 @@ def setting_at(position: float) -> Setting:
         return Setting(stage=STAGES[-1], rate=STAGES[-1].end_rate)
     share = (position - start) / stage.num_tokens
     rate = stage.start_rate + share * (stage.end_rate - stage.start_rate)
-    warmup = min(1.0, (position / BATCH_TOKENS + 1) / WARMUP_STEPS)
+    warmup = min(1.0, ((position - fresh) / BATCH_TOKENS + 1) / WARMUP_STEPS)
     return Setting(stage=stage, rate=rate * warmup)

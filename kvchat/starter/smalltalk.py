@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvchat.starter.phrases import phrases
+from kvchat.starter.phrases import further_forms, phrases
 from kvchat.starter.split import Split, forms_of
 
 NUM_HELD_OUT_FORMS = 2
@@ -24,7 +24,7 @@ class Intent:
 
 ADDRESSES = ("", "", "", " there", " again", " kvchat", " friend", " my friend", " buddy", " you")
 
-INTENTS = (
+_INTENTS = (
     Intent(
         name="hello",
         reply=("Hello! I am the small starter model of kvchat. How can I help you?"),
@@ -295,6 +295,7 @@ INTENTS = (
         ),
     ),
 )
+INTENTS = tuple(replace(intent, forms=(*intent.forms, *further_forms()[intent.name])) for intent in _INTENTS)
 _WEIGHTS = tuple(
     3.0 if intent.name == "hello" else 0.4 if intent.name in FIXED_LISTS else 1.0 for intent in INTENTS
 )

@@ -33,6 +33,7 @@ from kvchat.starter.schedule import (
     Setting,
     kept_share,
     num_kept_at,
+    num_restarts_at,
     setting_at,
 )
 from kvchat.starter.tokenizer import train_tokenizer
@@ -63,6 +64,7 @@ class Progress:
     num_tokens: int = 0
     elapsed_s: float = 0.0
     num_kept: int = 0
+    num_restarts: int = 0
 
 
 class ThreadChooser:
@@ -161,6 +163,18 @@ class Trainer:
             for name, parameter in self.parameters.items():
                 self.mean[name].lerp_(parameter, 1 / self.progress.num_kept if share is None else share)
 
+    def restart(self, num_restarts: int) -> None:
+        """Go on from what has been kept, with new moments, unless that was done so many times before."""
+        if self.progress.num_restarts >= num_restarts:
+            return
+        self.progress.num_restarts += 1
+        self.adam.state.clear()
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(self.mean[name])
+            for momentum in self.muon.momenta.values():
+                momentum.zero_()
+
     def save(self, directory: Path) -> None:
         """Write the model and a checkpoint from which training continues as if it had not stopped."""
         export_model(directory, self.shape, self.parameters, self.tokenizer)
@@ -178,6 +192,7 @@ class Trainer:
             "tokens": progress.num_tokens,
             "elapsed_s": progress.elapsed_s,
             "kept": progress.num_kept,
+            "restarts": progress.num_restarts,
         }
         partial = directory / "checkpoint.partial"
         save_file(tensors, partial, metadata={key: str(value) for key, value in metadata.items()})
@@ -200,6 +215,7 @@ class Trainer:
             num_tokens=int(metadata["tokens"]),
             elapsed_s=float(metadata["elapsed_s"]),
             num_kept=int(metadata["kept"]),
+            num_restarts=int(metadata["restarts"]),
         )
 
 
@@ -238,6 +254,7 @@ def run(trainer: Trainer, directory: Path, minutes: float | None, max_threads: i
     try:
         while (position := _position(progress, minutes)) < TOTAL_TOKENS:
             _keep(trainer, position)
+            trainer.restart(num_restarts_at(position))
             setting = setting_at(position)
             chooser.prepare(progress.num_steps)
             started = time.perf_counter()

@@ -18,6 +18,7 @@ from kvchat.starter import corpus, documents, facts, faq, outside, phrasing, ski
 from kvchat.starter.conversation import Conversation, Message
 from kvchat.starter.fact_kind import FactKind
 from kvchat.starter.fact_kinds import KINDS
+from kvchat.starter.phrases import further_forms
 from kvchat.starter.schedule import LONG_MIX, SHORT_MIX, STAGES
 from kvchat.starter.split import Split, forms_of, is_held_out_value
 from kvchat.starter.words import Lexicon
@@ -173,6 +174,15 @@ def test_every_phrasing_lies_on_exactly_one_side(num_held_out: int) -> None:
     assert len(held_out) == num_held_out
     assert sorted(train + held_out) == sorted(forms)
     assert forms[0] in train
+
+
+def test_the_further_forms_belong_to_training() -> None:
+    sides = {topic.name: phrasing.topic_forms(topic, Split.TRAIN) for topic in faq.TOPICS}
+    sides |= {intent.name: smalltalk.intent_forms(intent, Split.TRAIN) for intent in smalltalk.INTENTS}
+    assert sides.keys() == further_forms().keys()
+    for name, forms in further_forms().items():
+        assert forms
+        assert set(forms) <= set(sides[name])
 
 
 def test_no_question_has_two_answers() -> None:

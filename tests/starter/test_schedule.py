@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, kept_share, num_kept_at, setting_at
+from kvchat.starter.schedule import (
+    BATCH_TOKENS,
+    STAGES,
+    TOTAL_TOKENS,
+    kept_share,
+    num_kept_at,
+    num_restarts_at,
+    setting_at,
+)
 
 pytestmark = pytest.mark.pure
 
@@ -35,12 +43,28 @@ def test_the_rate_warms_up_and_ends_where_the_table_says() -> None:
     assert setting_at(TOTAL_TOKENS * 3).stage is STAGES[-1]
 
 
-def test_the_weights_of_two_endings_are_kept_and_the_last_stage_is_one_of_them() -> None:
-    last = STAGES[-1].num_tokens
-    assert [num_kept_at(position) for position in (0, TOTAL_TOKENS - last, TOTAL_TOKENS - 1)] == [0, 1, 1]
-    assert num_kept_at(TOTAL_TOKENS) == sum(stage.is_kept for stage in STAGES) == 2
+def test_the_weights_of_several_endings_are_kept_and_the_last_stage_is_one_of_them() -> None:
+    num_kept = sum(stage.is_kept for stage in STAGES)
+    assert num_kept > 1
+    assert [num_kept_at(position) for position in (0, TOTAL_TOKENS - 1)] == [0, num_kept - 1]
+    assert num_kept_at(TOTAL_TOKENS) == num_kept
 
 
-def test_the_first_ending_counts_whole_until_the_second_takes_its_share() -> None:
-    assert kept_share(1) == 1
-    assert 0 < kept_share(2) < 0.5
+def test_the_first_ending_counts_whole_until_the_others_take_their_shares() -> None:
+    shares = [kept_share(1 + index) for index in range(sum(stage.is_kept for stage in STAGES))]
+    assert shares[0] == 1
+    assert all(0 < share < 1 for share in shares[1:])
+
+
+def test_a_stage_that_starts_from_what_was_kept_warms_up_again() -> None:
+    start = 0
+    for index, stage in enumerate(STAGES):
+        before = num_restarts_at(start - 1)
+        assert num_restarts_at(start) == before + stage.starts_from_kept
+        if stage.starts_from_kept:
+            assert STAGES[index - 1].is_kept
+            assert 0 < setting_at(start).rate < stage.start_rate / 50
+        elif index:
+            assert setting_at(start).rate == pytest.approx(stage.start_rate)
+        start += stage.num_tokens
+    assert num_restarts_at(start) > 0

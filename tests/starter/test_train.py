@@ -80,6 +80,25 @@ def test_what_is_kept_may_count_less_than_what_was_kept_before() -> None:
         torch.testing.assert_close(mean, 0.75 * kept[0][name] + 0.25 * kept[1][name])
 
 
+def test_a_training_may_start_anew_from_what_was_kept(tmp_path: Path) -> None:
+    trainer = Trainer(Shape(), train_tokenizer(num_turns=500), seed=3)
+    trainer.step(WITH_MUON, num_sequences=2)
+    trainer.keep(1, 1.0)
+    kept = {name: p.detach().clone() for name, p in trainer.parameters.items()}
+    trainer.step(WITH_MUON, num_sequences=2)
+    trainer.restart(1)
+    trainer.save(tmp_path)
+    fresh = Trainer(Shape(), trainer.tokenizer, seed=3)
+    fresh.load(tmp_path)
+    for name, parameter in fresh.parameters.items():
+        assert torch.equal(parameter, kept[name])
+    assert not any(momentum.any() for momentum in fresh.muon.momenta.values())
+    fresh.step(WITH_MUON, num_sequences=2)
+    moved = {name: p.detach().clone() for name, p in fresh.parameters.items()}
+    fresh.restart(1)
+    assert all(torch.equal(p, moved[name]) for name, p in fresh.parameters.items())
+
+
 def test_what_has_to_be_found_weighs_as_much_as_the_first_tokens() -> None:
     tokenizer = train_tokenizer(num_turns=500)
     mix = Mix(fact=1, query=1, faq=0, small=0, outside=0, skill=0, document=0, unknown_share=0)
