@@ -27,6 +27,13 @@ REAL = {
     "chunks": Shape(head_dim_k=32, head_dim_v=32, chunk=200),
 }
 real_shapes = pytest.mark.parametrize("shape", REAL.values(), ids=REAL.keys())
+EDGES = {
+    "8 on 1 of 64": Shape(num_heads=8, num_kv_heads=1, head_dim_k=64, head_dim_v=64),
+    "7 on 1 of 33, window": Shape(num_heads=7, num_kv_heads=1, head_dim_k=33, head_dim_v=19, window=40),
+    "3 on 1 of 96, chunks, sinks": Shape(
+        num_heads=3, num_kv_heads=1, head_dim_k=96, head_dim_v=80, chunk=50, softcap=5.0, has_sinks=True
+    ),
+}
 
 
 def attend(case: Case, library: Library) -> Tensor:
@@ -90,6 +97,25 @@ def test_a_prompt_gets_the_same_bits_however_it_is_cut(shape: Shape, library: Li
         ]
         cut = replace(case, args=replace(case.args, spans=pieces))
         assert torch.equal(attend(cut, library), whole), f"in pieces of {size}"
+
+
+@pytest.mark.parametrize("shape", EDGES.values(), ids=EDGES.keys())
+@pytest.mark.parametrize("wrong", [None, float("nan"), -float("inf")])
+def test_a_query_gets_the_same_bits_beside_any_number_of_others(
+    shape: Shape, wrong: float | None, library: Library
+) -> None:
+    """How many rows share tiles, and which of them sees what, or numbers that are none."""
+    most, length = 70, 330
+    case = make_case(replace(shape, block_size=64, num_new=most), (length,)).to(torch.float32)
+    (span,) = case.args.spans
+    for position in (262, 290) if wrong is not None else ():
+        case.k_pool[span.blocks[position // 64 - span.first_block], 0, position % 64, 3] = wrong
+    single = [replace(span, q_start=row, q_end=row + 1, position=span.position + row) for row in range(most)]
+    alone = attend(replace(case, args=replace(case.args, spans=single)), library)
+    for num in range(2, most + 1):
+        last = replace(span, q_start=0, q_end=num, position=length - num)
+        found = attend(replace(case, query=case.query[-num:], args=replace(case.args, spans=[last])), library)
+        torch.testing.assert_close(found, alone[-num:], rtol=0, atol=0, equal_nan=True, msg=f"of {num}")
 
 
 @real_shapes

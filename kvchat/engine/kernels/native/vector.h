@@ -368,21 +368,59 @@ INLINE void store(fp16* out, Vec a) {
 #endif
 }
 
+// p = e ** (x - n ln 2), at most half of ln 2 from 0, which is in two parts of which the first has few bits.
+template <int N>
+INLINE void near_one(const Vec* x, const Vec* n, Vec* p) {
+  constexpr float FACTORS[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                               5.0000001201e-1f};
+  Vec r[N];
+  UNROLL
+  for (int i = 0; i < N; i++) r[i] = fma(n[i], fill(-0.693359375f), x[i]);
+  UNROLL
+  for (int i = 0; i < N; i++) r[i] = fma(n[i], fill(2.12194440e-4f), r[i]);
+  UNROLL
+  for (int i = 0; i < N; i++) p[i] = fill(1.9875691500e-4f);
+  UNROLL
+  for (int step = 0; step < 5; step++) {
+    UNROLL
+    for (int i = 0; i < N; i++) p[i] = fma(p[i], r[i], fill(FACTORS[step]));
+  }
+  UNROLL
+  for (int i = 0; i < N; i++) p[i] = add(fma(mul(r[i], r[i]), p[i], r[i]), fill(1.0f));
+}
+
 // e ** x to 2 units in the last place; 0 below -87, where float32 runs out of normal numbers. x <= 88, or NaN,
 // which stays NaN.
 INLINE Vec exponential(Vec x) {
   const Vec bounded = max(fill(-87.0f), x);
   const Vec n = round_even(mul(bounded, fill(1.44269504f)));
-  // x - n ln 2, with ln 2 in two parts of which the first has few bits.
-  const Vec r = fma(n, fill(2.12194440e-4f), fma(n, fill(-0.693359375f), bounded));
-  Vec p = fill(1.9875691500e-4f);
-  p = fma(p, r, fill(1.3981999507e-3f));
-  p = fma(p, r, fill(8.3334519073e-3f));
-  p = fma(p, r, fill(4.1665795894e-2f));
-  p = fma(p, r, fill(1.6666665459e-1f));
-  p = fma(p, r, fill(5.0000001201e-1f));
-  p = add(fma(mul(r, r), p, r), fill(1.0f));
+  Vec p;
+  near_one<1>(&bounded, &n, &p);
   return zero_below(x, fill(-87.0f), mul(p, power_of_two(n)));
+}
+
+// The same numbers, in place, for N vectors of x <= 0, or NaN. There is less to do where nothing overflows,
+// and side by side no step waits for the one before it.
+template <int N>
+INLINE void exponentials_below(Vec* x) {
+#if defined(__AVX512F__)
+  __m512i whole[N];
+  Vec n[N], p[N];
+  UNROLL
+  for (int i = 0; i < N; i++) whole[i] = _mm512_cvtps_epi32(mul(x[i], fill(1.44269504f)));
+  UNROLL
+  for (int i = 0; i < N; i++) n[i] = _mm512_cvtepi32_ps(whole[i]);
+  near_one<N>(x, n, p);
+  UNROLL
+  for (int i = 0; i < N; i++) {
+    const __mmask16 is_there = _mm512_cmp_ps_mask(x[i], fill(-87.0f), _CMP_NLT_UQ);
+    const __m512i exponent = _mm512_slli_epi32(whole[i], 23);
+    x[i] = _mm512_castsi512_ps(_mm512_maskz_add_epi32(is_there, _mm512_castps_si512(p[i]), exponent));
+  }
+#else
+  UNROLL
+  for (int i = 0; i < N; i++) x[i] = exponential(x[i]);
+#endif
 }
 
 INLINE float exponential(float x) {

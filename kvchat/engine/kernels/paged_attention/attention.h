@@ -13,6 +13,7 @@
 
 #include "kvchat/engine/kernels/native/threads.h"
 #include "kvchat/engine/kernels/native/vector.h"
+#include "kvchat/engine/kernels/paged_attention/call.h"
 #include "kvchat/engine/kernels/paged_attention/queries.h"
 #include "kvchat/engine/kernels/paged_attention/rows.h"
 #include "kvchat/engine/kernels/paged_attention/softmax.h"
@@ -22,79 +23,9 @@
 namespace {
 
 constexpr int64_t PART = 256;  // positions
-constexpr int PIECE = 16;      // most queries of one task
-
-// A row of native.py's table of spans.
-struct Span {
-  int64_t row, num_rows, position, first_block;
-  const int64_t* blocks;  // the first of them is logical block `first_block`
-};
-
-// The fields of native.py's `AttentionCall`, in order.
-struct AttentionCall {
-  const void* query;
-  const void* k_pool;
-  const void* v_pool;
-  void* out;
-  const float* sinks;  // [H], or null
-  const Span* spans;
-  Parallel parallel;  // null: compute alone
-  int64_t num_spans, num_threads;
-  int64_t query_type, pool_type;
-  int64_t num_heads, num_kv_heads, dim_k, dim_v, block_size;
-  int64_t query_t, query_h, k_n, k_h, k_p, v_n, v_h, v_p, out_t, out_h;  // strides
-  int64_t window, chunk;                                                 // 0: none
-  float scale, softcap;                                                  // softcap 0: none
-};
-
-// Keys and values of one head at positions [p, p + length), `k_p` and `v_p` numbers apart; `next`: keys that
-// are read after them, or null. Numbers that share a scale with the others of their token are multiplied by
-// none: scores and weights are.
-template <typename K, typename V = K>
-struct Tile {
-  const K* keys;
-  const V* values;
-  const K* next;
-  int64_t k_p, v_p, p, length;
-  const float* key_scales = nullptr;  // of each token, or null: 1
-  const float* value_scales = nullptr;
-};
-
-template <int ROWS, typename K, typename V>
-INLINE void dot_keys(float (*scores)[MOST_KEYS + W], const Tile<K, V>& tile, const float* query,
-                     int64_t stride, int64_t, const AttentionCall& call, int64_t begin, int64_t end) {
-  dot_keys<ROWS>(scores, query, stride, tile.keys, tile.k_p, call.dim_k, begin, end, tile.values, tile.v_p,
-                 call.dim_v);
-}
-template <int ROWS, typename K, typename V>
-INLINE void add_values(float* acc, int64_t stride, const float* decay, float (*weights)[MOST_KEYS + W],
-                       const Tile<K, V>& tile, const AttentionCall& call, int64_t begin, int64_t end) {
-  add_values<ROWS>(acc, stride, decay, weights, tile.values, tile.v_p, call.dim_v, begin, end, tile.next,
-                   tile.k_p, call.dim_k);
-}
-
-// The same as `turn_keys` and `widen_values` leave it.
-struct TurnedTile {
-  const float* keys;
-  const float* values;
-  int64_t p, length;
-  const float* key_scales = nullptr;
-  const float* value_scales = nullptr;
-};
-
-template <int ROWS>
-INLINE void dot_keys(float (*scores)[MOST_KEYS + W], const TurnedTile& tile, const float* query, int64_t stride,
-                     int64_t, const AttentionCall& call, int64_t begin, int64_t end) {
-  constexpr int TOGETHER = ROWS % 2 ? 1 : 2;  // so that all sums stay in registers
-  for (int r = 0; r < ROWS; r += TOGETHER)
-    dot_turned<TOGETHER>(scores + r, query + r * stride, stride, tile.keys, call.dim_k, begin, end);
-}
-template <int ROWS>
-INLINE void add_values(float* acc, int64_t stride, const float* decay, float (*weights)[MOST_KEYS + W],
-                       const TurnedTile& tile, const AttentionCall& call, int64_t begin, int64_t end) {
-  add_values<ROWS>(acc, stride, decay, weights, tile.values, call.dim_v, call.dim_v, begin, end,
-                   (const float*)nullptr, 0, 0);
-}
+constexpr int PIECE = 64;      // most queries of one task
+constexpr int SHORT = 16;      // the same where that would make too few tasks
+constexpr int ENOUGH = 4;      // tasks for each that is wanted: long ones end at different times
 
 // What stands beside the pools where queries read older blocks in another form: here nothing.
 struct NothingOlder {
@@ -109,18 +40,6 @@ struct NothingOlder {
   void open(float*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, Take) const {}
 };
 
-struct Task {
-  int32_t span, query, num_queries, head, num_heads;  // key-value heads
-  int64_t part, num_parts;
-  float* partial;     // where one part of several tasks goes, or null
-  int32_t* num_left;  // tasks that the partials of these queries and heads still wait for
-};
-
-INLINE int64_t first_visible(const AttentionCall& call, int64_t position) {
-  if (call.chunk) return position - position % call.chunk;
-  return call.window ? most(0, position - call.window + 1) : 0;
-}
-
 template <typename T, typename Older = NothingOlder>
 struct Attention {
   const AttentionCall& call;
@@ -128,7 +47,7 @@ struct Attention {
   const Span* spans;
   Task* tasks = nullptr;
   float* partials = nullptr;
-  int64_t heads = 0, num_tasks = 0, num_pieces = 0;
+  int64_t heads = 0, piece = SHORT, num_tasks = 0, num_pieces = 0;
   bool failed = false;                // for lack of memory
   int64_t group, stride_k, stride_v;  // strides of queries and sums as float32, whole vectors
 
@@ -147,9 +66,19 @@ struct Attention {
     return State::padded(rows * stride_k) + 2 * State::size(rows, stride_v);
   }
 
-  // Whether the tiles of a head are made ready for the rows of so many queries.
-  bool can_turn(int64_t num) const {
-    return CAN_TURN && num * group >= ROWS_WORTH_TURNING && call.dim_k % W == 0;
+  // Whether the rows of so many queries lie side by side.
+  bool can_turn(int64_t num) const { return CAN_TURN && num * group >= ROWS_WORTH_TURNING; }
+
+  // Numbers of memory for such queries, and for the keys and values of a part.
+  int64_t turned_queries(const Task& task) const { return turned_size(task.num_queries * group, stride_k); }
+  int64_t turned_scratch(const Task& task) const {
+    if (!can_turn(task.num_queries)) return 0;
+    const int64_t part = widened_size(PART, stride_k) + widened_size(PART, stride_v);
+    return task.num_heads * turned_queries(task) + part;
+  }
+  float* turned_memory(const Task& task, const float* query) const {
+    const int64_t rows = num_rows(task);
+    return (float*)query + scratch_of(rows) + older.scratch(rows, stride_k, stride_v);
   }
 
   // Rows of a task.
@@ -160,14 +89,15 @@ struct Attention {
   void run(int64_t number) {
     const Task& task = tasks[number];
     const int64_t rows = num_rows(task), size = State::size(rows, stride_v);
-    const int64_t turned = can_turn(task.num_queries) ? turned_size(call.dim_k, call.dim_v) : 0;
-    float* memory = allocate(scratch_of(rows) + older.scratch(rows, stride_k, stride_v) + turned);
+    float* memory =
+        allocate(scratch_of(rows) + older.scratch(rows, stride_k, stride_v) + turned_scratch(task));
     if (!memory) {
       __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
       return;
     }
     read_queries(call, rows_of(task), stride_k, memory);
     older.begin(memory + scratch_of(rows), memory, rows, stride_k, stride_v);
+    if (can_turn(task.num_queries)) turn(task, memory);
     const State part(task.partial ? task.partial : memory + State::padded(rows * stride_k), rows, stride_v);
     const State all(memory + State::padded(rows * stride_k) + size, rows, stride_v);
     if (task.partial) {
@@ -198,16 +128,21 @@ struct Attention {
     const int64_t position = span.position + task.query, last = position + task.num_queries;
     const int64_t begin = most(part * PART, first_visible(call, position)),
                   end = least((part + 1) * PART, last);
+    const bool together = can_turn(task.num_queries);
     state.clear();
-    for (int64_t p = part * PART; p < end;) {
-      const int64_t length = tile_len(p);
-      if (p + length > begin) {
-        const int64_t exact = least(most(older.first_reader(p) - position, 0), task.num_queries);
-        if (exact) add_exact(task, query, state, exact, p, length, end);
-        if (exact < task.num_queries) add_older(task, query, state, exact, p, length);
-      }
-      p += length;
+    for (int64_t p = part * PART; p < end; p += tile_len(p)) {
+      const int64_t length = tile_len(p), exact = num_exact(task, p);
+      if (p + length <= begin) continue;
+      if (exact && !together) add_exact(task, query, state, exact, p, length, end);
+      if (exact < task.num_queries) add_older(task, query, state, exact, p, length);
     }
+    if (together) add_together(task, query, state, part * PART, begin, end);
+  }
+
+  // How many queries of a task, its first ones, read the block at p as it is.
+  int64_t num_exact(const Task& task, int64_t p) const {
+    const int64_t position = spans[task.span].position + task.query;
+    return least(most(older.first_reader(p) - position, 0), task.num_queries);
   }
 
   // The tile at p of all heads, for the first `num` queries of a task; later ones, up to `end`, follow.
@@ -217,10 +152,6 @@ struct Attention {
     const T* keys = at(call.k_pool, call.k_n, call.k_p, span, p);
     const T* values = at(call.v_pool, call.v_n, call.v_p, span, p);
     const T* later = p + length < end ? at(call.k_pool, call.k_n, call.k_p, span, p + length) : nullptr;
-    if (can_turn(num) && length > SIDE / 2) {
-      add_turned(task, query, state, num, keys, values, p, length);
-      return;
-    }
     for (int64_t h = task.head; h < task.head + task.num_heads; h++) {
       const T* next = h + 1 < task.head + task.num_heads ? keys + (h + 1) * call.k_h : later;
       const Tile<T> tile = {keys + h * call.k_h, values + h * call.v_h, next, call.k_p, call.v_p, p, length};
@@ -228,17 +159,82 @@ struct Attention {
     }
   }
 
-  // The same where so many rows share a head that its tile is worth being made ready for them.
-  void add_turned(const Task& task, const float* query, const State& state, int64_t num, const T* keys,
-                  const T* values, int64_t p, int64_t length) const {
-    const int64_t rows = num_rows(task);
-    float* turned = (float*)query + scratch_of(rows) + older.scratch(rows, stride_k, stride_v);
-    float* wide = turned + MOST_KEYS * call.dim_k;
-    for (int64_t h = 0; h < task.num_heads; h++) {
-      turn_keys(turned, keys + (task.head + h) * call.k_h, call.k_p, call.dim_k, length);
-      widen_values(wide, values + (task.head + h) * call.v_h, call.v_p, call.dim_v, length);
-      add_tile(task, query, state, h, 0, num, TurnedTile{turned, wide, p, length});
+  // Makes the queries of a task lie side by side.
+  void turn(const Task& task, const float* query) const {
+    const int64_t rows = task.num_queries * group;
+    float* to = turned_memory(task, query);
+    for (int64_t h = 0; h < task.num_heads; h++)
+      turn_queries(to + h * turned_queries(task), query + h * rows * stride_k, rows, stride_k);
+  }
+
+  // What a task whose rows lie side by side reads as it is of positions [begin, end) of a part, behind all
+  // that the same rows read in another form.
+  void add_together(const Task& task, const float* query, const State& state, int64_t start, int64_t begin,
+                    int64_t end) const {
+    const int64_t rows = task.num_queries * group;
+    const float* queries = turned_memory(task, query);
+    float* keys = (float*)queries + task.num_heads * turned_queries(task);
+    const WidePart part = {keys, keys + widened_size(PART, stride_k), start, begin, end};
+    for (int64_t h = 0; h < task.num_heads; h++, queries += turned_queries(task)) {
+      widen(task, task.head + h, part);
+      for (int64_t row = 0; row < rows; row += SIDE)
+        add_rows_together(task, queries + row * stride_k, part, state, h * rows, row);
     }
+  }
+
+  void widen(const Task& task, int64_t h, const WidePart& part) const {
+    const Span& span = spans[task.span];
+    for (int64_t p = part.start; p < part.end; p += tile_len(p)) {
+      const int64_t length = least(tile_len(p), part.end - p);
+      if (p + length <= part.begin || num_exact(task, p) == 0) continue;
+      const T* keys = at(call.k_pool, call.k_n, call.k_p, span, p) + h * call.k_h;
+      const T* values = at(call.v_pool, call.v_n, call.v_p, span, p) + h * call.v_h;
+      widen_rows(part.keys_at(p, stride_k), stride_k, keys, call.k_p, call.dim_k, length);
+      widen_rows(part.values_at(p, stride_v), stride_v, values, call.v_p, call.dim_v, length);
+    }
+  }
+
+  // Rows from `row` of a head on, whose first state is `first`.
+  void add_rows_together(const Task& task, const float* queries, const WidePart& part, const State& state,
+                         int64_t first, int64_t row) const {
+    SideRows rows;
+    rows.num = least(SIDE, task.num_queries * group - row);
+    alignas(64) float top[SIDE], total[SIDE];
+    for (int64_t r = 0; r < SIDE; r++) {
+      top[r] = r < rows.num ? state.top[first + row + r] : -INFINITY;
+      total[r] = r < rows.num ? state.total[first + row + r] : 0.0f;
+    }
+    for (int64_t p = part.start; p < part.end; p += tile_len(p)) {
+      const int64_t length = least(tile_len(p), part.end - p);
+      if (p + length <= part.begin || !find_seen(task, row, p, length, &rows)) continue;
+      const auto add = rows.num > W ? add_side<2> : add_side<1>;
+      add(rows, queries, part.keys_at(p, stride_k), part.values_at(p, stride_v), stride_k, stride_v,
+          call.softcap, top, total, state.acc + (first + row) * stride_v);
+    }
+    memcpy(state.top + first + row, top, rows.num * sizeof(float));
+    memcpy(state.total + first + row, total, rows.num * sizeof(float));
+  }
+
+  // Which keys of a tile rows see as they are; false: none.
+  bool find_seen(const Task& task, int64_t row, int64_t p, int64_t length, SideRows* rows) const {
+    const int64_t exact = num_exact(task, p), last = (row + rows->num - 1) / group;
+    const int64_t position = spans[task.span].position + task.query;
+    rows->is_whole = last < exact && p + length <= position + row / group + 1 &&
+                     first_visible(call, position + last) <= p;
+    rows->begin = rows->is_whole ? 0 : length;
+    rows->end = rows->is_whole ? length : 0;
+    if (rows->is_whole) return true;
+    int64_t query = row / group, of_group = row % group;
+    for (int64_t r = 0; r < rows->num; r++) {
+      rows->begins[r] = query < exact ? most(first_visible(call, position + query) - p, 0) : length;
+      rows->ends[r] = query < exact ? least(position + query + 1 - p, length) : 0;
+      if (rows->begins[r] < rows->ends[r]) {
+        rows->begin = least(rows->begin, rows->begins[r]);
+        rows->end = most(rows->end, rows->ends[r]);
+      }
+      if (++of_group == group) query++, of_group = 0;
+    }
+    return rows->begin < rows->end;
   }
 
   // The same in its other form, for the queries from the `first` one on.
@@ -333,7 +329,11 @@ struct Attention {
   bool prepare(int64_t wanted) {
     int64_t scratch = 0;
     heads = heads_per_task(wanted);
-    count(heads, &num_tasks, &num_pieces, &scratch);
+    for (piece = CAN_TURN ? PIECE : SHORT;; piece /= 2) {
+      num_tasks = num_pieces = scratch = 0;
+      count(heads, &num_tasks, &num_pieces, &scratch);
+      if (piece == SHORT || num_tasks >= ENOUGH * wanted) break;
+    }
     tasks = (Task*)malloc(num_tasks * sizeof(Task) + num_pieces * sizeof(int32_t));
     partials = allocate(scratch);
     if (!tasks || !partials) {
@@ -352,6 +352,7 @@ struct Attention {
     tasks = other.tasks;
     partials = other.partials;
     heads = other.heads;
+    piece = other.piece;
     num_tasks = other.num_tasks;
     num_pieces = other.num_pieces;
   }
@@ -377,18 +378,19 @@ struct Attention {
   template <typename Take>
   void each_piece(int64_t heads, Take take) const {
     for (int64_t s = 0; s < call.num_spans; s++)
-      for (int64_t q = 0; q < spans[s].num_rows; q += PIECE) {
-        const int64_t num = least(PIECE, spans[s].num_rows - q), position = spans[s].position + q;
+      for (int64_t q = 0; q < spans[s].num_rows; q += piece) {
+        const int64_t num = least(piece, spans[s].num_rows - q), position = spans[s].position + q;
         const int64_t part = first_visible(call, position) / PART;
         const int64_t num_parts = (position + num - 1) / PART + 1 - part;
-        for (int64_t h = 0; h < call.num_kv_heads; h += heads)
-          take(s, q, num, h, least(heads, call.num_kv_heads - h), part, num_parts);
+        const int64_t step = can_turn(num) ? 1 : heads;
+        for (int64_t h = 0; h < call.num_kv_heads; h += step)
+          take(s, q, num, h, least(step, call.num_kv_heads - h), part, num_parts);
       }
   }
 
   // Parts are tasks of their own where a sequence has few queries and so few pieces.
   bool is_split(int64_t span, int64_t num_parts) const {
-    return num_parts > 1 && spans[span].num_rows <= PIECE;
+    return num_parts > 1 && spans[span].num_rows <= SHORT;
   }
 
   void count(int64_t heads, int64_t* num_tasks, int64_t* num_pieces, int64_t* scratch) const {

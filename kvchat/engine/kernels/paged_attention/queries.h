@@ -46,7 +46,9 @@ INLINE void read_queries(const Call& call, const RowRange& rows, int64_t stride,
 
 template <typename Q>
 INLINE void write_quotients(Q* to, const float* acc, int64_t dim, float factor, float total) {
-  for (int64_t d = 0; d < dim; d++) round_to(to + d, acc[d] * factor / total);
+  int64_t d = 0;
+  for (; d + W <= dim; d += W) store(to + d, div(mul(load(acc + d), fill(factor)), fill(total)));
+  for (; d < dim; d++) round_to(to + d, acc[d] * factor / total);
 }
 
 // The result of one row: its sum of values, multiplied by a factor, over its sum of weights.

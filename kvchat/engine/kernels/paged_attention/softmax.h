@@ -10,6 +10,10 @@
 
 namespace {
 
+INLINE Vec cap(Vec scores, float softcap) {
+  return mul(tangent(div(max(fill(-1e30f), scores), fill(softcap))), fill(softcap));
+}
+
 // Scores → weights, in place, of a row that sees keys [begin, end) of a tile; returns by what earlier sums
 // decay.
 INLINE float soften(float* scores, int64_t begin, int64_t end, float softcap, float* top, float* total) {
@@ -20,7 +24,7 @@ INLINE float soften(float* scores, int64_t begin, int64_t end, float softcap, fl
   for (int64_t i = start; i < padded; i += W) {
     Vec x = load(scores + i);
     if (softcap != 0.0f) {
-      x = mul(tangent(div(max(fill(-1e30f), x), fill(softcap))), fill(softcap));
+      x = cap(x, softcap);
       store(scores + i, x);
     }
     best = max(best, x);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kvchat/engine/kernels/native/vector.h"
+#include "kvchat/engine/kernels/paged_attention/call.h"
 #include "kvchat/engine/kernels/paged_attention/rows.h"
 
 namespace {
@@ -86,6 +87,32 @@ void add_values(float* acc, int64_t stride, const float* decay, const float (*we
       sum = fma(fill(weights[r][k]), load_part(values + k * v_p + d, (int)(dim - d)), sum);
     store(acc + r * stride + d, sum);
   }
+}
+
+// Keys and values of one head at positions [p, p + length), `k_p` and `v_p` numbers apart; `next`: keys that
+// are read after them, or null. Numbers that share a scale with the others of their token are multiplied by
+// none: scores and weights are.
+template <typename K, typename V = K>
+struct Tile {
+  const K* keys;
+  const V* values;
+  const K* next;
+  int64_t k_p, v_p, p, length;
+  const float* key_scales = nullptr;  // of each token, or null: 1
+  const float* value_scales = nullptr;
+};
+
+template <int ROWS, typename K, typename V>
+INLINE void dot_keys(float (*scores)[MOST_KEYS + W], const Tile<K, V>& tile, const float* query,
+                     int64_t stride, int64_t, const AttentionCall& call, int64_t begin, int64_t end) {
+  dot_keys<ROWS>(scores, query, stride, tile.keys, tile.k_p, call.dim_k, begin, end, tile.values, tile.v_p,
+                 call.dim_v);
+}
+template <int ROWS, typename K, typename V>
+INLINE void add_values(float* acc, int64_t stride, const float* decay, float (*weights)[MOST_KEYS + W],
+                       const Tile<K, V>& tile, const AttentionCall& call, int64_t begin, int64_t end) {
+  add_values<ROWS>(acc, stride, decay, weights, tile.values, tile.v_p, call.dim_v, begin, end, tile.next,
+                   tile.k_p, call.dim_k);
 }
 
 }  // namespace
