@@ -4,7 +4,8 @@
 // tiles of keys that end where blocks and parts end, and parts are folded in order. All of that follows from
 // positions alone: a query's result has the same bits whatever stands beside it, however its prompt was cut,
 // and however many threads compute it. Keys and values are read in the order in which they lie in a block,
-// all heads in turn, each number once.
+// all heads in turn, each number once; where many rows share a head, they lie side by side, as turned.h says,
+// and heads are tasks of their own.
 //
 // Source: FlashAttention-2, arXiv 2307.08691, for the softmax; FlashDecoding for the parts. Dimensions: H
 // query heads, H_kv key-value heads, G = H / H_kv, D head size, P block size.
