@@ -2,9 +2,12 @@
 
 Which way a token goes follows from how many of its own sequence the step computes: decoded tokens and drafts
 are short, and prompts are long but for their last few tokens (how a prompt is cut may depend on what else a
-step has to do). Over quantised caches a sequence with more tokens than a block has is long too: what becomes
-old with a step of a short one was stored in earlier steps, and is quantised before the fused layers run.
-A sequence that looks at what is before it through a shadow is long however short: fused layers know none.
+step has to do). Where the fused layers multiply many rows as fast as anybody, none is too long for them, and
+a token has the same bits in a prompt and after one. Over quantised caches a sequence with more tokens than a
+block has is long even there: what becomes old with a step of a short one was stored in earlier steps, and is
+quantised before the fused layers run.
+A sequence that looks at what is before it through a shadow, or whose queries are watched, is long however
+short: fused layers know neither.
 Dimensions: T rows, R sampling rows, V vocabulary, P block size.
 """
 
@@ -83,6 +86,11 @@ class FusedLayers:
         self._pools = pools
         self._softcap = softcap
 
+    @property
+    def suits_prompts(self) -> bool:
+        """Whether nobody computes many rows faster."""
+        return self._layers.suits_prompts
+
     def logits(self, row: Row) -> Tensor:
         """Write keys and values of every token and return the logits [R, V] of the sampling rows.
 
@@ -123,10 +131,10 @@ class FusedPass:
     """Stands before a model's own pass.
 
     Args:
-        most_rows: sequences with at most so many tokens in a step are short.
+        most_rows: sequences with at most so many tokens in a step are short; None: all are.
     """
 
-    def __init__(self, own: ForwardPass, fused: FusedLayers, most_rows: int = MOST_ROWS) -> None:
+    def __init__(self, own: ForwardPass, fused: FusedLayers, most_rows: int | None = MOST_ROWS) -> None:
         self.device = own.device
         self._own = own
         self._fused = fused
@@ -134,11 +142,12 @@ class FusedPass:
 
     def logits(self, row: Row) -> Tensor:
         spans = _spans(row)
-        shadowed = _shadowed(row)
+        special = _special(row)
         short = [
             number
             for number, span in enumerate(spans)
-            if span.q_end - span.q_start <= self._most_rows and number not in shadowed
+            if (self._most_rows is None or span.q_end - span.q_start <= self._most_rows)
+            and number not in special
         ]
         if len(short) == len(spans):
             return self._fused.logits(row)
@@ -156,12 +165,14 @@ class FusedPass:
         return out
 
 
-def most_short(block_size: int, is_quantised: bool) -> int:
-    """Return the most tokens of a sequence in a step that fused layers compute. Pure.
+def most_short(block_size: int, is_quantised: bool, suits_prompts: bool) -> int | None:
+    """Return the most tokens of a sequence in a step that fused layers compute; None: any number. Pure.
 
     A block becomes old when its successor is full. With at most P tokens in the step it was full before.
     """
-    return min(MOST_ROWS, block_size) if is_quantised else MOST_ROWS
+    if is_quantised:
+        return min(MOST_ROWS, block_size)
+    return None if suits_prompts else MOST_ROWS
 
 
 def _spans(row: Row) -> Sequence[SequenceSpan]:
@@ -169,13 +180,13 @@ def _spans(row: Row) -> Sequence[SequenceSpan]:
     return next(step.spans for step in row.groups.values() if step.sealed is None)
 
 
-def _shadowed(row: Row) -> set[int]:
-    """Return the sequences that answer from shadows in some layers: fused ones know only blocks."""
+def _special(row: Row) -> set[int]:
+    """Return the sequences that answer from shadows in some layers, or whose queries are watched."""
     return {
         number
         for step in row.groups.values()
         for number, span in enumerate(step.spans)
-        if span.shadow is not None
+        if span.shadow is not None or span.watch is not None
     }
 
 

@@ -127,7 +127,8 @@ class Fusion:
     def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
         """Return a pass that computes short sequences by fused layers and others by `own`."""
         is_quantised = any(layer.sealed is not None for layer in pool.layers.values())
-        return FusedPass(own, self.on(pool), most_short(pool.block_size, is_quantised))
+        layers = self.on(pool)
+        return FusedPass(own, layers, most_short(pool.block_size, is_quantised, layers.suits_prompts))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         embedded: Tensor = self.decoder.embed(token_ids).float()

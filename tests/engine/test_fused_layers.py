@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.fusion import fuse
+from kvchat.engine.kernels.linear.emulated import is_emulated
 from kvchat.engine.models.decoder_structure import Unmatched
 from kvchat.engine.models.load import load_model
 from kvchat.engine.route import choose_route
@@ -159,6 +160,25 @@ def decoded(tiny: TinyModels, open_recorded: OpenRecorded, dtype: str, others: l
     finish(engine, handle)
     first = len(PROMPTS[0])
     return torch.stack([recorder.row(handle.branch, position) for position in range(first, first + 11)])
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
+def test_an_answer_that_is_read_again_has_the_bits_that_it_was_computed_with(
+    weights: str, tmp_path: Path, open_recorded: OpenRecorded
+) -> None:
+    """Where prompts go through the fused layers too."""
+    if not is_emulated(torch.bfloat16):
+        pytest.skip("this processor multiplies bfloat16, and prompts go through the model itself")
+    sizes = SIZES | {"hidden_size": 96, "intermediate_size": 160}
+    model_dir = save_model(transformers.LlamaConfig(**sizes), tmp_path / "model")
+    settings = {"dtype": "bfloat16", "weights": weights}
+    first, recorder = open_recorded(model_dir, cache_dir=tmp_path / "first", **settings)
+    handle = submit(first, PROMPTS[0], 12)
+    text = [*PROMPTS[0], *finish(first, handle).token_ids]
+    second, again = open_recorded(model_dir, cache_dir=tmp_path / "second", **settings)
+    other = submit(second, text[:-1], 1)
+    assert finish(second, other).usage.computed_tokens == len(text) - 1
+    assert torch.equal(again.row(other.branch, len(text) - 2), recorder.row(handle.branch, len(text) - 2))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,15 +1,18 @@
 """Native decoder layers are the reference at every level; company and threads change no bit of a row."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.decoder_layers import reference
-from kvchat.engine.kernels.decoder_layers.args import Activation, StepRows
+from kvchat.engine.kernels.decoder_layers.args import Activation, GroupRows, StepRows
+from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.linear import can_pack
 from kvchat.engine.kernels.native.library import Library
+from kvchat.engine.kernels.paged_attention.native import span_table
 from tests.engine.kernels.decoder_cases import TEXTS, Model, Shape, hidden_of, make_step, native_of
 from tests.engine.kernels.native_library import EMULATED, all_levels
 
@@ -85,6 +88,30 @@ def test_any_number_of_rows_gives_each_the_bits_that_it_has_alone(name: str, lib
         assert torch.equal(computed(range(num_rows)), alone[:num_rows])
 
 
+@pytest.mark.parametrize(
+    "name", ["biases", "four norms", "odd", "paired bfloat16", "int8 bfloat16", "int4 float16"]
+)
+def test_a_prompt_gives_each_row_the_bits_that_it_has_a_few_at_a_time(name: str, library: Library) -> None:
+    """More rows than one task takes, and the same in steps of one to nineteen."""
+    model, number = model_of(SHAPES[name]), 245
+    text = ((0, number),)
+
+    def logits(native: NativeLayers, start: int, end: int) -> Tensor:
+        step = part_of(make_step(model.shape, [0], text), start, end)
+        return native.logits(hidden_of(model, step), step)
+
+    pools, own_pools = model.pools(text), model.pools(text)
+    whole = logits(native_of(model, pools, library), 0, number)
+    native, ends = native_of(model, own_pools, library), [0]
+    while ends[-1] < number:
+        ends.append(min(ends[-1] + 1 + ends[-1] % 19, number))
+    parts = [logits(native, start, end) for start, end in pairwise(ends)]
+    assert torch.equal(whole, torch.cat(parts))
+    for pool, own in zip(pools, own_pools, strict=True):
+        assert torch.equal(pool.keys, own.keys)
+        assert torch.equal(pool.values, own.values)
+
+
 @all_shapes
 def test_a_row_has_the_same_bits_with_any_number_of_threads(
     shape: Shape, library: Library, level: str, threads: None
@@ -102,6 +129,15 @@ def test_a_row_has_the_same_bits_with_any_number_of_threads(
 def logits_of(model: Model, texts: range | list[int], library: Library) -> Tensor:
     step = make_step(model.shape, texts)
     return native_of(model, model.pools(), library).logits(hidden_of(model, step), step)
+
+
+def part_of(step: StepRows, start: int, end: int) -> StepRows:
+    """Return some rows of a step of one text."""
+    group = step.groups[0]
+    spans = [replace(group.spans[0], q_end=end - start, position=start)]
+    part = GroupRows(slots=group.slots[start:end].contiguous(), spans=spans, table=span_table(spans).rows)
+    positions = step.positions[start:end].contiguous()
+    return StepRows(positions=positions, groups=[part, replace(part)], sampling=torch.arange(end - start))
 
 
 def test_only_rows_that_are_wanted_have_logits(library: Library) -> None:

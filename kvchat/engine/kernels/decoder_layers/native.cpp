@@ -1,8 +1,8 @@
-// All decoder layers of a model for a few tokens, in one call.
+// All decoder layers of a model for the tokens of a step, in one call.
 //
 // A layer is five phases: queries, keys and values; attention; the output projection; gate and up; down. Whoever
-// ends a phase does what stands between products for all rows at once, which is little: norms, rotary
-// embedding, keys and values into the pool, residuals. Numbers between the layers stay float32.
+// ends a phase does what stands between products: norms, rotary embedding, keys and values into the pool,
+// residuals. Of many rows that is a phase of its own. Numbers between the layers stay float32.
 //
 // Every row's result is a function of that row alone: no sum depends on how many rows share the step, nor on
 // which thread computes it. Layers with quantised blocks attend as `sealed.h` says; what becomes old with the
@@ -13,56 +13,22 @@
 
 #include "kvchat/engine/kernels/decoder_layers/layer.h"
 #include "kvchat/engine/kernels/decoder_layers/phases.h"
+#include "kvchat/engine/kernels/decoder_layers/products.h"
 
 namespace {
 
-enum Kind { QKV = 0, ATTEND = 1, OUTPUT = 2, GATE_UP = 3, DOWN = 4, HEAD = 5 };
-constexpr int64_t PHASES = HEAD;  // of one layer
-
-// The products of one phase, which share their inputs.
-struct Products {
-  const Product* all[3];
-  int64_t num;
-  bool is_joint;  // whether the same outputs of both are finished together
-  const Buffer* from;
-  int64_t num_rows;
-
-  // What has to be computed before the outputs of one unit are finished.
-  int64_t num_pieces(int64_t i) const { return all[i]->num_parts() * (is_joint ? 2 : 1); }
-  int64_t num_tasks() const {
-    int64_t total = 0;
-    for (int64_t i = 0; i < (is_joint ? 1 : num); i++) total += all[i]->num_units() * num_pieces(i);
-    return total;
-  }
-};
-
-// One task of a phase: a piece of some outputs of a product.
-struct Place {
-  int64_t product, column, first_piece, unit, piece;
-};
-
-INLINE Place place_of(const Products& products, int64_t task) {
-  Place place = {0, 0, 0, 0, 0};
-  for (;; place.product++) {
-    const int64_t pieces = products.num_pieces(place.product);
-    const int64_t tasks = products.all[place.product]->num_units() * pieces;
-    if (task < tasks) {
-      place.unit = task / pieces;
-      place.piece = task % pieces;
-      place.first_piece += place.unit * pieces;
-      return place;
-    }
-    task -= tasks;
-    place.first_piece += tasks;
-    place.column += products.all[place.product]->num_outputs;
-  }
-}
+enum Kind { QKV, PLACE, ATTEND, PREPARE, OUTPUT, BETWEEN, GATE_UP, DOWN, AFTER, HEAD };
+// The phases of one layer: for few rows, and for many, where what stands between products is divided too.
+constexpr Kind OF_FEW[] = {QKV, ATTEND, OUTPUT, GATE_UP, DOWN};
+constexpr Kind OF_MANY[] = {QKV, PLACE, ATTEND, PREPARE, OUTPUT, BETWEEN, GATE_UP, PREPARE, DOWN, AFTER};
+constexpr int64_t ROWS_TOGETHER = 16;  // of a task between products
 
 template <typename T>
 struct Job {
   using OverQuantised = Attention<T, Quantised<sizeof(T) == 4>>;
   const Step& step;
-  const int64_t num_phases;
+  const bool has_many_rows;
+  const int64_t per_layer, num_phases;
   bool failed = false;  // for lack of memory
   Buffer normed, heads, attended, inner, added, sampled;
   SealedCall* calls = nullptr;     // of each layer
@@ -71,10 +37,20 @@ struct Job {
   float* pieces = nullptr;         // of the units of a phase: [T, UNIT] each
   int32_t* num_done = nullptr;     // pieces of the unit whose first one this is
 
-  explicit Job(const Step& step) : step(step), num_phases(step.num_layers * PHASES + (step.head ? 1 : 0)) {}
+  explicit Job(const Step& step)
+      : step(step),
+        has_many_rows(step.num_rows >= MANY_ROWS),
+        per_layer(has_many_rows ? sizeof OF_MANY / sizeof *OF_MANY : sizeof OF_FEW / sizeof *OF_FEW),
+        num_phases(step.num_layers * per_layer + (step.head ? 1 : 0)) {}
 
-  const Layer& layer(int64_t phase) const { return step.layers[phase / PHASES]; }
-  Kind kind(int64_t phase) const { return phase == step.num_layers * PHASES ? HEAD : (Kind)(phase % PHASES); }
+  const Layer& layer(int64_t phase) const { return step.layers[phase / per_layer]; }
+  Kind kind(int64_t phase) const {
+    if (phase == step.num_layers * per_layer) return HEAD;
+    return (has_many_rows ? OF_MANY : OF_FEW)[phase % per_layer];
+  }
+  static bool is_product(Kind kind) {
+    return kind == QKV || kind == OUTPUT || kind == GATE_UP || kind == DOWN || kind == HEAD;
+  }
 
   Products products(int64_t phase) const {
     const int64_t rows = step.num_rows;
@@ -87,9 +63,9 @@ struct Job {
   }
 
   int64_t num_tasks(int64_t phase) const {
-    if (kind(phase) != ATTEND) return products(phase).num_tasks();
-    const int64_t i = phase / PHASES;
-    return of_kind(i, [&](const auto* all) { return all[i].num_tasks; });
+    if (is_product(kind(phase))) return products(phase).num_tasks();
+    if (kind(phase) != ATTEND) return (step.num_rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
+    return of_kind(phase / per_layer, [&](const auto* all) { return all[phase / per_layer].num_tasks; });
   }
 
   // Calls `take` with the attention of all layers, in the form that is a layer's.
@@ -100,11 +76,18 @@ struct Job {
 
   void run(int64_t phase, int64_t task, int64_t) {
     if (kind(phase) == ATTEND) {
-      const int64_t i = phase / PHASES;
-      of_kind(i, [&](auto* all) { all[i].run(task); });
-      return;
+      of_kind(phase / per_layer, [&](auto* all) { all[phase / per_layer].run(task); });
+    } else if (!is_product(kind(phase))) {
+      const int64_t first = task * ROWS_TOGETHER, end = least(first + ROWS_TOGETHER, step.num_rows);
+      for (int64_t t = first; t < end; t++) go_on(phase, t);
+    } else {
+      const Products found = products(phase);
+      found.has_many_rows() ? multiply_whole(phase, found, task) : multiply_piece(phase, found, task);
     }
-    const Products found = products(phase);
+  }
+
+  // A piece of some outputs of all rows.
+  void multiply_piece(int64_t phase, const Products& found, int64_t task) const {
     const Place place = place_of(found, task);
     const int64_t num_parts = found.all[place.product]->num_parts();
     const int64_t num_pieces = found.num_pieces(place.product), size = piece_size(found.num_rows);
@@ -112,17 +95,43 @@ struct Job {
     const Product& product = *found.all[place.product + place.piece / num_parts];
     float* first = pieces + place.first_piece * size;
     float* out = first + place.piece * size;
-    if (product.layout == QUANTISED && in_panels(found))
-      multiply_quantised(product, out, panels(found), place.unit);
-    else if (product.layout == QUANTISED)
-      multiply_quantised(product, out, activations(product, *found.from), found.num_rows, place.unit);
+    if (product.layout == QUANTISED)
+      multiply_codes(found, product, out, {place.unit, 0, found.num_rows});
     else
       multiply_dense(product, out, found.from->rows, found.from->stride, found.num_rows, place.unit,
                      place.piece % num_parts);
     int32_t* done = num_done + place.first_piece;
     if (__atomic_add_fetch(done, 1, __ATOMIC_ACQ_REL) < num_pieces) return;
     *done = 0;
-    finish_unit(phase, found, place, first);
+    for (int64_t i = 0; i < (found.is_joint ? 2 : 1); i++)
+      add_parts(*found.all[place.product + i], first + i * num_parts * size, size, found.num_rows);
+    finish_unit(phase, found, place, {place.unit, 0, found.num_rows}, first, first + num_parts * size);
+  }
+
+  // Some outputs of some rows.
+  void multiply_whole(int64_t phase, const Products& found, int64_t task) const {
+    constexpr int64_t SIZE = ROWS_OF_TASK * UNIT;
+    alignas(64) float sums[3 * SIZE];
+    const Place place = place_of(found, task);
+    const int64_t first = place.piece * ROWS_OF_TASK;
+    const Outputs outputs = {place.unit, first, least(ROWS_OF_TASK, found.num_rows - first)};
+    for (int64_t i = 0; i < (found.is_joint ? 2 : 1); i++) {
+      const Product& product = *found.all[place.product + i];
+      if (product.layout == QUANTISED)
+        multiply_codes(found, product, sums + i * SIZE, outputs);
+      else
+        multiply_unit(product, sums + i * SIZE, sums + 2 * SIZE, found.from->row(first), found.from->stride,
+                      outputs.num_rows, place.unit);
+    }
+    finish_unit(phase, found, place, outputs, sums, sums + SIZE);
+  }
+
+  void multiply_codes(const Products& found, const Product& product, float* out, const Outputs& outputs) const {
+    if (in_panels(found))
+      multiply_quantised(product, out, panels(found), outputs.first, outputs.num_rows, outputs.unit);
+    else
+      multiply_quantised(product, out, activations(product, *found.from), outputs.first, outputs.num_rows,
+                         outputs.unit);
   }
 
   bool is_fine() const { return step.pool_type == 0; }
@@ -152,42 +161,46 @@ struct Job {
     return whole.num_panels() * whole.rows() * UNIT;
   }
 
-  // Prepares the inputs of a phase for quantised weights, if it has any.
   void prepare_inputs(int64_t phase) const {
-    if (phase == num_phases || kind(phase) == ATTEND) return;
+    for (int64_t t = 0; t < products(phase).num_rows; t++) prepare_row(phase, t);
+  }
+
+  // Prepares an input of a phase for quantised weights, if it has any.
+  void prepare_row(int64_t phase, int64_t t) const {
     const Products found = products(phase);
     bool is_quantised = false;
     for (int64_t i = 0; i < found.num; i++) is_quantised |= found.all[i]->layout == QUANTISED;
     if (!is_quantised) return;
-    const bool as_panels = in_panels(found);
-    const quantised::Activations to = activations(*found.all[0], *found.from);
-    for (int64_t t = 0; t < found.num_rows; t++)
-      as_panels ? panels(found).prepare(t, found.from->row(t)) : to.prepare(t, found.from->row(t));
+    if (in_panels(found))
+      panels(found).prepare(t, found.from->row(t));
+    else
+      activations(*found.all[0], *found.from).prepare(t, found.from->row(t));
   }
 
   // Adds the parts of a product's outputs, in order, to the first.
-  void add_parts(const Product& product, float* first, int64_t num_rows, int64_t begin, int64_t count) const {
-    for (int64_t i = 1; i < product.num_parts(); i++)
-      add_row(first, first + i * piece_size(num_rows), num_rows * UNIT);
-    if (!product.bias) return;
-    for (int64_t t = 0; t < num_rows; t++)
-      for (int64_t n = 0; n < count; n++)
-        first[t * UNIT + n] += number_at(product.bias, product.bias_type, begin + n);
+  static void add_parts(const Product& product, float* first, int64_t size, int64_t num_rows) {
+    for (int64_t i = 1; i < product.num_parts(); i++) add_row(first, first + i * size, num_rows * UNIT);
   }
 
-  void finish_unit(int64_t phase, const Products& found, const Place& place, float* first) const {
+  // What is done with the sums of a unit, and of the gates' ups.
+  void finish_unit(int64_t phase, const Products& found, const Place& place, const Outputs& outputs, float* sums,
+                   float* ups) const {
     const Product& product = *found.all[place.product];
-    const int64_t begin = place.unit * product.unit(), count = least(product.unit(), product.num_outputs - begin);
-    const int64_t size = piece_size(found.num_rows);
-    add_parts(product, first, found.num_rows, begin, count);
-    if (found.is_joint) {
-      float* ups = first + product.num_parts() * size;
-      add_parts(*found.all[1], ups, found.num_rows, begin, count);
-      for (int64_t t = 0; t < found.num_rows; t++)
-        activate(first + t * UNIT, ups + t * UNIT, UNIT, layer(phase).activation);
+    const int64_t begin = outputs.unit * product.unit(), count = least(product.unit(), product.num_outputs - begin);
+    for (int64_t t = 0; t < outputs.num_rows; t++) {
+      float* row = sums + t * UNIT;
+      add_bias(product, row, begin, count);
+      if (found.is_joint) {
+        add_bias(*found.all[1], ups + t * UNIT, begin, count);
+        activate(row, ups + t * UNIT, count, layer(phase).activation);
+      }
+      memcpy(output_row(phase, outputs.first + t) + place.column + begin, row, count * sizeof(float));
     }
-    for (int64_t t = 0; t < found.num_rows; t++)
-      memcpy(output_row(phase, t) + place.column + begin, first + t * UNIT, count * sizeof(float));
+  }
+
+  static void add_bias(const Product& product, float* row, int64_t begin, int64_t count) {
+    for (int64_t n = 0; product.bias && n < count; n++)
+      row[n] += number_at(product.bias, product.bias_type, begin + n);
   }
 
   float* output_row(int64_t phase, int64_t t) const {
@@ -197,41 +210,44 @@ struct Job {
   }
 
   void finish(int64_t phase) const {
-    if (kind(phase) == HEAD) return;
-    const Layer& layer = this->layer(phase);
-    if (kind(phase) == QKV) {
-      for (int64_t t = 0; t < step.num_rows; t++) place_heads(layer, t);
-    } else if (kind(phase) == ATTEND) {
-      const int64_t i = phase / PHASES;
-      of_kind(i, [&](const auto* all) { all[i].reset(); });
-    } else if (kind(phase) == OUTPUT) {
-      add_residual(layer.after_attention);
-      for (int64_t t = 0; t < step.num_rows; t++)
-        apply_norm(layer.before_mlp, normed.row(t), hidden(t), step.num_hidden);
-    } else if (kind(phase) == DOWN) {
-      add_residual(layer.after_mlp);
-      begin_layer(phase / PHASES + 1);
+    const int64_t number = phase / per_layer;
+    if (kind(phase) == ATTEND) of_kind(number, [&](const auto* all) { all[number].reset(); });
+    if (!has_many_rows && kind(phase) != HEAD)
+      for (int64_t t = 0; t < step.num_rows; t++) go_on(phase, t);
+    if (phase + 1 == step.num_layers * per_layer && step.head) {
+      for (int64_t i = 0; i < step.num_sampling; i++)
+        apply_norm(*step.last_norm, sampled.row(i), hidden(step.sampling[i]), step.num_hidden);
+      prepare_inputs(phase + 1);
     }
-    prepare_inputs(phase + 1);
+  }
+
+  // What follows a phase, for one row, until the next products or attention.
+  void go_on(int64_t phase, int64_t t) const {
+    const Layer& layer = this->layer(phase);
+    const Kind kind = this->kind(phase);
+    if (kind == QKV || kind == PLACE) {
+      place_heads(layer, t);
+    } else if (kind == OUTPUT || kind == BETWEEN) {
+      add_residual(layer.after_attention, t);
+      apply_norm(layer.before_mlp, normed.row(t), hidden(t), step.num_hidden);
+    } else if (kind == DOWN || kind == AFTER) {
+      add_residual(layer.after_mlp, t);
+      begin_layer(phase / per_layer + 1, t);
+    }
+    const bool is_last = phase + 1 == step.num_layers * per_layer;
+    if (!is_last && is_product(this->kind(phase + 1))) prepare_row(phase + 1, t);
   }
 
   float* hidden(int64_t t) const { return step.hidden + t * step.num_hidden; }
 
-  void begin_layer(int64_t number) const {
-    if (number < step.num_layers) {
-      for (int64_t t = 0; t < step.num_rows; t++)
-        apply_norm(step.layers[number].before_attention, normed.row(t), hidden(t), step.num_hidden);
-    } else if (step.head) {
-      for (int64_t i = 0; i < step.num_sampling; i++)
-        apply_norm(*step.last_norm, sampled.row(i), hidden(step.sampling[i]), step.num_hidden);
-    }
+  void begin_layer(int64_t number, int64_t t) const {
+    if (number < step.num_layers)
+      apply_norm(step.layers[number].before_attention, normed.row(t), hidden(t), step.num_hidden);
   }
 
-  void add_residual(const Norm& norm) const {
-    for (int64_t t = 0; t < step.num_rows; t++) {
-      if (norm.weight) apply_norm(norm, added.row(t), added.row(t), step.num_hidden);
-      add_row(hidden(t), added.row(t), step.num_hidden);
-    }
+  void add_residual(const Norm& norm, int64_t t) const {
+    if (norm.weight) apply_norm(norm, added.row(t), added.row(t), step.num_hidden);
+    add_row(hidden(t), added.row(t), step.num_hidden);
   }
 
   // Norms and turns the heads of a row, and stores its keys and values.
@@ -267,9 +283,14 @@ struct Job {
       num_attended = most(num_attended, l.output.num_inputs);
       num_inner = most(num_inner, l.down.num_inputs);
     }
-    for (int64_t phase = 0; phase < num_phases; phase++)
-      if (kind(phase) != ATTEND) num_pieces = most(num_pieces, products(phase).num_tasks());
-    pieces = allocate(num_pieces * most(piece_size(step.num_rows), piece_size(step.num_sampling)));
+    int64_t size = 0;
+    for (int64_t phase = 0; phase < num_phases; phase++) {
+      if (!is_product(kind(phase)) || products(phase).has_many_rows()) continue;
+      const Products found = products(phase);
+      num_pieces = most(num_pieces, found.num_tasks());
+      size = most(size, found.num_tasks() * piece_size(found.num_rows));
+    }
+    pieces = allocate(size);
     num_done = (int32_t*)calloc(num_pieces, sizeof(int32_t));
     const int64_t rows = step.num_rows, width = step.num_hidden;
     return pieces && num_done && normed.make(rows, width, is_fine()) &&
@@ -350,7 +371,7 @@ struct Job {
   int compute() {
     const bool is_ready = make_buffers() && cut_attention();
     if (is_ready) {
-      begin_layer(0);
+      for (int64_t t = 0; t < step.num_rows; t++) begin_layer(0, t);
       prepare_inputs(0);
       Phases<Job> phases(*this, step.num_threads);
       failed = !phases.run(step.parallel);

@@ -20,6 +20,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     RopeTable,
     StepRows,
 )
+from kvchat.engine.kernels.linear.emulated import is_emulated
 from kvchat.engine.kernels.linear.packed_layout import packed_layout
 from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
 from kvchat.engine.kernels.native.library import Library, library
@@ -118,6 +119,12 @@ class NativeLayers:
         self._parallel = found.parallel
         self._kept: list[object] = [layers, pools, last_norm, head]  # what the addresses point at
         self._pool_type = TYPES[pools[0].keys.dtype]
+        self.suits_prompts = all(
+            _suits_prompts(linear, pools[0].keys.dtype, found)
+            for layer in layers
+            for linear in layer.projections.all
+        )
+        """Whether nobody multiplies many rows with these weights faster."""
         self._last_norm = _norm(last_norm)
         self._head = self._product(head)
         self._num_outputs = head.num_outputs
@@ -237,6 +244,14 @@ class NativeLayers:
         else:
             raise ValueError("weights with gaps")
         return found
+
+
+def _suits_prompts(linear: Linear, dtype: torch.dtype, level: Library) -> bool:
+    weight = linear.weight
+    if isinstance(weight, QuantisedWeight):
+        return native.prefers_codes(dtype, weight, level)
+    is_small = isinstance(weight, Tensor) and len(weight) < BLOCK and is_emulated(weight.dtype)
+    return is_small or isinstance(weight, PairedWeight)
 
 
 def _add_codes(product: _Product, weight: QuantisedWeight) -> None:

@@ -281,18 +281,19 @@ INLINE quantised::Weight weight_of(const Product& product) {
           product.group, product.num_inputs, product.num_outputs};
 }
 
-// The same with a quantised weight, and rows that are prepared for it.
+// The same with a quantised weight, for rows from `first` on that are prepared for it.
 INLINE void multiply_quantised(const Product& product, float* out, const quantised::Activations& x,
-                               int64_t num_rows, int64_t unit) {
+                               int64_t first, int64_t num_rows, int64_t unit) {
   const int64_t begin = unit * product.unit(), end = least(begin + product.unit(), product.num_outputs);
-  quantised::multiply_rows(weight_of(product), x, 0, num_rows, begin, end, out, UNIT);
+  quantised::multiply_rows(weight_of(product), x, first, first + num_rows, begin, end, out, UNIT);
 }
 
-// The same with rows in panels: `out` has room for whole ones.
-INLINE void multiply_quantised(const Product& product, float* out, const quantised::Panels& x, int64_t unit) {
+// The same with rows in panels, the first of a panel: `out` has room for whole ones.
+INLINE void multiply_quantised(const Product& product, float* out, const quantised::Panels& x, int64_t first,
+                               int64_t num_rows, int64_t unit) {
   const int64_t begin = unit * product.unit(), end = least(begin + product.unit(), product.num_outputs);
-  for (int64_t panel = 0; panel < x.num_panels(); panel++)
-    quantised::multiply_panel(weight_of(product), x, panel, begin, end, out + panel * x.rows() * UNIT, UNIT);
+  for (int64_t t = 0; t < num_rows; t += x.rows())
+    quantised::multiply_panel(weight_of(product), x, (first + t) / x.rows(), begin, end, out + t * UNIT, UNIT);
 }
 
 }  // namespace

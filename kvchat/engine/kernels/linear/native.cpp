@@ -5,6 +5,7 @@
 
 #include "kvchat/engine/kernels/decoder_layers/elementwise.h"
 #include "kvchat/engine/kernels/decoder_layers/product.h"
+#include "kvchat/engine/kernels/linear/many_rows.h"
 #include "kvchat/engine/kernels/native/threads.h"
 
 namespace {
@@ -20,10 +21,6 @@ struct Call {
   int64_t num_rows, num_inputs, x_stride, num_outputs;
 };
 
-constexpr int64_t ROWS_AT_ONCE = 8;    // whose outputs of one unit are found at one time
-constexpr int64_t ROWS_OF_TASK = 256;  // that find a unit of the weight in the cache, but for the first
-constexpr int64_t MANY_ROWS = 32;      // for which a unit is widened once, not again for every eight of them
-
 struct Rows {
   const Call& call;
   Product product;
@@ -34,52 +31,10 @@ struct Rows {
   void run(int64_t task) const {
     const int64_t unit = task / num_chunks(), first = task % num_chunks() * ROWS_OF_TASK;
     const int64_t num = least(ROWS_OF_TASK, call.num_rows - first);
-    alignas(64) float found[ROWS_OF_TASK * UNIT];
-    const float* x = call.x + first * call.x_stride;
-    for (int64_t part = 0; part < product.num_parts(); part++) {
-      if (num >= MANY_ROWS && is_paired() && product.padded <= PIECE_LEN * product.num_parts())
-        add_widened(found, x, num, unit, part);
-      else
-        add(found, num, part, [&](float* out, int64_t t, int64_t rows) {
-          multiply_dense(product, out, x + t * call.x_stride, call.x_stride, rows, unit, part);
-        });
-    }
+    alignas(64) float found[ROWS_OF_TASK * UNIT], further[ROWS_OF_TASK * UNIT];
+    multiply_unit(product, found, further, call.x + first * call.x_stride, call.x_stride, num, unit);
     const int64_t begin = unit * product.unit(), count = least(product.unit(), call.num_outputs - begin);
     for (int64_t t = 0; t < num; t++) put(found + t * UNIT, (first + t) * call.num_outputs, begin, count);
-  }
-
-  bool is_paired() const { return product.layout == COLUMNS && product.block == PAIRED_BLOCK; }
-
-  // Adds what `multiply` finds for a few rows at one time to what the parts before have given.
-  template <typename Multiply>
-  void add(float* found, int64_t num, int64_t part, Multiply multiply) const {
-    float further[ROWS_AT_ONCE * UNIT];
-    for (int64_t t = 0; t < num; t += ROWS_AT_ONCE) {
-      const int64_t rows = least(ROWS_AT_ONCE, num - t);
-      multiply(part ? further : found + t * UNIT, t, rows);
-      for (int64_t r = 0; part && r < rows; r++)
-        add_row(found + (t + r) * UNIT, further + r * UNIT, product.unit());
-    }
-  }
-
-  // The same sums in the same order as those of pairs.
-  void add_widened(float* found, const float* x, int64_t num, int64_t unit, int64_t part) const {
-    alignas(64) float wide[PIECE_LEN * PAIRED_BLOCK];
-    const int64_t begin = part * PIECE_LEN, count = least(PIECE_LEN, product.padded - begin);
-    const bf16* weight = (const bf16*)product.weight + (unit * product.padded + begin) * PAIRED_BLOCK;
-    for (int64_t k = 0; k < count; k += 2) {
-      float* to = wide + k * PAIRED_BLOCK;
-      UNROLL
-      for (int i = 0; i < PAIRED_BLOCK; i += W) {
-        Vec first, second;
-        load_pairs(weight + k * PAIRED_BLOCK + 2 * i, &first, &second);
-        store(to + i, first);
-        store(to + PAIRED_BLOCK + i, second);
-      }
-    }
-    add(found, num, part, [&](float* out, int64_t t, int64_t rows) {
-      multiply_blocks(out, x + t * call.x_stride + begin, call.x_stride, rows, wide, count, true);
-    });
   }
 
   void put(float* found, int64_t row, int64_t begin, int64_t count) const {

@@ -1,0 +1,61 @@
+// The products of one phase of a layer, cut into tasks.
+//
+// Few rows: a task is one part of the inputs of some outputs, and whoever is the last of these outputs puts the
+// parts together. Many rows: a task is some outputs of some rows, whole.
+
+#pragma once
+
+#include "kvchat/engine/kernels/decoder_layers/layer.h"
+#include "kvchat/engine/kernels/linear/many_rows.h"
+
+namespace {
+
+// The products of one phase, which share their inputs.
+struct Products {
+  const Product* all[3];
+  int64_t num;
+  bool is_joint;  // whether the same outputs of both are finished together
+  const Buffer* from;
+  int64_t num_rows;
+
+  bool has_many_rows() const { return num_rows >= MANY_ROWS; }
+  // What has to be computed for the outputs of one unit.
+  int64_t num_pieces(int64_t i) const {
+    if (has_many_rows()) return (num_rows + ROWS_OF_TASK - 1) / ROWS_OF_TASK;
+    return all[i]->num_parts() * (is_joint ? 2 : 1);
+  }
+  int64_t num_tasks() const {
+    int64_t total = 0;
+    for (int64_t i = 0; i < (is_joint ? 1 : num); i++) total += all[i]->num_units() * num_pieces(i);
+    return total;
+  }
+};
+
+// One task of a phase: a piece of some outputs of a product.
+struct Place {
+  int64_t product, column, first_piece, unit, piece;
+};
+
+INLINE Place place_of(const Products& products, int64_t task) {
+  Place place = {0, 0, 0, 0, 0};
+  for (;; place.product++) {
+    const int64_t pieces = products.num_pieces(place.product);
+    const int64_t tasks = products.all[place.product]->num_units() * pieces;
+    if (task < tasks) {
+      place.unit = task / pieces;
+      place.piece = task % pieces;
+      place.first_piece += place.unit * pieces;
+      return place;
+    }
+    task -= tasks;
+    place.first_piece += tasks;
+    place.column += products.all[place.product]->num_outputs;
+  }
+}
+
+// The outputs of one unit for rows from `first` on.
+struct Outputs {
+  int64_t unit, first, num_rows;
+};
+
+}  // namespace
