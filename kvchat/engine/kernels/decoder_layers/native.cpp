@@ -194,7 +194,7 @@ struct Job {
         add_bias(*found.all[1], ups + t * UNIT, begin, count);
         activate(row, ups + t * UNIT, count, layer(phase).activation);
       }
-      memcpy(output_row(phase, outputs.first + t) + place.column + begin, row, count * sizeof(float));
+      copy_row(output_row(phase, outputs.first + t) + place.column + begin, row, count);
     }
   }
 
