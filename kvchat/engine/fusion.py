@@ -4,7 +4,7 @@ A few tokens of two texts run through the model, one of them behind some keys th
 gets and gives is noted and computed again by the fused layers, and so are the logits. Then the first layers,
 one of each sort among them, run once more with the last positions of the model's context, since a model may
 compute something else from a position on. Any difference that rounding does not explain leaves the model as
-it is.
+it is. More rows, as prompts have, are computed to the same bits as these few, which tests hold.
 
 What is tried is the model's structure, on exact keys and values: layers whose older blocks are quantised are
 tried as if they kept all exact, and read both kinds in the pool that they are put on.

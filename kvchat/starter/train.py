@@ -215,7 +215,7 @@ class Trainer:
             num_tokens=int(metadata["tokens"]),
             elapsed_s=float(metadata["elapsed_s"]),
             num_kept=int(metadata["kept"]),
-            num_restarts=int(metadata["restarts"]),
+            num_restarts=int(metadata.get("restarts", 0)),
         )
 
 

@@ -146,6 +146,15 @@ def test_answers_do_not_depend_on_how_a_prompt_was_cut(opened: Opened) -> None:
     assert found.count(found[0]) == len(found)
 
 
+def test_a_prompt_of_16_bits_is_pruned_by_what_its_last_queries_look_at(
+    tiny: TinyModels, open_engine: OpenEngine
+) -> None:
+    """Whoever computes other prompts must leave these to the model, which tells of its queries."""
+    engine = open_engine(tiny("llama"), dtype="bfloat16", cache_format="snapkv:48")
+    result = ask(engine, token_ids(203), "", 16)
+    assert len(result.token_ids) == 16
+
+
 def test_what_is_pruned_is_let_go(opened: Opened, cache_format: str) -> None:
     engine = opened()
     handle = submit(engine, token_ids(603), 4)

@@ -138,7 +138,7 @@ class EngineInfo:
     is_exact: bool = True
     """Whether the format keeps KV as it was computed; answers are approximate otherwise."""
     unfused: str | None = None
-    """Why single tokens go through the model's own decoder layers; None: they go through fused ones."""
+    """Why all tokens go through the model's own decoder layers; None: they go through fused ones."""
     unrecorded: str | None = None
     """Why no decode step is recorded on a GPU; None: some are, or there is no GPU."""
     capacity: Capacity | None = None

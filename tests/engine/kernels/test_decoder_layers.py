@@ -1,5 +1,6 @@
 """Native decoder layers are the reference at every level; company and threads change no bit of a row."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -89,12 +90,19 @@ def test_any_number_of_rows_gives_each_the_bits_that_it_has_alone(name: str, lib
 
 
 @pytest.mark.parametrize(
-    "name", ["biases", "four norms", "odd", "paired bfloat16", "int8 bfloat16", "int4 float16"]
+    ("name", "number"),
+    [
+        (name, 245)
+        for name in ("biases", "four norms", "odd", "paired bfloat16", "int8 bfloat16", "int4 float16")
+    ]
+    + [(name, 33) for name in SHAPES]
+    + [("paired bfloat16", number) for number in (31, 32, 240, 241)],
 )
-def test_a_prompt_gives_each_row_the_bits_that_it_has_a_few_at_a_time(name: str, library: Library) -> None:
+def test_a_prompt_gives_each_row_the_bits_that_it_has_a_few_at_a_time(
+    name: str, number: int, library: Library
+) -> None:
     """More rows than one task takes, and the same in steps of one to nineteen."""
-    model, number = model_of(SHAPES[name]), 245
-    text = ((0, number),)
+    model, text = model_of(SHAPES[name]), ((0, number),)
 
     def logits(native: NativeLayers, start: int, end: int) -> Tensor:
         step = part_of(make_step(model.shape, [0], text), start, end)
@@ -124,6 +132,24 @@ def test_a_row_has_the_same_bits_with_any_number_of_threads(
     for num_threads in (2, 3) * (1 if level.startswith(EMULATED) else 10):
         torch.set_num_threads(num_threads)
         assert torch.equal(logits_of(model, range(len(TEXTS)), library), alone)
+
+
+@pytest.mark.parametrize("name", ["paired bfloat16", "int8 bfloat16", "biases", "head norms"])
+def test_prompts_and_answers_have_the_same_bits_in_one_step_with_any_number_of_threads(
+    name: str, library: Library, level: str, threads: None
+) -> None:
+    """What stands between products is divided then, too."""
+    model, texts = model_of(SHAPES[name]), ((0, 150), (130, 1), (17, 4), (20, 70), (290, 1), (6, 40))
+
+    def computed(kept: Sequence[int]) -> Tensor:
+        step = make_step(model.shape, kept, texts)
+        return native_of(model, model.pools(texts), library).logits(hidden_of(model, step), step)
+
+    torch.set_num_threads(1)
+    alone = torch.cat([computed([number]) for number in range(len(texts))])
+    for num_threads in (1, 2, 3) * (1 if level.startswith(EMULATED) else 3):
+        torch.set_num_threads(num_threads)
+        assert torch.equal(computed(range(len(texts))), alone)
 
 
 def logits_of(model: Model, texts: range | list[int], library: Library) -> Tensor:

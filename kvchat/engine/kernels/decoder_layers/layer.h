@@ -57,13 +57,14 @@ struct Step {
 // Rows of one width, zero behind it: products read whole vectors, and pairs.
 struct Buffer {
   float* rows = nullptr;
-  uint8_t* codes = nullptr;  // the same as products with quantised weights read them
+  uint8_t* codes = nullptr;  // the same as products with quantised weights read them, if any do
   int64_t stride = 0;
 
-  bool make(int64_t num_rows, int64_t width, bool is_fine) {
+  bool make(int64_t num_rows, int64_t width, bool has_codes, bool is_fine) {
     stride = (width + 31) / 32 * 32;
     rows = allocate(num_rows * stride);
     if (rows) memset(rows, 0, num_rows * stride * sizeof(float));
+    if (!has_codes) return rows;
     const quantised::Activations as_codes = {nullptr, stride, is_fine};
     const quantised::Panels in_panels = {nullptr, stride, num_rows};
     const int64_t num_bytes = most(num_rows * as_codes.row_bytes(), in_panels.num_bytes());

@@ -17,11 +17,11 @@
 
 namespace {
 
-enum Kind { QKV, PLACE, ATTEND, PREPARE, OUTPUT, BETWEEN, GATE_UP, DOWN, AFTER, HEAD };
+enum Kind { QKV, TURN, ATTEND, PREPARE, OUTPUT, BETWEEN, GATE_UP, DOWN, AFTER, HEAD };
 // The phases of one layer: for few rows, and for many, where what stands between products is divided too.
 constexpr Kind OF_FEW[] = {QKV, ATTEND, OUTPUT, GATE_UP, DOWN};
-constexpr Kind OF_MANY[] = {QKV, PLACE, ATTEND, PREPARE, OUTPUT, BETWEEN, GATE_UP, PREPARE, DOWN, AFTER};
-constexpr int64_t ROWS_TOGETHER = 16;  // of a task between products
+constexpr Kind OF_MANY[] = {QKV, TURN, ATTEND, PREPARE, OUTPUT, BETWEEN, GATE_UP, PREPARE, DOWN, AFTER};
+constexpr int64_t ROWS_TOGETHER = 24;  // of a task between products: whole panels
 
 template <typename T>
 struct Job {
@@ -54,12 +54,13 @@ struct Job {
 
   Products products(int64_t phase) const {
     const int64_t rows = step.num_rows;
-    if (kind(phase) == HEAD) return {{step.head}, 1, false, &sampled, step.num_sampling};
+    const int64_t threads = step.num_threads;
+    if (kind(phase) == HEAD) return {{step.head}, 1, false, &sampled, step.num_sampling, threads};
     const Layer& layer = this->layer(phase);
-    if (kind(phase) == QKV) return {{&layer.query, &layer.key, &layer.value}, 3, false, &normed, rows};
-    if (kind(phase) == OUTPUT) return {{&layer.output}, 1, false, &attended, rows};
-    if (kind(phase) == GATE_UP) return {{&layer.gate, &layer.up}, 2, true, &normed, rows};
-    return {{&layer.down}, 1, false, &inner, rows};
+    if (kind(phase) == QKV) return {{&layer.query, &layer.key, &layer.value}, 3, false, &normed, rows, threads};
+    if (kind(phase) == OUTPUT) return {{&layer.output}, 1, false, &attended, rows, threads};
+    if (kind(phase) == GATE_UP) return {{&layer.gate, &layer.up}, 2, true, &normed, rows, threads};
+    return {{&layer.down}, 1, false, &inner, rows, threads};
   }
 
   int64_t num_tasks(int64_t phase) const {
@@ -82,7 +83,7 @@ struct Job {
       for (int64_t t = first; t < end; t++) go_on(phase, t);
     } else {
       const Products found = products(phase);
-      found.has_many_rows() ? multiply_whole(phase, found, task) : multiply_piece(phase, found, task);
+      found.are_whole() ? multiply_whole(phase, found, task) : multiply_piece(phase, found, task);
     }
   }
 
@@ -113,8 +114,8 @@ struct Job {
     constexpr int64_t SIZE = ROWS_OF_TASK * UNIT;
     alignas(64) float sums[3 * SIZE];
     const Place place = place_of(found, task);
-    const int64_t first = place.piece * ROWS_OF_TASK;
-    const Outputs outputs = {place.unit, first, least(ROWS_OF_TASK, found.num_rows - first)};
+    const int64_t first = place.piece * found.chunk_len();
+    const Outputs outputs = {place.unit, first, least(found.chunk_len(), found.num_rows - first)};
     for (int64_t i = 0; i < (found.is_joint ? 2 : 1); i++) {
       const Product& product = *found.all[place.product + i];
       if (product.layout == QUANTISED)
@@ -168,9 +169,7 @@ struct Job {
   // Prepares an input of a phase for quantised weights, if it has any.
   void prepare_row(int64_t phase, int64_t t) const {
     const Products found = products(phase);
-    bool is_quantised = false;
-    for (int64_t i = 0; i < found.num; i++) is_quantised |= found.all[i]->layout == QUANTISED;
-    if (!is_quantised) return;
+    if (!found.has_codes()) return;
     if (in_panels(found))
       panels(found).prepare(t, found.from->row(t));
     else
@@ -225,7 +224,7 @@ struct Job {
   void go_on(int64_t phase, int64_t t) const {
     const Layer& layer = this->layer(phase);
     const Kind kind = this->kind(phase);
-    if (kind == QKV || kind == PLACE) {
+    if (kind == QKV || kind == TURN) {
       place_heads(layer, t);
     } else if (kind == OUTPUT || kind == BETWEEN) {
       add_residual(layer.after_attention, t);
@@ -284,19 +283,23 @@ struct Job {
       num_inner = most(num_inner, l.down.num_inputs);
     }
     int64_t size = 0;
+    bool has_codes = false;
     for (int64_t phase = 0; phase < num_phases; phase++) {
-      if (!is_product(kind(phase)) || products(phase).has_many_rows()) continue;
+      if (!is_product(kind(phase))) continue;
       const Products found = products(phase);
+      has_codes |= found.has_codes();
+      if (found.are_whole()) continue;
       num_pieces = most(num_pieces, found.num_tasks());
       size = most(size, found.num_tasks() * piece_size(found.num_rows));
     }
     pieces = allocate(size);
     num_done = (int32_t*)calloc(num_pieces, sizeof(int32_t));
     const int64_t rows = step.num_rows, width = step.num_hidden;
-    return pieces && num_done && normed.make(rows, width, is_fine()) &&
-           heads.make(rows, num_heads, is_fine()) && attended.make(rows, num_attended, is_fine()) &&
-           inner.make(rows, num_inner, is_fine()) && added.make(rows, width, is_fine()) &&
-           sampled.make(step.num_sampling, width, is_fine());
+    return pieces && num_done && normed.make(rows, width, has_codes, is_fine()) &&
+           heads.make(rows, num_heads, false, is_fine()) && added.make(rows, width, false, is_fine()) &&
+           attended.make(rows, num_attended, has_codes, is_fine()) &&
+           inner.make(rows, num_inner, has_codes, is_fine()) &&
+           sampled.make(step.num_sampling, width, has_codes, is_fine());
   }
 
   AttentionCall call_of(const Layer& l) const {

@@ -16,13 +16,27 @@ struct Products {
   int64_t num;
   bool is_joint;  // whether the same outputs of both are finished together
   const Buffer* from;
-  int64_t num_rows;
+  int64_t num_rows, num_threads;
 
-  bool has_many_rows() const { return num_rows >= MANY_ROWS; }
+  bool has_codes() const {
+    bool any = false;
+    for (int64_t i = 0; i < num; i++) any |= all[i]->layout == QUANTISED;
+    return any;
+  }
+  // Whether tasks are whole outputs of some rows: of so many rows that enough of them come together.
+  bool are_whole() const {
+    if (num_rows < MANY_ROWS) return false;
+    return num_rows > ROWS_OF_TASK || num_units() * num_chunks(num_rows) >= 4 * num_threads;
+  }
+  int64_t chunk_len() const { return ::chunk_len(num_rows); }
   // What has to be computed for the outputs of one unit.
   int64_t num_pieces(int64_t i) const {
-    if (has_many_rows()) return (num_rows + ROWS_OF_TASK - 1) / ROWS_OF_TASK;
-    return all[i]->num_parts() * (is_joint ? 2 : 1);
+    return are_whole() ? num_chunks(num_rows) : all[i]->num_parts() * (is_joint ? 2 : 1);
+  }
+  int64_t num_units() const {
+    int64_t total = 0;
+    for (int64_t i = 0; i < (is_joint ? 1 : num); i++) total += all[i]->num_units();
+    return total;
   }
   int64_t num_tasks() const {
     int64_t total = 0;

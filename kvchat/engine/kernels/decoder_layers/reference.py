@@ -1,4 +1,4 @@
-"""Decoder layers for a few tokens: the definition.
+"""Decoder layers for the tokens of a step: the definition.
 
 Dimensions: T rows, H query heads, H_kv key-value heads, D head size.
 """

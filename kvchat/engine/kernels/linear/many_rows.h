@@ -11,8 +11,15 @@
 namespace {
 
 constexpr int64_t ROWS_AT_ONCE = 8;    // whose outputs of one unit are found at one time
-constexpr int64_t ROWS_OF_TASK = 240;  // that find a unit in the cache, but for the first; whole panels
+constexpr int64_t ROWS_OF_TASK = 240;  // most that find a unit in the cache, but for the first
 constexpr int64_t MANY_ROWS = 32;      // for which a unit is widened once, not again for every eight of them
+
+// Rows are cut into chunks of one task each, as equal as whole panels (of 8 or 12 rows) allow.
+INLINE int64_t num_chunks(int64_t num_rows) { return (num_rows + ROWS_OF_TASK - 1) / ROWS_OF_TASK; }
+INLINE int64_t chunk_len(int64_t num_rows) {
+  const int64_t equal = (num_rows + num_chunks(num_rows) - 1) / num_chunks(num_rows);
+  return (equal + 23) / 24 * 24;
+}
 
 // Whether the parts of a weight's inputs are so short that a unit of one is widened as a whole.
 INLINE bool can_widen(const Product& product) {

@@ -25,12 +25,12 @@ struct Rows {
   const Call& call;
   Product product;
 
-  int64_t num_chunks() const { return (call.num_rows + ROWS_OF_TASK - 1) / ROWS_OF_TASK; }
-  int64_t num_tasks() const { return product.num_units() * num_chunks(); }
+  int64_t num_tasks() const { return product.num_units() * num_chunks(call.num_rows); }
 
   void run(int64_t task) const {
-    const int64_t unit = task / num_chunks(), first = task % num_chunks() * ROWS_OF_TASK;
-    const int64_t num = least(ROWS_OF_TASK, call.num_rows - first);
+    const int64_t chunks = num_chunks(call.num_rows), unit = task / chunks;
+    const int64_t first = task % chunks * chunk_len(call.num_rows);
+    const int64_t num = least(chunk_len(call.num_rows), call.num_rows - first);
     alignas(64) float found[ROWS_OF_TASK * UNIT], further[ROWS_OF_TASK * UNIT];
     multiply_unit(product, found, further, call.x + first * call.x_stride, call.x_stride, num, unit);
     const int64_t begin = unit * product.unit(), count = least(product.unit(), call.num_outputs - begin);

@@ -148,7 +148,7 @@ struct Attention {
 
   // The tile at p of all heads, for the first `num` queries of a task; later ones, up to `end`, follow.
   void add_exact(const Task& task, const float* query, const State& state, int64_t num, int64_t p,
-                        int64_t length, int64_t end) const {
+                 int64_t length, int64_t end) const {
     const Span& span = spans[task.span];
     const T* keys = at(call.k_pool, call.k_n, call.k_p, span, p);
     const T* values = at(call.v_pool, call.v_n, call.v_p, span, p);

@@ -20,7 +20,7 @@ LEAST_BYTES = 2**18
 
 
 class AttentionCall(ctypes.Structure):
-    """The fields of attention.h's `AttentionCall`, in order."""
+    """The fields of call.h's `AttentionCall`, in order."""
 
     _fields_ = [
         *(

@@ -19,7 +19,7 @@ namespace {
 constexpr bool CAN_TURN = W >= 8;
 constexpr int64_t ROWS_WORTH_TURNING = 16;
 constexpr int SIDE = 2 * W;         // rows that lie side by side
-constexpr int KEYS_TOGETHER = 4; // keys that are multiplied at one time
+constexpr int KEYS_TOGETHER = 4;    // keys that are multiplied at one time
 constexpr int VALUE_ROWS = 6;       // rows that share a read of values
 
 // Numbers of memory for queries that lie side by side, and for keys or values of a part.
