@@ -90,10 +90,11 @@ def _ask_suite(options: GaugeOptions) -> None:
     location = located(settings, model)
     suite = Suite(location.path)
     loaded, _ = _load(settings, model, status)
+    beside = [_load(settings, model, status)[0] for _ in range(loaded.num_copies - 1)]
     size = SuiteSize(num_conversations=10, num_documents=4) if options.quick else SuiteSize()
     items = list(suite.items(size))
     start_s = monotonic()
-    marks = _examined(loaded, items, _formats(options, loaded), status)
+    marks = _examined([loaded, *beside], items, _formats(options, loaded), status)
     figures = finite(suite_values(items, marks))
     if options.svg is not None:
         _draw(options.svg, _as_losses(marks), f"kvchat's questions, {model}", marks[0].token_bytes)
@@ -120,14 +121,14 @@ def _formats(options: GaugeOptions, loaded: "Gauge") -> Sequence[str]:
 
 
 def _examined(
-    loaded: "Gauge", items: Sequence[Item], formats: Sequence[str], status: Status
+    copies: "Sequence[Gauge]", items: Sequence[Item], formats: Sequence[str], status: Status
 ) -> tuple[FormatMarks, ...]:
     from kvchat.engine.exam import examine
 
     def show(num_done: int) -> None:
         status.show(f"asking · {num_done} of {len(items)} texts …")
 
-    marks = examine(loaded, items, formats, show)
+    marks = examine(copies[0], items, formats, show, beside=copies[1:])
     status.clear()
     return marks
 

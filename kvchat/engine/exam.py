@@ -1,9 +1,13 @@
 """Asks one model the same questions on several caches: each context is computed in every format.
 
-The formats take turns on each item, so that an exam that is broken off has asked all of them the same.
+The formats take turns on each item, so that an exam that is broken off has asked all of them the same. Items
+may be divided among several copies of a model; no answer depends on which of them gives it.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event, Lock
 
 import torch
 from torch import Tensor
@@ -16,39 +20,30 @@ from kvchat.engine.replay import Replay
 from kvchat.errors import ContextOverflow
 
 
-class _Format:
-    """What one format has answered so far."""
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """What one format has answered of one item."""
 
-    def __init__(self, cache_format: str, replay: Replay) -> None:
-        self.cache_format = cache_format
-        self.replay = replay
-        self.right: list[tuple[bool, ...]] = []
-        self.answers: list[TokenLosses] = []
-        self.texts: list[TokenLosses] = []
-        self.token_bytes: list[float] = []
-
-    def marks(self) -> FormatMarks:
-        return FormatMarks(
-            cache_format=self.cache_format,
-            right=tuple(self.right),
-            answers=joined(self.answers).loss(),
-            texts=joined(self.texts).loss(),
-            token_bytes=sum(self.token_bytes) / len(self.token_bytes),
-        )
+    right: tuple[bool, ...]
+    answers: tuple[TokenLosses, ...]
+    text: TokenLosses
+    token_bytes: float
 
 
-@torch.inference_mode()
 def examine(
     gauge: Gauge,
     items: Sequence[Item],
     formats: Sequence[str],
     report: Callable[[int], None] = lambda _: None,
+    *,
+    beside: Sequence[Gauge] = (),
 ) -> tuple[FormatMarks, ...]:
     """Return how each format answers, the exact one first.
 
     Args:
         items: contexts with something to predict, and with questions.
-        report: is told how many items are done.
+        report: is told how many items are done, by any thread.
+        beside: the same model again; each takes items too, on a thread of its own.
 
     Raises:
         ConfigError: the model cannot be stored in one of the formats.
@@ -60,17 +55,57 @@ def examine(
             f"the questions are asked behind up to {longest} tokens, and this model's context has "
             f"{gauge.max_context}; ask another model with -m, or measure on a conversation"
         )
-    behind = max(map(_most_behind, items))
-    taken = [_Format(name, gauge.replay(name, longest, behind)) for name in (EXACT, *formats)]
-    for number, item in enumerate(items):
-        truth: list[Tensor] | None = None
-        for one in taken:
-            found = _ask(one.replay, item)
-            truth = truth or found
-            _mark(one, item, truth, found)
-            one.token_bytes.append(one.replay.token_bytes(_asked_len(item)))
-        report(number + 1)
-    return tuple(one.marks() for one in taken)
+    behind, names = max(map(_most_behind, items)), (EXACT, *formats)
+    answered: dict[int, list[_Answered]] = {}
+    left, lock, ended = iter(enumerate(items)), Lock(), Event()
+
+    @torch.inference_mode()
+    def take_items(own: Gauge) -> None:
+        try:
+            replays = [own.replay(name, longest, behind) for name in names]
+            while not ended.is_set():
+                with lock:
+                    number, item = next(left, (-1, None))
+                if item is None:
+                    return
+                found = _examine_item(replays, item)
+                with lock:
+                    answered[number] = found
+                    report(len(answered))
+        except BaseException:
+            ended.set()  # whoever asks learns of it when all have stopped
+            raise
+
+    with ThreadPoolExecutor(max(1, len(beside))) as threads:
+        futures = [threads.submit(take_items, other) for other in beside]
+        take_items(gauge)
+        for future in futures:
+            future.result()
+    return tuple(
+        _marks(name, [answered[number][index] for number in range(len(items))])
+        for index, name in enumerate(names)
+    )
+
+
+def _examine_item(replays: Sequence[Replay], item: Item) -> list[_Answered]:
+    """Return what each format answers; the first one is the exact one."""
+    truth: list[Tensor] | None = None
+    answered = []
+    for replay in replays:
+        found = _ask(replay, item)
+        truth = truth or found
+        answered.append(_answered(item, truth, found, replay.token_bytes(_asked_len(item))))
+    return answered
+
+
+def _marks(cache_format: str, answered: Sequence[_Answered]) -> FormatMarks:
+    return FormatMarks(
+        cache_format=cache_format,
+        right=tuple(one.right for one in answered),
+        answers=joined([losses for one in answered for losses in one.answers]).loss(),
+        texts=joined([one.text for one in answered]).loss(),
+        token_bytes=sum(one.token_bytes for one in answered) / len(answered),
+    )
 
 
 def _ask(replay: Replay, item: Item) -> list[Tensor]:
@@ -114,13 +149,12 @@ def _asked_len(item: Item) -> int:
     return len(item.token_ids) + len(item.questions[-1].token_ids)
 
 
-def _mark(one: _Format, item: Item, truth: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+def _answered(item: Item, truth: Sequence[Tensor], found: Sequence[Tensor], token_bytes: float) -> _Answered:
     predicted = torch.tensor([item.token_ids[position] for position in item.predicted])
-    one.texts.append(token_losses(truth[0].cpu(), found[0].cpu(), predicted))
-    right = []
+    right, answers = [], []
     for question, exact, given in zip(item.questions, truth[1:], found[1:], strict=True):
-        answer = torch.tensor(question.answer_ids)
-        losses = token_losses(exact.cpu(), given.cpu(), answer)
-        one.answers.append(losses)
+        losses = token_losses(exact.cpu(), given.cpu(), torch.tensor(question.answer_ids))
+        answers.append(losses)
         right.append(bool(losses.approximate_hits.all()))
-    one.right.append(tuple(right))
+    text = token_losses(truth[0].cpu(), found[0].cpu(), predicted)
+    return _Answered(tuple(right), tuple(answers), text, token_bytes)

@@ -25,12 +25,15 @@ from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.packed_linear import pack_linears
 from kvchat.engine.replay import Replay, ReplaySize
 from kvchat.engine.route import Served
+from kvchat.engine.threads import choose_threads, usable_cores
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import groups_in, load_candidate
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
 
 MOST_ROWS = 2**26
 """About as many logits of the exact cache are kept to compare with."""
+
+MOST_COPIES = 8
 
 Report = Callable[[str], None]
 
@@ -70,11 +73,19 @@ class Gauge:
         served: how it runs.
         chunk_len: most tokens computed at once.
         block_size: tokens of a block.
+        num_copies: how many copies of the model keep this machine's processors busy.
     """
 
     def __init__(
-        self, loaded: LoadedModel, served: Served, *, block_size: int = 64, chunk_len: int = 512
+        self,
+        loaded: LoadedModel,
+        served: Served,
+        *,
+        block_size: int = 64,
+        chunk_len: int = 512,
+        num_copies: int = 1,
     ) -> None:
+        self.num_copies = num_copies
         self._served = served
         self._loaded = loaded
         self._block_size = block_size
@@ -97,6 +108,7 @@ class Gauge:
             candidate.served,
             block_size=config.block_size,
             chunk_len=config.max_batch_tokens,
+            num_copies=_num_copies(candidate.loaded, device, config.threads),
         )
 
     @property
@@ -234,6 +246,12 @@ class Gauge:
             replay.convert(truth.replay, start)
         wanted = torch.tensor([text.token_ids[position] for position in text.wanted])
         return token_losses(truth.logits, predict(replay, text, start), wanted)
+
+
+def _num_copies(loaded: LoadedModel, device: torch.device, num_threads: int | None) -> int:
+    """Return 1, unless the model is so small that one thread computes it, and nobody asked for that."""
+    is_small = device.type == "cpu" and choose_threads(loaded.weight_bytes, num_threads) == 1
+    return min(MOST_COPIES, usable_cores()) if is_small and num_threads is None else 1
 
 
 def predict(replay: Replay, text: Text, start: int) -> Tensor:
