@@ -249,4 +249,4 @@ def test_a_hidden_sentence_stands_at_its_depth() -> None:
 def test_the_corpus_needs_no_torch() -> None:
     block = "import sys; sys.modules['torch'] = None; "
     code = block + "from kvchat.starter import corpus; next(corpus.conversation(0))"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

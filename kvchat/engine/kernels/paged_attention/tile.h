@@ -32,11 +32,11 @@ void dot_keys(float (*scores)[MOST_KEYS + W], const float* query, int64_t stride
   }
 }
 
-// acc[r] = acc[r] * decay[r] + sum of weights[r][k] * values[k], for columns [column, column + VECS * W).
-template <int ROWS, int VECS, typename T>
-INLINE void add_columns(float* acc, int64_t stride, const float* decay, const float (*weights)[MOST_KEYS + W],
-                        const T* values, int64_t v_p, int64_t begin, int64_t end, const T* next, int64_t k_p,
-                        int64_t count) {
+// acc[r] = acc[r] * decay[r] + sum of weights * values[k], for VECS vectors of columns. The weights of a row
+// stand OF_ROW numbers behind those of the row before, those of a key OF_KEY numbers.
+template <int ROWS, int VECS, int OF_ROW, int OF_KEY, typename T>
+INLINE void add_columns(float* acc, int64_t stride, const float* decay, const float* weights, const T* values,
+                        int64_t v_p, int64_t begin, int64_t end, const T* next, int64_t k_p, int64_t count) {
   Vec sum[ROWS][VECS];
   UNROLL
   for (int r = 0; r < ROWS; r++) {
@@ -50,7 +50,7 @@ INLINE void add_columns(float* acc, int64_t stride, const float* decay, const fl
     UNROLL
     for (int r = 0; r < ROWS; r++) {
       UNROLL
-      for (int i = 0; i < VECS; i++) sum[r][i] = fma(fill(weights[r][k]), x[i], sum[r][i]);
+      for (int i = 0; i < VECS; i++) sum[r][i] = fma(fill(weights[r * OF_ROW + k * OF_KEY]), x[i], sum[r][i]);
     }
   }
   UNROLL
@@ -66,19 +66,19 @@ void add_values(float* acc, int64_t stride, const float* decay, const float (*we
                 int64_t k_p, int64_t dim_k) {
   // What stays in registers.
   constexpr int FIT = (W == 16 ? 24 : W == 8 ? 12 : 24) / ROWS;
-  constexpr int VECS = FIT >= 8 ? 8 : FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
+  constexpr int VECS = FIT >= 8 ? 8 : FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1, OF_ROW = MOST_KEYS + W;
   int64_t d = 0;
   for (; d + VECS * W <= dim; d += VECS * W)
-    add_columns<ROWS, VECS>(acc + d, stride, decay, weights, values + d, v_p, begin, end, d ? nullptr : next,
-                            k_p, dim_k);
+    add_columns<ROWS, VECS, OF_ROW, 1>(acc + d, stride, decay, *weights, values + d, v_p, begin, end,
+                                       d ? nullptr : next, k_p, dim_k);
   if (VECS > 4 && d + 4 * W <= dim) {
-    add_columns<ROWS, 4>(acc + d, stride, decay, weights, values + d, v_p, begin, end, d ? nullptr : next,
-                         k_p, dim_k);
+    add_columns<ROWS, 4, OF_ROW, 1>(acc + d, stride, decay, *weights, values + d, v_p, begin, end,
+                                    d ? nullptr : next, k_p, dim_k);
     d += 4 * W;
   }
   for (; d + W <= dim; d += W)
-    add_columns<ROWS, 1>(acc + d, stride, decay, weights, values + d, v_p, begin, end, d ? nullptr : next,
-                         k_p, dim_k);
+    add_columns<ROWS, 1, OF_ROW, 1>(acc + d, stride, decay, *weights, values + d, v_p, begin, end,
+                                    d ? nullptr : next, k_p, dim_k);
   if (d == dim) return;
   UNROLL
   for (int r = 0; r < ROWS; r++) {

@@ -13,6 +13,7 @@
 #include "kvchat/engine/kernels/native/vector.h"
 #include "kvchat/engine/kernels/paged_attention/rows.h"
 #include "kvchat/engine/kernels/paged_attention/softmax.h"
+#include "kvchat/engine/kernels/paged_attention/tile.h"
 
 namespace {
 
@@ -176,35 +177,8 @@ INLINE void soften_turned(float* scores, int64_t begin, int64_t end, float* top,
   store(decay, by);
 }
 
-// acc[r] = acc[r] * decay[r] + sum of weights[k][r] * values[k] of VECS vectors.
-template <int ROWS, int VECS>
-INLINE void add_turned_columns(float* acc, int64_t stride, const float* decay, const float* weights,
-                               const float* values, int64_t begin, int64_t end) {
-  Vec sum[ROWS][VECS];
-  UNROLL
-  for (int r = 0; r < ROWS; r++) {
-    UNROLL
-    for (int i = 0; i < VECS; i++) sum[r][i] = mul(load(acc + r * stride + i * W), fill(decay[r]));
-  }
-  for (int64_t k = begin; k < end; k++) {
-    Vec x[VECS];
-    UNROLL
-    for (int i = 0; i < VECS; i++) x[i] = load(values + k * stride + i * W);
-    UNROLL
-    for (int r = 0; r < ROWS; r++) {
-      const Vec weight = fill(weights[k * SIDE + r]);
-      UNROLL
-      for (int i = 0; i < VECS; i++) sum[r][i] = fma(weight, x[i], sum[r][i]);
-    }
-  }
-  UNROLL
-  for (int r = 0; r < ROWS; r++) {
-    UNROLL
-    for (int i = 0; i < VECS; i++) store(acc + r * stride + i * W, sum[r][i]);
-  }
-}
-
-// The same for whole rows of `stride` numbers, so many vectors at a time that all sums stay in registers.
+// acc[r] = acc[r] * decay[r] + sum of weights[k][r] * values[k] for whole rows of `stride` numbers, so many
+// vectors at a time that all sums stay in registers.
 template <int ROWS>
 void add_turned_values(float* acc, int64_t stride, const float* decay, const float* weights,
                        const float* values, int64_t begin, int64_t end) {
@@ -212,7 +186,8 @@ void add_turned_values(float* acc, int64_t stride, const float* decay, const flo
     const int64_t left = (stride - d) / W;
     const auto add = [&](auto vecs) {
       constexpr int VECS = decltype(vecs)::ROWS;
-      add_turned_columns<ROWS, VECS>(acc + d, stride, decay, weights, values + d, begin, end);
+      add_columns<ROWS, VECS, 1, SIDE>(acc + d, stride, decay, weights, values + d, stride, begin, end,
+                                       (const float*)nullptr, 0, 0);
       d += VECS * W;
     };
     if (W == 16 && (left == 4 || left > 6))
