@@ -1,44 +1,46 @@
-"""Streams that are threads: work is carried out in order, and late."""
+"""Streams whose work is carried out late, in one of the orders that events allow, drawn at random."""
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from queue import SimpleQueue
+from dataclasses import dataclass
 from random import Random
-from threading import Event as Flag
-from threading import Thread
-from time import sleep
+from typing import cast
 
 from kvchat.engine.memory.streams import Event, Lane, Work
 
-MOST_S = 0.0005
 
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Promise:
-    """Work that a thread is going to do. `error`: what it raised."""
+    """Work that waits to be carried out. `after`: what has to be done before."""
 
-    done: Flag = field(default_factory=Flag)
-    error: BaseException | None = None
+    streams: "DelayedStreams"
+    work: Work
+    after: Sequence["Promise"]
+    has_run: bool = False
 
     @property
     def is_done(self) -> bool:
-        return self.done.is_set()
+        self.streams.let_time_pass()
+        return self.has_run
+
+    @property
+    def is_ready(self) -> bool:
+        return all(event.has_run for event in self.after)
 
     def wait(self) -> None:
-        assert self.done.wait(20)
-        if self.error is not None:
-            raise self.error
+        while not self.has_run:
+            self.streams.carry_out()
 
     def seconds(self) -> float:
-        assert self.is_done
+        assert self.has_run
         return 0.001
 
 
-Item = tuple[Work, Sequence[Event], Promise]
-
-
 class DelayedStreams:
-    """A thread computes, and one for each lane; each sleeps before it does anything.
+    """Computing and each lane carry out their work in order; who comes next is drawn from those who may.
+
+    All of it in the calling thread, so that a seed is one order: some while more is handed in, some no sooner
+    than it is waited for.
 
     Args:
         forgets: begins work of this lane without regard to what it is to come after: the fault that events
@@ -49,17 +51,9 @@ class DelayedStreams:
     def __init__(self, seed: int, *, forgets: Lane | None = None, forgets_joins: bool = False) -> None:
         self._forgets = forgets
         self._forgets_joins = forgets_joins
-        self._queues: dict[Lane | None, SimpleQueue[Item | None]] = {}
-        self._threads = []
-        self._last = Promise()
-        self._last.done.set()
-        for lane in (None, *Lane):
-            self._queues[lane] = SimpleQueue()
-            self._threads.append(
-                Thread(target=self._run, args=(self._queues[lane], Random(f"{seed} {lane}")))
-            )
-        for thread in self._threads:
-            thread.start()
+        self._random = Random(seed)
+        self._queues = {lane: deque[Promise]() for lane in (None, *Lane)}
+        self._last = Promise(self, lambda: None, (), has_run=True)
 
     def compute(self, work: Work) -> Event:
         self._last = self._put(None, work, ())
@@ -75,25 +69,27 @@ class DelayedStreams:
         if not self._forgets_joins:
             self._last = self._put(None, lambda: None, (event,))
 
-    def close(self) -> None:
-        for queue in self._queues.values():
-            queue.put(None)
-        for thread in self._threads:
-            thread.join()
+    def let_time_pass(self) -> None:
+        """Carry out as much as happens to be."""
+        while self._ready() and self._random.random() < 0.5:
+            self.carry_out()
+
+    def carry_out(self) -> None:
+        """Carry out one piece of work that may be next.
+
+        Raises:
+            Exception: what the work raised.
+        """
+        queue = self._random.choice(self._ready())
+        promise = queue.popleft()
+        promise.work()
+        promise.has_run = True
+
+    def _ready(self) -> list[deque[Promise]]:
+        return [queue for queue in self._queues.values() if queue and queue[0].is_ready]
 
     def _put(self, lane: Lane | None, work: Work, after: Sequence[Event]) -> Promise:
-        promise = Promise()
-        self._queues[lane].put((work, after, promise))
+        promise = Promise(self, work, cast("Sequence[Promise]", after))
+        self._queues[lane].append(promise)
+        self.let_time_pass()
         return promise
-
-    def _run(self, queue: "SimpleQueue[Item | None]", random: Random) -> None:
-        while (item := queue.get()) is not None:
-            work, after, promise = item
-            try:
-                for event in after:
-                    event.wait()
-                sleep(random.random() * MOST_S)
-                work()
-            except BaseException as error:
-                promise.error = error
-            promise.done.set()

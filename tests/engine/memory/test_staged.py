@@ -1,7 +1,5 @@
 """Blocks that move beside the computation hold what they would if everything happened at once, in order."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from random import Random
 
 import pytest
@@ -52,15 +50,6 @@ def make_host(pool: DevicePool) -> HostPool:
     )
 
 
-@contextmanager
-def delayed(seed: int, *, forgets: Lane | None = None) -> Iterator[DelayedStreams]:
-    streams = DelayedStreams(seed, forgets=forgets)
-    try:
-        yield streams
-    finally:
-        streams.close()
-
-
 def fill(pool: DevicePool, group: GroupId, block: int, number: int) -> None:
     """Write over a block, as computing does."""
     for layer in pool.layers.values():
@@ -93,25 +82,25 @@ def differs(seed: int, *, forgets: Lane | None = None, num_steps: int = 30) -> b
     random, pool, direct_pool = Random(seed), make_pool(), make_pool()
     host, direct_host = make_host(pool), make_host(direct_pool)
     direct = DirectTransport(direct_pool, direct_host, Rates())
-    with delayed(seed, forgets=forgets) as streams:
-        staged = StagedTransport(pool, host, Rates(), streams, most_bytes=6 * pool.block_bytes(GROUPS[0]))
-        for number in range(1, num_steps):
-            group, block = random.choice(GROUPS), random.randrange(NUM_BLOCKS)
-            action = random.randrange(3)
-            if action == 0:
-                streams.compute(lambda of=(group, block, number): fill(pool, *of))
-                fill(direct_pool, group, block, number)
-            elif action == 1:
-                moves = random_moves(random, group)
-                staged.execute(moves)
-                direct.execute(moves)
-            else:
-                move = Promote(group, BlockId(random.randrange(NUM_PLACES)), BlockId(block))
-                staged.promote(move)
-                direct.promote(move)
-        staged.settle()
-        streams.mark().wait()
-        return contents(pool, host) != contents(direct_pool, direct_host)
+    streams = DelayedStreams(seed, forgets=forgets)
+    staged = StagedTransport(pool, host, Rates(), streams, most_bytes=6 * pool.block_bytes(GROUPS[0]))
+    for number in range(1, num_steps):
+        group, block = random.choice(GROUPS), random.randrange(NUM_BLOCKS)
+        action = random.randrange(3)
+        if action == 0:
+            streams.compute(lambda of=(group, block, number): fill(pool, *of))
+            fill(direct_pool, group, block, number)
+        elif action == 1:
+            moves = random_moves(random, group)
+            staged.execute(moves)
+            direct.execute(moves)
+        else:
+            move = Promote(group, BlockId(random.randrange(NUM_PLACES)), BlockId(block))
+            staged.promote(move)
+            direct.promote(move)
+    staged.settle()
+    streams.mark().wait()
+    return contents(pool, host) != contents(direct_pool, direct_host)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -153,13 +142,12 @@ def test_a_plan_is_cut_where_its_order_matters() -> None:
 def test_no_more_than_allowed_is_under_way() -> None:
     pool = make_pool()
     host, size = make_host(pool), pool.block_bytes(GROUPS[0])
-    with delayed(0) as streams:
-        staged = StagedTransport(pool, host, Rates(), streams, most_bytes=2 * size)
-        for number in range(5):
-            fill(pool, GROUPS[0], number, number + 1)
-        staged.execute([Demote(GROUPS[0], BlockId(number), BlockId(number)) for number in range(5)])
-        assert sum(leaving.num_bytes for leaving in staged._leaving) <= 2 * size
-        staged.settle()
+    staged = StagedTransport(pool, host, Rates(), DelayedStreams(0), most_bytes=2 * size)
+    for number in range(5):
+        fill(pool, GROUPS[0], number, number + 1)
+    staged.execute([Demote(GROUPS[0], BlockId(number), BlockId(number)) for number in range(5)])
+    assert sum(leaving.num_bytes for leaving in staged._leaving) <= 2 * size
+    staged.settle()
     for number in range(5):
         assert bytes(host.view(GROUPS[0], BlockId(number))) == bytes(
             pool.read_block(GROUPS[0], BlockId(number), BLOCK_SIZE)

@@ -178,8 +178,8 @@ def differs(seed: int, *, forgets: Lane | None = None, forgets_joins: bool = Fal
 
     fills = (lambda *new: fill(1, *new), lambda *new: fill(0, *new))
     streams = DelayedStreams(seed, forgets=forgets, forgets_joins=forgets_joins)
+    generator = torch.Generator().manual_seed(seed)
     try:
-        generator = torch.Generator().manual_seed(seed)
         for _ in range(12):
             wanted = torch.stack([torch.randperm(CHUNKS, generator=generator)[:PLACES] for _ in heads])
             working.bring(wanted.sort(dim=1).values, CHUNKS, fills, streams)
@@ -190,8 +190,6 @@ def differs(seed: int, *, forgets: Lane | None = None, forgets_joins: bool = Fal
         streams.mark().wait()
     except IndexError:  # a lane that began before it was known what is missing
         return True
-    finally:
-        streams.close()
     assert len(seen) == 12
     return any(
         not torch.equal(held, kept[heads, slots])
@@ -225,10 +223,7 @@ def test_what_a_step_asks_for_follows_without_a_question_to_the_device() -> None
 
 def test_a_step_of_all_layers_is_waited_for_where_others_read_its_blocks() -> None:
     shadows = Shadows(View(rule="shadow", budget=64), {}, 2**30, streams := DelayedStreams(0))
-    try:
-        done: list[bool] = []
-        streams.compute(lambda: done.append(True))
-        shadows.settle()
-        assert done
-    finally:
-        streams.close()
+    done: list[bool] = []
+    streams.compute(lambda: done.append(True))
+    shadows.settle()
+    assert done
