@@ -120,11 +120,12 @@ def has_strange_format(path: Path) -> bool:
 def has_damaged_log(path: Path) -> bool:
     """Whether SQLite would take back what its log holds behind a damaged byte, and say nothing.
 
-    Only looked at while nobody writes. Read twice, since somebody may begin to.
+    Only looked at while nobody writes; somebody may begin to, and then it becomes another.
     """
     if Writers(path.parent / "writers").is_any_alive():
         return False
-    return all(wal.mended(_log_of(path)) is not None for _ in range(2))
+    log = _log_of(path)
+    return wal.mended(log) is not None and _log_of(path) == log
 
 
 def recover_once(path: Path, tables: Tables) -> Path | None:

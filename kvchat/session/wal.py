@@ -13,7 +13,8 @@ Source: "The SQLite database file format", section 4.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from operator import ne
 
 from kvchat.session.page import PAGE_BYTES, can_be_page
@@ -29,8 +30,6 @@ _START = {
     for order, magic in (("little", _LITTLE), ("big", _BIG))
 }
 _MASK = 0xFFFFFFFF
-_CHANGES = [(byte, size) for byte in range(4) for size in range(-255, 256) if size]
-"""Of a word: which byte, counted from its lowest, and by how much."""
 
 Sums = tuple[int, int]
 
@@ -141,19 +140,30 @@ def _corrected(signed: bytes, found: Sums, written: Sums, order: str) -> Iterato
     Differences in the highest bits of a word can be explained by several places.
     """
     first, second = (written[0] - found[0]) & _MASK, (written[1] - found[1]) & _MASK
+    changes = _changes()
     # What 1 more in a pair's first or second word adds to both sums, from the last pair back.
     in_first, in_second = (1, 1), (0, 1)
     for word in range(len(signed) // 4 - 2, -1, -2):
         for at, (one, other) in ((word, in_first), (word + 1, in_second)):
             if (one * second - other * first) & _MASK:
                 continue
-            for byte, size in _CHANGES:
-                step = size << 8 * byte
-                if one * step & _MASK == first and other * step & _MASK == second:
-                    place = 4 * at + (byte if order == "little" else 3 - byte)
-                    if 0 <= signed[place] + size <= 255:
-                        yield signed[:place] + bytes([signed[place] + size]) + signed[place + 1 :]
+            # One of the two is odd: they are a column of a matrix whose determinant is 1.
+            step = first * pow(one, -1, 1 << 32) if one & 1 else second * pow(other, -1, 1 << 32)
+            for byte, size in changes.get(step & _MASK, ()):
+                place = 4 * at + (byte if order == "little" else 3 - byte)
+                if 0 <= signed[place] + size <= 255:
+                    yield signed[:place] + bytes([signed[place] + size]) + signed[place + 1 :]
         in_first, in_second = _after(in_first), _after(in_second)
+
+
+@cache
+def _changes() -> Mapping[int, list[tuple[int, int]]]:
+    """Return for what a word became more by: which byte, counted from its lowest, by how much."""
+    changes: dict[int, list[tuple[int, int]]] = {}
+    for byte in range(4):
+        for size in (*range(-255, 0), *range(1, 256)):
+            changes.setdefault(size << 8 * byte & _MASK, []).append((byte, size))
+    return changes
 
 
 def _after(sums: Sums) -> Sums:

@@ -25,10 +25,11 @@ class Seen:
     paths: Mapping[tuple[SessionId, str], tuple[Turn, ...]]
 
 
-def write_home(place: Path, template: ChatTemplate) -> None:
+def write_home(place: Path, template: ChatTemplate, *, has_short_log: bool = False) -> None:
     """Write two conversations: one with a fork whose answer was cut off, one that nobody has named.
 
-    The newest part of the first is in the write-ahead log alone, as after a process was killed.
+    The newest part of the first is in the write-ahead log alone, as after a process was killed: a message and
+    what was there of its answer, or of a short log the answer's words.
     """
     store = SessionStore(place / DATABASE)
     session = store.create_session(title="demo", system="Be kind.", model="starter")
@@ -38,9 +39,12 @@ def write_home(place: Path, template: ChatTemplate) -> None:
     _ask(store, template, branch, "Greetings from Oslo!", "Hello! My name is Ana.")
     other = store.create_session()
     _ask(store, template, store.branch(other.id, MAIN), "What is a KV cache?", "It stores keys and values.")
-    with store._database.read() as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    _ask(store, template, fork, "And now?", "It goes on", is_finished=False)
+    if not has_short_log:
+        _empty_log(store)
+    _, answer = _begin(store, template, fork, "And now?")
+    if has_short_log:
+        _empty_log(store)
+    _go_on(store, template, answer, "It goes on")
     shutil.copyfile(place / LOG, place / "log")
     shutil.copyfile(place / DATABASE, place / "database")
     store.close()
@@ -48,26 +52,31 @@ def write_home(place: Path, template: ChatTemplate) -> None:
     (place / "database").replace(place / DATABASE)
 
 
-def _ask(
-    store: SessionStore,
-    template: ChatTemplate,
-    branch: Branch,
-    text: str,
-    reply: str,
-    *,
-    is_finished: bool = True,
-) -> Branch:
+def _empty_log(store: SessionStore) -> None:
+    with store._database.read() as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _ask(store: SessionStore, template: ChatTemplate, branch: Branch, text: str, reply: str) -> Branch:
+    branch, answer = _begin(store, template, branch, text)
+    _go_on(store, template, answer, reply)
+    store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
+    return branch
+
+
+def _begin(store: SessionStore, template: ChatTemplate, branch: Branch, text: str) -> tuple[Branch, Turn]:
     session, path = store.session(branch.session_id), store.turns_to(branch.leaf_id)
     asked = prompts.question(template, session, path, text)
     answer = prompts.empty_answer(template, asked)
-    branch = store.add_turns(branch, (asked, answer))
+    return store.add_turns(branch, (asked, answer)), answer
+
+
+def _go_on(store: SessionStore, template: ChatTemplate, answer: Turn, reply: str) -> None:
+    """Write an answer in two pieces."""
     ids = template.tokenizer.encode(reply)
     begun = template.tokenizer.decode(ids[:2])
     store.append_to_answer(answer.id, ids[:2], begun)
     store.append_to_answer(answer.id, ids[2:], reply.removeprefix(begun))
-    if is_finished:
-        store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
-    return branch
 
 
 def read_home(place: Path) -> dict[Path, bytes]:

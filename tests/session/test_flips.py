@@ -1,6 +1,7 @@
 """One damaged byte anywhere in a small home changes no word in silence, and the sessions go on."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -25,6 +26,8 @@ from tests.tiny_models import STARTER, write_model
 
 pytestmark = pytest.mark.pure
 
+GOES_ON = 7
+"""Where every byte is damaged: behind so many of them each the sessions are used again too."""
 MASKS = (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0xFF, 0x21)
 NUM_PARTS = 8
 FORMAT = (18, 19)
@@ -48,6 +51,13 @@ def files(template: ChatTemplate, tmp_path_factory: pytest.TempPathFactory) -> F
     return read_home(place)
 
 
+@pytest.fixture(scope="module")
+def files_of_a_short_log(template: ChatTemplate, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    place = tmp_path_factory.mktemp("home")
+    write_home(place, template, has_short_log=True)
+    return read_home(place)
+
+
 def without_copies(files: Files) -> Files:
     copies = {path.name for path in backup_paths(DATABASE)}
     return {path: data for path, data in files.items() if path.name not in copies}
@@ -63,17 +73,33 @@ def flips(data: bytes, step: int) -> Iterator[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
-@pytest.mark.parametrize("step", [4099, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_byte_flipped_anywhere_in_the_database_is_repaired_or_told(
-    template: ChatTemplate, files: Files, quick_path: Path, step: int, has_copy: bool
+    template: ChatTemplate, files: Files, quick_path: Path, has_copy: bool
 ) -> None:
     if not has_copy:
         files = without_copies(files)
     wanted = _seen(quick_path, template, files)
-    for at, data in flips(files[DATABASE], step):
+    for at, data in flips(files[DATABASE], 4099):
         found = _seen(quick_path, template, {**files, DATABASE: data})
         assert complaints(found, wanted, may_lose_both=not has_copy) == [], at
         _after_trouble(lambda: go_on(quick_path / "home"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_every_single_byte_of_the_database_may_be_flipped(
+    template: ChatTemplate, files: Files, quick_path: Path, part: int, has_copy: bool
+) -> None:
+    """None is left out; in parts, which may run side by side."""
+    if not has_copy:
+        files = without_copies(files)
+    wanted = _seen(quick_path, template, files)
+    for at, data in islice(flips(files[DATABASE], 1), part, None, NUM_PARTS):
+        found = _seen(quick_path, template, {**files, DATABASE: data})
+        assert complaints(found, wanted, may_lose_both=not has_copy) == [], at
+        if at % GOES_ON == 0:
+            _after_trouble(lambda: go_on(quick_path / "home"))
 
 
 @pytest.mark.parametrize("has_copy", [True, False], ids=["with a copy", "without a copy"])
@@ -150,7 +176,7 @@ def test_a_damaged_name_of_the_index_of_words_is_no_missing_feature(
         _after_trouble(lambda: go_on(quick_path / "home"))
 
 
-@pytest.mark.parametrize("step", [2053, pytest.param(13, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [2053, pytest.param(31, marks=pytest.mark.slow)])
 def test_a_byte_flipped_anywhere_in_the_log_takes_nothing_back(
     template: ChatTemplate, files: Files, quick_path: Path, step: int
 ) -> None:
@@ -167,15 +193,15 @@ def test_a_byte_flipped_anywhere_in_the_log_takes_nothing_back(
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_every_single_byte_of_the_log_may_be_flipped(
-    template: ChatTemplate, files: Files, quick_path: Path, part: int
+    template: ChatTemplate, files_of_a_short_log: Files, quick_path: Path, part: int
 ) -> None:
     """None is left out; in parts, which may run side by side."""
-    files = without_copies(files)
+    files = without_copies(files_of_a_short_log)
     wanted = _seen(quick_path, template, files)
-    for at, data in flips(files[LOG], 1):
-        if at % NUM_PARTS == part:
-            found = _seen(quick_path, template, {**files, LOG: data})
-            assert complaints(found, wanted, may_lose_both=False) == [], at
+    for at, data in islice(flips(files[LOG], 1), part, None, NUM_PARTS):
+        found = _seen(quick_path, template, {**files, LOG: data})
+        assert complaints(found, wanted, may_lose_both=False) == [], at
+        if at % GOES_ON == 0:
             _after_trouble(lambda: go_on(quick_path / "home"))
 
 
