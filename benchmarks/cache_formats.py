@@ -21,7 +21,7 @@ from benchmarks.table import Row
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.convert import RUN_LEN, Converter, load_exact
-from kvchat.engine.fusion import fused_pass
+from kvchat.engine.fusion import fused_pass, fusion_of
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.quantised_kv.reference import dequantise, quantise
@@ -222,7 +222,8 @@ class _Fused:
     candidate: Candidate
 
     def make_pass(self, pool: object) -> object:
-        return fused_pass(self.candidate.loaded, self.candidate.served, pool)[0]  # type: ignore[arg-type]
+        fusion = fusion_of(self.candidate.loaded, self.candidate.served)
+        return fused_pass(self.candidate.served, pool, fusion)[0]  # type: ignore[arg-type]
 
 
 def _decoding(candidate: Candidate, rounds: int) -> Iterator[Row]:

@@ -26,7 +26,7 @@ from kvchat.engine.cache.worth import Worth
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.drafts import Drafts
-from kvchat.engine.fusion import fused_pass
+from kvchat.engine.fusion import Fusion, fused_pass, fusion_of
 from kvchat.engine.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
 from kvchat.engine.kept_checks import name_of
 from kvchat.engine.kept_rates import Computing, KeptRates
@@ -35,7 +35,7 @@ from kvchat.engine.kernels.device import is_interpreted
 from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.machine import processor_name
 from kvchat.engine.memory.cuda_streams import CudaStreams
-from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.device_pool import TORCH_DTYPES, DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.host_pool import HostPool
@@ -104,10 +104,9 @@ def assemble(
     _pack(candidate)
     served, groups = candidate.served, placed(candidate.served.groups, device)
     info = _info(candidate, config, device)
-    lengths = Lengths(
-        context_len=info.max_context, chunk_len=config.max_batch_tokens, block_size=config.block_size
-    )
-    activation = _activation_bytes(candidate, groups, lengths)
+    lengths = _lengths(info, config)
+    fusion = _fusion(candidate, device)
+    activation = _activation_bytes(candidate, groups, lengths, fusion)
     free_bytes = _free_bytes(device) - activation - recorded_bytes(served.make_pass, groups, lengths, device)
     memory = _memory(config, groups, lengths, free_bytes)
     num_blocks = pool_blocks(groups, memory.block_bytes, **asdict(lengths))
@@ -126,7 +125,7 @@ def assemble(
     tier = _device_tier(groups, num_blocks, places, rates, config)
     manager = CacheManager(tier, fingerprint=digest, slow=mover)
     shadows = shadows_of(candidate.loaded, groups, memory.shadow_bytes)
-    forward, unfused = _forward(candidate, pool)
+    forward, unfused = _forward(candidate, pool, fusion)
     short = short_steps(
         forward, groups, pool, Recording(lengths.context_len, activation, config.cache_dir), report
     )
@@ -289,23 +288,42 @@ def _info(candidate: Candidate, config: EngineConfig, device: torch.device) -> E
     )
 
 
-def _forward(candidate: Candidate, pool: DevicePool) -> tuple[ForwardPass, str | None]:
+def _lengths(info: EngineInfo, config: EngineConfig) -> Lengths:
+    return Lengths(
+        context_len=info.max_context, chunk_len=config.max_batch_tokens, block_size=config.block_size
+    )
+
+
+def _fusion(candidate: Candidate, device: torch.device) -> Fusion | str:
+    """Return a model's fused layers, or why it has none; those of a GPU are compiled on its pool."""
+    if device.type == "cuda":
+        return "they are compiled"
+    return fusion_of(candidate.loaded, candidate.served, candidate.checks)
+
+
+def _forward(candidate: Candidate, pool: DevicePool, fusion: Fusion | str) -> tuple[ForwardPass, str | None]:
     """Return the fastest pass over a pool; and why it is the model's own, where it is."""
     if pool.device.type == "cuda":
         return walking_pass(candidate.loaded, candidate.served, pool)
-    return fused_pass(candidate.loaded, candidate.served, pool, candidate.checks)
+    return fused_pass(candidate.served, pool, fusion)
 
 
-def _activation_bytes(candidate: Candidate, groups: Sequence[Group], lengths: Lengths) -> int:
-    """Return what the largest step allocates, as measured now or by an earlier start."""
+def _activation_bytes(
+    candidate: Candidate, groups: Sequence[Group], lengths: Lengths, fusion: Fusion | str
+) -> int:
+    """Return what the largest step allocates, as measured now or by an earlier start, or by fused layers."""
     served, checks = candidate.served, candidate.checks
     name = name_of("activation", served.route, groups, lengths)
     known = checks.find(name)
     if type(known) is int and known > 0:
-        return known
-    num_bytes = activation_bytes(candidate.loaded.module, served.make_pass, groups, lengths)
-    checks.keep(name, num_bytes)
-    return num_bytes
+        num_bytes = known
+    else:
+        num_bytes = activation_bytes(candidate.loaded.module, served.make_pass, groups, lengths)
+        checks.keep(name, num_bytes)
+    if isinstance(fusion, str):
+        return num_bytes
+    dtypes = {TORCH_DTYPES[group.spec.dtype] for group in groups}
+    return max(num_bytes, *(fusion.step_bytes(lengths.chunk_len, dtype) for dtype in dtypes))
 
 
 def _pack(candidate: Candidate) -> None:

@@ -27,7 +27,7 @@ from kvchat.engine.cache.view_spec import PrunedSpec, ShadowSpec, WindowSpec
 from kvchat.engine.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
 from kvchat.engine.kept_checks import KeptChecks, name_of
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
-from kvchat.engine.kernels.decoder_layers.native import NativeLayers
+from kvchat.engine.kernels.decoder_layers.native import NativeLayers, step_bytes
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.quantised_linear import QuantisedWeight
 from kvchat.engine.layer_sample import NUM_POSITIONS, Seen, sample_row, scratch, watch
@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 LAYER_TOLERANCE = {torch.float32: (1e-4, 1e-6)}
 COARSE_LAYER_TOLERANCE = (0.05, 0.01)
 """Most error of a layer: of what it adds, and of the sum."""
+_UNFUSED = (Unmatched, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 UNTURNED = 0.01
 """Keys no farther from their projection were not turned."""
 LOGITS_TOLERANCE = 1e-3
@@ -130,34 +131,53 @@ class Fusion:
         layers = self.on(pool)
         return FusedPass(own, layers, most_short(pool.block_size, is_quantised, layers.suits_prompts))
 
+    def step_bytes(self, num_rows: int, dtype: torch.dtype) -> int:
+        """Return what a step of so many rows allocates: in the layers, and for what they are given.
+
+        Args:
+            dtype: of the pool.
+        """
+        given = self.embed(torch.zeros(1, dtype=torch.int64))
+        return step_bytes(self.layers, num_rows, dtype) + 2 * num_rows * given.nbytes
+
     def embed(self, token_ids: Tensor) -> Tensor:
         embedded: Tensor = self.decoder.embed(token_ids).float()
         return embedded if self._factor == 1.0 else embedded * self._factor
 
 
-def fused_pass(
-    loaded: LoadedModel, served: Served, pool: DevicePool, checks: KeptChecks | None = None
-) -> tuple[ForwardPass, str | None]:
-    """Return a pass over `pool`: by fused layers, or by the model's own and why.
+def fusion_of(loaded: LoadedModel, served: Served, checks: KeptChecks | None = None) -> Fusion | str:
+    """Return a model's fused layers, or why it has none.
 
     Args:
         checks: what is known of the model; None: nothing.
 
     Effect:
-        Runs a few tokens through the model.
+        Runs a few tokens through the model; whoever serves it makes a forward pass again.
     """
     try:
         if served.route is not Route.ATTENTION:
             raise Unmatched(f"it runs by its {served.route}")
-        fusion = fuse(loaded, served.groups, checks)
-        own = served.make_pass(pool)
-        return fusion.stand_before(own, pool), None
-    except Unmatched as error:
-        reason = str(error)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = f"it does not run as expected: {error!r}"[:300]  # whatever a model of another structure says
+        return fuse(loaded, served.groups, checks)
+    except _UNFUSED as error:
+        return _told(error)
+
+
+def fused_pass(served: Served, pool: DevicePool, fusion: Fusion | str) -> tuple[ForwardPass, str | None]:
+    """Return a pass over `pool`: by fused layers, or by the model's own and why."""
+    if not isinstance(fusion, str):
+        try:
+            return fusion.stand_before(served.make_pass(pool), pool), None
+        except _UNFUSED as error:
+            fusion = _told(error)
+    return served.make_pass(pool), fusion
+
+
+def _told(error: Exception) -> str:
+    # Of other errors: whatever a model of another structure says.
+    is_known = isinstance(error, Unmatched)
+    reason = str(error) if is_known else f"it does not run as expected: {error!r}"[:300]
     log.info("decoder layers are not fused: %s", reason)
-    return served.make_pass(pool), reason
+    return reason
 
 
 @torch.inference_mode()

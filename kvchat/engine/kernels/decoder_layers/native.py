@@ -31,6 +31,8 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtypes, by the kernel's numbers."""
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU_TANH: 1}
 _ROWS, _COLUMNS, _QUANTISED = 0, 1, 2
+_FINE_BYTES, _COARSE_BYTES = 5.25, 3.25
+"""Most bytes of a number that quantised weights are multiplied with: its parts, and of 32 some sums."""
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -244,6 +246,26 @@ class NativeLayers:
         else:
             raise ValueError("weights with gaps")
         return found
+
+
+def step_bytes(layers: Sequence[DecoderLayer], num_rows: int, dtype: torch.dtype) -> int:
+    """Return what a step of so many rows allocates, but for some space of each thread: `make_buffers`.
+
+    Args:
+        dtype: of the pool.
+    """
+    parts = [layer.projections for layer in layers]
+    width, attended, inner = (
+        max(part.down.num_outputs for part in parts),
+        max(part.output.num_inputs for part in parts),
+        max(part.down.num_inputs for part in parts),
+    )
+    heads = max(part.query.num_outputs + part.key.num_outputs + part.value.num_outputs for part in parts)
+    inputs = width + attended + inner
+    num_bytes = 4 * (inputs + heads + width)
+    if any(isinstance(linear.weight, QuantisedWeight) for part in parts for linear in part.all):
+        num_bytes += int((_FINE_BYTES if dtype == torch.float32 else _COARSE_BYTES) * inputs)
+    return num_rows * num_bytes
 
 
 def _suits_prompts(linear: Linear, dtype: torch.dtype, level: Library) -> bool:

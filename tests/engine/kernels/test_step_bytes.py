@@ -1,0 +1,50 @@
+"""What a step of many rows allocates in native decoder layers is what is foreseen."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvchat.engine.kernels.decoder_layers.native import step_bytes
+from kvchat.engine.kernels.native.library import Library
+from tests.engine.kernels.decoder_cases import Model, Shape, hidden_of, make_step, native_of
+from tests.engine.kernels.native_library import all_levels
+
+PROCESS = Path("/proc/self")
+pytestmark = [
+    pytest.mark.cpu,
+    all_levels,
+    pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel for the peak"),
+]
+
+MEBIBYTE = 2**20
+BF16 = torch.bfloat16
+TEXTS = ((0, 300),) * 7
+# What a gate gives is more than 32 MiB, which the C library gives back when it is freed.
+SIZES = {"inner": 8192, "hidden": 64, "num_heads": 2, "num_kv_heads": 1, "num_layers": 2}
+SHAPES = {
+    "numbers": Shape(**SIZES),  # type: ignore[arg-type]
+    "int8": Shape(**SIZES, weights="int8"),  # type: ignore[arg-type]
+    "int8 bfloat16": Shape(**SIZES, weights="int8", dtype=BF16),  # type: ignore[arg-type]
+}
+
+
+def process_bytes(name: str) -> int:
+    lines = (PROCESS / "status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_a_step_of_many_rows_takes_no_more_than_foreseen(shape: Shape, library: Library) -> None:
+    model = Model(shape)
+    step = replace(make_step(shape, range(len(TEXTS)), TEXTS), sampling=torch.tensor([0]))
+    layers = native_of(model, model.pools(TEXTS), library)
+    hidden = hidden_of(model, step)
+    (PROCESS / "clear_refs").write_text("5")  # the peak begins anew
+    before = process_bytes("VmRSS")
+    layers.hidden(hidden, step, slice(0, 2))
+    taken = process_bytes("VmHWM") - before
+    foreseen = step_bytes(model.layers, len(hidden), shape.dtype)
+    assert 0.8 * foreseen < taken < foreseen + 8 * MEBIBYTE
