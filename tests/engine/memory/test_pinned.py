@@ -12,7 +12,8 @@ from kvchat.engine.disk import WRITE_QUEUE_BYTES
 from kvchat.engine.memory import pinned
 from kvchat.engine.memory.pinned import PinnedSlabs, pinned_bytes, pinned_map, slab_places
 from kvchat.engine.memory.staged_saves import StagedSaves
-from tests.engine.memory.test_staged import GROUPS, delayed, make_pool
+from tests.engine.memory.delayed_streams import DelayedStreams
+from tests.engine.memory.test_staged import GROUPS, make_pool
 
 pytestmark = pytest.mark.cpu
 
@@ -72,14 +73,14 @@ def test_all_memory_of_what_is_saved_is_pinned_at_the_start() -> None:
         return torch.zeros(num_bytes, dtype=torch.uint8)
 
     size = pool.block_bytes(GROUPS[0])
-    with delayed(0) as streams:
-        saves = StagedSaves(pool, streams, 8 * size, allocate)
-        at_start = list(made)
-        assert sum(at_start) >= 9 * size
-        for number in range(9):
-            assert saves.has_room(GROUPS[0])
-            saves.take(GROUPS[0], BlockId(number % 3), 1)
-        assert made == at_start
+    streams = DelayedStreams(0)
+    saves = StagedSaves(pool, streams, 8 * size, allocate)
+    at_start = list(made)
+    assert sum(at_start) >= 9 * size
+    for number in range(9):
+        assert saves.has_room(GROUPS[0])
+        saves.take(GROUPS[0], BlockId(number % 3), 1)
+    assert made == at_start
 
 
 class Driver:

@@ -22,11 +22,11 @@ from kvchat.engine.memory.saver import Saver
 from kvchat.engine.memory.staged import StagedTransport
 from kvchat.engine.memory.staged_saves import StagedSaves, Taken
 from kvchat.engine.memory.streams import Event, Lane, Work
+from tests.engine.memory.delayed_streams import DelayedStreams
 from tests.engine.memory.test_staged import (
     BLOCK_SIZE,
     GROUPS,
     NUM_BLOCKS,
-    delayed,
     fill,
     make_host,
     make_pool,
@@ -53,20 +53,20 @@ def take_at_random(seed: int, *, forgets: Lane | None = None) -> bool:
         found.append(bytes(taken.arrived()) == expected)
         taken.release()
 
-    with delayed(seed, forgets=forgets) as streams:
-        saves = StagedSaves(pool, streams, 3 * pool.block_bytes(GROUPS[0]), plain)
-        for number in range(1, 60):
-            group, block = random.choice(GROUPS), BlockId(random.randrange(NUM_BLOCKS))
-            streams.compute(lambda of=(group, block, number): fill(pool, *of))
-            fill(as_taken, group, block, number)
-            if saves.has_room(group):
-                num_tokens = random.randint(1, BLOCK_SIZE)
-                expected = bytes(as_taken.read_block(group, block, num_tokens))
-                under_way.append((saves.take(group, block, num_tokens), expected))
-            if under_way and random.random() < 0.6:
-                look()
-        while under_way:
+    streams = DelayedStreams(seed, forgets=forgets)
+    saves = StagedSaves(pool, streams, 3 * pool.block_bytes(GROUPS[0]), plain)
+    for number in range(1, 60):
+        group, block = random.choice(GROUPS), BlockId(random.randrange(NUM_BLOCKS))
+        streams.compute(lambda of=(group, block, number): fill(pool, *of))
+        fill(as_taken, group, block, number)
+        if saves.has_room(group):
+            num_tokens = random.randint(1, BLOCK_SIZE)
+            expected = bytes(as_taken.read_block(group, block, num_tokens))
+            under_way.append((saves.take(group, block, num_tokens), expected))
+        if under_way and random.random() < 0.6:
             look()
+    while under_way:
+        look()
     assert len(found) > 20
     return not all(found)
 
@@ -207,15 +207,15 @@ def test_a_place_of_what_was_given_up_is_used_again_once_its_copy_is_done() -> N
 def bring_at_random(seed: int, *, forgets: Lane | None = None) -> bool:
     """Bring blocks to where something was computed just before; return whether any byte differs."""
     random, pool, expected = Random(seed), make_pool(), {}
-    with delayed(seed, forgets=forgets) as streams:
-        transport = StagedTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
-        for number in range(1, 30):
-            group, block = random.choice(GROUPS), BlockId(random.randrange(NUM_BLOCKS))
-            streams.compute(lambda of=(group, block, number): fill(pool, *of))
-            data = random.randbytes(pool.block_bytes(group))
-            transport.bring(group, block, filling(data))
-            expected[group, block] = data
-        streams.mark().wait()
+    streams = DelayedStreams(seed, forgets=forgets)
+    transport = StagedTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
+    for number in range(1, 30):
+        group, block = random.choice(GROUPS), BlockId(random.randrange(NUM_BLOCKS))
+        streams.compute(lambda of=(group, block, number): fill(pool, *of))
+        data = random.randbytes(pool.block_bytes(group))
+        transport.bring(group, block, filling(data))
+        expected[group, block] = data
+    streams.mark().wait()
     return any(bytes(pool.read_block(*where, BLOCK_SIZE)) != data for where, data in expected.items())
 
 
