@@ -70,7 +70,7 @@ def main() -> int:
     bounds = Bounds(plan.threads)
     for shape in plan.shapes:
         for bits in plan.bits:
-            _forget(figures, shape.name, bits)
+            _forget(figures, shape.name, bits, plan.contexts)
             _measure(plan, shape, bits, figures, bounds)
             if arguments.save:  # a long run that is broken off keeps what it has measured
                 _save(plan, figures, quick=arguments.quick)
@@ -98,12 +98,11 @@ def _read() -> Figures:
     return figures
 
 
-def _forget(figures: Figures, shape: str, bits: str) -> None:
-    """Let go of what was known of one model: it is measured anew, in turn with its peers."""
-    by_key: tuple[dict[Any, Any], ...] = (figures.rates, figures.limits, figures.peaks)
-    for values in by_key:
-        for key in [key for key in values if key[:2] == (shape, bits)]:
-            del values[key]
+def _forget(figures: Figures, shape: str, bits: str, contexts: tuple[int, ...]) -> None:
+    """Let go of what was known of a model at these contexts: it is measured anew, in turn with its peers."""
+    for cell in [cell for cell in figures.rates if cell[:2] == (shape, bits) and cell[3] in contexts]:
+        del figures.rates[cell]
+        figures.limits.pop(cell, None)
 
 
 def _save(plan: Plan, figures: Figures, *, quick: bool) -> None:
@@ -122,7 +121,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--save", action="store_true", help="write table, JSON and plot to results/")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file too")
     parser.add_argument("--svg", type=Path, metavar="DIR", help="draw the plot there too")
-    parser.add_argument("--add", action="store_true", help="keep what results/ has of other models")
+    parser.add_argument(
+        "--add", action="store_true", help="keep what results/ has of other models and contexts"
+    )
     parser.add_argument(
         "--peers", default=sys.executable, metavar="PYTHON", help="interpreter with the peers"
     )
@@ -289,7 +290,7 @@ def _table(figures: Figures) -> str:
         "",
         head,
     ]
-    for cell, by_engine in figures.rates.items():
+    for cell, by_engine in _in_order(figures):
         shape, bits, what, context, batch = cell
         label = f"{shape} {bits} bits {what} @{context:,}" + (f" x{batch}" if batch > 1 else "")
         columns = "".join(f"{_spread(by_engine.get(name, [])):>26}" for name in names)
@@ -305,6 +306,17 @@ def _table(figures: Figures) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _in_order(figures: Figures) -> list[tuple[Cell, dict[str, list[float]]]]:
+    """Return the figures by shape, bits and context, the prompt's first."""
+    names = list(SHAPES)
+
+    def place(cell: Cell) -> tuple[int, int, int, bool, int]:
+        shape, bits, what, context, batch = cell
+        return names.index(shape), -int(bits), context, what != "prefill", batch
+
+    return sorted(figures.rates.items(), key=lambda item: place(item[0]))
+
+
 def _report(plan: Plan, figures: Figures) -> dict[str, Any]:
     rows = [
         {
@@ -317,7 +329,7 @@ def _report(plan: Plan, figures: Figures) -> dict[str, Any]:
             "bounds": figures.limits[cell],
             "tokens_per_s": dict(by_engine),
         }
-        for cell, by_engine in figures.rates.items()
+        for cell, by_engine in _in_order(figures)
     ]
     return {
         "date": time.strftime("%Y-%m-%d"),

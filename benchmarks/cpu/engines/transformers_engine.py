@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from benchmarks.cpu.engines.random_tokens import following
+from kvchat.engine.memory.host_memory import available_bytes
 
 
 class TransformersEngine:
@@ -31,6 +32,10 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def decode(self, length: int, num_tokens: int, batch: int) -> float:
+        num_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in self._caches[length].layers)
+        # The copies, the one that they are made of, and a layer's while a token is added to it.
+        if (batch + 2) * num_bytes > available_bytes():
+            raise NotImplementedError("the keys and values of a batch do not fit into memory")
         cache = copy.deepcopy(self._caches[length])
         if batch > 1:
             cache.batch_repeat_interleave(batch)
