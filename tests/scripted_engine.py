@@ -26,7 +26,9 @@ Script = Callable[[tuple[int, ...]], Sequence[int]]
 
 
 class ScriptedHandle:
-    """One request. `step_tokens` tokens come per call of `take_events`, each call `step_s` later."""
+    """One request. `step_tokens` tokens come per call of `take_events`, each call `step_s` later. Behind
+    `held_after` of them nothing comes until it is cancelled; see `ScriptedEngine`.
+    """
 
     def __init__(
         self, engine: "ScriptedEngine", request: Request, branch: BranchId, tokens: Sequence[int]
@@ -38,6 +40,7 @@ class ScriptedHandle:
         self._engine = engine
         self._request = request
         self._tokens = deque(tokens)
+        self._held_after = engine.held_after
         self._num_sampled = 0
         self._reason: FinishReason | None = None
         self._has_begun = False
@@ -45,9 +48,15 @@ class ScriptedHandle:
     def take_events(self, timeout_s: float) -> tuple[Event, ...]:
         assert self._reason is None, "nothing comes after the last event"
         sleep(self._engine.step_s)
+        if act := self._engine.at_token.pop(self._num_sampled, None):
+            act()
+        if self._num_sampled == self._held_after and not self.cancelled.wait(timeout_s):
+            return ()
         events: list[Event] = [] if self._has_begun else [self._prefill()]
         self._has_begun = True
         for _ in range(self._engine.step_tokens):
+            if self._num_sampled == self._held_after and not self.cancelled.is_set():
+                break
             self._reason = self._reason_to_end()
             if self._reason is not None:
                 events.append(self._finished())
@@ -121,6 +130,12 @@ class ScriptedEngine:
         self.dies_after: int | None = None
         self.step_tokens = 1
         self.step_s = 0.0
+        self.held_after: int | None = None
+        """So many tokens come of the requests that are handed in from now on, and the rest never: an answer
+        can be ended before its end, however slow whoever ends it is.
+        """
+        self.at_token: dict[int, Callable[[], object]] = {}
+        """What is done once, in the thread that takes the events, when a request has so many tokens."""
         self.handle_class = ScriptedHandle
         self.is_exact = True
         self.adapter: str | None = None

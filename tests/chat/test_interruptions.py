@@ -3,24 +3,24 @@
 from contextlib import closing
 from signal import SIGINT, default_int_handler, pthread_kill, signal
 from threading import Thread, main_thread
-from time import sleep
 
 import pytest
 
 from kvchat.chat import ChatEvent, TextDelta, TurnFinished, TurnStarted
-from kvchat.engine.api.events import Event, TokenEmitted
 from kvchat.errors import (
     UsageError,
 )
 from kvchat.session.tree import Finish
 from tests.chat.desk import REPLY, Desk, shown, wait_until
-from tests.scripted_engine import ScriptedHandle
 
 pytestmark = pytest.mark.pure
 
+NUM_TOKENS = 4
+"""What comes of an answer before it is ended."""
+
 
 def test_an_abandoned_answer_is_stopped_and_kept_as_interrupted(desk: Desk) -> None:
-    desk.engine.step_s = 0.02
+    desk.engine.held_after = NUM_TOKENS
     conversation = desk.chat.create()
     with closing(desk.chat.send(conversation, "Hello")) as events:
         text = ""
@@ -35,12 +35,13 @@ def test_an_abandoned_answer_is_stopped_and_kept_as_interrupted(desk: Desk) -> N
     assert desk.engine.live == {}
     assert not conversation.is_busy
     assert conversation.turns[-1] == kept
+    desk.engine.held_after = None
     assert shown(list(desk.chat.send(conversation, "Go on"))) == REPLY
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, BrokenPipeError, SystemExit])
 def test_an_answer_is_kept_whatever_ends_its_reader(desk: Desk, interrupt: type[BaseException]) -> None:
-    desk.engine.step_s = 0.02
+    desk.engine.held_after = NUM_TOKENS
     conversation = desk.chat.create()
 
     def read() -> None:
@@ -57,24 +58,11 @@ def test_an_answer_is_kept_whatever_ends_its_reader(desk: Desk, interrupt: type[
     assert not conversation.is_busy
 
 
-class InterruptingHandle(ScriptedHandle):
-    """Sends an interrupt to the main thread after some tokens, as Ctrl-C does, while that thread waits."""
-
-    num_tokens = 0
-
-    def take_events(self, timeout_s: float) -> tuple[Event, ...]:
-        events = super().take_events(timeout_s)
-        before = self.num_tokens
-        self.num_tokens += sum(isinstance(event, TokenEmitted) for event in events)
-        if before < 4 <= self.num_tokens:
-            pthread_kill(main_thread().ident or 0, SIGINT)
-            sleep(0.1)
-        return events
-
-
 def test_an_interrupt_while_waiting_for_the_engine_keeps_what_was_sampled(desk: Desk) -> None:
-    desk.engine.handle_class = InterruptingHandle
-    desk.engine.step_s = 0.02
+    """A thread that just begins to wait is interrupted once it is woken, so tokens go on coming."""
+    desk.reply = REPLY * 1000
+    desk.engine.step_s = 0.005
+    desk.engine.at_token = {NUM_TOKENS: lambda: pthread_kill(main_thread().ident or 0, SIGINT)}
     conversation = desk.chat.create()
     before = signal(SIGINT, default_int_handler)  # a shell's background jobs ignore it
     try:
@@ -84,7 +72,7 @@ def test_an_interrupt_while_waiting_for_the_engine_keeps_what_was_sampled(desk: 
         signal(SIGINT, before)
     kept = desk.store.turns_to(conversation.branch.leaf_id)[-1]
     assert kept.finish is Finish.INTERRUPTED
-    assert len(kept.token_ids or ()) >= 4
+    assert len(kept.token_ids or ()) >= NUM_TOKENS
 
 
 def test_sampled_tokens_are_stored_though_nobody_reads(desk: Desk) -> None:
@@ -99,7 +87,7 @@ def test_sampled_tokens_are_stored_though_nobody_reads(desk: Desk) -> None:
 
 
 def test_stop_from_another_thread_ends_the_answer_as_interrupted(desk: Desk) -> None:
-    desk.engine.step_s = 0.02
+    desk.engine.held_after = NUM_TOKENS
     conversation = desk.chat.create()
     events: list[ChatEvent] = []
     for event in desk.chat.send(conversation, "Hello"):
@@ -114,6 +102,7 @@ def test_stop_from_another_thread_ends_the_answer_as_interrupted(desk: Desk) -> 
     assert shown(events) == finished.answer.text
     assert finished.answer.text != REPLY
     live = conversation.engine_branch
+    desk.engine.held_after = None
     list(desk.chat.send(conversation, "Again"))
     assert desk.engine.requests[-1].branch == live
 
@@ -131,7 +120,7 @@ def test_stop_before_the_engine_has_the_request_never_starts_it(desk: Desk) -> N
 
 
 def test_closing_a_conversation_that_is_being_answered_stops_it_and_leaves_no_branch(desk: Desk) -> None:
-    desk.engine.step_s = 0.02
+    desk.engine.held_after = NUM_TOKENS
     conversation = desk.chat.create()
     for event in desk.chat.send(conversation, "Hello"):
         if isinstance(event, TextDelta):

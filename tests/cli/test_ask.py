@@ -8,8 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from threading import Thread
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
 from tokenizers import Tokenizer
@@ -60,21 +59,10 @@ def stored() -> list[Sequence[Turn]]:
         return [store.all_turns(summary.session.id) for summary in store.list_sessions()]
 
 
-def after_first_token(ask: Asker, act: Callable[[], None]) -> Thread:
-    """Do something as soon as the engine has sampled; give up after some seconds."""
-
-    def wait() -> None:
-        deadline_s = monotonic() + 20
-        while monotonic() < deadline_s:
-            requests, live = ask.engine.requests, [*ask.engine.live.values()]
-            if requests and any(len(tokens) > len(requests[-1].token_ids) for tokens in live):
-                act()
-                return
-            sleep(0.002)
-
-    thread = Thread(target=wait, daemon=True)
-    thread.start()
-    return thread
+def after_first_token(ask: Asker, act: Callable[[], None]) -> None:
+    """Do something as soon as the engine has sampled. Two more tokens come then, and no end by itself."""
+    ask.engine.at_token = {1: act}
+    ask.engine.held_after = 3
 
 
 def test_standard_output_is_the_answer_alone(ask: Asker, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,11 +167,9 @@ def test_an_engine_that_dies_exits_with_its_reason_and_keeps_what_was_said(ask: 
 def test_a_signal_stops_the_model_saves_the_partial_answer_and_exits(
     ask: Asker, capsys: pytest.CaptureFixture[str], number: int, exit_code: int
 ) -> None:
-    ask.engine.step_s = 0.05
     before = signal.getsignal(number)
-    sender = after_first_token(ask, lambda: os.kill(os.getpid(), number))
+    after_first_token(ask, lambda: os.kill(os.getpid(), number))
     assert ask(json=True) == exit_code
-    sender.join()
     assert json.loads(capsys.readouterr().out)["finish_reason"] == "cancelled"
     [[_, partial]] = stored()
     assert partial.finish is Finish.INTERRUPTED
@@ -211,10 +197,8 @@ def test_a_closed_pipe_stops_the_model_within_a_step_and_keeps_what_was_computed
     read_end, write_end = os.pipe()
     pipe = os.fdopen(write_end, "w")
     monkeypatch.setattr(sys, "stdout", pipe)
-    ask.engine.step_s = 0.05
-    closer = after_first_token(ask, lambda: os.close(read_end))
+    after_first_token(ask, lambda: os.close(read_end))
     assert ask(**options) == 141
-    closer.join()
     with suppress(BrokenPipeError):
         pipe.close()
     [[_, partial]] = stored()
@@ -309,10 +293,8 @@ def test_temp_has_no_word_on_disk_while_it_is_answered_either(
         files = [file for top in (place, home) for file in top.rglob("*") if file.is_file()]
         seen.append(b"".join(file.read_bytes() for file in files))
 
-    ask.engine.step_s = 0.1
-    thread = after_first_token(ask, look)
+    ask.engine.at_token = {1: look}
     assert ask("my secret words", temp=True) == 0
-    thread.join()
     assert len(seen) == 1
     assert b"secret" not in seen[0]
     assert b"SQLite" not in seen[0]

@@ -135,7 +135,7 @@ def test_whoever_sits_before_the_lender_goes_first(borrowed: Borrowed, engine: S
 
 
 def test_a_cancelled_request_ends_within_a_step(borrowed: Borrowed, engine: ScriptedEngine) -> None:
-    engine.step_s = 0.02
+    engine.held_after = len(ANSWER) // 4
     handle = borrowed.submit(PROMPT)
     eventually(lambda: any(isinstance(event, TokenEmitted) for event in handle.take_events(1.0)))
     handle.cancel()
@@ -145,13 +145,15 @@ def test_a_cancelled_request_ends_within_a_step(borrowed: Borrowed, engine: Scri
 
 
 def test_a_borrower_that_vanishes_costs_its_own_request_alone(lender: Lender, engine: ScriptedEngine) -> None:
-    engine.step_s = 0.01
     lost, other = borrow(lender.path, IDENTITY), borrow(lender.path, IDENTITY)
     assert lost is not None
     assert other is not None
     with closing(other):
         idle = tokens_of(lost.submit(PROMPT))[1].branch
-        doomed, kept = lost.submit(PROMPT), other.submit(PROMPT)
+        engine.held_after = len(ANSWER) // 4
+        doomed = lost.submit(PROMPT)
+        engine.held_after = None
+        kept = other.submit(PROMPT)
         doomed.take_events(1.0)
         lost.close()
         eventually(lambda: engine.handles[1].cancelled.is_set())
@@ -171,7 +173,7 @@ def test_an_engine_that_dies_ends_the_borrowers_answer(borrowed: Borrowed, engin
 def test_a_lender_that_closes_ends_the_borrowers_answer(
     lender: Lender, borrowed: Borrowed, engine: ScriptedEngine
 ) -> None:
-    engine.step_s = 0.02
+    engine.held_after = len(ANSWER) // 4
     handle = borrowed.submit(PROMPT)
     handle.take_events(1.0)
     lender.close()

@@ -199,7 +199,8 @@ def _is_cut_off(raw: socket.socket) -> bool:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_stops_the_model(stream: bool, served: Served) -> None:
-    served.engine.step_s = 0.02
+    served.engine.held_after = 100
+    served.engine.step_s = 0.002
     served.reply = "word " * 400
     data = json.dumps(ASK | {"stream": stream}).encode()
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as raw:
@@ -210,6 +211,7 @@ def test_a_client_that_goes_away_stops_the_model(stream: bool, served: Served) -
     handle = served.engine.handles[0]
     eventually(handle.cancelled.is_set)
     eventually(lambda: not served.engine.live)
+    served.engine.held_after = None
     served.reply = REPLY
     assert still_answers(served)
 
@@ -220,7 +222,7 @@ def test_a_client_that_left_before_its_answer_began_stops_the_model(
 ) -> None:
     """As one does while a long prompt is encoded: its leaving is known before the first part is sent."""
     engine = ScriptedEngine(lambda prompt: [5] * 1000, max_context=2000)
-    engine.step_s = 0.05
+    engine.held_after = 3
     app = make_app(engine, template, KEY, SamplingParams(max_tokens=500))
     asked = json.dumps(ASK | {"stream": stream}).encode()
     coming = [{"type": "http.request", "body": asked, "more_body": False}]
