@@ -2,7 +2,6 @@
 
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +10,13 @@ from kvchat.session.page import PAGE_BYTES, can_be_page
 pytestmark = pytest.mark.pure
 
 
-@pytest.fixture
-def pages(tmp_path: Path) -> list[bytes]:
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """Inner and outer pages of tables and indices, chains of long rows, and room that was freed."""
-    with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as connection:
+    path = tmp_path_factory.mktemp("pages") / "a.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        connection.execute("PRAGMA synchronous = OFF")
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, name TEXT, words TEXT)")
         connection.execute("CREATE INDEX i ON t (words)")
         for number in range(600):
@@ -23,7 +24,7 @@ def pages(tmp_path: Path) -> list[bytes]:
             connection.execute("INSERT INTO t (name, words) VALUES (?, ?)", row)
         connection.execute("DELETE FROM t WHERE id % 7 = 3")
         connection.execute("UPDATE t SET words = 'shorter' WHERE id % 11 = 4")
-    data = (tmp_path / "a.db").read_bytes()
+    data = path.read_bytes()
     return [data[start : start + PAGE_BYTES] for start in range(0, len(data), PAGE_BYTES)]
 
 
