@@ -37,9 +37,9 @@ from tests.engine.memory.chains import (
     block_behind,
     chain,
 )
+from tests.patience import PATIENCE_S
 from tests.session.turns import open_answer, question
 
-LONG_S = 60.0
 SHARED_IDS = [1, 2, 3, 4, 5, 6, 7, 8]
 """Every other conversation begins with these, so that removal meets blocks which others still need."""
 
@@ -154,7 +154,7 @@ class Work:
         for block in new:
             replaces = tails[0].key if tails and block is new[-1] else None
             assert self.writer.submit(block.header, block.payload, replaces)
-        assert self.writer.flush(LONG_S)
+        assert self.writer.flush(PATIENCE_S)
         saved.update((block.key, block) for block in new)
         say("blocks", session=session_id, blocks=[_described(block) for block in new])
 
@@ -164,7 +164,7 @@ class Work:
         burst = chain([self.random.randrange(30_000) for _ in range(BLOCK_SIZE * num_blocks)])
         for block in burst:
             assert self.writer.submit(block.header, block.payload)
-        assert self.writer.flush(LONG_S)
+        assert self.writer.flush(PATIENCE_S)
         say("blocks", session=None, blocks=[_described(block) for block in burst])
 
     def import_session(self) -> None:
@@ -245,7 +245,7 @@ class Work:
         for copy in backup_paths(self.places.database):
             if copy.exists():
                 os.utime(copy, (0.0, 0.0))
-        assert self.writer.close(LONG_S)
+        assert self.writer.close(PATIENCE_S)
         self.store.close()
         self.sessions.close()
         self._open()

@@ -16,8 +16,9 @@ from time import monotonic
 
 import pyte
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
-PATIENCE_S = 60.0
 
 
 class Terminal:

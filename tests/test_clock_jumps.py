@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 pytestmark = pytest.mark.pure
 
 ROOT = Path(__file__).parent.parent
@@ -16,7 +18,7 @@ YEAR_S = 365 * 86_400
 
 def under_a_clock(shift_s: float, home: Path, title: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.clock_child", str(shift_s), str(home), title]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -5,7 +5,7 @@ from threading import Thread
 from time import monotonic, sleep
 from types import FrameType
 
-PATIENCE_S = 60.0
+from tests.patience import PATIENCE_S
 
 
 def wait_until_in(thread: Thread, function: str) -> None:

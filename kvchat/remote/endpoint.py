@@ -116,6 +116,8 @@ class Endpoint:
                 response = connection.getresponse()
                 data = response.read(_MOST_METRICS_BYTES + 1)
         except (OSError, HTTPException, ValueError) as error:
+            if is_late.is_set():
+                raise RemoteError(f"{self.name}/metrics took too long") from error
             raise RemoteError(f"{self.name}/metrics broke off ({error or type(error).__name__})") from error
         finally:
             connection.close()

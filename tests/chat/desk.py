@@ -8,6 +8,7 @@ from kvchat.chat import Chat, ChatEvent, TextDelta
 from kvchat.conversation import Conversation
 from kvchat.session.store import SessionStore
 from kvchat.session.template import ChatTemplate
+from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
 
 REPLY = "Hello, Grüße! The answer is no."
@@ -32,7 +33,7 @@ class Desk:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = monotonic() + 20
+    deadline = monotonic() + PATIENCE_S
     while not is_so():
         assert monotonic() < deadline
         sleep(0.01)

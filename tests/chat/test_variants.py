@@ -20,6 +20,7 @@ from kvchat.session.store import SessionStore
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import Finish, Turn
 from kvchat.variants.samples import SampleDelta, SamplesFinished
+from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine, ScriptedHandle
 
 pytestmark = pytest.mark.cpu
@@ -208,7 +209,7 @@ def test_reading_ahead_can_be_stopped(chat: Chat, talk: Conversation) -> None:
     thread = Thread(target=ahead.run)
     thread.start()
     ahead.stop()
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     ask(chat, talk, "How are you?")
 

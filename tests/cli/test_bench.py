@@ -14,6 +14,7 @@ from kvchat.cli.bench import measure, source_tree
 from kvchat.cli.bench_options import BenchOptions
 from kvchat.cli.main import run
 from kvchat.errors import KvchatError, UsageError
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
@@ -151,9 +152,9 @@ def test_a_signal_ends_what_is_measured_with_all_that_it_has_started(tree: Path,
         assert process.stdout is not None
         grandchild = int(process.stdout.readline())
         process.send_signal(number)
-        assert process.wait(30) == 128 + number
+        assert process.wait(PATIENCE_S) == 128 + number
         assert process.stdout.read() == "", "no other scenario is begun"
-    deadline_s = monotonic() + 30
+    deadline_s = monotonic() + PATIENCE_S
     while _is_alive(grandchild):
         assert monotonic() < deadline_s
         sleep(0.02)
@@ -166,7 +167,7 @@ def test_a_signal_is_told_to_whoever_reads_json(tree: Path) -> None:
         assert process.stderr is not None
         process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     [event] = map(json.loads, out.splitlines())
     assert (event["event"], event["exit_code"]) == ("error", 130)

@@ -21,13 +21,12 @@ from kvchat.engine.memory.block_index import IndexedBlock
 from kvchat.errors import StorageError
 from kvchat.session.tree import path_token_ids
 from tests.cli.secret_home import files_with
+from tests.patience import PATIENCE_S
 from tests.threads import wait_until_in
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 LONG = " ".join(f"{number} is a number." for number in range(80))
-
-PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from kvchat.lending.borrower import Borrowed, borrow
 from kvchat.lending.place import identity_of, socket_path
 from kvchat.session.origin import new_origin
 from kvchat.session.tree import Turn
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -264,7 +265,7 @@ def test_what_the_running_model_takes_gives_way_to_the_one_that_is_chosen(tmp_pa
 def test_the_window_counts_what_its_engine_holds_as_free_for_another_model(window: Window) -> None:
     say_first = window.chat.create("talk")
     list(window.chat.send(say_first, "hello"))
-    deadline_s = monotonic() + 60
+    deadline_s = monotonic() + PATIENCE_S
     while not window.host._memory().cache_bytes:  # what an engine holds is told some times a second
         assert monotonic() < deadline_s
         sleep(0.01)

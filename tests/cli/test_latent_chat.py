@@ -16,11 +16,10 @@ from kvchat.engine.api.status import EnginePhase
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.cache_rows import row_text
+from tests.patience import PATIENCE_S
 from tests.tiny_models import write_model
 
 pytestmark = [pytest.mark.cpu, pytest.mark.tui]
-
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")

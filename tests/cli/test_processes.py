@@ -17,6 +17,7 @@ import pytest
 
 from tests.cli.secret_home import Run as InThisProcess
 from tests.fork_server import Forked, ForkServer
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -165,7 +166,7 @@ def test_ctrl_c_saves_what_was_shown_and_exits_130(start: Start, stored_turns: S
         text = shown(process, num_pieces=3)
         process.send_signal(signal.SIGINT)
         last = json.loads(process.stdout.readlines()[-1])
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=PATIENCE_S) == 130
     assert (last["event"], last["finish_reason"]) == ("done", "cancelled")
     assert stored_turns("demo")[-1]["text"].startswith(text)
 
@@ -177,7 +178,7 @@ def test_ctrl_c_while_the_model_loads_exits_130_in_silence(tiny_model: Path) -> 
         assert process.stderr.readline() == b"importing torch\n"
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=PATIENCE_S) == 130
 
 
 def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(start: Start, stored_turns: Stored) -> None:
@@ -185,7 +186,7 @@ def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(start: Start, st
         process.stdout.read(1)
         process.stdout.close()
         complaints = process.stderr.read()
-        assert process.wait(timeout=30) == 141
+        assert process.wait(timeout=PATIENCE_S) == 141
     assert "Traceback" not in complaints
     assert "Exception ignored" not in complaints
     assert stored_turns("demo")[-1]["finish"] == "interrupted"

@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from kvchat.cli.main import run
 from tests.fork_server import ForkServer
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -47,7 +48,7 @@ def test_other_programs_talk_to_the_engine_and_share_its_cache(home: Path) -> No
             stdin=subprocess.DEVNULL,
         )
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 143
+        assert process.wait(timeout=PATIENCE_S) == 143
     assert "Ana" in (second.choices[0].message.content or "")
     assert first.usage is not None
     assert second.usage is not None
@@ -79,13 +80,13 @@ def test_what_no_client_should_send_harms_neither_the_engine_nor_its_answers(
         statuses = [_status_of(port, *one) for one in _hostile(key, said)]
         assert statuses == [403, 403, 401, 400, 400, 400, 400, 404]
         for _ in range(5):  # and those that leave while they are answered
-            with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as raw:
                 raw.sendall(_request(key, json.dumps({"model": "kvchat", "messages": said, "stream": True})))
                 assert raw.recv(12) == b"HTTP/1.1 200"
         assert answer() == before
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 143
+        assert process.wait(timeout=PATIENCE_S) == 143
 
 
 def _hostile(key: str, said: list[ChatCompletionMessageParam]) -> list[tuple[str, bytes]]:
@@ -116,7 +117,7 @@ def _request(key: str, body: str, *headers: str) -> bytes:
 
 
 def _status_of(port: int, what: str, request: bytes) -> int:
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as raw:
         raw.sendall(request)
         head = raw.recv(12)
     assert head.startswith(b"HTTP/1.1 "), what
@@ -137,7 +138,7 @@ def test_what_its_metrics_tell_of_its_cache_is_shown_where_it_is_the_server(
             answers.append(json.loads(capsys.readouterr().out)["usage"])
         assert run(["cache", "status", *at]) == 0
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 143
+        assert process.wait(timeout=PATIENCE_S) == 143
     server = json.loads(capsys.readouterr().out)["server"]
     assert server["hit_tokens"] == answers[1]["cached_tokens"] > 0
     assert server["asked_tokens"] == sum(usage["prompt_tokens"] for usage in answers)

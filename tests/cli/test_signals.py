@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from kvchat.cli.signals import StopAsked, StopSignals
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
@@ -42,4 +43,4 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
         os.kill(process.pid, signal.SIGINT)
         assert process.stdout.readline() == "stopping\n"
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        assert process.wait(timeout=PATIENCE_S) == 130

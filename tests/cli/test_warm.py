@@ -25,6 +25,7 @@ from kvchat.config import read_settings
 from kvchat.engine.api.config import EngineConfig
 from tests.cli.secret_home import Run
 from tests.fork_server import Forked, ForkServer
+from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.cpu
@@ -179,7 +180,7 @@ def test_a_closed_pipe_and_ctrl_c_stop_the_borrowed_engine_at_once(ask: Asker) -
             assert process.stdout is not None
             process.stdout.read(1)
             act(process)
-            ends.append((name, process.wait(timeout=60)))
+            ends.append((name, process.wait(timeout=PATIENCE_S)))
         answer = ask.turns(name)[-1]
         assert answer["finish"] == "interrupted"
         assert len(answer["token_ids"]) < _MANY // 2
@@ -208,7 +209,7 @@ def test_sigterm_saves_what_was_shown_and_exits_143(ask: Asker) -> None:
         assert process.stdout is not None
         shown = process.stdout.read(5)
         process.terminate()
-        assert process.wait(timeout=60) == 143
+        assert process.wait(timeout=PATIENCE_S) == 143
     answer = ask.turns("term")[-1]
     assert answer["finish"] == "interrupted"
     assert answer["text"].startswith(shown)
@@ -235,7 +236,7 @@ def test_a_lender_that_is_killed_costs_no_word_and_the_next_question_is_answered
         events = [json.loads(process.stdout.readline()) for _ in range(6)]
         lender.kill()
         events += map(json.loads, process.stdout)
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=PATIENCE_S) == 1
     assert [event["event"] in ("done", "error") for event in events] == [False] * (len(events) - 1) + [True]
     assert events[-1]["exit_code"] == 1
     shown = "".join(event["text"] for event in events if event["event"] == "text")

@@ -19,6 +19,7 @@ from kvchat.errors import CacheError, StorageError
 from kvchat.session.stored_paths import blocks_on
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, token_ids
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -48,7 +49,7 @@ class PatientShelf(BlockShelf):
     is_ahead: Event
 
     def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
-        assert self.is_ahead.wait(20)
+        assert self.is_ahead.wait(PATIENCE_S)
         return super().write_all(blocks, is_wanted=is_wanted)
 
 

@@ -13,6 +13,7 @@ from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.models.prepared import PREPARED_DIR
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, reference, token_ids
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -132,7 +133,7 @@ def test_without_a_disk_tier_no_file_is_touched(
 
 
 def _wait_until(engine, *, is_refused: bool) -> None:
-    until_s = monotonic() + 30
+    until_s = monotonic() + PATIENCE_S
     while (engine.snapshot().problem is not None) != is_refused:
         assert monotonic() < until_s
         sleep(0.01)

@@ -19,6 +19,7 @@ from tests.engine.stepped_reader import Clock, TimedReader
 from tests.engine.test_meeting import TimedRunner
 from tests.engine.test_update_weights import other_of
 from tests.engine.tiny_models import answer, submit, token_ids
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -112,7 +113,7 @@ def ask(model_dir: Path, cache_dir: Path) -> list[float]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=True,
     )
     told: list[float] = json.loads(done.stdout)

@@ -32,6 +32,7 @@ from tests.engine.tiny_models import (
     submit,
     token_ids,
 )
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -123,7 +124,7 @@ def test_an_answer_goes_on_in_every_step_while_another_session_is_loaded(
     engine.step()
     resumed = submit(engine, text + token_ids(9, seed=2), 12)
     assert num_tokens(engine, decoding, 40) == 40
-    assert gate.is_waited_at.wait(10)
+    assert gate.is_waited_at.wait(PATIENCE_S)
     assert gate.num_fetched == 0
     engine.check_integrity()
     gate.open()

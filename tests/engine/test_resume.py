@@ -32,6 +32,7 @@ from tests.engine.tiny_models import (
 from tests.engine.tiny_models import (
     open_engine as open_unmanaged,
 )
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -106,7 +107,13 @@ json.dump(result.token_ids, sys.stdout)
 def _answer_elsewhere(model_dir: Path, cache_dir: Path, prompt: list[int], num_tokens: int) -> list[int]:
     command = [sys.executable, "-c", _ELSEWHERE, str(model_dir), str(cache_dir), str(num_tokens)]
     done = subprocess.run(
-        command, input=json.dumps(prompt), capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+        command,
+        input=json.dumps(prompt),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     tokens: list[int] = json.loads(done.stdout)
@@ -188,7 +195,7 @@ def test_what_a_killed_engine_had_not_saved_is_a_tail_at_most(
 
 def _wait_until_saved(engine: Engine, token_ids: list[int]) -> None:
     """Until each of these blocks is there: a count would take parts of a tail for blocks."""
-    end_s = monotonic() + 60
+    end_s = monotonic() + PATIENCE_S
     while monotonic() < end_s:
         blocks = engine.inspect(InspectionWish(token_ids=tuple(token_ids)))
         if all(place.is_stored for block in blocks for place in block.places):
@@ -246,7 +253,7 @@ def test_closing_saves_everything_however_little_the_writer_takes_at_a_time(
     parts = build_parts("tiny", model_dir, config)
     assert parts.saver is not None
     assert parts.store is not None
-    parts.saver.close(timeout_s=10)
+    parts.saver.close(timeout_s=PATIENCE_S)
     writer = BlockWriter(SlowSink(parts.store), max_bytes=1)
     saver = Saver(parts.pool, parts.store, writer, parts.manager.is_resident)
     engine = Engine(replace(parts, saver=saver))

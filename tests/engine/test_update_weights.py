@@ -21,6 +21,7 @@ from kvchat.engine.worker import Worker
 from kvchat.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnreadable, UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, finish, make_config, reference, save_model, submit, token_ids
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
@@ -192,7 +193,7 @@ def test_through_a_worker_the_new_weights_answer_and_a_refusal_reaches_the_asker
         handle = worker.submit(Request(token_ids=tuple(PROMPT), sampling=SamplingParams(max_tokens=8)))
         tokens: list[int] = []
         while len(tokens) < 8:
-            events = handle.take_events(timeout_s=60)
+            events = handle.take_events(timeout_s=PATIENCE_S)
             tokens += [event.token_id for event in events if isinstance(event, TokenEmitted)]
         assert tokens == reference(second).answer(PROMPT, 8)
     finally:

@@ -22,11 +22,9 @@ from kvchat.engine.worker import NICENESS, Worker, WorkerHandle
 from kvchat.errors import EngineFailed, InvalidRequest, ModelError
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, reference, token_ids
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
-
-PATIENCE_S = 60.0
-"""Long beyond any real wait: a test that reaches it has found a hang."""
 
 StartWorker = Callable[..., Worker]
 

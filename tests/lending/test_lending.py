@@ -32,6 +32,7 @@ from kvchat.session.store import SessionStore
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import Finish
 from tests.lending.conftest import ANSWER, IDENTITY
+from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.pure
@@ -40,7 +41,7 @@ PROMPT = Request(token_ids=(1, 2, 3))
 
 
 def eventually(holds: Callable[[], object]) -> None:
-    deadline_s = monotonic() + 20
+    deadline_s = monotonic() + PATIENCE_S
     while not holds():
         assert monotonic() < deadline_s, "it never came true"
         sleep(0.002)
@@ -214,7 +215,7 @@ def test_what_is_no_message_ends_that_connection_and_no_other(
             raw.sendall(b'{"v": %d, "identity": "%s"}\n' % (VERSION, IDENTITY.encode()))
         raw.sendall(line)
         raw.shutdown(socket.SHUT_WR)
-        raw.settimeout(20)
+        raw.settimeout(PATIENCE_S)
         while raw.recv(65536):
             pass  # read to the end: the lender has closed
     assert tokens_of(borrowed.submit(PROMPT))[0] == list(ANSWER)

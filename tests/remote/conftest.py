@@ -50,19 +50,25 @@ class RawServer:
 
     def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
-            data = b""
-            while b"\r\n\r\n" not in data:
-                data += _received(connection)
-            head, _, body = data.partition(b"\r\n\r\n")
-            length = re.search(rb"Content-Length: (\d+)", head)
-            while length is not None and len(body) < int(length[1]):
-                body += _received(connection)
-            self.requests.append(body)
+            self.requests.append(_request(connection))
             self.asked.set()
             connection.sendall(self._data)
             if self._hangs:
                 connection.recv(1)
-                self.gone.set()
+        if self._hangs:
+            self.gone.set()
+
+
+def _request(connection: socket.socket) -> bytes:
+    """Return the body of a request that has come whole."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += _received(connection)
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = re.search(rb"Content-Length: (\d+)", head)
+    while length is not None and len(body) < int(length[1]):
+        body += _received(connection)
+    return body
 
 
 def _received(connection: socket.socket) -> bytes:

@@ -25,6 +25,7 @@ from kvchat.remote.endpoint import Endpoint
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish
 from kvchat.ui.widgets.footer_line import footer_parts
+from tests.patience import PATIENCE_S
 from tests.remote.test_remote_chat import answer_of
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow]
@@ -54,7 +55,7 @@ def running(directory: Path, *command: str) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE_S)
         log.close()
 
 

@@ -25,6 +25,7 @@ from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, Turn
 from kvchat.ui.course_words import edit_words
 from kvchat.ui.widgets.footer_line import footer_parts
+from tests.patience import PATIENCE_S
 from tests.remote.conftest import HEAD, RawServer
 from tests.serve.conftest import REPLY, Served
 
@@ -234,7 +235,7 @@ def test_stopping_closes_the_connection_and_keeps_what_came(store: SessionStore,
     Thread(target=chat.stop, args=(conversation,)).start()
     answer = answer_of(_behind(events, conversation))
     assert (answer.text, answer.finish) == ("Hi", Finish.INTERRUPTED)
-    assert server.gone.wait(10)
+    assert server.gone.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("is_early", [True, False])
@@ -253,9 +254,9 @@ def test_an_answer_is_stopped_before_the_server_says_a_word(
     reader = Thread(target=lambda: ended.extend(one.answer for one in events), daemon=True)  # type: ignore[union-attr]
     reader.start()
     if not is_early:
-        assert server.asked.wait(10)
+        assert server.asked.wait(PATIENCE_S)
         chat.stop(conversation)
-    reader.join(10)
+    reader.join(PATIENCE_S)
     assert [(turn.text, turn.finish) for turn in ended] == [("", Finish.INTERRUPTED)]
 
 
@@ -279,7 +280,7 @@ def test_a_reader_that_goes_away_closes_the_connection_too(store: SessionStore, 
     with closing(chat.send(conversation, "Hello")) as events:  # type: ignore[type-var]
         next(events)
         next(events)
-    assert server.gone.wait(10)
+    assert server.gone.wait(PATIENCE_S)
     stored = store.turns_to(conversation.branch.leaf_id)[-1]
     assert (stored.text, stored.finish) == ("Hi", Finish.INTERRUPTED)
 

@@ -15,6 +15,7 @@ from kvchat.cli.pack_options import MakeOptions
 from kvchat.cli.serve_options import ServeOptions
 from kvchat.cli.session_options import VerifyCacheOptions
 from kvchat.config import Remote
+from tests.patience import PATIENCE_S
 from tests.remote.conftest import RawServer
 from tests.serve.conftest import KEY, REPLY, Served
 from tests.terminal import terminal
@@ -97,9 +98,9 @@ def test_a_signal_ends_a_question_that_the_server_has_not_begun_to_answer(
         env=os.environ | {"KVCHAT_HOME": str(tmp_path / "home")},
     )
     try:
-        assert server.asked.wait(30)
+        assert server.asked.wait(PATIENCE_S)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 143
+        assert process.wait(PATIENCE_S) == 143
     finally:
         process.kill()
         process.wait()

@@ -13,6 +13,7 @@ from kvchat.serve.app import make_app
 from kvchat.serve.connection import HEAD_S
 from kvchat.serve.server import Server
 from kvchat.session.template import ChatTemplate
+from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
 from tests.tiny_models import STARTER, write_model
 
@@ -46,7 +47,7 @@ class Served:
         self, body: bytes | str, path: str = "/v1/chat/completions", method: str = "POST", **headers: str
     ) -> Reply:
         """Send one request; `headers` come over the usual ones, those without a value are left out."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         given = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"} | headers
         data = body.encode() if isinstance(body, str) else body
         with closing(connection):

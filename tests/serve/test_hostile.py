@@ -13,6 +13,7 @@ from kvchat.errors import EngineFailed, PoolExhausted
 from kvchat.serve.app import make_app
 from kvchat.serve.guard import MAX_BODY_BYTES
 from kvchat.session.template import ChatTemplate
+from tests.patience import PATIENCE_S
 from tests.scripted_engine import ScriptedEngine
 from tests.serve.conftest import KEY, REPLY, Served
 
@@ -22,7 +23,7 @@ ASK = {"model": "kvchat", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 def eventually(holds: Callable[[], object]) -> None:
-    deadline_s = monotonic() + 20
+    deadline_s = monotonic() + PATIENCE_S
     while not holds():
         assert monotonic() < deadline_s, "it never came true"
         sleep(0.005)
@@ -121,7 +122,7 @@ def test_what_cannot_be_taken_is_refused_by_name(text: str, param: str | None, s
 
 
 def test_a_body_that_is_too_long_is_not_read_to_its_end(served: Served) -> None:
-    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as raw:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as raw:
         raw.sendall(_head(MAX_BODY_BYTES * 100))
         part, sent = b" " * 2**20, 0
         try:
@@ -135,14 +136,14 @@ def test_a_body_that_is_too_long_is_not_read_to_its_end(served: Served) -> None:
 
 
 def test_a_body_that_comes_too_slowly_is_given_up(served: Served) -> None:
-    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as raw:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as raw:
         raw.sendall(_head(1000) + b"{")
         assert raw.recv(100).startswith(b"HTTP/1.1 408")
         assert still_answers(served)
 
 
 def test_many_who_never_finish_a_request_keep_nobody_from_asking(served: Served) -> None:
-    slow = [socket.create_connection(("127.0.0.1", served.port), timeout=30) for _ in range(40)]
+    slow = [socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) for _ in range(40)]
     for raw in slow:
         raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Never: ")
     assert still_answers(served)
@@ -169,7 +170,7 @@ NEVER_ENDING = [
 
 @pytest.mark.parametrize("begun", NEVER_ENDING, ids=range(len(NEVER_ENDING)))
 def test_who_holds_every_connection_and_asks_nothing_is_hung_up_on(begun: bytes, impatient: Served) -> None:
-    held = [socket.create_connection(("127.0.0.1", impatient.port), timeout=60) for _ in range(130)]
+    held = [socket.create_connection(("127.0.0.1", impatient.port), timeout=PATIENCE_S) for _ in range(130)]
     for raw in held:
         raw.sendall(begun)
     for raw in held:
@@ -182,7 +183,7 @@ def test_who_holds_every_connection_and_asks_nothing_is_hung_up_on(begun: bytes,
 def test_bytes_that_trickle_in_win_no_time(impatient: Served) -> None:
     """Whether they are a head that never ends, or the body of what was refused."""
     for begun in NEVER_ENDING[1], NEVER_ENDING[-1]:
-        with socket.create_connection(("127.0.0.1", impatient.port), timeout=60) as raw:
+        with socket.create_connection(("127.0.0.1", impatient.port), timeout=PATIENCE_S) as raw:
             raw.sendall(begun)
             eventually(lambda raw=raw: _is_cut_off(raw))
     assert still_answers(impatient)
@@ -203,7 +204,7 @@ def test_a_client_that_goes_away_stops_the_model(stream: bool, served: Served) -
     served.engine.step_s = 0.002
     served.reply = "word " * 400
     data = json.dumps(ASK | {"stream": stream}).encode()
-    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as raw:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as raw:
         raw.sendall(_head(len(data)) + data)
         eventually(lambda: served.engine.handles)
         if stream:
@@ -253,7 +254,7 @@ def test_a_client_that_left_before_its_answer_began_stops_the_model(
 def test_a_client_that_reads_slowly_holds_up_nobody(served: Served) -> None:
     served.reply = "word " * 300
     data = json.dumps(ASK | {"stream": True}).encode()
-    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as raw:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         raw.sendall(_head(len(data)) + data)
         eventually(lambda: served.engine.handles)
@@ -290,7 +291,7 @@ def test_the_port_is_of_this_machine_alone(served: Served) -> None:
     assert served.server.url.startswith("http://127.0.0.1:")
     for other in ("127.0.0.2", _outward_address()):
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((other, served.port), timeout=30)
+            socket.create_connection((other, served.port), timeout=PATIENCE_S)
 
 
 def _outward_address() -> str:
@@ -320,7 +321,7 @@ def _outward_address() -> str:
     ids=range(9),
 )
 def test_what_is_no_request_for_this_machine_is_refused(garbage: bytes, served: Served) -> None:
-    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as raw:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as raw:
         try:
             raw.sendall(garbage)
             first = raw.recv(12)

@@ -18,6 +18,7 @@ from kvchat.session.recovery import backup_paths, damage_mark
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Branch, Finish, SessionId
 from tests.cli.secret_home import files_with
+from tests.patience import PATIENCE_S
 from tests.session.turns import exchange, open_answer, question
 from tests.threads import wait_until_in
 
@@ -115,7 +116,7 @@ store.delete_session(sys.argv[2])
     with closing(SessionStore(path)) as store:
         doomed = the_doomed(store)
     command = [sys.executable, "-c", script, str(path), doomed]
-    killed = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=PATIENCE_S, check=False)
     assert killed.returncode == 3, killed.stderr
     assert backup_paths(path)[0] in files_with(path.parent, *DOOMED)
     with closing(SessionStore(path)) as store:

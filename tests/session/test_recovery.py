@@ -16,6 +16,7 @@ from kvchat.errors import KvchatError, StorageError
 from kvchat.session.recovery import _keep, backup_paths, damage_mark
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, SessionId, Turn
+from tests.patience import PATIENCE_S
 from tests.session.turns import exchange
 
 pytestmark = pytest.mark.pure
@@ -217,7 +218,7 @@ def test_processes_that_start_at_once_recover_it_once(path: Path) -> None:
     script += "print(len(SessionStore(Path(sys.argv[1])).list_sessions()))"
     command = [sys.executable, "-c", script, str(path)]
     processes = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(3)]
-    assert [process.communicate(timeout=120)[0] for process in processes] == [b"3\n"] * 3
+    assert [process.communicate(timeout=PATIENCE_S)[0] for process in processes] == [b"3\n"] * 3
     assert [one.name for one in path.parent.glob("sessions.db.damaged*")] == ["sessions.db.damaged-1"]
     assert words(path) == before
 
@@ -257,7 +258,7 @@ SessionStore(Path(sys.argv[1])).close()
             _beside(path, name).write_bytes(data)
         damage_mark(path).touch()
         command = [sys.executable, "-c", script, str(path), str(number)]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=PATIENCE_S, check=False)
         assert words(path) == before
         if ended.returncode == 0:
             break
@@ -286,7 +287,7 @@ sys.addaudithook(watch)
 SessionStore(Path(sys.argv[1])).close()
 """
     command = [sys.executable, "-c", script, str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     said = done.stdout.splitlines()
     places = [
         said.index(f"{event} {path.name}{suffix}")

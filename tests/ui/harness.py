@@ -14,13 +14,12 @@ from kvchat.ui.host import Appearance
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import QuestionView, Transcript
+from tests.patience import PATIENCE_S
 from tests.ui.scripted import Answer, ScriptedChat
 from tests.ui.scripted_engine import ScriptedEngine
 from tests.ui.scripted_files import ScriptedFiles
 
 WIDE = (150, 40)
-PATIENCE_S = 60.0
-"""Nothing takes so long on a machine that is only busy."""
 
 
 class Window:

@@ -11,10 +11,9 @@ from textual.css.query import NoMatches
 from kvchat.chat import TextDelta
 from kvchat.ui.bridge import Produced, TurnEnded, TurnFailed, TurnFeed
 from kvchat.ui.drain import Drain
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.tui
-
-LONG_S = 60.0
 
 
 class Window(App[None]):
@@ -37,13 +36,13 @@ class Window(App[None]):
         self.drained.set()
 
     async def next_drain(self) -> None:
-        await asyncio.wait_for(self.drained.wait(), LONG_S / 2)
+        await asyncio.wait_for(self.drained.wait(), PATIENCE_S)
         self.drained.clear()
 
 
 def test_waking_it_does_not_wait_for_the_next_time() -> None:
     async def run() -> None:
-        window = Window(LONG_S)
+        window = Window(2 * PATIENCE_S)
         async with window.run_test():
             window.drain_turns.start()
             for _ in range(3):
@@ -85,7 +84,7 @@ def test_however_often_it_is_woken_one_drains_after_another() -> None:
 
 
 def test_a_turn_that_outlives_the_window_wakes_nobody_and_does_not_fail() -> None:
-    window = Window(LONG_S)
+    window = Window(2 * PATIENCE_S)
 
     async def run() -> None:
         async with window.run_test():
@@ -113,7 +112,7 @@ def test_a_turn_wakes_the_window_where_something_new_begins_and_not_for_every_to
             ended.set()
 
     feed.start(produce, wake)
-    assert ended.wait(LONG_S)
+    assert ended.wait(PATIENCE_S)
     taken = feed.take()
     assert [type(event) for event in taken[-2:]] == [TurnFailed, TurnEnded]
     assert len(taken) == 82
@@ -143,7 +142,7 @@ def test_what_is_drawn_while_the_window_closes_is_let_go() -> None:
         window = Drawing(when_closing=True)
         async with window.run_test():
             window.drain_turns.wake()
-            await asyncio.wait_for(window.begun.wait(), LONG_S / 2)
+            await asyncio.wait_for(window.begun.wait(), PATIENCE_S)
         assert not window.is_running
 
     asyncio.run(run())
@@ -154,7 +153,7 @@ def test_a_widget_that_is_missing_in_an_open_window_is_a_fault() -> None:
         window = Drawing(when_closing=False)
         async with window.run_test() as pilot:
             window.drain_turns.wake()
-            await asyncio.wait_for(window.begun.wait(), LONG_S / 2)
+            await asyncio.wait_for(window.begun.wait(), PATIENCE_S)
             await pilot.pause()
 
     with pytest.raises(NoMatches):
@@ -179,7 +178,7 @@ def test_what_is_drawn_when_the_person_leaves_is_let_go() -> None:
         window = Leaving()
         async with window.run_test():
             window.drain_turns.wake()
-            await asyncio.wait_for(window.begun.wait(), LONG_S / 2)
+            await asyncio.wait_for(window.begun.wait(), PATIENCE_S)
         assert not window.is_running
 
     asyncio.run(run())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.terminal import Terminal
 from tests.terminal import terminal as open_terminal
 
@@ -200,7 +201,7 @@ def test_a_terminal_that_goes_away_ends_it_and_keeps_nothing_running(tmp_path: P
         shown.type("go\r")
         shown.until_shown("By train")
         shown.hang_up(is_told=is_told)
-        assert shown.process.wait(60) == 129
+        assert shown.process.wait(PATIENCE_S) == 129
 
 
 def test_a_terminal_of_a_few_lines_shows_the_prompt(tmp_path: Path) -> None:

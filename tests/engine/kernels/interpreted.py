@@ -4,10 +4,13 @@ They are programs of their own: the interpreter is chosen when Triton is importe
 of bounds ends the process.
 """
 
+import gc
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 
@@ -22,16 +25,17 @@ def errors_of(program: str, names: Iterable[str]) -> dict[str, float]:
 
 def tell(names: Iterable[str], error_of: Callable[[str], float]) -> None:
     """Print what `errors_of` reads."""
-    call_directly()
+    compute_directly()
     for name in names:
         print(json.dumps({"case": name, "error": error_of(name)}), flush=True)
 
 
-def call_directly() -> None:
-    """Let kernels call functions without preparing Triton's language each time.
+def compute_directly() -> None:
+    """Leave out what the interpreter does again at each operation, which takes longer than most compute.
 
-    The interpreter puts its own operations in place of the language's at every launch. It does so again at
-    every call of a function, which takes several times as long as what most of them compute.
+    At every launch it puts its own operations in place of the language's. It does so again at every call of a
+    function, lists all dtypes to find one's in numpy, and computes integers twice for an assertion that is
+    made in debugging alone.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -43,3 +47,13 @@ def call_directly() -> None:
         return self.rewrite()(*args, **kwargs)
 
     interpreter.InterpretedFunction.__call__ = call
+    options = interpreter.interpreter_builder.options
+    assert not options.debug
+    interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
+    number_dtype = cache(interpreter._get_np_dtype)
+
+    def np_dtype(of: tl.dtype) -> Any:
+        return number_dtype(tl.uint64 if isinstance(of.scalar, tl.pointer_type) else of.scalar)
+
+    interpreter._get_np_dtype = np_dtype
+    gc.freeze()  # hundreds of thousands of objects of what was imported

@@ -43,6 +43,8 @@ from tests.engine.kernels.interpreted import tell
 from tests.engine.kernels.interpreted_cases import ATTENTION_CASES, CONTROLS, LENGTHS, OTHER_CASES, SLOW_CASES
 from tests.engine.kernels.test_latent_attention import Problem, make_problem, packed, single
 
+SPANS = ((0, 7), (100, 1), (3, 1), (50, 11), (0, 1), (63, 1), (64, 2))
+"""Of latents; tokens before the queries, and queries, of sequences of one, two and three tiles."""
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
 
 
@@ -56,7 +58,7 @@ def attention_error(shape: Shape, lengths: Sequence[int], dtype: torch.dtype, pa
 
 def latent_error() -> float:
     """Single queries and chunks, in one part of the context and in several."""
-    problem = single(make_problem())
+    problem = single(make_problem(SPANS))
     wanted = latent_reference.latent_attention(*problem)
     errors = []
     for part_len in (256, 32):
@@ -75,7 +77,7 @@ def records_error(*, part_lens: Sequence[int], by_bits: bool = False) -> float:
     worst = 0.0
     kinds = ((200, torch.float32), (200, torch.float16), (16, torch.float32))
     for (rank, dtype), part_len in zip(kinds, part_lens, strict=True):
-        problem = packed(make_problem(rank=rank, value_scale=3.0), dtype)
+        problem = packed(make_problem(SPANS, rank, value_scale=3.0), dtype)
         wanted = latent_reference.latent_attention(*problem)
         latent_triton.PART_LEN = part_len
         got = latent_ops.latent_attention(*problem, latent_triton.mean_latents)
@@ -141,7 +143,7 @@ def neighbours_error() -> float:
 def latent_neighbours_error() -> float:
     """The same of latents; infinite if not."""
     latent_triton.PART_LEN = 32
-    query, pool, args = single(make_problem())
+    query, pool, args = single(make_problem(SPANS))
     absorbed = latent_ops._absorb(query, args)
     together = latent_triton.mean_latents(absorbed, pool, args, args.spans)
     for span in args.spans:
@@ -165,7 +167,7 @@ def latent_padding_error() -> float:
         absorbed = latent_ops._absorb(query, args)
         wanted = latent_triton.mean_latents(absorbed, pool, args, args.spans)
         more = torch.cat([absorbed, torch.full_like(absorbed[:3], float("nan"))])
-        for most_visible in (130, 1000):
+        for most_visible in (130, 260):
             tables = filled_up(known, len(more), most_visible)
             got = latent_triton.table_mean_latents(more, pool, args, tables)
             if not torch.equal(got[: len(wanted)], wanted) or got[len(wanted) :].any():
@@ -185,7 +187,7 @@ def padding_error() -> float:
     case = make_case(Shape(num_new=1), LENGTHS).to(torch.float32)
     wanted = attention_triton.paged_attention(case.query, case.k_pool, case.v_pool, case.args)
     query = torch.cat([case.query, torch.full_like(case.query[:3], float("nan"))])
-    for most_visible in (130, 1000):
+    for most_visible in (130, 260):
         args = replace(case.args, spans=(), prepared=padded(case, len(query), most_visible))
         got = attention_triton.paged_attention(query, case.k_pool, case.v_pool, args)
         if not torch.equal(got[: len(wanted)], wanted) or got[len(wanted) :].any():

@@ -14,10 +14,9 @@ from kvchat.engine.memory.block_writer import REST_PER_WRITE, BlockWriter
 from kvchat.engine.memory.files import Buffer
 from kvchat.errors import StorageError
 from tests.engine.memory.chains import FULL, chain, open_store, read
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
-
-LONG_S = 30.0
 
 
 class Disk:
@@ -35,7 +34,7 @@ class Disk:
     def write(self, header: BlockHeader, payload: Buffer) -> bool:
         self.num_attempts += 1
         self.attempted.set()
-        assert self.open.wait(LONG_S)
+        assert self.open.wait(PATIENCE_S)
         if self.refusal is not None:
             raise self.refusal
         if header.key in self.written:
@@ -52,12 +51,12 @@ def test_everything_submitted_is_durable_after_a_flush(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     writer = BlockWriter(store, max_bytes=1 << 20)
     assert all(writer.submit(block.header, block.payload) for block in blocks)
-    assert writer.flush(LONG_S)
+    assert writer.flush(PATIENCE_S)
     assert [read(store, block) for block in blocks] == [block.payload for block in blocks]
     assert writer.num_written == len(blocks)
     assert writer.written_bytes == sum(len(block.payload) for block in blocks)
     assert writer.queued_bytes == 0
-    assert writer.close(LONG_S)
+    assert writer.close(PATIENCE_S)
     store.close()
 
 
@@ -68,7 +67,7 @@ def test_a_new_tail_replaces_the_one_before_it_once_it_is_durable(tmp_path: Path
     writer.submit(older.header, older.payload)
     writer.submit(newer.header, newer.payload, replaces=older.key)
     writer.submit(newer.header, newer.payload, replaces=newer.key)
-    assert writer.close(LONG_S)
+    assert writer.close(PATIENCE_S)
     assert store.has_all([older.key, newer.key], FULL) == [False, True]
     assert writer.num_written == 2
     store.close()
@@ -79,12 +78,12 @@ def test_the_tail_before_stays_while_the_new_one_is_not_durable() -> None:
     disk.refusal = StorageError("full")
     writer = BlockWriter(disk, max_bytes=1 << 20)
     writer.submit(newer.header, newer.payload, replaces=older.key)
-    assert not writer.flush(LONG_S)
+    assert not writer.flush(PATIENCE_S)
     assert disk.removed == []
     disk.refusal = None
-    assert writer.flush(LONG_S)
+    assert writer.flush(PATIENCE_S)
     assert disk.removed == [older.key]
-    writer.close(LONG_S)
+    writer.close(PATIENCE_S)
 
 
 def test_a_full_queue_refuses_at_once_and_takes_more_later() -> None:
@@ -97,27 +96,25 @@ def test_a_full_queue_refuses_at_once_and_takes_more_later() -> None:
     assert not writer.submit(blocks[2].header, blocks[2].payload)
     assert writer.queued_bytes == 2 * num_bytes
     disk.open.set()
-    assert writer.flush(LONG_S)
+    assert writer.flush(PATIENCE_S)
     assert writer.submit(blocks[2].header, blocks[2].payload)
-    assert writer.close(LONG_S)
+    assert writer.close(PATIENCE_S)
     assert disk.written == [block.key for block in blocks]
 
 
 class BusyDisk(Disk):
-    """A disk whose writing takes the processor. `times`: when each began and ended; `spent`: what it took."""
+    """A disk whose writing takes the processor. `times`: of each when it began, ended, and what it took."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.times: list[tuple[float, float]] = []
-        self.spent: list[float] = []
+        self.times: list[tuple[float, float, float]] = []
 
     def write(self, header: BlockHeader, payload: Buffer) -> bool:
         start_s, begun_s = monotonic(), thread_time()
         while thread_time() < begun_s + 0.002:
             pass
         is_new = super().write(header, payload)
-        self.times.append((start_s, monotonic()))
-        self.spent.append(thread_time() - begun_s)
+        self.times.append((start_s, monotonic(), thread_time() - begun_s))
         return is_new
 
 
@@ -129,10 +126,10 @@ def test_the_thread_rests_behind_each_block_where_it_steps_aside() -> None:
     while len(disk.times) < len(blocks):
         Event().wait(0.01)
     rests = [later[0] - earlier[1] for earlier, later in pairwise(disk.times)]
-    wanted = [REST_PER_WRITE * spent_s for spent_s in disk.spent[:-1]]
+    wanted = [REST_PER_WRITE * spent_s for _, _, spent_s in disk.times[:-1]]
     # The last digits are the clock's.
     assert all(rest >= 0.99 * least for rest, least in zip(rests, wanted, strict=True))
-    assert writer.close(LONG_S)
+    assert writer.close(PATIENCE_S)
 
 
 @pytest.mark.parametrize("how", ["flush", "close", "no more", "never"])
@@ -142,25 +139,25 @@ def test_nobody_waits_for_a_rest(how: str, monkeypatch: pytest.MonkeyPatch) -> N
     writer = BlockWriter(disk, max_bytes=1 << 20)
     writer.step_aside(how != "never")
     assert all(writer.submit(block.header, block.payload) for block in blocks)
-    assert disk.attempted.wait(LONG_S)
+    assert disk.attempted.wait(PATIENCE_S)
     if how == "flush":
-        assert writer.flush(LONG_S)
+        assert writer.flush(PATIENCE_S)
     elif how == "no more":
         writer.step_aside(False)
     elif how == "close":
-        assert writer.close(LONG_S)
-    until_s = monotonic() + LONG_S
+        assert writer.close(PATIENCE_S)
+    until_s = monotonic() + PATIENCE_S
     while writer.queued_bytes and monotonic() < until_s:
         Event().wait(0.01)
     assert disk.written == [block.key for block in blocks]
-    assert writer.close(LONG_S)
+    assert writer.close(PATIENCE_S)
 
 
 def test_a_block_larger_than_the_queue_is_taken_when_nothing_waits() -> None:
     disk, (block,) = Disk(), chain([1, 2, 3, 4])
     writer = BlockWriter(disk, max_bytes=1)
     assert writer.submit(block.header, block.payload)
-    assert writer.close(LONG_S)
+    assert writer.close(PATIENCE_S)
     assert disk.written == [block.key]
 
 
@@ -171,14 +168,14 @@ def test_a_full_disk_is_told_tried_again_and_forgotten_once_it_has_room() -> Non
     writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=3600.0)  # only a flush ends it
     assert writer.problem is None
     assert writer.submit(blocks[0].header, blocks[0].payload)
-    assert not writer.flush(LONG_S)
+    assert not writer.flush(PATIENCE_S)
     assert writer.problem == "There is no room left"
     assert writer.submit(blocks[1].header, blocks[1].payload)
     disk.refusal = None
-    assert writer.flush(LONG_S)
+    assert writer.flush(PATIENCE_S)
     assert writer.problem is None
     assert disk.written == [block.key for block in blocks]
-    assert writer.close(LONG_S)
+    assert writer.close(PATIENCE_S)
 
 
 def test_a_disk_that_refuses_is_tried_again_without_being_asked() -> None:
@@ -186,13 +183,13 @@ def test_a_disk_that_refuses_is_tried_again_without_being_asked() -> None:
     disk.refusal = StorageError("full")
     writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=0.01)
     writer.submit(block.header, block.payload)
-    assert disk.attempted.wait(LONG_S)
+    assert disk.attempted.wait(PATIENCE_S)
     disk.attempted.clear()
-    assert disk.attempted.wait(LONG_S)
+    assert disk.attempted.wait(PATIENCE_S)
     disk.refusal = None
     disk.attempted.clear()
-    assert disk.attempted.wait(LONG_S)
-    assert writer.close(LONG_S)
+    assert disk.attempted.wait(PATIENCE_S)
+    assert writer.close(PATIENCE_S)
     assert disk.written == [block.key]
 
 
@@ -201,10 +198,10 @@ def test_while_the_disk_refuses_what_no_longer_fits_is_dropped_and_nobody_waits(
     disk.refusal = StorageError("full")
     writer = BlockWriter(disk, max_bytes=len(blocks[0].payload))
     assert writer.submit(blocks[0].header, blocks[0].payload)
-    assert not writer.flush(LONG_S)
+    assert not writer.flush(PATIENCE_S)
     assert writer.submit(blocks[1].header, blocks[1].payload)
     assert writer.num_dropped == 1
-    assert not writer.close(LONG_S)
+    assert not writer.close(PATIENCE_S)
     assert disk.written == []
 
 
@@ -213,12 +210,12 @@ def test_a_bug_costs_one_block_and_not_the_thread() -> None:
     disk.refusal = ZeroDivisionError("a bug")
     writer = BlockWriter(disk, max_bytes=1 << 20)
     writer.submit(blocks[0].header, blocks[0].payload)
-    assert writer.flush(LONG_S)
+    assert writer.flush(PATIENCE_S)
     assert writer.problem is not None
     assert "a bug" in writer.problem
     disk.refusal = None
     writer.submit(blocks[1].header, blocks[1].payload)
-    assert writer.close(LONG_S)
+    assert writer.close(PATIENCE_S)
     assert disk.written == [blocks[1].key]
     assert writer.problem is None
 
@@ -226,9 +223,9 @@ def test_a_bug_costs_one_block_and_not_the_thread() -> None:
 def test_a_closed_writer_takes_nothing() -> None:
     disk, (block,) = Disk(), chain([1, 2, 3, 4])
     writer = BlockWriter(disk, max_bytes=1 << 20)
-    assert writer.close(LONG_S)
+    assert writer.close(PATIENCE_S)
     assert not writer.submit(block.header, block.payload)
-    assert writer.close(LONG_S)
+    assert writer.close(PATIENCE_S)
 
 
 def test_what_is_dropped_is_never_written_also_where_the_disk_refused_it_before() -> None:
@@ -237,15 +234,15 @@ def test_what_is_dropped_is_never_written_also_where_the_disk_refused_it_before(
     writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=3600.0)
     for block in blocks:
         writer.submit(block.header, block.payload)
-    assert not writer.flush(LONG_S)
+    assert not writer.flush(PATIENCE_S)
     writer.drop({blocks[0].key})
     assert writer.queued_bytes == 2 * len(blocks[0].payload)
     disk.refusal = None
-    assert writer.flush(LONG_S)
+    assert writer.flush(PATIENCE_S)
     assert disk.written == [block.key for block in blocks[1:]]
     writer.drop()
     assert writer.num_dropped == 1
-    assert writer.close(LONG_S)
+    assert writer.close(PATIENCE_S)
 
 
 def test_what_is_being_written_when_it_is_dropped_is_not_tried_again() -> None:
@@ -254,15 +251,15 @@ def test_what_is_being_written_when_it_is_dropped_is_not_tried_again() -> None:
     writer = BlockWriter(disk, max_bytes=1 << 20, first_pause_s=0.0)
     for block in blocks:
         writer.submit(block.header, block.payload)
-    assert disk.attempted.wait(LONG_S)
+    assert disk.attempted.wait(PATIENCE_S)
     disk.refusal = StorageError("full")
     writer.drop()
     assert not writer.rest(0.0)
     disk.open.set()
-    assert writer.rest(LONG_S)
+    assert writer.rest(PATIENCE_S)
     disk.refusal = None
-    assert writer.flush(LONG_S)
+    assert writer.flush(PATIENCE_S)
     assert disk.num_attempts == 1
     assert disk.written == []
     assert writer.queued_bytes == 0
-    assert writer.close(LONG_S)
+    assert writer.close(PATIENCE_S)

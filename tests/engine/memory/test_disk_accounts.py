@@ -21,6 +21,7 @@ from tests.engine.memory.chains import (
     write_all,
 )
 from tests.engine.memory.recorded_files import RecordingFiles
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
@@ -73,7 +74,7 @@ def test_a_writer_tells_of_the_day_s_limit_and_holds_nobody_up(tmp_path: Path) -
     writer = BlockWriter(store, max_bytes=1 << 20)
     (block,) = chain([1, 2, 3, 4])
     assert writer.submit(block.header, block.payload)
-    assert not writer.flush(30.0)
+    assert not writer.flush(PATIENCE_S)
     assert writer.problem is not None
     assert "tomorrow" in writer.problem
     writer.close()

@@ -27,6 +27,7 @@ from tests.engine.memory.chains import (
     read,
     write_all,
 )
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
@@ -343,7 +344,7 @@ for start in range(0, 120, 40):
         assert process.stdin is not None
         process.stdin.write(b"go\n")
         process.stdin.flush()
-    complaints = [process.communicate(timeout=60)[1].decode() for process in processes]
+    complaints = [process.communicate(timeout=PATIENCE_S)[1].decode() for process in processes]
     assert complaints == [""] * 3
     store = open_store(tmp_path)
     sizes = [path.stat().st_size for path in (tmp_path / "blocks").rglob("*.*")]
@@ -357,4 +358,4 @@ def _flipped(data: bytes, position: int, mask: int) -> bytes:
 
 def _python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)

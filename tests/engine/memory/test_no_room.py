@@ -22,10 +22,10 @@ from tests.engine.memory.chains import (
     write_all,
 )
 from tests.engine.memory.small_disk import Disk, conversation
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
-LONG_S = 30.0
 KEPT = chain(list(range(3 * BLOCK_SIZE)))
 NEW = chain(list(range(100, 100 + 2 * BLOCK_SIZE)))
 
@@ -42,7 +42,7 @@ def writing(store: DiskStore) -> Iterator[BlockWriter]:
     try:
         yield writer
     finally:
-        writer.close(LONG_S)
+        writer.close(PATIENCE_S)
 
 
 @pytest.fixture
@@ -65,14 +65,14 @@ def test_what_packs_and_pins_leave_no_room_for_is_told_and_saved_when_they_go(
     with closing(open_store(tmp_path, limit_bytes=limit)) as store, writing(store) as writer:
         for block in NEW:
             assert writer.submit(block.header, block.payload)
-        assert not writer.flush(LONG_S)
+        assert not writer.flush(PATIENCE_S)
         assert writer.problem is not None
         for words in ("packs and pinned sessions keep", "--kv-disk-bytes", "sessions unpin", "pack rm"):
             assert words in writer.problem
         assert store.has_all([block.key for block in KEPT], FULL) == [True] * 3
         with closing(BlockCatalog(tmp_path)) as catalog:
             catalog.let_go("spec")
-        while not writer.flush(LONG_S):
+        while not writer.flush(PATIENCE_S):
             pass
         assert writer.problem is None
         assert read(store, NEW[-1]) == NEW[-1].payload
@@ -86,7 +86,7 @@ def test_prepared_weights_that_leave_nothing_are_named(tmp_path: Path) -> None:
         writing(store) as writer,
     ):
         writer.submit(NEW[0].header, NEW[0].payload)
-        assert not writer.flush(LONG_S)
+        assert not writer.flush(PATIENCE_S)
         assert "prepared weights hold 5.0 MiB of --kv-disk-bytes" in str(writer.problem)
         writer.drop()
 
@@ -107,7 +107,7 @@ def test_weights_that_another_process_prepares_take_of_the_room_at_once(tmp_path
 def test_one_block_that_is_larger_than_the_limit_is_told(tmp_path: Path) -> None:
     with closing(open_store(tmp_path, limit_bytes=100)) as store, writing(store) as writer:
         writer.submit(NEW[0].header, NEW[0].payload)
-        assert not writer.flush(LONG_S)
+        assert not writer.flush(PATIENCE_S)
         assert "one block takes" in str(writer.problem)
         writer.drop()
 
@@ -121,7 +121,7 @@ def test_a_tail_stays_while_the_longer_one_finds_no_room(tmp_path: Path, limit_b
         catalog.keep("tail", FINGERPRINT, [short.key])
     with closing(open_store(tmp_path, limit_bytes=limit)) as store, writing(store) as writer:
         writer.submit(long.header, long.payload, replaces=short.key)
-        assert not writer.flush(LONG_S)
+        assert not writer.flush(PATIENCE_S)
         assert store.has(short.key, FULL)
         writer.drop()
 
@@ -129,11 +129,11 @@ def test_a_tail_stays_while_the_longer_one_finds_no_room(tmp_path: Path, limit_b
 def test_a_block_that_is_there_already_is_no_shortage(tmp_path: Path, limit_bytes: int) -> None:
     with closing(open_store(tmp_path, limit_bytes=limit_bytes)) as store, writing(store) as writer:
         writer.submit(NEW[0].header, NEW[0].payload)
-        assert not writer.flush(LONG_S)
+        assert not writer.flush(PATIENCE_S)
         writer.drop()
-        assert writer.rest(LONG_S)
+        assert writer.rest(PATIENCE_S)
         writer.submit(KEPT[0].header, KEPT[0].payload)
-        assert writer.flush(LONG_S)
+        assert writer.flush(PATIENCE_S)
         assert writer.problem is None
 
 
@@ -162,7 +162,7 @@ def test_of_a_conversation_longer_than_the_disk_the_beginning_stays_and_the_rest
             for block in long:
                 disk.clock.now_s += 1
                 assert writer.submit(block.header, block.payload)
-            assert writer.flush(LONG_S), "it holds up nobody else's blocks"
+            assert writer.flush(PATIENCE_S), "it holds up nobody else's blocks"
             for words in ("its beginning alone is kept", "--kv-disk-bytes"):
                 assert words in str(writer.problem)
             assert store.has_all(keys, FULL) == [True] * 12 + [False] * 8
@@ -170,7 +170,7 @@ def test_of_a_conversation_longer_than_the_disk_the_beginning_stays_and_the_rest
             disk.touch(long[:12])
         disk.clock.now_s += 1
         writer.submit(other.header, other.payload)
-        assert writer.flush(LONG_S)
+        assert writer.flush(PATIENCE_S)
         assert writer.problem is None
         num_left = disk.found(long)
         assert store.has_all(keys, FULL) == [True] * num_left + [False] * (20 - num_left)
@@ -186,6 +186,6 @@ def test_a_tail_stays_where_the_longer_one_is_left_out(tmp_path: Path) -> None:
             assert store.write(block.header, block.payload)
         disk.touch([short])
         writer.submit(longer.header, longer.payload, replaces=short.key)
-        assert writer.flush(LONG_S)
+        assert writer.flush(PATIENCE_S)
         assert "its beginning alone is kept" in str(writer.problem)
         assert [store.has(tail.key, FULL) for tail in (short, longer)] == [True, False]

@@ -11,10 +11,10 @@ from kvchat.engine.cache.plan import Fetch, Load
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.unit import Unit
 from kvchat.engine.memory.reader import NUM_AHEAD, Job, Landed, Reader
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
-PATIENCE_S = 20.0
 BLOCK_BYTES = 100
 
 

@@ -15,6 +15,7 @@ from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.files import Buffer
 from kvchat.engine.memory.saver import MOST_FREE, STEP_BYTES, ReadAtOnce, Saver
 from tests.engine.memory.chains import FULL, Block, chain
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
@@ -133,7 +134,7 @@ class HeldDisk(SlowDisk):
         self.written: list[BlockKey] = []
 
     def write(self, header: BlockHeader, payload: Buffer) -> bool:
-        assert self.let.wait(30)
+        assert self.let.wait(PATIENCE_S)
         self.written.append(header.key)
         return True
 
@@ -162,9 +163,9 @@ def test_a_step_takes_a_few_blocks_off_the_device_and_later_ones_take_the_rest()
     assert (pool.num_read, saver.num_waiting) == (4, 7)
     saver.pump()
     assert (pool.num_read, saver.num_waiting) == (8, 3)
-    assert saver.flush(30.0)
+    assert saver.flush(PATIENCE_S)
     assert disk.written == [save.key for save in saves]
-    saver.close(30.0)
+    saver.close(PATIENCE_S)
 
 
 def test_where_no_step_waits_the_queue_is_filled_at_once() -> None:
@@ -173,7 +174,7 @@ def test_where_no_step_waits_the_queue_is_filled_at_once() -> None:
     disk.let.set()
     saver.save_blocks(saves, most_bytes=None)
     assert (pool.num_read, saver.num_waiting) == (11, 0)
-    saver.close(30.0)
+    saver.close(PATIENCE_S)
 
 
 def test_a_block_that_waits_and_has_left_its_place_keeps_nobody_from_saving_it_where_it_is_now() -> None:
@@ -189,7 +190,7 @@ def test_a_block_that_waits_and_has_left_its_place_keeps_nobody_from_saving_it_w
     assert saver.num_waiting == 1
     assert saver._waiting[0] == now
     disk.let.set()
-    saver.close(30.0)
+    saver.close(PATIENCE_S)
     assert disk.written == [first.key, now.key]
 
 
@@ -214,11 +215,11 @@ def test_what_is_on_its_way_to_the_disk_is_not_read_again_at_the_end_of_a_turn()
         saver.save_missing(saves)
     assert (pool.num_read, saver.num_waiting) == (11, 0)
     disk.let.set()
-    assert saver.flush(30.0)
+    assert saver.flush(PATIENCE_S)
     saver.save_missing(saves)
-    assert saver.flush(30.0)
+    assert saver.flush(PATIENCE_S)
     assert disk.written == [save.key for save in saves]
-    saver.close(30.0)
+    saver.close(PATIENCE_S)
 
 
 def test_a_writer_that_steps_aside_has_a_few_blocks_in_hand_and_a_turn_that_ends_gives_it_all() -> None:
@@ -236,7 +237,7 @@ def test_a_writer_that_steps_aside_has_a_few_blocks_in_hand_and_a_turn_that_ends
     saver.save_missing(saves)
     assert (pool.num_read, saver.num_waiting) == (21, 0)
     disk.let.set()
-    saver.close(30.0)
+    saver.close(PATIENCE_S)
     assert disk.written == [save.key for save in saves]
 
 
@@ -246,13 +247,13 @@ def test_a_writer_that_steps_aside_is_given_the_next_block_once_it_has_written_o
     saver = Saver(pool, disk, writer, lambda _: True)  # type: ignore[arg-type]
     saver.step_aside(True)
     saver.save_blocks(saves)
-    until_s = monotonic() + 30.0
+    until_s = monotonic() + PATIENCE_S
     while disk.num_written < len(saves) and monotonic() < until_s:
         saver.pump()
         assert pool.num_read <= disk.num_written + 4
         Event().wait(0.005)
     assert disk.num_written == pool.num_read == len(saves)
-    saver.close(30.0)
+    saver.close(PATIENCE_S)
 
 
 class ToldWriter:

@@ -31,10 +31,10 @@ from tests.engine.memory.test_staged import (
     make_host,
     make_pool,
 )
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
-LONG_S = 30.0
 FINGERPRINT = b"\x01" * 32
 
 
@@ -125,7 +125,7 @@ class Moment:
         return self._done.is_set()
 
     def wait(self) -> None:
-        assert self._done.wait(LONG_S)
+        assert self._done.wait(PATIENCE_S)
 
     def seconds(self) -> float:
         return 0.001
@@ -181,9 +181,9 @@ def test_handing_blocks_over_waits_for_no_copy_and_what_has_no_room_waits_by_nam
         fill(pool, GROUPS[0], number, 99)  # the next step writes here
     assert not saver.save_tail(saves[:1])
     streams.let()
-    assert saver.flush(LONG_S)
+    assert saver.flush(PATIENCE_S)
     assert sink.written == expected
-    saver.close(LONG_S)
+    saver.close(PATIENCE_S)
 
 
 def test_a_place_of_what_was_given_up_is_used_again_once_its_copy_is_done() -> None:
@@ -199,9 +199,9 @@ def test_a_place_of_what_was_given_up_is_used_again_once_its_copy_is_done() -> N
     streams.let()
     assert outgoing.has_room(GROUPS[0])
     saver.give_up()
-    assert writer.rest(LONG_S)
+    assert writer.rest(PATIENCE_S)
     assert all(outgoing.has_room(GROUPS[0]) and outgoing.take(GROUPS[0], BlockId(0), 1) for _ in range(2))
-    saver.close(LONG_S)
+    saver.close(PATIENCE_S)
 
 
 def bring_at_random(seed: int, *, forgets: Lane | None = None) -> bool:

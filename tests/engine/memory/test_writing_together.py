@@ -12,6 +12,7 @@ from kvchat.errors import StorageError
 from tests.engine.memory.chains import FULL, chain, open_store, read
 from tests.engine.memory.failing_files import FailingFiles
 from tests.engine.memory.recorded_files import Commit, RecordingFiles, Rename, Sync, SyncDir
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
@@ -101,7 +102,7 @@ class MeetingFiles(SystemFiles):
     """Takes no byte of a file before bytes of all of them are offered."""
 
     def __init__(self, num_files: int) -> None:
-        self.begun = Barrier(num_files, timeout=20)
+        self.begun = Barrier(num_files, timeout=PATIENCE_S)
 
     def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
         self.begun.wait()
@@ -143,14 +144,14 @@ def test_directories_that_blocks_went_from_are_waited_for_side_by_side(tmp_path:
     shelves = {path.parent for path in files_in(tmp_path)}
     assert len(shelves) > 4
     assert store.remove_keys(block.key for block in BLOCKS) > 0
-    files.begun = Barrier(len(shelves), timeout=20)
+    files.begun = Barrier(len(shelves), timeout=PATIENCE_S)
     store._directory.sync_removed()
     files.begun = None
 
 
 def test_what_can_be_waited_for_side_by_side_is() -> None:
     """Each waits until all of them have begun: one after another would never end."""
-    begun, ended = Barrier(4, timeout=20), []
+    begun, ended = Barrier(4, timeout=PATIENCE_S), []
 
     def wait(item: int) -> None:
         begun.wait()

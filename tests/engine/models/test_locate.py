@@ -14,6 +14,7 @@ from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ModelNotFound, ModelUnreadable, UnsupportedModel
 from tests.engine.models.checkpoints import write_config, write_model, write_sharded_model
 from tests.engine.models.hub import COMMIT, running
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
@@ -242,6 +243,8 @@ print(json.dumps(answer))
         "NO_PROXY": "127.0.0.1",
     }
     command = [sys.executable, "-c", script, name, str(limit_s)]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)

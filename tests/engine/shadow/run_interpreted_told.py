@@ -14,11 +14,11 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 
 from kvchat.engine.kernels.health import HEALTH
-from tests.engine.kernels.interpreted import call_directly
+from tests.engine.kernels.interpreted import compute_directly
 from tests.engine.shadow.told import tell
 
 if __name__ == "__main__":
-    call_directly()
+    compute_directly()
     model_dir, cache_dir, out = map(Path, sys.argv[1:])
     told = tell(model_dir, cache_dir)
     torch.save(asdict(told) | {"problems": HEALTH.problems}, out)

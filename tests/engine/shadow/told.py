@@ -15,7 +15,7 @@ from kvchat.engine.engine import Engine
 from tests.engine.namespaced import ask, name
 from tests.engine.tiny_models import RecordingRunner, finish, open_recorded, token_ids
 
-PROMPT, ANSWER, FOLLOW, SECOND = 203, 9, 50, 3
+PROMPT, ANSWER, FOLLOW, SECOND = 139, 9, 34, 3
 FORMAT = "shadow:64:forced"
 
 
@@ -40,7 +40,7 @@ class Told:
 
 def tell(model_dir: Path, cache_dir: Path, device: str = "cpu") -> Told:
     """Tell it, with every invariant checked after every step."""
-    settings = {"cache_format": FORMAT, "max_batch_tokens": 100, "max_context": 320, "device": device}
+    settings = {"cache_format": FORMAT, "max_batch_tokens": 70, "max_context": 256, "device": device}
     engine, recorder = open_recorded(model_dir, cache_dir=cache_dir, **settings)
     text, starts = token_ids(PROMPT), [PROMPT]
     branch = _say(engine, text, starts, ANSWER)
