@@ -124,7 +124,7 @@ class ScriptedStore:
 @dataclass
 class Answer:
     """One scripted answer. `hold`: wait for this event after each piece; `fail`: raise before the start;
-    `fits_in`: it breaks off at its end for want of room.
+    `fits_in`: it breaks off at its end for want of room; `never_ends`: it says its text again and again.
     """
 
     text: str = "Very well."
@@ -135,6 +135,14 @@ class Answer:
     fits_in: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     pace_s: float = 0.0
+    never_ends: bool = False
+
+    def pieces(self) -> Iterator[str]:
+        while True:
+            for at in range(0, len(self.text), self.piece_len):
+                yield self.text[at : at + self.piece_len]
+            if not self.never_ends:
+                return
 
 
 class ScriptedChat:
@@ -299,10 +307,9 @@ class ScriptedChat:
         if answer.reasoning:
             yield TextDelta(text=answer.reasoning, reasoning=True)
         shown = turn.text
-        for at in range(0, len(answer.text), answer.piece_len):
+        for piece in answer.pieces():
             if conversation.is_stopped:
                 break
-            piece = answer.text[at : at + answer.piece_len]
             shown += piece
             self._hold(conversation, prompt + len(shown.split()), running=True)
             yield TextDelta(text=piece)

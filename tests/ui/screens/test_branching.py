@@ -295,7 +295,7 @@ async def test_opening_the_asides_own_line_keeps_it(tmp_path: Path) -> None:
         shown.screen.open_with(
             lambda: asyncio.to_thread(shown.chat.open, here.session.id, here.branch.name)  # a fresh object
         )
-        await shown.pilot.pause(0.2)
+        await shown.until_at_rest()
         assert len(shown.chat.store.paths) == 2
         assert shown.questions[-1:] == ["What is a fjord?"]
         await shown.pilot.press("escape")
@@ -314,7 +314,7 @@ async def test_quitting_inside_an_aside_throws_it_away(tmp_path: Path) -> None:
 
 
 async def test_quitting_while_an_aside_is_answered_throws_it_away(tmp_path: Path) -> None:
-    answer = Answer(text="A fjord is a bay. " * 40, piece_len=8, pace_s=0.05)
+    answer = Answer(text="A fjord is a bay. ", piece_len=8, pace_s=0.05, never_ends=True)
     async with window(tmp_path, answer, prepare=talk, initial="Oslo") as shown:
         await opened(shown)
         await shown.say("/aside What is a fjord?")

@@ -366,7 +366,7 @@ async def test_older_answers_stop_being_live(tmp_path: Path) -> None:
 
 
 async def test_quitting_during_an_answer_keeps_what_was_shown(tmp_path: Path) -> None:
-    async with window(tmp_path, Answer(text="word " * 400, pace_s=0.01)) as shown:
+    async with window(tmp_path, Answer(text="word ", pace_s=0.01, never_ends=True)) as shown:
         await shown.say("go")
         await shown.until_shown("word")
         await shown.pilot.press("ctrl+q")

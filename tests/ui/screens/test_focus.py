@@ -4,6 +4,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from textual import events
 
 from tests.ui.harness import window
 from tests.ui.scripted import Answer, ScriptedChat
@@ -64,7 +65,11 @@ async def test_a_stop_that_comes_too_late_throws_no_aside_away(tmp_path: Path) -
         await shown.say("/aside What is a fjord?")
         await shown.until_shown("A fjord is a bay.")
         await shown.until(lambda: not shown.screen.turns.is_running)
-        await shown.pilot.press("escape")
+        ended_s = shown.screen.turns._lane.ended_s
+        assert ended_s is not None
+        key = events.Key("escape", None)
+        key.time = ended_s + 0.7  # however long it took to see that it has ended
+        shown.app.post_message(key)
         await shown.until_shown("the answer had ended already")
         await shown.say("/stop")
         await shown.until_shown("no answer is being written")
