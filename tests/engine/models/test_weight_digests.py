@@ -19,7 +19,7 @@ def test_one_perturbed_weight_is_noticed_behind_the_cache_of_digests(tmp_path: P
     cached = WeightDigests(tmp_path / "digests.json", clock_ns=_much_later)
     before = cached.digest(weights)
     cached.save()
-    time.sleep(0.05)  # so that the kernel's clock, which ticks a hundred times a second, has moved on
+    _let_the_clock_of_files_move_on(weights)
     perturb(weights)
     assert WeightDigests(tmp_path / "digests.json").digest(weights) != before
 
@@ -73,6 +73,15 @@ def test_a_cache_of_digests_that_cannot_be_written_is_no_error(tmp_path: Path) -
     assert digests.digest(weights) == WeightDigests(None).digest(weights)
     digests.save()
     assert digests.digest(weights) == WeightDigests(None).digest(weights)
+
+
+def _let_the_clock_of_files_move_on(file: Path) -> None:
+    """Return once what is written now has another time than a file has."""
+    later = file.with_name("later")
+    later.touch()
+    while later.stat().st_ctime_ns <= file.stat().st_ctime_ns:
+        later.touch()
+    later.unlink()
 
 
 def _much_later() -> int:
