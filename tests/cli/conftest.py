@@ -11,8 +11,6 @@ import pytest
 from safetensors.numpy import save_file as save_arrays
 
 from kvchat.cli import main
-from kvchat.engine import kept_rates
-from kvchat.engine.cache import rates
 from tests.cli.secret_home import Give, Run
 from tests.fork_server import ForkServer
 from tests.tiny_models import write_model
@@ -26,16 +24,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     return tmp_path / "home"
-
-
-@pytest.fixture
-def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let computing be taken to need days until it is measured: beside the slow reads of a busy machine an
-    engine of this process would rightly compute what a test wants to see loaded. What an engine before it has
-    measured is left where it lies.
-    """
-    monkeypatch.setattr(rates, "PRIOR_TOKEN_S", 1e5)
-    monkeypatch.setattr(kept_rates, "read_kept", lambda _: None)
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ def test_killed_while_it_is_turned_on_or_off_a_store_stays_whole(home: Path, num
 
 
 @pytest.mark.cpu
+@pytest.mark.usefixtures("loading_pays")
 def test_nothing_of_what_is_said_lies_on_disk_in_the_clear(
     home: Path, run: Run, passphrase: Give, tiny_model: Path, fork_server: ForkServer
 ) -> None:

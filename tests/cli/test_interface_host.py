@@ -22,7 +22,7 @@ from kvchat.session.origin import new_origin
 from kvchat.session.tree import Turn
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from tests.cli.secret_home import Run as InThisProcess
 from tests.fork_server import Forked, ForkServer
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 DOCUMENT_TOKENS = 2000
 _KVCHAT = (sys.executable, "-m", "kvchat")
@@ -148,7 +148,6 @@ def test_every_word_that_was_shown_survives_a_kill_and_the_talk_goes_on(
     assert ask_here("-s", "demo", "Go on.")["finish_reason"] in ("stop", "length")
 
 
-@pytest.mark.usefixtures("loading_pays")
 def test_asking_nothing_goes_on_with_an_answer_that_was_cut_off(
     ask: Run, ask_here: Run, stored_turns: Stored
 ) -> None:

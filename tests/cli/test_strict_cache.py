@@ -13,7 +13,7 @@ from kvchat.cli.shelf import open_store
 from kvchat.config import read_settings
 from tests.cli.secret_home import Run
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 DOCUMENT = " ".join(f"{number} is a number." for number in range(20))
 Ask = Callable[..., tuple[int, str, str]]

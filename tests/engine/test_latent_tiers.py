@@ -102,6 +102,7 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(config, directory)
 
 
+@pytest.mark.usefixtures("loading_pays")
 def test_a_bundle_of_latents_goes_on_elsewhere_and_is_verified(
     cache_format: str,
     talking: Path,
