@@ -19,7 +19,7 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
 
-DRAIN_S = 0.3
+DRAIN_S = 1.0
 BLOCKS = chain(list(range(4 * 30)))
 
 
@@ -31,7 +31,7 @@ class SlowDisk:
         self._never = Event()
 
     def write(self, header: BlockHeader, payload: Buffer) -> bool:
-        self._never.wait(DRAIN_S / 4)
+        self._never.wait(DRAIN_S / 8)
         self.num_written += 1
         return True
 
