@@ -129,7 +129,7 @@ import os, sys, time
 if "convert" in sys.orig_argv:
     with open(os.environ["STUCK_FIFO"], "w") as fifo:
         fifo.write(f"{os.getpid()}\\n")
-    time.sleep(60)
+    time.sleep(1000)
 """
 
 

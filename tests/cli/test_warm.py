@@ -41,7 +41,7 @@ def environ_of(home: Path) -> dict[str, str]:
 @contextmanager
 def lending(home: Path, model: Path, fork_server: ForkServer) -> Iterator[Forked]:
     """Lend an engine; it has loaded when this begins."""
-    words = ("serve", "--socket-only", "-m", str(model), "--idle", "300")
+    words = ("serve", "--socket-only", "-m", str(model), "--idle", "36000")
     with fork_server.start(*words, environ=environ_of(home)) as process:
         assert process.stderr.readline().startswith("lending")
         try:

@@ -1,13 +1,15 @@
 """The interface on a scripted engine in a real terminal: `python -m tests.ui.run_scripted LOG_PATH`.
 
-The engine takes a moment to load, and its answers come with the noise that native libraries make.
+The engine takes a moment to load, or where `SCRIPTED_LEAVE` names a file, until that is there. Its answers
+come with the noise that native libraries make.
 """
 
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Timer
+from threading import Thread, Timer
+from time import sleep
 
 from kvchat.chat import ChatEvent
 from kvchat.engine.api.status import EnginePhase
@@ -32,13 +34,20 @@ def main() -> int:
     def loaded() -> None:
         engine.phase = EnginePhase.READY
 
+    def load_with_leave() -> None:
+        while not leave.exists():
+            sleep(0.01)
+        loaded()
+
+    leave = Path(os.environ.get("SCRIPTED_LEAVE", ""))
+    waiting = Thread(target=load_with_leave, daemon=True) if leave.name else Timer(0.5, loaded)
     chat = NoisyChat(engine, [Answer(text="By **train**, and then " + "onwards " * 30, pace_s=0.01)])
     app = KvchatApp(
         chat,
         engine,
         ScriptedFiles(),
         log_path=Path(sys.argv[1]),
-        on_first_frame=lambda: Timer(0.5, loaded).start(),
+        on_first_frame=waiting.start,
     )
     return app.run_in_terminal()
 

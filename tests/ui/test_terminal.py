@@ -22,8 +22,10 @@ def terminal(
 
 
 def test_real_keys_send_a_message_and_leave(tmp_path: Path) -> None:
-    with terminal(tmp_path / "log") as shown:
+    leave = tmp_path / "the engine may load"
+    with terminal(tmp_path / "log", SCRIPTED_LEAVE=str(leave)) as shown:
         shown.until_shown("You can type already.")
+        leave.touch()
         shown.type("How do I get to Oslo?\r")
         shown.until_shown("By train, and then")
         shown.until_shown("38 tok/s · exact")
@@ -141,7 +143,7 @@ sys.exit(run_scripted.main())
 def test_a_bug_is_logged_without_the_values_of_variables(tmp_path: Path) -> None:
     """They are what was said, which no log may hold."""
     log = tmp_path / "log"
-    with open_terminal(["-c", CRASHING, str(log)]) as shown:
+    with open_terminal(["-c", CRASHING, str(log)], SCRIPTED_LEAVE=str(tmp_path / "never")) as shown:
         shown.until_shown("You can type already.")
         shown.type("\x11")
         assert shown.exit_status() == 1

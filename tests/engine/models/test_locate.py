@@ -220,7 +220,7 @@ class TestHub:
 
 
 def _locate(
-    name: str, home: Path, *, endpoint: str, offline: bool = False, limit_s: float = 10.0
+    name: str, home: Path, *, endpoint: str, offline: bool = False, limit_s: float = PATIENCE_S
 ) -> dict[str, str]:
     """Locate a model in a process whose Hugging Face home and hub are the given ones."""
     script = """
