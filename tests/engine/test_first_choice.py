@@ -122,7 +122,10 @@ def ask(model_dir: Path, cache_dir: Path) -> list[float]:
 
 def test_a_second_process_begins_with_what_the_first_has_measured(tiny: TinyModels, tmp_path: Path) -> None:
     model_dir, file = tiny("llama"), tmp_path / FILE_NAME
-    assert ask(model_dir, tmp_path) == []  # nothing was stored yet
+    config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, cache_dir=tmp_path)
+    engine = Engine(build_parts("tiny", model_dir, config))
+    answer(engine, TEXT, 1)
+    engine.close()
     (_, record), *_ = json.loads(file.read_bytes().partition(b"\n")[2])["records"]
     rates = Rates(Measured(prefill={bucket: tuple(samples) for bucket, samples in record["prefill"]}))
     expected_s = rates.seconds_to_compute(NUM_BLOCKS * BLOCK_SIZE)
@@ -130,7 +133,6 @@ def test_a_second_process_begins_with_what_the_first_has_measured(tiny: TinyMode
     kept = file.read_bytes()
     assert ask(model_dir, tmp_path) == pytest.approx([expected_s])
     file.write_bytes(kept.replace(b"1", b"2"))
-    config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, cache_dir=tmp_path)
     engine = Engine(build_parts("tiny", model_dir, config))
     assert first_estimate(engine).compute_s == Rates().seconds_to_compute(NUM_BLOCKS * BLOCK_SIZE)
     engine.close()
