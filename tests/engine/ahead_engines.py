@@ -9,19 +9,17 @@ from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.batch import Batch
-from kvchat.engine.build import build_parts
 from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps
 from kvchat.engine.engine import Engine
 from kvchat.engine.gpu import limits_of
 from kvchat.engine.layer_trial import walking_pass
-from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import Drafter
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import load_candidate
-from tests.engine.tiny_models import RecordingRunner, make_computing_slow
+from tests.engine.tiny_models import RecordingRunner, build, make_computing_slow
 
 BATCH_SIZES = (1, 8)
 
@@ -60,8 +58,7 @@ def open_ahead(
         walks: pass through the layers one by one, as on a GPU.
     """
     config = EngineConfig(**{"device": "cpu", "block_size": 16, "seed": 0, "speculate": "off"} | settings)
-    location = locate_model(str(model_dir))
-    parts = build_parts(location.name, location.path, config)
+    parts = build(model_dir, config)
     make_computing_slow(parts.rates)
     forward = getattr(parts.runner._forward, "_own", parts.runner._forward)  # unfused
     groups = parts.runner._groups

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
@@ -19,7 +20,8 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.handle import Handle
 from kvchat.engine.scheduler import Drafter
-from tests.engine.tiny_models import VOCAB_SIZE, RecordingRunner, open_recorded
+from kvchat.engine.weights import Candidate
+from tests.engine.tiny_models import VOCAB_SIZE, RecordingRunner, load, open_recorded
 
 MAX_TEXT = 120
 GREEDY = SamplingParams()
@@ -53,13 +55,18 @@ class Asked:
 
 @cache
 def cold(model_dir: Path, prompt: tuple[int, ...], sampling: SamplingParams, dtype: str = "float32") -> Asked:
-    """Answer a request in an engine that computes nothing else."""
-    engine, recorder = open_recorded(model_dir, dtype=dtype)
+    """Answer a request in an engine that computes nothing else, on weights that others had before it."""
+    engine, recorder = open_recorded(model_dir, candidate=_weights(model_dir, dtype), dtype=dtype)
     asked = Asked(prompt, sampling, engine.submit(Request(token_ids=prompt, sampling=sampling)))
     collect(engine, [asked])
     keep_rows(asked, recorder)
     engine.close()
     return asked
+
+
+@cache
+def _weights(model_dir: Path, dtype: str) -> Candidate:
+    return load(model_dir, EngineConfig(device="cpu", dtype=dtype))
 
 
 def keep_rows(asked: Asked, recorder: RecordingRunner) -> None:

@@ -21,7 +21,7 @@ from tests.engine.conftest import TinyModels
 from tests.engine.conversations import BEAMS, GREEDY, SEVERAL, Life
 from tests.engine.test_traces_engine import KINDS as WINDOWED
 from tests.engine.test_traces_engine import expect_cold
-from tests.engine.tiny_models import KINDS, answer, reference, submit, token_ids
+from tests.engine.tiny_models import KINDS, SAID, answer, reference, submit, token_ids
 
 pytestmark = pytest.mark.cpu
 
@@ -67,8 +67,8 @@ def test_answers_are_transformers_own(kind: str, tiny: TinyModels, opened: Any) 
     handles = [submit(engine, prompt, NUM_TOKENS + 3 * number) for number, prompt in enumerate(prompts)]
     step_all(engine)
     for number, (prompt, handle) in enumerate(zip(prompts, handles, strict=True)):
-        wanted = reference(model_dir).answer(prompt, NUM_TOKENS + 3 * number)
-        assert engine._manager.branches[handle.branch].token_ids[len(prompt) :] == wanted
+        said = SAID[tuple(prompt)] = engine._manager.branches[handle.branch].token_ids[len(prompt) :]
+        assert said == reference(model_dir).answer(prompt, NUM_TOKENS + 3 * number)
     assert engine._ahead is not None
     assert engine._ahead.num_surplus == 0
     assert len(runner.ahead) >= NUM_TOKENS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,14 +20,19 @@ from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.batch import Batch
-from kvchat.engine.build import build_parts
+from kvchat.engine.build import assemble
 from kvchat.engine.cache.rates import LEAST_TOKENS, WINDOW, Rates
 from kvchat.engine.engine import Engine
 from kvchat.engine.handle import Handle
+from kvchat.engine.kept_checks import KeptChecks, subject_of
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.locate import locate_model
+from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.scheduler import Drafter
+from kvchat.engine.weight_format import Source
+from kvchat.engine.weights import Candidate, load_candidate
 
 VOCAB_SIZE = 512
 KINDS = ("llama", "qwen3", "gemma3", "gpt2")
@@ -193,17 +198,51 @@ def open_engine(model_dir: Path, **settings: Any) -> Engine:
 
 
 def open_recorded(
-    model_dir: Path, drafter: Drafter | None = None, **settings: Any
+    model_dir: Path, drafter: Drafter | None = None, candidate: Candidate | None = None, **settings: Any
 ) -> tuple[Engine, RecordingRunner]:
     """Return an engine on the processor with blocks of 16 tokens, and its runner's record. A step brings one
     token of each answer, unless drafts or a drafter are asked for. Loading beats computing.
     """
     config = EngineConfig(**{"device": "cpu", "block_size": 16, "seed": 0, "speculate": "off"} | settings)
-    location = locate_model(str(model_dir))
-    parts = build_parts(location.name, location.path, config)
+    parts = build(model_dir, config, candidate)
     make_computing_slow(parts.rates)
     recorder = RecordingRunner(parts.runner, parts.pool)
     return Engine(replace(parts, runner=recorder, drafter=drafter or parts.drafter)), recorder
+
+
+def build(model_dir: Path, config: EngineConfig, candidate: Candidate | None = None) -> EngineParts:
+    """Return what `build_parts` does. What steps of a model allocate is measured once in a process.
+
+    Args:
+        candidate: the model, if it is in memory. Engines that serve it after each other share its weights.
+    """
+    location = locate_model(str(model_dir))
+    candidate = candidate or load(location.path, config)
+    return assemble(location.name, replace(candidate, checks=_Measured(candidate)), config)
+
+
+def load(model_dir: Path, config: EngineConfig) -> Candidate:
+    source = Source(model_dir=model_dir, adapter_dir=config.adapter)
+    return load_candidate(source, config, choose_device(config.device))
+
+
+class _Measured(KeptChecks):
+    """What is known of a model, and what was measured of its steps by any engine of this process."""
+
+    _known: ClassVar[dict[tuple[str, str], Any]] = {}
+
+    def __init__(self, candidate: Candidate) -> None:
+        super().__init__()
+        self._inner = candidate.checks
+        self._subject = subject_of(candidate.checkpoint, candidate.loaded)
+
+    def find(self, name: str) -> Any:
+        return self._inner.find(name) or self._known.get((self._subject, name))
+
+    def keep(self, name: str, finding: Any) -> None:
+        if name.startswith("activation"):
+            self._known[self._subject, name] = finding
+        self._inner.keep(name, finding)
 
 
 def make_computing_slow(rates: Rates) -> None:
