@@ -19,6 +19,7 @@ from kvchat.engine.cache import rates
 from tests.covering import leave_the_rest_to_slow_tests
 from tests.fork_server import LOADING_PAYS, let_loading_pay
 from tests.quick_disk import quick_place
+from tests.sharing import read_a_share_first
 
 # Examples may load a model or touch a disk under load; a deadline would only measure the machine.
 # They are the same in every run, so that a change is judged by itself; the slow tests look for new ones.
@@ -56,6 +57,10 @@ def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, name, getattr(owner, name))  # as they are behind the test
     let_loading_pay()
     monkeypatch.setenv(LOADING_PAYS, "1")
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    read_a_share_first(session.config)
 
 
 def pytest_collection_finish() -> None:
