@@ -6,6 +6,7 @@ only what was made since the engine was loaded; while an answer streams nothing 
 """
 
 import gc
+from functools import cache
 
 _YOUNG_OBJECTS, _YOUNG_ROUNDS = 1000, 5
 """Little is looked through at a time once everything is imported: what is young takes milliseconds then."""
@@ -21,7 +22,7 @@ class GarbageSchedule:
 
     def __init__(self) -> None:
         self._thresholds = gc.get_threshold()
-        self._was_frozen = gc.get_freeze_count() > 0
+        self._was_frozen = is_some_frozen()
         gc.set_threshold(*self._thresholds[:2], _NEVER)
 
     def settle(self) -> None:
@@ -55,3 +56,12 @@ class GarbageSchedule:
             gc.unfreeze()
         gc.set_threshold(*self._thresholds)
         gc.enable()
+
+
+@cache
+def is_some_frozen() -> bool:
+    """Say whether somebody else has taken objects out of all collections.
+
+    Asked once: they are counted one by one, which takes a tenth of a second where much is imported.
+    """
+    return gc.get_freeze_count() > 0

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvchat.ui.garbage import GarbageSchedule
+from kvchat.ui.garbage import GarbageSchedule, is_some_frozen
 
 pytestmark = pytest.mark.pure
 
@@ -71,8 +71,10 @@ def is_frozen(request: pytest.FixtureRequest) -> Iterator[bool]:
     gc.unfreeze()
     if request.param:
         gc.freeze()
+    is_some_frozen.cache_clear()
     yield request.param
     gc.freeze()
+    is_some_frozen.cache_clear()
 
 
 def test_the_collector_is_left_as_it_was_found(is_frozen: bool) -> None:
