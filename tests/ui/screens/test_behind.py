@@ -122,15 +122,13 @@ async def test_a_message_that_is_refused_behind_comes_back_to_the_prompt(tmp_pat
 
 
 async def test_leaving_the_program_stops_all_answers(tmp_path: Path) -> None:
-    hold = Event()
-    async with window(tmp_path, Answer(text="a long answer", piece_len=3, hold=hold)) as shown:
+    async with window(tmp_path, Answer(text="word ", pace_s=0.01, never_ends=True)) as shown:
         await shown.say("first")
         await shown.until(lambda: bool(shown.answers))
         conversation = shown.screen.turns.conversation
         await leave(shown, "beside")
         shown.screen.quit()
         assert conversation.is_stopped
-        hold.set()
 
 
 async def test_an_engine_that_fails_to_load_gives_back_what_waits_behind_too(tmp_path: Path) -> None:
