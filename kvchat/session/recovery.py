@@ -279,6 +279,10 @@ def _opened(source: _Source, place: Path, tables: Tables) -> sqlite3.Connection:
 
 def _rows(source: sqlite3.Connection, table: str) -> Iterator[sqlite3.Row]:
     """Yield the rows of a table from both ends, and single ones between, until nothing more is readable."""
+    try:
+        source.execute(f"EXPLAIN SELECT rowid, * FROM {table}")
+    except _UNREADABLE:
+        return  # no statement can be made of a table that is not known, for none of its rows
     with suppress(*_UNREADABLE):  # a damaged number
         yield from source.execute(f"SELECT rowid AS row_num, * FROM {table} WHERE rowid <= 0")
     first, last = 0, 1 << 62
