@@ -1,5 +1,6 @@
 """Driving the interface in tests: an app on a script, waiting, and the screen as plain lines."""
 
+from asyncio import sleep
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -74,14 +75,18 @@ class Window:
         """Type in one burst, as a terminal may; a pilot waits for rest behind each key it presses."""
         if not text:
             return
-        assert self.app._driver is not None
-        for character in text[:-1]:
-            self.app._driver.send_message(events.Key(_key_of(character), _letter_of(character)))
+        self._send_keys(text[:-1])
         await self.pilot.press(_key_of(text[-1]))
 
     async def say(self, text: str) -> None:
-        await self.type(text)
+        self._send_keys(text)
+        await self.pilot.pause(0)
         await self.pilot.press("enter")
+
+    def _send_keys(self, text: str) -> None:
+        assert self.app._driver is not None
+        for character in text:
+            self.app._driver.send_message(events.Key(_key_of(character), _letter_of(character)))
 
     async def say_and_wait(self, text: str) -> None:
         """Send a message and wait for its answer."""
@@ -90,11 +95,15 @@ class Window:
         await self.until(lambda: not self.screen.turns.is_running and bool(self.answers))
 
     async def until(self, predicate: Callable[[], bool]) -> None:
-        """Wait until something holds; fail with the screen in the message."""
+        """Wait until something holds, also once every widget has worked off what it has been told; fail with
+        the screen in the message.
+        """
         deadline = monotonic() + PATIENCE_S
         while not predicate():
             assert monotonic() < deadline, f"waited in vain; the screen shows:\n{self.text}"
-            await self.pilot.pause(0.02)
+            await sleep(0.02)
+            if predicate():
+                await self.pilot.pause(0)
 
     async def until_at_rest(self) -> None:
         """Wait until nothing runs beside the window that might still change something."""
