@@ -1,6 +1,7 @@
 """Dialogs that come later than the key that asked for them, and so may come while something is typed."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -56,7 +57,10 @@ class LateScreen(Dialog[Result | GaveWay], Generic[Result]):
                 self._answer(held or event)
                 return ()
             if held is None:
-                self._held, self._rest = event, self.set_timer(REST_S, lambda: self._answer(event))
+                self._held, self._rest = (
+                    event,
+                    self.set_timer(REST_S, partial(self._look_whether_alone, event)),
+                )
                 return ()
         return self._give_way(event, held)
 
@@ -74,6 +78,10 @@ class LateScreen(Dialog[Result | GaveWay], Generic[Result]):
         if self._rest is not None:
             self._rest.stop()
         self._held = self._rest = None
+
+    def _look_whether_alone(self, event: events.Key) -> None:
+        """Answer behind all that is typed already: on a busy machine it may wait for longer than a rest."""
+        self.app.call_later(lambda: self._answer(event) if self._held is event else None)
 
     def _answer(self, event: events.Key) -> None:
         self._stop_waiting()

@@ -109,6 +109,22 @@ async def test_a_text_that_begins_like_an_answer_agrees_to_nothing(tmp_path: Pat
         await shown.until(lambda: not shown.chat.store.sessions)
 
 
+async def test_a_letter_agrees_to_nothing_where_the_next_one_has_waited_for_longer_than_a_rest(
+    tmp_path: Path,
+) -> None:
+    async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
+        await shown.until(lambda: len(shown.questions) == 2)
+        await burst(shown, "/delete\n")
+        await shown.until(lambda: isinstance(shown.app.screen, ConfirmScreen))
+        dialog, letter = shown.app.screen, events.Key("y", "y")
+        assert isinstance(dialog, ConfirmScreen)
+        assert dialog.text_of(letter) == ()
+        shown.app.post_message(events.Key("e", "e"))
+        dialog._look_whether_alone(letter)  # the rest is over before the window has come to what waits
+        await shown.until(lambda: shown.screen.prompt.text == "ye")
+        assert shown.chat.store.sessions
+
+
 async def test_a_question_about_what_was_said_before_the_last_message_changes_nothing(tmp_path: Path) -> None:
     async with window(tmp_path, prepare=talk, initial="Oslo") as shown:
         await shown.until(lambda: len(shown.questions) == 2)
