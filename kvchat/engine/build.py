@@ -84,7 +84,7 @@ def build_parts(
         ModelError: not found, unreadable or not to be served exactly.
         CapacityError: weights or cache do not fit.
     """
-    _check(config)
+    check_settings(config)
     device = choose_device(config.device)
     candidate = load_candidate(
         Source(model_dir=model_dir, adapter_dir=config.adapter), config, device, report
@@ -245,7 +245,8 @@ def _memory(
     return ShadowedMemory(block_bytes=device_bytes, host_bytes=0, shadow_bytes=beside_bytes)
 
 
-def _check(config: EngineConfig) -> None:
+def check_settings(config: EngineConfig) -> None:
+    """Raises: ConfigError: a setting is out of its range."""
     view = parse_cache_format(config.cache_format).view
     if view is not None:
         require_steps(view, config.max_batch_tokens)

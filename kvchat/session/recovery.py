@@ -38,6 +38,8 @@ _PATIENCE_S = 5.0
 _MOST_SINGLE_ROWS = 10_000
 # Decoding fails where SQLite's own message quotes damaged bytes.
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError, MemoryError)
+_LOGS_S = 20.0
+"""For so long it is tried with which of several logs nothing is damaged."""
 
 
 def backup_paths(path: Path) -> tuple[Path, Path]:
@@ -182,7 +184,7 @@ def recover(path: Path, tables: Tables) -> Path:
         target.execute("VACUUM")
         layouts.append(layout_of(new))
         tables.show(target)
-        _collect(target, tables, _sources(aside, backup_paths(path), likeliest(layouts, aside)))
+        _collect(target, tables, _sources(aside, backup_paths(path), likeliest(layouts, aside), tables))
     # The log goes first, since it must never lie beside the new file; if this process ends here, the next
     # one finds it beside the kept one.
     for suffix in ("-wal", "-shm"):
@@ -206,14 +208,14 @@ class _Source:
     log: bytes | None = None
 
 
-def _sources(aside: Path, backups: tuple[Path, Path], layout: Layout) -> list[_Source]:
+def _sources(aside: Path, backups: tuple[Path, Path], layout: Layout, tables: Tables) -> list[_Source]:
     """Return where rows may be had, the best first.
 
     Args:
         layout: the damaged one is read with this first page too: without one no table is found.
     """
     log = wal.mended(_log_of(aside))
-    mended = [] if log is None else [_Source(path=aside, log=log.data)]
+    mended = [] if log is None else [_Source(path=aside, log=_likeliest_log(aside, log, tables))]
     # Without its mended log the file itself is as it was some messages ago.
     return [
         *mended,
@@ -221,6 +223,31 @@ def _sources(aside: Path, backups: tuple[Path, Path], layout: Layout) -> list[_S
         _Source(path=aside, is_older=bool(mended), head=_own_size(layout.first_page)),
         *(_Source(path=backup, is_older=True) for backup in backups),
     ]
+
+
+def _likeliest_log(database: Path, log: wal.MendedLog, tables: Tables) -> bytes:
+    """Return the log with which nothing in the database is damaged; if none is found, the likeliest."""
+    until_s = time.monotonic() + _LOGS_S
+    below = database.read_bytes() if log.explained[1] and database.exists() else b""
+    for version in log.versions():
+        if _is_sound(version.on(below), tables):
+            return version.data
+        if time.monotonic() >= until_s:
+            break
+    return log.data
+
+
+def _is_sound(database: bytes, tables: Tables) -> bool:
+    """Return whether a database has only whole rows, and what finds them."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection, suppress(*_UNREADABLE):
+        connection.row_factory = sqlite3.Row
+        connection.deserialize(database)
+        for table in _TABLES:
+            rows = connection.execute(f"SELECT * FROM {tables.stored_name(table)}")
+            if not all(tables.is_whole(table, row) for row in rows):
+                return False
+        return bool(connection.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok")
+    return False
 
 
 def _collect(target: sqlite3.Connection, tables: Tables, sources: list[_Source]) -> None:

@@ -14,6 +14,7 @@ Source: "The SQLite database file format", section 4.
 
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from operator import ne
 
@@ -36,10 +37,44 @@ Sums = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class MendedLog:
-    """A log without its damage. `is_exact`: every byte is what was written; else some page is not."""
+    """A log without its damage.
 
-    data: bytes
-    is_exact: bool
+    Args:
+        frames: what was signed of each: 8 bytes, and the page.
+        explained: a frame that several single bytes explain, and all that it may have been, the likeliest
+            first; none: every byte is what was written, or nothing explains it.
+    """
+
+    header: bytes
+    frames: list[bytes]
+    explained: tuple[int, list[bytes]]
+
+    @property
+    def data(self) -> bytes:
+        """The log as it is most likely to have been."""
+        return _written(self.header, self.frames)
+
+    def versions(self) -> Iterator["MendedLog"]:
+        """Yield the log with each of what the explained frame may have been."""
+        number, explained = self.explained
+        for signed in explained:
+            yield replace(self, frames=[*self.frames[:number], signed, *self.frames[number + 1 :]])
+
+    def on(self, database: bytes) -> bytes:
+        """Return a database as it becomes by the transactions of the log, to be read without one."""
+        image, num_bytes, begun = bytearray(database), len(database), list[bytes]()
+        for signed in self.frames:
+            begun.append(signed)
+            if num_pages := int.from_bytes(signed[4:8], "big"):
+                num_bytes = num_pages * PAGE_BYTES
+                image.extend(bytes(max(0, num_bytes - len(image))))
+                for frame in begun:
+                    start = PAGE_BYTES * (int.from_bytes(frame[:4], "big") - 1)
+                    if 0 <= start < num_bytes:
+                        image[start : start + PAGE_BYTES] = frame[8:]
+                begun = []
+        image[18:20] = b"\x01\x01"
+        return bytes(image[:num_bytes])
 
 
 def mended(data: bytes) -> MendedLog | None:
@@ -54,7 +89,7 @@ def mended(data: bytes) -> MendedLog | None:
     pages = list(log.pages())
     if not log.is_damaged and header == data[:_HEADER_BYTES]:
         return None
-    return MendedLog(_written(header, pages), log.is_exact)
+    return MendedLog(header, pages, log.explained)
 
 
 class _Log:
@@ -62,7 +97,9 @@ class _Log:
 
     def __init__(self, data: bytes, header: bytes) -> None:
         self.is_damaged = False
-        self.is_exact = True
+        self.explained: tuple[int, list[bytes]] = (0, [])
+        self._begun: set[int] = set()
+        """Numbers of the pages of the transaction so far."""
         self._data = data
         self._order = _order(header)
         self._salts = header[16:24]
@@ -70,7 +107,8 @@ class _Log:
 
     def pages(self) -> Iterator[bytes]:
         """Yield the page numbers and pages of all frames up to the log's end."""
-        for start in range(_HEADER_BYTES, len(self._data) - _FRAME_BYTES + 1, _FRAME_BYTES):
+        starts = range(_HEADER_BYTES, len(self._data) - _FRAME_BYTES + 1, _FRAME_BYTES)
+        for number, start in enumerate(starts):
             frame = self._data[start : start + _FRAME_BYTES]
             signed, written = frame[:8] + frame[24:], frame[16:24]
             found = _sums(signed, self._sums, self._order)
@@ -86,14 +124,33 @@ class _Log:
                     right.append(signed)  # it may be the checksum that is damaged
                 if not right and not self._goes_on(start + _FRAME_BYTES, _unpacked(written)):
                     return  # cut off
-                likely = [one for one in right if not one[0] and not one[4]]  # no file has 2^24 pages
+                likely = [one for one in right if self._may_be(start, one)]
                 self.is_damaged = True
-                self.is_exact &= len(likely) == 1
-                if likely and (len(likely) == 1 or signed[0] or signed[4] or not _is_sound(signed)):
+                as_it_is = [signed] if self._may_be(start, signed) else []
+                if len(likely) > 1 and not self.explained[1]:
+                    self.explained = number, sorted([*as_it_is, *likely], key=_is_sound, reverse=True)
+                if likely and (len(likely) == 1 or not as_it_is or not _is_sound(signed)):
                     signed = next(filter(_is_sound, likely), likely[0])
                 found = _unpacked(written)
             self._sums = found
+            page, size = struct.unpack(">2I", signed[:8])
+            self._begun = set() if size else {*self._begun, page}
             yield signed
+
+    def _may_be(self, start: int, signed: bytes) -> bool:
+        """Return whether the transaction with a frame at a place can have this one: it writes no page twice,
+        and none behind the file's end.
+        """
+        page, size = struct.unpack(">2I", signed[:8])
+        others = set(self._begun)
+        while not size:
+            start += _FRAME_BYTES
+            frame = self._data[start : start + 8]
+            if len(frame) < 8:
+                return True  # cut off
+            other, size = struct.unpack(">2I", frame)
+            others.add(other)
+        return bool(0 < page <= size < 1 << 24 and page not in others)
 
     def _goes_on(self, start: int, sums: Sums) -> bool:
         """Return whether a whole frame stands at a place, behind one with these sums."""

@@ -20,7 +20,7 @@ from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.batch import Batch
-from kvchat.engine.build import assemble
+from kvchat.engine.build import assemble, check_settings
 from kvchat.engine.cache.rates import LEAST_TOKENS, WINDOW, Rates
 from kvchat.engine.engine import Engine
 from kvchat.engine.handle import Handle
@@ -216,6 +216,7 @@ def build(model_dir: Path, config: EngineConfig, candidate: Candidate | None = N
     Args:
         candidate: the model, if it is in memory. Engines that serve it after each other share its weights.
     """
+    check_settings(config)
     location = locate_model(str(model_dir))
     candidate = candidate or load(location.path, config)
     return assemble(location.name, replace(candidate, checks=_Measured(candidate)), config)

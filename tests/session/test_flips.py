@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from kvchat.errors import KvchatError
+from kvchat.session import recovery
 from kvchat.session.recovery import backup_paths
 from kvchat.session.template import ChatTemplate
 from kvchat.session.tree import Finish, Part, Turn
@@ -205,12 +206,15 @@ def test_every_single_byte_of_the_log_may_be_flipped(
             _after_trouble(lambda: go_on(quick_path / "home"))
 
 
-def test_a_branch_whose_newest_row_cannot_be_corrected_still_leads_where_it_led(
-    template: ChatTemplate, files: Files, quick_path: Path
+@pytest.mark.parametrize("has_time", [True, False], ids=["", "no time to try"])
+def test_a_branch_whose_newest_row_is_not_known_for_sure_still_leads_where_it_led(
+    template: ChatTemplate, files: Files, quick_path: Path, monkeypatch: pytest.MonkeyPatch, has_time: bool
 ) -> None:
-    """A flip of a word's highest bit is explained by many places of a page, so that the byte stays damaged;
-    the file below the log holds the branch as it was one message earlier, and whole.
+    """A flip of a word's highest bit is explained by many places of a page. Where the right one is not found
+    in time, the file below the log holds the branch as it was one message earlier, and whole.
     """
+    if not has_time:
+        monkeypatch.setattr(recovery, "_LOGS_S", 0.0)
     files = without_copies(files)
     wanted, log = _seen(quick_path, template, files), files[LOG]
     row = log.rindex(b"by boat")
@@ -218,6 +222,20 @@ def test_a_branch_whose_newest_row_cannot_be_corrected_still_leads_where_it_led(
         damaged = log[:at] + bytes([log[at] ^ 0x80]) + log[at + 1 :]
         found = _seen(quick_path, template, {**files, LOG: damaged})
         assert complaints(found, wanted, may_lose_both=False) == [], at
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_of_several_bytes_that_explain_a_frame_the_one_is_found_with_which_nothing_is_damaged(
+    template: ChatTemplate, files: Files, files_of_a_short_log: Files, quick_path: Path, mask: int
+) -> None:
+    """The number of a page, which would be written elsewhere, and a place among a page's rows."""
+    for some, at in ((files_of_a_short_log, 32 + 2 * 4120 + 3), (files, 32 + 4120 + 535)):
+        kept = without_copies(some)
+        wanted, log = _seen(quick_path, template, kept), kept[LOG]
+        damaged = log[:at] + bytes([log[at] ^ mask]) + log[at + 1 :]
+        found = _seen(quick_path, template, {**kept, LOG: damaged})
+        assert complaints(found, wanted, may_lose_both=False) == []
+        assert not any(turn.damaged for turn in found.turns.values())
 
 
 @pytest.mark.parametrize("is_all", [False, pytest.param(True, marks=pytest.mark.slow)])
