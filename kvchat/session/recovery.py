@@ -39,7 +39,8 @@ _MOST_SINGLE_ROWS = 10_000
 # Decoding fails where SQLite's own message quotes damaged bytes.
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError, MemoryError)
 _LOGS_S = 20.0
-"""For so long it is tried with which of several logs nothing is damaged."""
+"""For so long it is tried with which of several logs nothing is damaged, in memory."""
+_MOST_TRIED_BYTES = 2**28
 
 
 def backup_paths(path: Path) -> tuple[Path, Path]:
@@ -228,7 +229,9 @@ def _sources(aside: Path, backups: tuple[Path, Path], layout: Layout, tables: Ta
 def _likeliest_log(database: Path, log: wal.MendedLog, tables: Tables) -> bytes:
     """Return the log with which nothing in the database is damaged; if none is found, the likeliest."""
     until_s = time.monotonic() + _LOGS_S
-    below = database.read_bytes() if log.explained[1] and database.exists() else b""
+    if not log.explained[1] or not database.exists() or database.stat().st_size > _MOST_TRIED_BYTES:
+        return log.data
+    below = database.read_bytes()
     for version in log.versions():
         if _is_sound(version.on(below), tables):
             return version.data
@@ -239,7 +242,9 @@ def _likeliest_log(database: Path, log: wal.MendedLog, tables: Tables) -> bytes:
 
 def _is_sound(database: bytes, tables: Tables) -> bool:
     """Return whether a database has only whole rows, and what finds them."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection, suppress(*_UNREADABLE):
+    # A column may have another name; and not every SQLite reads a database from memory.
+    unknown = (*_UNREADABLE, LookupError, AttributeError)
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection, suppress(*unknown):
         connection.row_factory = sqlite3.Row
         connection.deserialize(database)
         for table in _TABLES:
