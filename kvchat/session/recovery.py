@@ -227,32 +227,44 @@ def _sources(aside: Path, backups: tuple[Path, Path], layout: Layout, tables: Ta
 
 
 def _likeliest_log(database: Path, log: wal.MendedLog, tables: Tables) -> bytes:
-    """Return the log with which nothing in the database is damaged; if none is found, the likeliest."""
+    """Return the log with which least in the database is damaged; if none can be read, the likeliest.
+
+    Of those that differ in where a page belongs it is the one that finds the page most like it is there, in a
+    large database by that alone.
+    """
     until_s = time.monotonic() + _LOGS_S
-    if not log.explained[1] or not database.exists() or database.stat().st_size > _MOST_TRIED_BYTES:
+    _, explained = log.explained
+    if not explained or not database.exists():
         return log.data
-    below = database.read_bytes()
-    for version in log.versions():
-        if _is_sound(version.on(below), tables):
-            return version.data
-        if time.monotonic() >= until_s:
-            break
-    return log.data
+    best, least, likeness = log, (inf, 0), dict[bytes, int]()
+    with open(database, "rb") as file:
+        below = file.read() if database.stat().st_size <= _MOST_TRIED_BYTES else None
+        for signed, version in zip(explained, log.versions(), strict=True):
+            is_same_place = signed is not explained[0] and signed[:8] == explained[0][:8]
+            if (least[0] == 0 and is_same_place) or time.monotonic() >= until_s:
+                break
+            num_damaged = 0 if below is None else _num_damaged(version, below, tables)
+            rank = num_damaged, -likeness.setdefault(signed[:8], version.likeness(file))
+            if rank < least:
+                best, least = version, rank
+    return best.data
 
 
-def _is_sound(database: bytes, tables: Tables) -> bool:
-    """Return whether a database has only whole rows, and what finds them."""
+def _num_damaged(log: wal.MendedLog, below: bytes, tables: Tables) -> float:
+    """Return how many rows are damaged in a database with its log; infinity if it is no sound database."""
     # A column may have another name; and not every SQLite reads a database from memory.
     unknown = (*_UNREADABLE, LookupError, AttributeError)
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection, suppress(*unknown):
         connection.row_factory = sqlite3.Row
-        connection.deserialize(database)
-        for table in _TABLES:
-            rows = connection.execute(f"SELECT * FROM {tables.stored_name(table)}")
-            if not all(tables.is_whole(table, row) for row in rows):
-                return False
-        return bool(connection.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok")
-    return False
+        connection.deserialize(log.on(below))
+        if connection.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
+            return inf
+        return sum(
+            not tables.is_whole(table, row)
+            for table in _TABLES
+            for row in connection.execute(f"SELECT * FROM {tables.stored_name(table)}")
+        )
+    return inf
 
 
 def _collect(target: sqlite3.Connection, tables: Tables, sources: list[_Source]) -> None:

@@ -15,8 +15,9 @@ Source: "The SQLite database file format", section 4.
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
-from operator import ne
+from functools import cache, partial
+from operator import eq, ne
+from typing import BinaryIO
 
 from kvchat.session.page import PAGE_BYTES, can_be_page
 from kvchat.values import dataclass
@@ -41,8 +42,9 @@ class MendedLog:
 
     Args:
         frames: what was signed of each: 8 bytes, and the page.
-        explained: a frame that several single bytes explain, and all that it may have been, the likeliest
-            first; none: every byte is what was written, or nothing explains it.
+        explained: a frame that several single bytes explain, and all that it may have been: as it is, with
+            another number before the page, and with another page; none: every byte is what was written, or
+            nothing explains it.
     """
 
     header: bytes
@@ -60,21 +62,37 @@ class MendedLog:
         for signed in explained:
             yield replace(self, frames=[*self.frames[:number], signed, *self.frames[number + 1 :]])
 
-    def on(self, database: bytes) -> bytes:
-        """Return a database as it becomes by the transactions of the log, to be read without one."""
+    def likeness(self, database: BinaryIO) -> int:
+        """Return how many bytes of the explained frame's page are those that stood there before."""
+        number, _ = self.explained
+        name, page = self.frames[number][:4], self.frames[number][8:]
+        earlier = [frame[8:] for frame in self.frames[:number] if frame[:4] == name]
+        if not earlier:
+            database.seek(PAGE_BYTES * max(0, int.from_bytes(name, "big") - 1))
+            earlier.append(database.read(PAGE_BYTES))
+        return sum(map(eq, page, earlier[-1]))
+
+    def on(self, database: bytes) -> bytearray:
+        """Return a database as it becomes by the transactions of the log, to be read without one.
+
+        Raises: MemoryError: it would become many times as large.
+        """
         image, num_bytes, begun = bytearray(database), len(database), list[bytes]()
         for signed in self.frames:
             begun.append(signed)
             if num_pages := int.from_bytes(signed[4:8], "big"):
                 num_bytes = num_pages * PAGE_BYTES
+                if num_bytes > len(image) + PAGE_BYTES * len(self.frames):
+                    raise MemoryError("more pages than were written")
                 image.extend(bytes(max(0, num_bytes - len(image))))
                 for frame in begun:
                     start = PAGE_BYTES * (int.from_bytes(frame[:4], "big") - 1)
                     if 0 <= start < num_bytes:
                         image[start : start + PAGE_BYTES] = frame[8:]
                 begun = []
+        del image[num_bytes:]
         image[18:20] = b"\x01\x01"
-        return bytes(image[:num_bytes])
+        return image
 
 
 def mended(data: bytes) -> MendedLog | None:
@@ -128,13 +146,15 @@ class _Log:
                 self.is_damaged = True
                 as_it_is = [signed] if self._may_be(start, signed) else []
                 if len(likely) > 1 and not self.explained[1]:
-                    self.explained = number, sorted([*as_it_is, *likely], key=_is_sound, reverse=True)
+                    self.explained = number, as_it_is + sorted(likely, key=partial(_rank, signed[:8]))
                 if likely and (len(likely) == 1 or not as_it_is or not _is_sound(signed)):
                     signed = next(filter(_is_sound, likely), likely[0])
                 found = _unpacked(written)
             self._sums = found
             page, size = struct.unpack(">2I", signed[:8])
-            self._begun = set() if size else {*self._begun, page}
+            self._begun.add(page)
+            if size:
+                self._begun.clear()
             yield signed
 
     def _may_be(self, start: int, signed: bytes) -> bool:
@@ -157,6 +177,11 @@ class _Log:
         frame = self._data[start : start + _FRAME_BYTES]
         is_whole = len(frame) == _FRAME_BYTES
         return is_whole and _packed(_sums(frame[:8] + frame[24:], sums, self._order)) == frame[16:24]
+
+
+def _rank(head: bytes, signed: bytes) -> tuple[bool, bool]:
+    """Few differ in what stands before the page, where a flip does most harm: these come first."""
+    return signed[:8] == head, not _is_sound(signed)
 
 
 def _is_sound(signed: bytes) -> bool:

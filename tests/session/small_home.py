@@ -25,11 +25,14 @@ class Seen:
     paths: Mapping[tuple[SessionId, str], tuple[Turn, ...]]
 
 
-def write_home(place: Path, template: ChatTemplate, *, has_short_log: bool = False) -> None:
+def write_home(
+    place: Path, template: ChatTemplate, *, has_short_log: bool = False, has_scar: bool = False
+) -> None:
     """Write two conversations: one with a fork whose answer was cut off, one that nobody has named.
 
     The newest part of the first is in the write-ahead log alone, as after a process was killed: a message and
-    what was there of its answer, or of a short log the answer's words.
+    what was there of its answer, or of a short log the answer's words. A scar is a turn that was damaged
+    before, which the database keeps as such.
     """
     store = SessionStore(place / DATABASE)
     session = store.create_session(title="demo", system="Be kind.", model="starter")
@@ -39,12 +42,38 @@ def write_home(place: Path, template: ChatTemplate, *, has_short_log: bool = Fal
     _ask(store, template, branch, "Greetings from Oslo!", "Hello! My name is Ana.")
     other = store.create_session()
     _ask(store, template, store.branch(other.id, MAIN), "What is a KV cache?", "It stores keys and values.")
+    if has_scar:
+        with store._database.write() as connection:
+            connection.execute(
+                "UPDATE turns SET digest = x'', parts = x'' WHERE num = (SELECT max(num) FROM turns)"
+            )
     if not has_short_log:
         _empty_log(store)
     _, answer = _begin(store, template, fork, "And now?")
     if has_short_log:
         _empty_log(store)
     _go_on(store, template, answer, "It goes on")
+    _end_as_if_killed(store, place)
+
+
+def write_home_with_free_pages(place: Path, template: ChatTemplate) -> None:
+    """Write a conversation whose answer took pages while it grew, and in the log alone that it is pinned."""
+    store = SessionStore(place / DATABASE)
+    session = store.create_session()
+    ids = template.tokenizer.encode("It stores keys and values. " * 5)
+    text = template.tokenizer.decode(ids)
+    _, answer = _begin(store, template, store.branch(session.id, MAIN), "Tell me a story.")
+    for _ in range(60):
+        store.append_to_answer(answer.id, ids, text)
+    store.finish_answer(answer.id, Outcome(finish=Finish.COMPLETE))
+    with store._database.read() as connection:
+        assert connection.execute("PRAGMA freelist_count").fetchone()[0] > 3
+    _empty_log(store)
+    store.pin(session.id, is_pinned=True)
+    _end_as_if_killed(store, place)
+
+
+def _end_as_if_killed(store: SessionStore, place: Path) -> None:
     shutil.copyfile(place / LOG, place / "log")
     shutil.copyfile(place / DATABASE, place / "database")
     store.close()

@@ -22,6 +22,7 @@ from tests.session.small_home import (
     put_home,
     read_home,
     write_home,
+    write_home_with_free_pages,
 )
 from tests.tiny_models import STARTER, write_model
 
@@ -236,6 +237,42 @@ def test_of_several_bytes_that_explain_a_frame_the_one_is_found_with_which_nothi
         found = _seen(quick_path, template, {**kept, LOG: damaged})
         assert complaints(found, wanted, may_lose_both=False) == []
         assert not any(turn.damaged for turn in found.turns.values())
+
+
+@pytest.mark.parametrize("most_bytes", [0, 2**28], ids=["too large to try", ""])
+@pytest.mark.parametrize("has_scar", [False, True], ids=["", "with a scar"])
+def test_a_page_whose_number_is_damaged_is_put_where_it_was(
+    template: ChatTemplate,
+    quick_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most_bytes: int,
+    has_scar: bool,
+) -> None:
+    """Whether it can be tried with which number nothing is damaged, or not; something may have been before."""
+    monkeypatch.setattr(recovery, "_MOST_TRIED_BYTES", most_bytes)
+    write_home(quick_path / "written", template, has_short_log=True, has_scar=has_scar)
+    files = without_copies(read_home(quick_path / "written"))
+    wanted, log = _seen(quick_path, template, files), files[LOG]
+    before = complaints(wanted, wanted, may_lose_both=False)
+    for at in range(32 + 3, len(log), 4120):
+        for mask in MASKS:
+            damaged = log[:at] + bytes([log[at] ^ mask]) + log[at + 1 :]
+            found = _seen(quick_path, template, {**files, LOG: damaged})
+            assert complaints(found, wanted, may_lose_both=False) == before, (at, mask)
+
+
+def test_a_page_is_not_written_to_a_free_one(template: ChatTemplate, quick_path: Path) -> None:
+    """Nothing would be damaged there, and what it says be gone."""
+    write_home_with_free_pages(quick_path / "written", template)
+    files = without_copies(read_home(quick_path / "written"))
+    wanted, log = _seen(quick_path, template, files), files[LOG]
+    (session,) = wanted.sessions.values()
+    assert session.pinned
+    at = len(log) - 4120 + 3
+    for mask in range(1, 64):
+        damaged = log[:at] + bytes([log[at] ^ mask]) + log[at + 1 :]
+        found = _seen(quick_path, template, {**files, LOG: damaged})
+        assert found.sessions == wanted.sessions, mask
 
 
 @pytest.mark.parametrize("is_all", [False, pytest.param(True, marks=pytest.mark.slow)])
