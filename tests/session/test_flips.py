@@ -248,7 +248,7 @@ def test_a_page_whose_number_is_damaged_is_put_where_it_was(
     most_bytes: int,
     has_scar: bool,
 ) -> None:
-    """Whether it can be tried with which number nothing is damaged, or not; something may have been before."""
+    """Whether it can be tried with which number nothing is damaged, or not; something may have been."""
     monkeypatch.setattr(recovery, "_MOST_TRIED_BYTES", most_bytes)
     write_home(quick_path / "written", template, has_short_log=True, has_scar=has_scar)
     files = without_copies(read_home(quick_path / "written"))
