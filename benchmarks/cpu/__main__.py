@@ -103,6 +103,8 @@ def _forget(figures: Figures, shape: str, bits: str, contexts: tuple[int, ...]) 
     for cell in [cell for cell in figures.rates if cell[:2] == (shape, bits) and cell[3] in contexts]:
         del figures.rates[cell]
         figures.limits.pop(cell, None)
+    if not any(cell[:2] == (shape, bits) for cell in figures.rates):
+        figures.peaks = {key: peak for key, peak in figures.peaks.items() if key[:2] != (shape, bits)}
 
 
 def _save(plan: Plan, figures: Figures, *, quick: bool) -> None:
@@ -219,7 +221,7 @@ def _prefill(process: EngineProcess, name: str, cell: Cell, figures: Figures, bo
     if "seconds" not in answer:
         return False
     _note(figures, cell, name, context / answer["seconds"], limit)
-    figures.peaks[shape, bits, name] = answer["peak_bytes"]
+    _note_peak(figures, cell, name, answer)
     return True
 
 
@@ -232,7 +234,13 @@ def _decode(
     answer = _ask(process, name, figures, do="decode", length=context, tokens=num_tokens, batch=batch)
     if "seconds" in answer:
         _note(figures, cell, name, batch * num_tokens / answer["seconds"], limit)
-        figures.peaks[cell[0], cell[1], name] = answer["peak_bytes"]
+        _note_peak(figures, cell, name, answer)
+
+
+def _note_peak(figures: Figures, cell: Cell, name: str, answer: dict[str, Any]) -> None:
+    """Of all contexts, those that were measured before included."""
+    key = (*cell[:2], name)
+    figures.peaks[key] = max(figures.peaks.get(key, 0), answer["peak_bytes"])
 
 
 def _num_tokens(plan: Plan, name: str, cell: Cell, figures: Figures) -> int:
