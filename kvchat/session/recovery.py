@@ -230,13 +230,13 @@ def _likeliest_log(database: Path, log: wal.MendedLog, tables: Tables) -> bytes:
     """Return the log with which least in the database is damaged; if none can be read, the likeliest.
 
     Of those that differ in where a page belongs it is the one that finds the page most like it is there, in a
-    large database by that alone.
+    large database by that alone; and one that ends a transaction before one that leaves it without an end.
     """
     until_s = time.monotonic() + _LOGS_S
     _, explained = log.explained
     if not explained or not database.exists():
         return log.data
-    best, least, likeness = log, (inf, 0), dict[bytes, int]()
+    best, least, likeness = log, (inf, 0, True), dict[bytes, int]()
     with open(database, "rb") as file:
         below = file.read() if database.stat().st_size <= _MOST_TRIED_BYTES else None
         for signed, version in zip(explained, log.versions(), strict=True):
@@ -244,7 +244,8 @@ def _likeliest_log(database: Path, log: wal.MendedLog, tables: Tables) -> bytes:
             if (least[0] == 0 and is_same_place) or time.monotonic() >= until_s:
                 break
             num_damaged = 0 if below is None else _num_damaged(version, below, tables)
-            rank = num_damaged, -likeness.setdefault(signed[:8], version.likeness(file))
+            alike = likeness.setdefault(signed[:8], version.likeness(file))
+            rank = num_damaged, -alike, not any(signed[4:8])
             if rank < least:
                 best, least = version, rank
     return best.data

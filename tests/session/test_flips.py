@@ -261,6 +261,19 @@ def test_a_page_whose_number_is_damaged_is_put_where_it_was(
             assert complaints(found, wanted, may_lose_both=False) == before, (at, mask)
 
 
+def test_a_transaction_whose_end_is_damaged_has_one(
+    template: ChatTemplate, files_of_a_short_log: Files, quick_path: Path
+) -> None:
+    """Without the number of pages behind it, SQLite would take it for one that was cut off."""
+    files = without_copies(files_of_a_short_log)
+    wanted, log = _seen(quick_path, template, files), files[LOG]
+    for at in range(len(log) - 4120 + 7, 32, -2 * 4120):
+        damaged = log[:at] + bytes(1) + log[at + 1 :]
+        assert damaged != log
+        found = _seen(quick_path, template, {**files, LOG: damaged})
+        assert complaints(found, wanted, may_lose_both=False) == [], at
+
+
 def test_a_page_is_not_written_to_a_free_one(template: ChatTemplate, quick_path: Path) -> None:
     """Nothing would be damaged there, and what it says be gone."""
     write_home_with_free_pages(quick_path / "written", template)
