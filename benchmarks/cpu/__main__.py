@@ -30,7 +30,9 @@ RESULTS = Path(__file__).parents[1] / "results"
 SVG_NAME = "cpu.svg"
 KVCHAT_WEIGHTS = {"16": "bf16", "8": "int8", "4": "int4"}
 CONTEXTS = (512, 4000, 16000)
-LONG_ROUND_S = 10
+PROMPT_TOKENS = 8000
+"""How many a prompt's rounds compute at most, but for a first one."""
+LONG_ROUND_S = 5
 LEAST_DECODE_TOKENS = 4
 Cell = tuple[str, str, str, int, int]
 """Shape, bits, what is done, context, batch."""
@@ -152,17 +154,13 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _measure(plan: Plan, shape: Shape, bits: str, figures: Figures, bounds: Bounds) -> None:
-    """Measure every engine on one model: prompts once each, then decoding in turn, round by round."""
+    """Measure every engine on one model: prompts, then decoding behind them, in turn, round by round."""
     processes = _start(plan, shape, bits, figures)
     try:
         for context in plan.contexts:
             if context == 16000 and shape.name == "1b":
                 continue
-            ready = [
-                name
-                for name, process in processes.items()
-                if _prefill(process, name, (shape.name, bits, "prefill", context, 1), figures, bounds)
-            ]
+            ready = _prefill(plan, processes, (shape.name, bits, "prefill", context, 1), figures, bounds)
             for _ in range(plan.rounds):
                 for name in ready:
                     for batch in plan.batches:
@@ -198,6 +196,8 @@ def _start(plan: Plan, shape: Shape, bits: str, figures: Figures) -> dict[str, E
         "llama.cpp": ("llama_cpp_engine", gguf, {}, plan.peers),
         "openvino": ("openvino_engine", source, {}, plan.peers),
     }
+    if bits != "4":  # which it computes in on a GPU only
+        wanted["ctranslate2"] = ("ctranslate2_engine", source, {}, plan.peers)
     if bits == "16":
         dtype = "float32" if is_emulated(torch.bfloat16) else "bfloat16"  # its best
         wanted["transformers"] = ("transformers_engine", source, {"dtype": dtype}, sys.executable)
@@ -213,16 +213,26 @@ def _start(plan: Plan, shape: Shape, bits: str, figures: Figures) -> dict[str, E
     return processes
 
 
-def _prefill(process: EngineProcess, name: str, cell: Cell, figures: Figures, bounds: Bounds) -> bool:
+def _prefill(
+    plan: Plan, processes: dict[str, EngineProcess], cell: Cell, figures: Figures, bounds: Bounds
+) -> list[str]:
+    """Compute a prompt in each engine, in turn, round by round; fewer rounds of a long one.
+
+    Returns: who has it now.
+    """
     shape, bits, _, context, _ = cell
-    print(f"{shape} {bits} bits, {name}: prefill {context} …", file=sys.stderr)
-    limit = _limit(cell, bounds) if name == "kvchat" else 0.0
-    answer = _ask(process, name, figures, do="prefill", length=context)
-    if "seconds" not in answer:
-        return False
-    _note(figures, cell, name, context / answer["seconds"], limit)
-    _note_peak(figures, cell, name, answer)
-    return True
+    ready = list(processes)
+    for _ in range(max(1, min(plan.rounds, PROMPT_TOKENS // context))):
+        for name in list(ready):
+            print(f"{shape} {bits} bits, {name}: prefill {context} …", file=sys.stderr)
+            limit = _limit(cell, bounds) if name == "kvchat" else 0.0
+            answer = _ask(processes[name], name, figures, do="prefill", length=context)
+            if "seconds" in answer:
+                _note(figures, cell, name, context / answer["seconds"], limit)
+                _note_peak(figures, cell, name, answer)
+            else:
+                ready.remove(name)
+    return ready
 
 
 def _decode(

@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 BAR, GAP, HEIGHT, LEFT, TOP = 14, 26, 220, 60, 40
-COLOURS = ("#2a78b8", "#c8742c", "#4f9a5b", "#8b62a8", "#777777")
+COLOURS = ("#2a78b8", "#c8742c", "#4f9a5b", "#8b62a8", "#b5495b")
 
 
 def svg(report: dict[str, Any]) -> str:
