@@ -3,7 +3,8 @@
 Which way a token goes follows from how many of its own sequence the step computes: decoded tokens and drafts
 are short, and prompts are long but for their last few tokens (how a prompt is cut may depend on what else a
 step has to do). Where the fused layers multiply many rows as fast as anybody, none is too long for them, and
-a token has the same bits in a prompt and after one. Over quantised caches a sequence with more tokens than a
+a token has the same bits in a prompt and after one. Where they do so with numbers rounded to bfloat16, they
+compute long ones too, but rounded. Over quantised caches a sequence with more tokens than a
 block has is long even there: what becomes old with a step of a short one was stored in earlier steps, and is
 quantised before the fused layers run.
 A sequence that looks at what is before it through a shadow, or whose queries are watched, is long however
@@ -13,6 +14,7 @@ Dimensions: T rows, R sampling rows, V vocabulary, P block size.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -91,14 +93,22 @@ class FusedLayers:
         """Whether nobody computes many rows faster."""
         return self._layers.suits_prompts
 
-    def logits(self, row: Row) -> Tensor:
+    @property
+    def suits_rounded(self) -> bool:
+        """Whether nobody computes many rows faster with products that are rounded to bfloat16."""
+        return self._layers.suits_rounded
+
+    def logits(self, row: Row, *, is_rounded: bool = False) -> Tensor:
         """Write keys and values of every token and return the logits [R, V] of the sampling rows.
+
+        Args:
+            is_rounded: see `NativeLayers.logits`.
 
         Effect:
             First quantises what becomes old with the step, which no token of the step may belong to.
         """
         self._pools.seal(row.groups)
-        logits = self._layers.logits(self._embed(row.token_ids), self.step(row))
+        logits = self._layers.logits(self._embed(row.token_ids), self.step(row), is_rounded=is_rounded)
         if self._softcap is not None:
             logits = logits.div_(self._softcap).tanh_().mul_(self._softcap)
         return logits
@@ -132,30 +142,29 @@ class FusedPass:
 
     Args:
         most_rows: sequences with at most so many tokens in a step are short; None: all are.
+        rounds_long: whether fused layers compute long ones too, with products rounded to bfloat16.
     """
 
-    def __init__(self, own: ForwardPass, fused: FusedLayers, most_rows: int | None = MOST_ROWS) -> None:
+    def __init__(
+        self,
+        own: ForwardPass,
+        fused: FusedLayers,
+        most_rows: int | None = MOST_ROWS,
+        *,
+        rounds_long: bool = False,
+    ) -> None:
         self.device = own.device
         self._own = own
         self._fused = fused
         self._most_rows = most_rows
+        self._long = partial(fused.logits, is_rounded=True) if rounds_long else own.logits
 
     def logits(self, row: Row) -> Tensor:
-        spans = _spans(row)
-        special = _special(row)
-        short = [
-            number
-            for number, span in enumerate(spans)
-            if (self._most_rows is None or span.q_end - span.q_start <= self._most_rows)
-            and number not in special
-        ]
-        if len(short) == len(spans):
-            return self._fused.logits(row)
-        if not short:
-            return self._own.logits(row)
-        long = [number for number in range(len(spans)) if number not in set(short)]
+        ways = self._ways(row)
+        if len(ways) == 1:
+            return next(iter(ways))(row)
         out: Tensor | None = None
-        for numbers, logits in ((long, self._own.logits), (short, self._fused.logits)):
+        for logits, numbers in ways.items():
             part, places = part_of(row, numbers)
             found = logits(part)
             if out is None:
@@ -163,6 +172,20 @@ class FusedPass:
             out[places] = found.float()
         assert out is not None
         return out
+
+    def _ways(self, row: Row) -> Mapping[Callable[[Row], Tensor], list[int]]:
+        """Return who computes logits, and which sequences of a step."""
+        special = _special(row)
+        ways: dict[Callable[[Row], Tensor], list[int]] = {}
+        for number, span in enumerate(_spans(row)):
+            if number in special:
+                way = self._own.logits
+            elif self._most_rows is None or span.q_end - span.q_start <= self._most_rows:
+                way = self._fused.logits
+            else:
+                way = self._long
+            ways.setdefault(way, []).append(number)
+        return ways
 
 
 def most_short(block_size: int, is_quantised: bool, suits_prompts: bool) -> int | None:

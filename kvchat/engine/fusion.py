@@ -126,10 +126,11 @@ class Fusion:
         return any(isinstance(linear.weight, QuantisedWeight) for linear in self.layers[0].projections.all)
 
     def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
-        """Return a pass that computes short sequences by fused layers and others by `own`."""
+        """Return a pass that computes sequences by fused layers, and by `own` what they do not."""
         is_quantised = any(layer.sealed is not None for layer in pool.layers.values())
         layers = self.on(pool)
-        return FusedPass(own, layers, most_short(pool.block_size, is_quantised, layers.suits_prompts))
+        most_rows = most_short(pool.block_size, is_quantised, layers.suits_prompts)
+        return FusedPass(own, layers, most_rows, rounds_long=layers.suits_rounded and not is_quantised)
 
     def step_bytes(self, num_rows: int, dtype: torch.dtype) -> int:
         """Return what a step of so many rows allocates: in the layers, and for what they are given.

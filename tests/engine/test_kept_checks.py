@@ -45,7 +45,7 @@ SIZES: dict[str, Any] = {
 
 
 class Products(TorchDispatchMode):
-    """Counts the products of linear layers."""
+    """Counts the products of linear layers; putting weights in order is none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,8 @@ class Products(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func.name()
-        self.number += "linear" in name or name in ("aten::mm", "aten::addmm")
+        is_linear = "linear" in name and "reorder" not in name
+        self.number += is_linear or name in ("aten::mm", "aten::addmm")
         return func(*args, **(kwargs or {}))
 
 

@@ -125,13 +125,15 @@ def test_a_branch_of_somebody_else_cannot_be_continued_forked_or_released(
 
 
 def test_whoever_sits_before_the_lender_goes_first(borrowed: Borrowed, engine: ScriptedEngine) -> None:
+    engine.held_after = 1
     handle = borrowed.submit(PROMPT)
     handle.prioritise(0)
+    eventually(lambda: engine.handles[0].priorities == [BEHIND])
+    handle.cancel()
     tokens_of(handle)
     borrowed.prioritise_branch(handle.branch, 0)
     borrowed.info()
     assert engine.requests[0].priority == BEHIND
-    assert engine.handles[0].priorities == [BEHIND]
     assert engine.branch_priorities[handle.branch] == BEHIND
 
 

@@ -24,7 +24,9 @@ from kvchat.engine.kernels.linear.paired_weight import pair
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.paged_attention.native import span_table
-from kvchat.engine.kernels.quantised_linear import quantise
+from kvchat.engine.kernels.quantised_linear import Coding, QuantisedWeight, quantise
+from kvchat.engine.kernels.quantised_linear.weight import pack as pack_codes
+from kvchat.engine.kernels.quantised_linear.weight import to_tiles
 
 NUM_POSITIONS = 400
 TEXTS = ((0, 3), (130, 1), (17, 4), (290, 1), (6, 1))
@@ -33,7 +35,11 @@ TEXTS = ((0, 3), (130, 1), (17, 4), (290, 1), (6, 1))
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of a model and kinds of its parts; `weights` is plain, packed, paired, int8 or int4."""
+    """Sizes of a model and kinds of its parts.
+
+    Args:
+        weights: plain, packed, paired, int8, int4, or a coding.
+    """
 
     hidden: int = 96
     inner: int = 160
@@ -42,7 +48,7 @@ class Shape:
     dim: int = 32
     rope_dim: int | None = None
     dtype: torch.dtype = torch.float32
-    weights: str = "plain"
+    weights: str | Coding = "plain"
     has_bias: bool = False
     has_head_norms: bool = False
     has_after_norms: bool = False
@@ -135,6 +141,8 @@ class Model:
     def _linear(self, num_outputs: int, num_inputs: int) -> Linear:
         weight = (self.numbers(num_outputs, num_inputs) * num_inputs**-0.5).to(self.shape.dtype)
         bias = self.numbers(num_outputs).to(self.shape.dtype) if self.shape.has_bias else None
+        if isinstance(self.shape.weights, Coding):
+            return Linear(weight=self._coded(self.shape.weights, num_outputs, num_inputs), bias=bias)
         if self.shape.weights == "packed":
             return Linear(weight=pack(weight), bias=bias)
         if self.shape.weights == "paired":
@@ -142,6 +150,18 @@ class Model:
         if self.shape.weights in ("int8", "int4"):
             return Linear(weight=quantise(weight, int(self.shape.weights[3:])), bias=bias)
         return Linear(weight=weight, bias=bias)
+
+    def _coded(self, coding: Coding, num_outputs: int, num_inputs: int) -> QuantisedWeight:
+        least, largest = (-127, 127) if coding.bits == 8 else (0, 15)
+        codes = torch.randint(least, largest + 1, (num_outputs, num_inputs), generator=self._generator)
+        groups = self.numbers(2, num_outputs, num_inputs // coding.group).abs() * num_inputs**-0.5
+        scales, minima = to_tiles((groups[0] * 2 / largest).half()), to_tiles((-groups[1]).half())
+        return QuantisedWeight(
+            coding=coding,
+            codes=pack_codes(codes, coding),
+            scales=scales,
+            minima=minima if coding.has_minima else None,
+        )
 
 
 def num_blocks_of(start: int, count: int, block_size: int) -> int:

@@ -54,7 +54,7 @@ def test_trials_are_passed_with_other_numbers(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["attention", "attention over latents", "attention over quantised blocks"])
 def test_other_seeds_are_other_numbers(name: str) -> None:
     """Which shows in what rounding does to them."""
-    errors = [EVERY_TRIAL[name](CPU, torch.float32, seed=seed) for seed in (1, 1, 2, 3)]
+    errors = [EVERY_TRIAL[name](CPU, torch.float32, seed=seed) for seed in (1, 1, *range(2, 12))]
     assert errors[0] == errors[1]
     assert len(set(errors)) > 1
 

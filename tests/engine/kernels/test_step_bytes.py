@@ -30,6 +30,7 @@ SHAPES = {
     "numbers": Shape(**SIZES),  # type: ignore[arg-type]
     "int8": Shape(**SIZES, weights="int8"),  # type: ignore[arg-type]
     "int8 bfloat16": Shape(**SIZES, weights="int8", dtype=BF16),  # type: ignore[arg-type]
+    "paired bfloat16": Shape(**SIZES, weights="paired", dtype=BF16),  # type: ignore[arg-type]
 }
 
 
@@ -54,11 +55,12 @@ def test_a_step_of_many_rows_takes_no_more_than_foreseen(shape: Shape, library: 
     step = replace(make_step(shape, range(len(TEXTS)), TEXTS), sampling=torch.tensor([0]))
     layers = native_of(model, model.pools(TEXTS), library)
     hidden = hidden_of(model, step)
-    layers.hidden(hidden, step, slice(0, 2))  # threads are started, and code is there
+    is_rounded = layers.suits_rounded
+    layers.hidden(hidden, step, slice(0, 2), is_rounded=is_rounded)  # threads are started, and code is there
     gc.collect()  # what earlier tests have left would go meanwhile
     (PROCESS / "clear_refs").write_text("5")  # the peak begins anew
     before = process_bytes("VmRSS")
-    layers.hidden(hidden, step, slice(0, 2))
+    layers.hidden(hidden, step, slice(0, 2), is_rounded=is_rounded)
     taken = process_bytes("VmHWM") - before
-    foreseen = step_bytes(model.layers, len(hidden), shape.dtype)
+    foreseen = step_bytes(model.layers, len(hidden), shape.dtype, library)
     assert 0.8 * foreseen < taken < foreseen + 8 * MEBIBYTE

@@ -4,6 +4,7 @@
 
 #include "kvchat/engine/kernels/decoder_layers/elementwise.h"
 #include "kvchat/engine/kernels/decoder_layers/product.h"
+#include "kvchat/engine/kernels/linear/rounded_rows.h"
 #include "kvchat/engine/kernels/paged_attention/attention.h"
 #include "kvchat/engine/kernels/sealed_attention/sealed.h"
 
@@ -52,12 +53,13 @@ struct Step {
   float* logits;             // [num_sampling, N]
   Parallel parallel;         // null: compute alone
   int64_t num_threads, num_layers, num_rows, num_hidden, num_sampling, pool_type;
+  int64_t is_rounded;  // whether products are those of bfloat16, where they can be: the processor has them
 };
 
 // Rows of one width, zero behind it: products read whole vectors, and pairs.
 struct Buffer {
   float* rows = nullptr;
-  uint8_t* codes = nullptr;  // the same as products with quantised weights read them, if any do
+  uint8_t* codes = nullptr;  // the same as products read them, if any read another form
   int64_t stride = 0;
 
   bool make(int64_t num_rows, int64_t width, bool has_codes, bool is_fine) {
@@ -67,8 +69,10 @@ struct Buffer {
     if (!has_codes) return rows;
     const quantised::Activations as_codes = {nullptr, stride, is_fine};
     const quantised::Panels in_panels = {nullptr, stride, num_rows};
+    const int64_t row_bytes = stride * (int64_t)sizeof(bf16), whole = whole_rounded_rows(num_rows);
     const int64_t num_bytes = most(num_rows * as_codes.row_bytes(), in_panels.num_bytes());
-    codes = (uint8_t*)allocate(num_bytes / (int64_t)sizeof(float));
+    codes = (uint8_t*)allocate(most(num_bytes, whole * row_bytes) / (int64_t)sizeof(float));
+    if (codes) memset(codes + num_rows * row_bytes, 0, (whole - num_rows) * row_bytes);
     return rows && codes;
   }
   void release() const {
@@ -76,6 +80,7 @@ struct Buffer {
     free(codes);
   }
   float* row(int64_t t) const { return rows + t * stride; }
+  bf16* rounded_row(int64_t t) const { return (bf16*)codes + t * stride; }
 };
 
 }  // namespace

@@ -4,8 +4,8 @@
 // ends a phase does what stands between products: norms, rotary embedding, keys and values into the pool,
 // residuals. Of many rows that is a phase of its own. Numbers between the layers stay float32.
 //
-// Every row's result is a function of that row alone: no sum depends on how many rows share the step, nor on
-// which thread computes it. Layers with quantised blocks attend as `sealed.h` says; what becomes old with the
+// Every row's result is a function of that row alone, and of whether products of the step are rounded: no sum
+// depends on how many rows share the step, nor on which thread computes it. Layers with quantised blocks attend as `sealed.h` says; what becomes old with the
 // step was quantised before the call. Dimensions: T rows, H query heads, H_kv key-value heads, D head size, P
 // block size.
 
@@ -53,6 +53,13 @@ struct Job {
   }
 
   Products products(int64_t phase) const {
+    Products found = products_of(phase);
+    found.is_rounded = step.is_rounded && kind(phase) != HEAD;
+    for (int64_t i = 0; i < found.num; i++) found.is_rounded &= can_round(*found.all[i]);
+    return found;
+  }
+
+  Products products_of(int64_t phase) const {
     const int64_t rows = step.num_rows;
     const int64_t threads = step.num_threads;
     if (kind(phase) == HEAD) return {{step.head}, 1, false, &sampled, step.num_sampling, threads};
@@ -118,7 +125,10 @@ struct Job {
     const Outputs outputs = {place.unit, first, least(found.chunk_len(), found.num_rows - first)};
     for (int64_t i = 0; i < (found.is_joint ? 2 : 1); i++) {
       const Product& product = *found.all[place.product + i];
-      if (product.layout == QUANTISED)
+      if (found.is_rounded)
+        multiply_rounded(product, sums + i * SIZE, found.from->rounded_row(first), found.from->stride,
+                         outputs.num_rows, place.unit);
+      else if (product.layout == QUANTISED)
         multiply_codes(found, product, sums + i * SIZE, outputs);
       else
         multiply_unit(product, sums + i * SIZE, sums + 2 * SIZE, found.from->row(first), found.from->stride,
@@ -166,11 +176,14 @@ struct Job {
     for (int64_t t = 0; t < products(phase).num_rows; t++) prepare_row(phase, t);
   }
 
-  // Prepares an input of a phase for quantised weights, if it has any.
+  // Prepares an input of a phase in the form in which its products read it, if that is another.
   void prepare_row(int64_t phase, int64_t t) const {
     const Products found = products(phase);
-    if (!found.has_codes()) return;
-    if (in_panels(found))
+    if (found.is_rounded)
+      round_row(found.from->rounded_row(t), found.from->row(t), found.from->stride);
+    else if (!found.has_codes())
+      return;
+    else if (in_panels(found))
       panels(found).prepare(t, found.from->row(t));
     else
       activations(*found.all[0], *found.from).prepare(t, found.from->row(t));
@@ -185,7 +198,8 @@ struct Job {
   void finish_unit(int64_t phase, const Products& found, const Place& place, const Outputs& outputs, float* sums,
                    float* ups) const {
     const Product& product = *found.all[place.product];
-    const int64_t begin = outputs.unit * product.unit(), count = least(product.unit(), product.num_outputs - begin);
+    const int64_t unit = product.unit(found.is_rounded), begin = outputs.unit * unit;
+    const int64_t count = least(unit, product.num_outputs - begin);
     for (int64_t t = 0; t < outputs.num_rows; t++) {
       float* row = sums + t * UNIT;
       add_bias(product, row, begin, count);
@@ -287,7 +301,7 @@ struct Job {
     for (int64_t phase = 0; phase < num_phases; phase++) {
       if (!is_product(kind(phase))) continue;
       const Products found = products(phase);
-      has_codes |= found.has_codes();
+      has_codes |= found.has_codes() || found.is_rounded;
       if (found.are_whole()) continue;
       num_pieces = most(num_pieces, found.num_tasks());
       size = most(size, found.num_tasks() * piece_size(found.num_rows));

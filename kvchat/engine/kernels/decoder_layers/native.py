@@ -20,11 +20,12 @@ from kvchat.engine.kernels.decoder_layers.args import (
     RopeTable,
     StepRows,
 )
-from kvchat.engine.kernels.linear.emulated import is_emulated
+from kvchat.engine.kernels.linear.emulated import is_emulated, is_multiplied_natively
 from kvchat.engine.kernels.linear.packed_layout import packed_layout
 from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
 from kvchat.engine.kernels.native.library import Library, library
 from kvchat.engine.kernels.quantised_linear import QuantisedWeight, native
+from kvchat.engine.kernels.quantised_linear.weight import TILE
 from kvchat.engine.kernels.sealed_attention.native import Side, addresses_of, side_of
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -94,6 +95,7 @@ class _Step(ctypes.Structure):
         *_fields(ctypes.c_void_p, "sampling logits"),
         *_fields(ctypes.c_void_p, "parallel"),
         *_fields(ctypes.c_int64, "num_threads num_layers num_rows num_hidden num_sampling pool_type"),
+        *_fields(ctypes.c_int64, "is_rounded"),
     ]
 
 
@@ -121,12 +123,11 @@ class NativeLayers:
         self._parallel = found.parallel
         self._kept: list[object] = [layers, pools, last_norm, head]  # what the addresses point at
         self._pool_type = TYPES[pools[0].keys.dtype]
-        self.suits_prompts = all(
-            _suits_prompts(linear, pools[0].keys.dtype, found)
-            for layer in layers
-            for linear in layer.projections.all
-        )
-        """Whether nobody multiplies many rows with these weights faster."""
+        dtype, linears = pools[0].keys.dtype, [one for layer in layers for one in layer.projections.all]
+        self.suits_rounded = all(_suits_rounded(linear, dtype, found) for linear in linears)
+        """Whether nobody multiplies many rows with these weights faster, rounded to bfloat16."""
+        self.suits_prompts = all(_suits_prompts(linear, dtype, found) for linear in linears)
+        """Whether nobody multiplies many rows with these weights faster, as they are."""
         self._last_norm = _norm(last_norm)
         self._head = self._product(head)
         self._num_outputs = head.num_outputs
@@ -139,24 +140,29 @@ class NativeLayers:
         self._kept_ropes = ropes
         self._ropes = (_Rope * len(ropes))(*map(_rope, ropes))
 
-    def logits(self, hidden: Tensor, step: StepRows) -> Tensor:
+    def logits(self, hidden: Tensor, step: StepRows, *, is_rounded: bool = False) -> Tensor:
         """Run all layers and return the logits [R, V] of the sampling rows, float32.
 
         Args:
             hidden: what the first layer gets [T, hidden], float32 and contiguous; it is overwritten by what
                 the last one gives.
+            is_rounded: whether weights of layers and what is multiplied with them are rounded to bfloat16:
+                only where `suits_rounded` says so.
         """
         out = torch.empty(len(step.sampling), self._num_outputs)
-        self._compute(hidden, step, slice(0, len(self._layers)), out)
+        self._compute(hidden, step, slice(0, len(self._layers)), out, is_rounded)
         return out
 
-    def hidden(self, hidden: Tensor, step: StepRows, layers: slice) -> Tensor:
+    def hidden(self, hidden: Tensor, step: StepRows, layers: slice, *, is_rounded: bool = False) -> Tensor:
         """Return what consecutive layers give, [T, hidden] float32."""
         hidden = hidden.clone()
-        self._compute(hidden, step, layers, None)
+        self._compute(hidden, step, layers, None, is_rounded)
         return hidden
 
-    def _compute(self, hidden: Tensor, step: StepRows, layers: slice, out: Tensor | None) -> None:
+    def _compute(
+        self, hidden: Tensor, step: StepRows, layers: slice, out: Tensor | None, is_rounded: bool
+    ) -> None:
+        assert self.suits_rounded or not is_rounded
         has_logits = out is not None and len(out) > 0
         for number, group in enumerate(step.groups):
             rows = self._groups[number]
@@ -181,6 +187,7 @@ class NativeLayers:
             *hidden.shape,
             len(step.sampling),
             self._pool_type,
+            is_rounded,
         )
         if self._run(ctypes.byref(call)):
             raise MemoryError("a step needs more memory than there is")
@@ -248,11 +255,14 @@ class NativeLayers:
         return found
 
 
-def step_bytes(layers: Sequence[DecoderLayer], num_rows: int, dtype: torch.dtype) -> int:
+def step_bytes(
+    layers: Sequence[DecoderLayer], num_rows: int, dtype: torch.dtype, level: Library | None = None
+) -> int:
     """Return what a step of so many rows allocates, but for some space of each thread: `make_buffers`.
 
     Args:
         dtype: of the pool.
+        level: another level of the library than this processor's best.
     """
     parts = [layer.projections for layer in layers]
     width, attended, inner = (
@@ -265,6 +275,10 @@ def step_bytes(layers: Sequence[DecoderLayer], num_rows: int, dtype: torch.dtype
     num_bytes = 4 * (inputs + heads + width)
     if any(isinstance(linear.weight, QuantisedWeight) for part in parts for linear in part.all):
         num_bytes += int((_FINE_BYTES if dtype == torch.float32 else _COARSE_BYTES) * inputs)
+    elif (found := level or library()) and all(
+        _suits_rounded(linear, dtype, found) for part in parts for linear in part.all
+    ):
+        num_bytes += torch.bfloat16.itemsize * inputs
     return num_rows * num_bytes
 
 
@@ -274,6 +288,15 @@ def _suits_prompts(linear: Linear, dtype: torch.dtype, level: Library) -> bool:
         return native.prefers_codes(dtype, weight, level)
     is_small = isinstance(weight, Tensor) and len(weight) < BLOCK and is_emulated(weight.dtype)
     return is_small or isinstance(weight, PairedWeight)
+
+
+def _suits_rounded(linear: Linear, dtype: torch.dtype, level: Library) -> bool:
+    weight = linear.weight
+    if dtype != torch.bfloat16 or not is_multiplied_natively(level.level):
+        return False
+    if isinstance(weight, QuantisedWeight):
+        return weight.shape[0] % TILE == 0
+    return isinstance(weight, PairedWeight) or (weight.is_mkldnn and weight.dtype == torch.bfloat16)
 
 
 def _add_codes(product: _Product, weight: QuantisedWeight) -> None:

@@ -30,9 +30,14 @@ struct Product {
   int64_t block, padded;  // COLUMNS: outputs that lie together, and inputs with padding
   int64_t bits, group;
 
-  // Outputs of one task.
-  int64_t unit() const { return layout == COLUMNS ? block : num_inputs > 2048 ? 16 : 32; }
-  int64_t num_units() const { return (num_outputs + unit() - 1) / unit(); }
+  // Outputs of one task. `is_rounded`: as rounded_rows.h computes it.
+  int64_t unit(bool is_rounded = false) const {
+    if (layout == COLUMNS) return block;
+    return is_rounded ? UNIT : num_inputs > 2048 ? 16 : 32;
+  }
+  int64_t num_units(bool is_rounded = false) const {
+    return (num_outputs + unit(is_rounded) - 1) / unit(is_rounded);
+  }
   // Parts into which the inputs are cut: this follows from the weight alone.
   int64_t num_parts() const {
     return layout == COLUMNS && num_outputs < MANY ? (num_inputs + PIECE_LEN - 1) / PIECE_LEN : 1;

@@ -17,6 +17,7 @@ struct Products {
   bool is_joint;  // whether the same outputs of both are finished together
   const Buffer* from;
   int64_t num_rows, num_threads;
+  bool is_rounded;  // whether they are computed as rounded_rows.h says
 
   bool has_codes() const {
     bool any = false;
@@ -25,6 +26,7 @@ struct Products {
   }
   // Whether tasks are whole outputs of some rows: of so many rows that enough of them come together.
   bool are_whole() const {
+    if (is_rounded) return true;
     if (num_rows < MANY_ROWS) return false;
     return num_rows > ROWS_OF_TASK || num_units() * num_chunks(num_rows) >= 4 * num_threads;
   }
@@ -35,12 +37,12 @@ struct Products {
   }
   int64_t num_units() const {
     int64_t total = 0;
-    for (int64_t i = 0; i < (is_joint ? 1 : num); i++) total += all[i]->num_units();
+    for (int64_t i = 0; i < (is_joint ? 1 : num); i++) total += all[i]->num_units(is_rounded);
     return total;
   }
   int64_t num_tasks() const {
     int64_t total = 0;
-    for (int64_t i = 0; i < (is_joint ? 1 : num); i++) total += all[i]->num_units() * num_pieces(i);
+    for (int64_t i = 0; i < (is_joint ? 1 : num); i++) total += all[i]->num_units(is_rounded) * num_pieces(i);
     return total;
   }
 };
@@ -54,7 +56,7 @@ INLINE Place place_of(const Products& products, int64_t task) {
   Place place = {0, 0, 0, 0, 0};
   for (;; place.product++) {
     const int64_t pieces = products.num_pieces(place.product);
-    const int64_t tasks = products.all[place.product]->num_units() * pieces;
+    const int64_t tasks = products.all[place.product]->num_units(products.is_rounded) * pieces;
     if (task < tasks) {
       place.unit = task / pieces;
       place.piece = task % pieces;

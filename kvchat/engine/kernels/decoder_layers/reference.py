@@ -3,7 +3,7 @@
 Dimensions: T rows, H query heads, H_kv key-value heads, D head size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from kvchat.engine.kernels.quantised_linear import QuantisedWeight, dequantise
 from kvchat.engine.kernels.sealed_attention.reference import sealed_attention
 from kvchat.engine.kernels.store_kv.reference import store_kv
 
+_Multiply = Callable[[Tensor, Linear], Tensor]
+
 
 def decoder_layers(
     hidden: Tensor,
@@ -32,19 +34,23 @@ def decoder_layers(
     pools: Sequence[LayerPool],
     ropes: Sequence[RopeTable],
     step: StepRows,
+    *,
+    is_rounded: bool = False,
 ) -> Tensor:
     """Return what the last layer gives, [T, hidden] float32, computed in float32 throughout.
 
     Args:
         hidden: what the first layer gets [T, hidden], float32.
+        is_rounded: whether products are those of weights and inputs rounded to bfloat16.
 
     Effect:
         Writes keys and values of every row into the pools, rounded to their dtype, before any is read.
     """
+    multiply = _linear_rounded if is_rounded else _linear
     for layer, pool in zip(layers, pools, strict=True):
-        attended = _attend(_norm(hidden, layer.before_attention), layer, pool, ropes, step)
+        attended = _attend(_norm(hidden, layer.before_attention), layer, pool, ropes, step, multiply)
         hidden = hidden + _norm(attended, layer.after_attention)
-        hidden = hidden + _norm(_mlp(_norm(hidden, layer.before_mlp), layer), layer.after_mlp)
+        hidden = hidden + _norm(_mlp(_norm(hidden, layer.before_mlp), layer, multiply), layer.after_mlp)
     return hidden
 
 
@@ -65,6 +71,12 @@ def _linear(x: Tensor, linear: Linear) -> Tensor:
     return functional.linear(x, dense(linear.weight), bias)
 
 
+def _linear_rounded(x: Tensor, linear: Linear) -> Tensor:
+    weight = dense(linear.weight).bfloat16().float()
+    bias = None if linear.bias is None else linear.bias.float()
+    return functional.linear(x.bfloat16().float(), weight, bias)
+
+
 def dense(weight: Tensor | PairedWeight | QuantisedWeight) -> Tensor:
     """Return a weight's numbers in float32."""
     if isinstance(weight, QuantisedWeight):
@@ -75,12 +87,17 @@ def dense(weight: Tensor | PairedWeight | QuantisedWeight) -> Tensor:
 
 
 def _attend(
-    x: Tensor, layer: DecoderLayer, pool: LayerPool, ropes: Sequence[RopeTable], step: StepRows
+    x: Tensor,
+    layer: DecoderLayer,
+    pool: LayerPool,
+    ropes: Sequence[RopeTable],
+    step: StepRows,
+    multiply: _Multiply,
 ) -> Tensor:
     heads, products, rows = layer.heads, layer.projections, step.groups[pool.group]
-    query = _linear(x, products.query).unflatten(1, (heads.num_heads, heads.dim))
-    key = _linear(x, products.key).unflatten(1, (heads.num_kv_heads, heads.dim))
-    value = _linear(x, products.value).unflatten(1, (heads.num_kv_heads, heads.dim))
+    query = multiply(x, products.query).unflatten(1, (heads.num_heads, heads.dim))
+    key = multiply(x, products.key).unflatten(1, (heads.num_kv_heads, heads.dim))
+    value = multiply(x, products.value).unflatten(1, (heads.num_kv_heads, heads.dim))
     rope = None if layer.rope is None else ropes[layer.rope]
     query = _rotate(_norm(query, heads.query_norm), rope, step.positions)
     key = _rotate(_norm(key, heads.key_norm), rope, step.positions)
@@ -98,7 +115,7 @@ def _attend(
     else:
         pools = pool.keys, pool.values
         attended = sealed_attention(query, pools, pool.sealed, args, step.old[pool.old])
-    return _linear(attended.flatten(1), products.output)
+    return multiply(attended.flatten(1), products.output)
 
 
 def _rotate(x: Tensor, rope: RopeTable | None, positions: Tensor) -> Tensor:
@@ -111,11 +128,11 @@ def _rotate(x: Tensor, rope: RopeTable | None, positions: Tensor) -> Tensor:
     return torch.cat([turned, rest], dim=-1)
 
 
-def _mlp(x: Tensor, layer: DecoderLayer) -> Tensor:
-    gate = _linear(x, layer.projections.gate)
+def _mlp(x: Tensor, layer: DecoderLayer, multiply: _Multiply) -> Tensor:
+    gate = multiply(x, layer.projections.gate)
     gate = (
         functional.silu(gate)
         if layer.activation is Activation.SILU
         else functional.gelu(gate, approximate="tanh")
     )
-    return _linear(gate * _linear(x, layer.projections.up), layer.projections.down)
+    return multiply(gate * multiply(x, layer.projections.up), layer.projections.down)

@@ -22,3 +22,13 @@ def is_emulated(dtype: torch.dtype) -> bool:
         return False
     known = torch.cpu.get_capabilities()
     return not any(known.get(name, False) for name in _INSTRUCTIONS[dtype])
+
+
+@cache
+def is_multiplied_natively(level: str) -> bool:
+    """Whether kernels of ours at a level of instructions multiply bfloat16 as fast as any library. Pure.
+
+    Not where the processor has tiles for it, which multiply many times as fast and which only libraries use.
+    """
+    known = torch.cpu.get_capabilities()
+    return level == "avx512" and known.get("avx512_bf16", False) and not known.get("amx_bf16", False)

@@ -1,0 +1,87 @@
+"""Many rows through decoder layers whose products are those of bfloat16, where a processor has them."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from kvchat.engine.kernels.decoder_layers import reference
+from kvchat.engine.kernels.decoder_layers.native import NativeLayers
+from kvchat.engine.kernels.linear.emulated import is_multiplied_natively
+from kvchat.engine.kernels.quantised_linear import Coding
+from tests.engine.kernels.decoder_cases import Model, Shape, hidden_of, make_step, native_of
+from tests.engine.kernels.native_library import native
+from tests.engine.kernels.test_decoder_layers import part_of
+
+pytestmark = pytest.mark.cpu
+
+BF16 = torch.bfloat16
+TEXTS = ((0, 130), (130, 1), (17, 21), (290, 40))
+SHAPES = {
+    "packed": Shape(hidden=97, inner=1101, dtype=BF16, weights="packed", has_bias=True),
+    "paired": Shape(hidden=97, inner=1101, dtype=BF16, weights="paired", has_head_norms=True),
+    "int8": Shape(weights="int8", dtype=BF16, inner=2112, has_bias=True),
+    "int4": Shape(weights="int4", dtype=BF16, num_kv_heads=1, has_after_norms=True),
+    "int8, short groups with minima": Shape(weights=Coding(bits=8, group=16, has_minima=True), dtype=BF16),
+    "int4, with minima": Shape(weights=Coding(bits=4, has_minima=True), dtype=BF16),
+    "int4, short groups": Shape(weights=Coding(bits=4, group=16), dtype=BF16),
+}
+all_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+
+
+def rounding(model: Model, texts: tuple[tuple[int, int], ...] = TEXTS) -> NativeLayers:
+    """Return a model's layers over new pools, or skip the test."""
+    if not is_multiplied_natively("avx512"):
+        pytest.skip("this processor does not multiply bfloat16, or in tiles")
+    layers = native_of(model, model.pools(texts), native("avx512"))
+    assert layers.suits_rounded
+    return layers
+
+
+@all_shapes
+def test_they_are_the_reference(shape: Shape) -> None:
+    model, step = Model(shape), make_step(shape, range(len(TEXTS)), TEXTS)
+    hidden = hidden_of(model, step)
+    wanted, exact = (
+        reference.decoder_layers(
+            hidden, model.layers, model.pools(TEXTS), model.ropes, step, is_rounded=is_rounded
+        )
+        for is_rounded in (True, False)
+    )
+    found = rounding(model).hidden(hidden, step, slice(0, len(model.layers)), is_rounded=True)
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+    # The difference that rounding makes, and what is left of it: numbers that lie between two others.
+    assert (found - wanted).norm() < (exact - wanted).norm() / 2
+
+
+@pytest.mark.parametrize("name", ["packed", "paired", "int8", "int4, with minima"])
+def test_a_row_has_the_same_bits_however_a_prompt_is_cut_and_with_any_number_of_threads(
+    name: str, threads: None
+) -> None:
+    """More rows than one task takes, and the same in steps of one to nineteen."""
+    number, model = 245, Model(SHAPES[name])
+    text = ((0, number),)
+    ends = [0]
+    while ends[-1] < number:
+        ends.append(min(ends[-1] + 1 + ends[-1] % 19, number))
+    found = []
+    for num_threads, cuts in ((1, [0, number]), (2, [0, number]), (3, [0, number]), (2, ends)):
+        torch.set_num_threads(num_threads)
+        layers, parts = rounding(model, text), []
+        for start, end in pairwise(cuts):
+            step = part_of(make_step(model.shape, [0], text), start, end)
+            parts.append(layers.logits(hidden_of(model, step), step, is_rounded=True))
+        found.append(torch.cat(parts))
+    for other in found[1:]:
+        assert torch.equal(other, found[0])
+
+
+def test_what_cannot_be_rounded_is_not() -> None:
+    """Other dtypes, weights of outputs that fill no tile, and processors that emulate bfloat16."""
+    odd = Shape(weights="int8", dtype=BF16, inner=2112, num_heads=4, num_kv_heads=1, dim=24)
+    for shape in (odd, Shape(weights="int8"), Shape(dtype=BF16), Shape(weights="int4", dtype=torch.float16)):
+        model = Model(shape)
+        layers = native_of(model, model.pools(), native("avx512"))
+        assert not layers.suits_rounded
+        with pytest.raises(AssertionError):
+            layers.hidden(torch.zeros(1, 96), make_step(shape, [1]), slice(0, 1), is_rounded=True)

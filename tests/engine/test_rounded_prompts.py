@@ -1,0 +1,83 @@
+"""Prompts where the processor multiplies bfloat16: fused layers compute them, no worse than the model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from kvchat.engine.kernels.linear.emulated import is_multiplied_natively
+from kvchat.engine.kernels.native.library import library
+from tests.engine.conftest import OpenRecorded
+from tests.engine.kernels.native_library import compiled
+from tests.engine.test_fused_layers import PROMPTS, SIZES
+from tests.engine.tiny_models import finish, save_model, submit
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(autouse=True)
+def native() -> None:
+    if compiled() is not None:
+        pytest.skip(str(compiled()))
+    found = library()
+    if found is None or not is_multiplied_natively(found.level):
+        pytest.skip("this processor does not multiply bfloat16, or in tiles")
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = SIZES | {"hidden_size": 96, "intermediate_size": 160}
+    return save_model(transformers.LlamaConfig(**sizes), tmp_path_factory.mktemp("rounded") / "model")
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
+def test_the_model_itself_computes_no_prompt(
+    weights: str, model_dir: Path, open_recorded: OpenRecorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = open_recorded(model_dir, dtype="bfloat16", weights=weights)
+
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("a layer of the model ran")
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", fail)
+    assert len(finish(engine, submit(engine, PROMPTS[2], 4)).token_ids) == 4
+
+
+def test_a_prompt_is_as_near_to_float32_as_transformers_own_bfloat16(
+    model_dir: Path, open_recorded: OpenRecorded
+) -> None:
+    engine, recorder = open_recorded(model_dir, dtype="bfloat16")
+    prompt = PROMPTS[2]
+    handle = submit(engine, prompt, 1)
+    finish(engine, handle)
+    exact, theirs = (last_logits(model_dir, prompt, dtype) for dtype in (torch.float32, torch.bfloat16))
+    ours = recorder.row(handle.branch, len(prompt) - 1)
+    assert 0 < (ours - exact).norm() < 1.2 * (theirs - exact).norm()
+
+
+def last_logits(model_dir: Path, prompt: list[int], dtype: torch.dtype) -> Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([prompt])).logits[0, -1].float()
+    return logits
+
+
+def test_a_prompt_has_the_same_bits_whatever_shares_its_step(
+    model_dir: Path, open_recorded: OpenRecorded
+) -> None:
+    """Beside another prompt, and beside answers."""
+    found = []
+    for others in ([], [PROMPTS[4]], [PROMPTS[1], PROMPTS[0]]):
+        engine, recorder = open_recorded(model_dir, dtype="bfloat16")
+        for other in others:
+            submit(engine, other, 20)
+            if len(others) > 1:
+                engine.step()
+        handle = submit(engine, PROMPTS[2], 1)
+        finish(engine, handle)
+        found.append(recorder.row(handle.branch, len(PROMPTS[2]) - 1))
+    for other in found[1:]:
+        assert torch.equal(other, found[0])
