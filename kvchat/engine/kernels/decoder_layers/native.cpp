@@ -5,9 +5,9 @@
 // residuals. Of many rows that is a phase of its own. Numbers between the layers stay float32.
 //
 // Every row's result is a function of that row alone, and of whether products of the step are rounded: no sum
-// depends on how many rows share the step, nor on which thread computes it. Layers with quantised blocks attend as `sealed.h` says; what becomes old with the
-// step was quantised before the call. Dimensions: T rows, H query heads, H_kv key-value heads, D head size, P
-// block size.
+// depends on how many rows share the step, nor on which thread computes it. Layers with quantised blocks attend
+// as `sealed.h` says; what becomes old with the step was quantised before the call. Dimensions: T rows, H query
+// heads, H_kv key-value heads, D head size, P block size.
 
 #include <new>
 
