@@ -21,7 +21,7 @@ def name(token_id: int) -> str:
 
 def main() -> int:
     source, target, compute_type = sys.argv[1:]
-    _Converter(source).convert(target, quantization=compute_type)
+    _Converter(source).convert(target, quantization=compute_type, force=True)
     return 0
 
 

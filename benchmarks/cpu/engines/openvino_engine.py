@@ -36,6 +36,7 @@ class OpenVinoEngine:
         self._states: dict[int, list[np.ndarray]] = {}
 
     def prefill(self, token_ids: list[int]) -> float:
+        self._states.pop(len(token_ids), None)
         ids = torch.tensor([token_ids])
         start_s = time.perf_counter()
         out = self._model(ids, attention_mask=torch.ones_like(ids))

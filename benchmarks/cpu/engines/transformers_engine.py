@@ -23,6 +23,7 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def prefill(self, token_ids: list[int]) -> float:
+        self._caches.pop(len(token_ids), None)
         ids = torch.tensor([token_ids])
         start_s = time.perf_counter()
         out = self._model(ids, use_cache=True, logits_to_keep=1)
