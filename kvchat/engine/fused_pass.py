@@ -1,4 +1,4 @@
-"""A forward pass that computes short sequences of a step by fused decoder layers, and long ones by the model.
+"""A forward pass that computes sequences of a step by fused decoder layers, or by the model.
 
 Which way a token goes follows from how many of its own sequence the step computes: decoded tokens and drafts
 are short, and prompts are long but for their last few tokens (how a prompt is cut may depend on what else a
@@ -113,9 +113,10 @@ class FusedLayers:
             logits = logits.div_(self._softcap).tanh_().mul_(self._softcap)
         return logits
 
-    def hidden(self, hidden: Tensor, row: Row, layer: int) -> Tensor:
+    def hidden(self, hidden: Tensor, row: Row, layer: int, *, is_rounded: bool = False) -> Tensor:
         """Return what one layer makes of `hidden` [T, hidden]."""
-        return self._layers.hidden(hidden, self.step(row), slice(layer, layer + 1))
+        step = self.step(row)
+        return self._layers.hidden(hidden, step, slice(layer, layer + 1), is_rounded=is_rounded)
 
     def step(self, row: Row) -> StepRows:
         last = int(row.positions.max())
@@ -161,8 +162,8 @@ class FusedPass:
 
     def logits(self, row: Row) -> Tensor:
         ways = self._ways(row)
-        if len(ways) == 1:
-            return next(iter(ways))(row)
+        if len(ways) < 2:
+            return next(iter(ways), self._fused.logits)(row)
         out: Tensor | None = None
         for logits, numbers in ways.items():
             part, places = part_of(row, numbers)

@@ -4,7 +4,8 @@ A few tokens of two texts run through the model, one of them behind some keys th
 gets and gives is noted and computed again by the fused layers, and so are the logits. Then the first layers,
 one of each sort among them, run once more with the last positions of the model's context, since a model may
 compute something else from a position on. Any difference that rounding does not explain leaves the model as
-it is. More rows, as prompts have, are computed to the same bits as these few, which tests hold.
+it is. More rows, as prompts have, are computed to the same bits as these few, which tests hold; where
+prompts are rounded, these few are held to the model rounded, too.
 
 What is tried is the model's structure, on exact keys and values: layers whose older blocks are quantised are
 tried as if they kept all exact, and read both kinds in the pool that they are put on.
@@ -367,10 +368,11 @@ def _require_same(fusion: Fusion, pool: DevicePool, seen: Seen, row: Row, logits
     """Compare every layer and the logits with the model's own."""
     fused = _on(fusion, pool)
     dtype = seen.inputs[0].dtype
-    for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
-        found = fused.hidden(given.float(), row, number)
-        require_near(found, given, wanted, f"layer {number}")
-    require_logits(fused.logits(row), logits, dtype)
+    for is_rounded in (False, True) if fused.suits_rounded else (False,):
+        for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
+            found = fused.hidden(given.float(), row, number, is_rounded=is_rounded)
+            require_near(found, given, wanted, f"layer {number}")
+        require_logits(fused.logits(row, is_rounded=is_rounded), logits, dtype)
 
 
 def _require_structure(fusion: Fusion, pool: DevicePool, seen: Seen, row: Row) -> None:

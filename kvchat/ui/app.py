@@ -45,7 +45,8 @@ _LATER = (
 _LATER_STYLES = Path(__file__).with_name("dialogs.tcss")
 """Of what is opened above the window."""
 
-_SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+_SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+_HUNG_UP = 129
 
 
 class KvchatApp(App[None]):
@@ -106,6 +107,7 @@ class KvchatApp(App[None]):
         with hang_up_told(), guarded_terminal(self._log_path), key_by_key() as typed:
             self._early_input += _events_of(typed)
             self.run()
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it is leaving already
         if self._has_failed:  # told now: until here the terminal was the window's
             print(f"kvchat: the interface failed; {self._log_path} says where", file=sys.stderr)
         if self._refusal is not None:
@@ -140,6 +142,14 @@ class KvchatApp(App[None]):
         loop = asyncio.get_running_loop()
         for number, status in _SIGNALS.items():
             loop.add_signal_handler(number, partial(self.chat_screen.quit, status))
+        signal.signal(signal.SIGHUP, partial(self._hang_up, loop))
+
+    def _hang_up(self, loop: asyncio.AbstractEventLoop, *_: object) -> None:
+        """Leave. A process whose terminal goes away is told by the system and by its shell: the second time
+        must not end what is leaving, so this stays when the loop takes its own handlers with it.
+        """
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self.chat_screen.quit, _HUNG_UP)
 
     async def on_event(self, event: events.Event) -> None:
         """Send what is typed to the prompt wherever the focus is; keep what comes before there is one."""

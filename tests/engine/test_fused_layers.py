@@ -169,7 +169,7 @@ def test_an_answer_that_is_read_again_has_the_bits_that_it_was_computed_with(
 ) -> None:
     """Where prompts go through the fused layers too."""
     if not is_emulated(torch.bfloat16):
-        pytest.skip("this processor multiplies bfloat16, and prompts go through the model itself")
+        pytest.skip("this processor multiplies bfloat16, and prompts are rounded")
     found = library()
     if weights != "auto" and (found is None or found.level != "avx512"):
         pytest.skip("prompts over quantised weights go through the model itself without AVX-512")

@@ -1,6 +1,7 @@
 """Prompts where the processor multiplies bfloat16: fused layers compute them, no worse than the model."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import transformers
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from kvchat.engine.kernels.linear.emulated import is_multiplied_natively
+from kvchat.engine.fused_pass import FusedLayers
+from kvchat.engine.kernels.decoder_layers.native import rounds_products
 from kvchat.engine.kernels.native.library import library
 from tests.engine.conftest import OpenRecorded
 from tests.engine.kernels.native_library import compiled
@@ -23,7 +25,7 @@ def native() -> None:
     if compiled() is not None:
         pytest.skip(str(compiled()))
     found = library()
-    if found is None or not is_multiplied_natively(found.level):
+    if found is None or not rounds_products(found):
         pytest.skip("this processor does not multiply bfloat16, or in tiles")
 
 
@@ -65,7 +67,21 @@ def last_logits(model_dir: Path, prompt: list[int], dtype: torch.dtype) -> Tenso
     return logits
 
 
-def test_a_prompt_has_the_same_bits_whatever_shares_its_step(
+def test_layers_that_compute_something_else_when_rounded_are_not_used(
+    model_dir: Path, open_recorded: OpenRecorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = FusedLayers.hidden
+
+    def wrong(self: FusedLayers, *args: Any, is_rounded: bool = False) -> Tensor:
+        return hidden(self, *args, is_rounded=is_rounded) * (1.5 if is_rounded else 1.0)
+
+    monkeypatch.setattr(FusedLayers, "hidden", wrong)
+    engine, _ = open_recorded(model_dir, dtype="bfloat16")
+    assert engine.info.unfused is not None
+    assert "something else" in engine.info.unfused
+
+
+def test_a_prompt_that_is_cut_alike_has_the_same_bits_whatever_shares_its_step(
     model_dir: Path, open_recorded: OpenRecorded
 ) -> None:
     """Beside another prompt, and beside answers."""

@@ -206,6 +206,21 @@ def test_a_terminal_that_goes_away_ends_it_and_keeps_nothing_running(tmp_path: P
         assert shown.process.wait(PATIENCE_S) == 129
 
 
+def test_a_window_that_leaves_since_its_terminal_went_away_is_not_ended_by_hearing_of_it_again(
+    tmp_path: Path,
+) -> None:
+    with terminal(tmp_path / "log") as shown:
+        shown.until_shown("Say something.")
+        shown.hang_up()
+
+        def has_ended() -> bool:
+            shown.process.send_signal(signal.SIGHUP)
+            return shown.process.poll() is not None
+
+        shown.until(has_ended)
+        assert shown.process.returncode == 129
+
+
 def test_a_terminal_of_a_few_lines_shows_the_prompt(tmp_path: Path) -> None:
     with terminal(tmp_path / "log", size=(30, 6)) as shown:
         shown.until(lambda: "›" in shown.text)

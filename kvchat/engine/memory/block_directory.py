@@ -295,7 +295,8 @@ class BlockDirectory:
         try:
             self.index.reserve(blocks, writer, [is_wanted or name in came_back for name in names])
             try:
-                has_room = limit_bytes is None or self.enforce(limit_bytes)
+                # Room that is held is there, whatever others have reserved and must give up again.
+                has_room = limit_bytes is None or self._in_progress.holds(names) or self.enforce(limit_bytes)
             finally:
                 # Not before: what makes room settles the doubtful, whose bytes are not reserved then.
                 self._in_progress.begin(names)

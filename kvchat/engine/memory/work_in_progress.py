@@ -70,6 +70,10 @@ class WorkInProgress:
         """Note that blocks have rows before they are begun."""
         self._held.update(names)
 
+    def holds(self, names: Iterable[BlockName]) -> bool:
+        """Whether room is held for all of some blocks. Pure."""
+        return self._held.issuperset(names)
+
     def release(self, names: Iterable[BlockName]) -> None:
         """Give up the rows of those of some blocks that were not written."""
         given_up = self._held.intersection(names)

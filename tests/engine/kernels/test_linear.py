@@ -163,3 +163,16 @@ def test_only_types_of_16_bits_are_emulated_and_only_where_no_instruction_multip
     assert told(amx_bf16=True, avx512_fp16=True) == [False, False, False]
     monkeypatch.setattr(emulated.platform, "machine", lambda: "aarch64")
     assert told() == [False, False, False]
+
+
+def test_bfloat16_is_multiplied_by_kernels_of_ours_where_that_is_as_fast_as_a_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def told(level: str, **features: bool) -> bool:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+        return emulated.is_multiplied_natively.__wrapped__(level)
+
+    assert told("avx512", avx512_bf16=True, amx_bf16=False)
+    assert not told("avxvnni", avx512_bf16=True)
+    assert not told("avx512", avx512_vnni=True)
+    assert not told("avx512", avx512_bf16=True, amx_bf16=True)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from kvchat.engine.kernels.decoder_layers import reference
-from kvchat.engine.kernels.decoder_layers.native import NativeLayers
+from kvchat.engine.kernels.decoder_layers.native import rounds_products
 from kvchat.engine.kernels.linear.emulated import is_multiplied_natively
+from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.quantised_linear import Coding
 from tests.engine.kernels.decoder_cases import Model, Shape, hidden_of, make_step, native_of
 from tests.engine.kernels.native_library import native
@@ -24,22 +25,32 @@ SHAPES = {
     "int4": Shape(weights="int4", dtype=BF16, num_kv_heads=1, has_after_norms=True),
     "int8, short groups with minima": Shape(weights=Coding(bits=8, group=16, has_minima=True), dtype=BF16),
     "int4, with minima": Shape(weights=Coding(bits=4, has_minima=True), dtype=BF16),
-    "int4, short groups": Shape(weights=Coding(bits=4, group=16), dtype=BF16),
+    "int4, short groups, units of 48": Shape(weights=Coding(bits=4, group=16), dtype=BF16, inner=176),
+    "int8, long groups, units of 16": Shape(
+        weights=Coding(bits=8, group=64),
+        dtype=BF16,
+        hidden=128,
+        inner=320,
+        num_heads=5,
+        num_kv_heads=1,
+        dim=16,
+    ),
 }
 all_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 
 
-def rounding(model: Model, texts: tuple[tuple[int, int], ...] = TEXTS) -> NativeLayers:
-    """Return a model's layers over new pools, or skip the test."""
+@pytest.fixture
+def level() -> Library:
     if not is_multiplied_natively("avx512"):
         pytest.skip("this processor does not multiply bfloat16, or in tiles")
-    layers = native_of(model, model.pools(texts), native("avx512"))
-    assert layers.suits_rounded
-    return layers
+    found = native("avx512")
+    if not rounds_products(found):
+        pytest.skip("the compiler does not know the instructions")
+    return found
 
 
 @all_shapes
-def test_they_are_the_reference(shape: Shape) -> None:
+def test_they_are_the_reference(shape: Shape, level: Library) -> None:
     model, step = Model(shape), make_step(shape, range(len(TEXTS)), TEXTS)
     hidden = hidden_of(model, step)
     wanted, exact = (
@@ -48,7 +59,9 @@ def test_they_are_the_reference(shape: Shape) -> None:
         )
         for is_rounded in (True, False)
     )
-    found = rounding(model).hidden(hidden, step, slice(0, len(model.layers)), is_rounded=True)
+    layers = native_of(model, model.pools(TEXTS), level)
+    assert layers.suits_rounded
+    found = layers.hidden(hidden, step, slice(0, len(model.layers)), is_rounded=True)
     torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
     # The difference that rounding makes, and what is left of it: numbers that lie between two others.
     assert (found - wanted).norm() < (exact - wanted).norm() / 2
@@ -56,7 +69,7 @@ def test_they_are_the_reference(shape: Shape) -> None:
 
 @pytest.mark.parametrize("name", ["packed", "paired", "int8", "int4, with minima"])
 def test_a_row_has_the_same_bits_however_a_prompt_is_cut_and_with_any_number_of_threads(
-    name: str, threads: None
+    name: str, level: Library, threads: None
 ) -> None:
     """More rows than one task takes, and the same in steps of one to nineteen."""
     number, model = 245, Model(SHAPES[name])
@@ -65,9 +78,9 @@ def test_a_row_has_the_same_bits_however_a_prompt_is_cut_and_with_any_number_of_
     while ends[-1] < number:
         ends.append(min(ends[-1] + 1 + ends[-1] % 19, number))
     found = []
-    for num_threads, cuts in ((1, [0, number]), (2, [0, number]), (3, [0, number]), (2, ends)):
+    for num_threads, cuts in ((1, [0, number]), (2, [0, number]), (3, [0, number]), (2, ends), (9, ends)):
         torch.set_num_threads(num_threads)
-        layers, parts = rounding(model, text), []
+        layers, parts = native_of(model, model.pools(text), level), []
         for start, end in pairwise(cuts):
             step = part_of(make_step(model.shape, [0], text), start, end)
             parts.append(layers.logits(hidden_of(model, step), step, is_rounded=True))
@@ -77,7 +90,7 @@ def test_a_row_has_the_same_bits_however_a_prompt_is_cut_and_with_any_number_of_
 
 
 def test_what_cannot_be_rounded_is_not() -> None:
-    """Other dtypes, weights of outputs that fill no tile, and processors that emulate bfloat16."""
+    """Weights of outputs that fill no tile, those that lie plainly, and other dtypes."""
     odd = Shape(weights="int8", dtype=BF16, inner=2112, num_heads=4, num_kv_heads=1, dim=24)
     for shape in (odd, Shape(weights="int8"), Shape(dtype=BF16), Shape(weights="int4", dtype=torch.float16)):
         model = Model(shape)

@@ -128,3 +128,21 @@ def test_without_a_limit_there_is_room(tmp_path: Path) -> None:
     with disk.room(many):
         assert disk.write_all(many) == 20
     assert read(disk.store, many[-1]) == many[-1].payload
+
+
+def test_held_room_is_there_while_another_writer_gives_up_what_it_has_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks, (block,) = conversation(1, 2), conversation(2, 1)
+    disk = disk_with(tmp_path, 5, blocks)
+    other, num_written = Disk(tmp_path, 5), []
+
+    def find_no_room(_: int) -> bool:
+        num_written.append(disk.write_all(NEW))
+        return False
+
+    monkeypatch.setattr(other.store._directory, "enforce", find_no_room)
+    with disk.room(NEW, blocks):
+        assert not other.write(block)
+    assert num_written == [3]
+    assert disk.found(NEW) == 3

@@ -414,6 +414,9 @@ struct Job {
 
 }  // namespace
 
+// Whether steps can be rounded, on processors that multiply bfloat16.
+EXPORT(rounds_products)() { return ROUNDS_PRODUCTS; }
+
 // Returns 0, or 1 where there is not enough memory.
 EXPORT(decoder_layers)(const Step* step) {
   if (step->pool_type == 0) return Job<float>(*step).compute();

@@ -154,7 +154,7 @@ class NativeLayers:
         return out
 
     def hidden(self, hidden: Tensor, step: StepRows, layers: slice, *, is_rounded: bool = False) -> Tensor:
-        """Return what consecutive layers give, [T, hidden] float32."""
+        """Return what consecutive layers give, [T, hidden] float32. Args: see `logits`."""
         hidden = hidden.clone()
         self._compute(hidden, step, layers, None, is_rounded)
         return hidden
@@ -290,9 +290,14 @@ def _suits_prompts(linear: Linear, dtype: torch.dtype, level: Library) -> bool:
     return is_small or isinstance(weight, PairedWeight)
 
 
+def rounds_products(level: Library) -> bool:
+    """Whether kernels multiply numbers rounded to bfloat16: the processor does, and the compiler knew how."""
+    return is_multiplied_natively(level.level) and level.function("rounds_products")() == 1
+
+
 def _suits_rounded(linear: Linear, dtype: torch.dtype, level: Library) -> bool:
     weight = linear.weight
-    if dtype != torch.bfloat16 or not is_multiplied_natively(level.level):
+    if dtype != torch.bfloat16 or not rounds_products(level):
         return False
     if isinstance(weight, QuantisedWeight):
         return weight.shape[0] % TILE == 0

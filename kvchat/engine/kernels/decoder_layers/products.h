@@ -28,12 +28,18 @@ struct Products {
   bool are_whole() const {
     if (is_rounded) return true;
     if (num_rows < MANY_ROWS) return false;
-    return num_rows > ROWS_OF_TASK || num_units() * num_chunks(num_rows) >= 4 * num_threads;
+    return num_rows > ROWS_OF_TASK || num_units() * ::num_chunks(num_rows) >= 4 * num_threads;
   }
-  int64_t chunk_len() const { return ::chunk_len(num_rows); }
+  // Rows of one task: rounded ones become fewer until there are enough tasks, in multiples of what is computed.
+  int64_t chunk_len() const {
+    if (!is_rounded) return ::chunk_len(num_rows);
+    const int64_t wanted = (4 * num_threads + num_units() - 1) / num_units();
+    const int64_t chunks = most(::num_chunks(num_rows), wanted);
+    return whole_rounded_rows((num_rows + chunks - 1) / chunks);
+  }
   // What has to be computed for the outputs of one unit.
   int64_t num_pieces(int64_t i) const {
-    return are_whole() ? num_chunks(num_rows) : all[i]->num_parts() * (is_joint ? 2 : 1);
+    return are_whole() ? (num_rows + chunk_len() - 1) / chunk_len() : all[i]->num_parts() * (is_joint ? 2 : 1);
   }
   int64_t num_units() const {
     int64_t total = 0;

@@ -30,5 +30,7 @@ def is_multiplied_natively(level: str) -> bool:
 
     Not where the processor has tiles for it, which multiply many times as fast and which only libraries use.
     """
+    if level != "avx512":
+        return False
     known = torch.cpu.get_capabilities()
-    return level == "avx512" and known.get("avx512_bf16", False) and not known.get("amx_bf16", False)
+    return bool(known.get("avx512_bf16", False)) and not known.get("amx_bf16", False)

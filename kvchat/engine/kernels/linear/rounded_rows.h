@@ -15,8 +15,10 @@ INLINE int64_t whole_rounded_rows(int64_t num_rows) {
   return (num_rows + ROUNDED_ROWS - 1) / ROUNDED_ROWS * ROUNDED_ROWS;
 }
 
-#if defined(__AVX512F__)
+// Compilers from 2019 on know the instructions.
+#if defined(__AVX512F__) && __has_include(<avx512bf16intrin.h>)
 
+constexpr int ROUNDS_PRODUCTS = 1;
 #define MULTIPLIES_BF16 __attribute__((target("avx512bf16")))
 constexpr int64_t NEAR_LEN = 256;  // inputs of one unit that lie in the nearest cache
 
@@ -147,8 +149,11 @@ inline void multiply_rounded(const Product& product, float* out, const bf16* x, 
   }
 }
 
+#undef MULTIPLIES_BF16
+
 #else
 
+constexpr int ROUNDS_PRODUCTS = 0;
 INLINE bool can_round(const Product&) { return false; }
 INLINE void round_row(bf16*, const float*, int64_t) {}
 INLINE void multiply_rounded(const Product&, float*, const bf16*, int64_t, int64_t, int64_t) {}
