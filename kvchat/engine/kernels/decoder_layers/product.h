@@ -122,22 +122,51 @@ void multiply_columns(float* out, const float* x, int64_t x_stride, const T* wei
   }
 }
 
+// Eight rows, half of the outputs at one time: their sums stay in registers, and each vector of a weight is
+// widened once. A strip of inputs is read for both halves while the next one comes from memory.
+template <int VECS, typename T>
+void multiply_eight(float* out, const float* x, int64_t x_stride, const T* weight, int64_t block, int64_t count) {
+  constexpr int HALF = VECS / 2, V = 4 / sizeof(T);
+  constexpr int64_t STRIP = 64;
+  for (int64_t k = 0; k < count; k += STRIP) {
+    for (int half = 0; half < VECS; half += HALF) {
+      Vec acc[8][HALF];
+      UNROLL
+      for (int r = 0; r < 8; r++) {
+        UNROLL
+        for (int i = 0; i < HALF; i++) acc[r][i] = k ? load(out + r * UNIT + (half + i) * W) : zero();
+      }
+      add_columns<8, HALF>(acc, x + k, x_stride, weight + k * block + half * W * V, block, least(STRIP, count - k),
+                           STRIP * block * (int64_t)sizeof(T));
+      UNROLL
+      for (int r = 0; r < 8; r++) {
+        UNROLL
+        for (int i = 0; i < HALF; i++) store(out + r * UNIT + (half + i) * W, acc[r][i]);
+      }
+    }
+  }
+}
+
 // As many rows at one time as leave all sums in registers.
 template <int VECS, typename T>
 void multiply_columns(float* out, const float* x, int64_t x_stride, int64_t num_rows, const T* weight,
                       int64_t block, int64_t count) {
   constexpr int MOST = W == 8 ? 2 : 4;
+  constexpr bool HAS_EIGHT = W == 16 && VECS == 4;
   for (int64_t t = 0; t < num_rows;) {
-    const int64_t left = num_rows - t, rows = left >= MOST ? MOST : left >= 2 ? 2 : 1;
+    const int64_t left = num_rows - t;
+    const int64_t rows = HAS_EIGHT && left >= 8 ? 8 : left >= MOST ? MOST : left >= 2 ? 2 : 1;
     float* to = out + t * UNIT;
     const float* from = x + t * x_stride;
     // Later rows find the weight in the cache: meanwhile the next one comes from memory.
     const int64_t ahead = t && rows == left ? block * count * (int64_t)sizeof(T) : 0;
+    if constexpr (HAS_EIGHT)
+      if (rows == 8) multiply_eight<VECS>(to, from, x_stride, weight, block, count);
     if (rows == 4)
       multiply_columns<4, VECS>(to, from, x_stride, weight, block, count, ahead);
     else if (rows == 2)
       multiply_columns<2, VECS>(to, from, x_stride, weight, block, count, ahead);
-    else
+    else if (rows == 1)
       multiply_columns<1, VECS>(to, from, x_stride, weight, block, count, ahead);
     t += rows;
   }
