@@ -31,7 +31,7 @@ SHAPES = {
         dtype=BF16,
         hidden=128,
         inner=320,
-        num_heads=5,
+        num_heads=8,
         num_kv_heads=1,
         dim=16,
     ),

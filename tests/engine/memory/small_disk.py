@@ -50,14 +50,14 @@ class Disk:
         self.clock = Clock()
         self.bytes_each = file_bytes(directory / "sized")
         self.limit_bytes = num_blocks * self.bytes_each
-        self.store = self._open()
+        self.store = self.another_store()
 
     def keep(self, blocks: Iterable[Block]) -> None:
         """Keep these, and what they stand on, as a pack does."""
         with closing(BlockCatalog(self.directory / "cache")) as catalog:
             catalog.keep("pack", FINGERPRINT, [block.key for block in blocks])
 
-    def _open(self) -> DiskStore:
+    def another_store(self) -> DiskStore:
         return DiskStore(
             self.directory / "cache",
             fingerprint=FINGERPRINT,
@@ -71,7 +71,7 @@ class Disk:
 
     def reopen(self) -> None:
         self.store.close()
-        self.store = self._open()
+        self.store = self.another_store()
 
     def write(self, block: Block) -> bool:
         self.clock.now_s += 1

@@ -135,14 +135,14 @@ def test_held_room_is_there_while_another_writer_gives_up_what_it_has_reserved(
 ) -> None:
     blocks, (block,) = conversation(1, 2), conversation(2, 1)
     disk = disk_with(tmp_path, 5, blocks)
-    other, num_written = Disk(tmp_path, 5), []
+    other, num_written = disk.another_store(), []
 
     def find_no_room(_: int) -> bool:
         num_written.append(disk.write_all(NEW))
         return False
 
-    monkeypatch.setattr(other.store._directory, "enforce", find_no_room)
+    monkeypatch.setattr(other._directory, "enforce", find_no_room)
     with disk.room(NEW, blocks):
-        assert not other.write(block)
+        assert not other.write(block.header, block.payload)
     assert num_written == [3]
     assert disk.found(NEW) == 3
