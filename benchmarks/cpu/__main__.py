@@ -232,6 +232,8 @@ def _prefill(
                 _note_peak(figures, cell, name, answer)
             else:
                 ready.remove(name)
+                if reason := answer.get("cannot"):
+                    figures.missing[f"{name}, {shape} {bits} bits @{context:,}"] = reason
     return ready
 
 
