@@ -3,10 +3,10 @@
 Which way a token goes follows from how many of its own sequence the step computes: decoded tokens and drafts
 are short, and prompts are long but for their last few tokens (how a prompt is cut may depend on what else a
 step has to do). Where the fused layers multiply many rows as fast as anybody, none is too long for them, and
-a token has the same bits in a prompt and after one. Where they do so with numbers rounded to bfloat16, they
-compute long ones too, but rounded. Over quantised caches a sequence with more tokens than a
-block has is long even there: what becomes old with a step of a short one was stored in earlier steps, and is
-quantised before the fused layers run.
+a token has the same bits in a prompt and after one. Where they do so with rounded inputs, to bfloat16 or over
+quantised weights to 8 bits, they compute long ones too, but rounded. Over quantised caches a sequence with
+more tokens than a block has is long even there: what becomes old with a step of a short one was stored in
+earlier steps, and is quantised before the fused layers run.
 A sequence that looks at what is before it through a shadow, or whose queries are watched, is long however
 short: fused layers know neither.
 Dimensions: T rows, R sampling rows, V vocabulary, P block size.
@@ -95,7 +95,7 @@ class FusedLayers:
 
     @property
     def suits_rounded(self) -> bool:
-        """Whether nobody computes many rows faster with products that are rounded to bfloat16."""
+        """Whether nobody computes many rows faster with products of rounded inputs."""
         return self._layers.suits_rounded
 
     def logits(self, row: Row, *, is_rounded: bool = False) -> Tensor:
@@ -143,7 +143,7 @@ class FusedPass:
 
     Args:
         most_rows: sequences with at most so many tokens in a step are short; None: all are.
-        rounds_long: whether fused layers compute long ones too, with products rounded to bfloat16.
+        rounds_long: whether fused layers compute long ones too, with products of rounded inputs.
     """
 
     def __init__(

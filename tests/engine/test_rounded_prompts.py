@@ -60,6 +60,29 @@ def test_a_prompt_is_as_near_to_float32_as_transformers_own_bfloat16(
     assert 0 < (ours - exact).norm() < 1.2 * (theirs - exact).norm()
 
 
+@pytest.mark.parametrize(("weights", "most"), [("int8", 1.5), ("int4", 1.05)])
+def test_rounded_inputs_add_no_more_error_than_quantised_weights_have(
+    weights: str, most: float, model_dir: Path, open_recorded: OpenRecorded
+) -> None:
+    """Beside the model in float32. Steps of 16 tokens are not rounded: their error is that of the weights."""
+    prompts = [prompt for prompt in PROMPTS if len(prompt) > 32]
+    exact = torch.stack([last_logits(model_dir, prompt, torch.float32) for prompt in prompts])
+    found = []
+    for max_batch_tokens in (512, 16):
+        engine, recorder = open_recorded(
+            model_dir, dtype="bfloat16", weights=weights, max_batch_tokens=max_batch_tokens
+        )
+        rows = []
+        for prompt in prompts:
+            handle = submit(engine, prompt, 1)
+            finish(engine, handle)
+            rows.append(recorder.row(handle.branch, len(prompt) - 1))
+        found.append(torch.stack(rows))
+    rounded, fine = ((each - exact).norm() for each in found)
+    assert not torch.equal(*found)
+    assert rounded < most * fine
+
+
 def last_logits(model_dir: Path, prompt: list[int], dtype: torch.dtype) -> Tensor:
     model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
     with torch.inference_mode():

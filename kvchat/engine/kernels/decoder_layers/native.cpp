@@ -55,7 +55,9 @@ struct Job {
   Products products(int64_t phase) const {
     Products found = products_of(phase);
     found.is_rounded = step.is_rounded && kind(phase) != HEAD;
-    for (int64_t i = 0; i < found.num; i++) found.is_rounded &= can_round(*found.all[i]);
+    // Inputs that weights share are rounded in one way, or not at all.
+    for (int64_t i = 0; i < found.num; i++)
+      found.is_rounded &= can_round(*found.all[i]) && found.all[i]->layout == found.all[0]->layout;
     return found;
   }
 
@@ -125,7 +127,7 @@ struct Job {
     const Outputs outputs = {place.unit, first, least(found.chunk_len(), found.num_rows - first)};
     for (int64_t i = 0; i < (found.is_joint ? 2 : 1); i++) {
       const Product& product = *found.all[place.product + i];
-      if (found.is_rounded)
+      if (found.is_rounded && product.layout != QUANTISED)
         multiply_rounded(product, sums + i * SIZE, found.from->rounded_row(first), found.from->stride,
                          outputs.num_rows, place.unit);
       else if (product.layout == QUANTISED)
@@ -138,7 +140,9 @@ struct Job {
   }
 
   void multiply_codes(const Products& found, const Product& product, float* out, const Outputs& outputs) const {
-    if (in_panels(found))
+    if (found.is_rounded)
+      multiply_quantised(product, out, coarse_panels(found), outputs.first, outputs.num_rows, outputs.unit);
+    else if (in_panels(found))
       multiply_quantised(product, out, panels(found), outputs.first, outputs.num_rows, outputs.unit);
     else
       multiply_quantised(product, out, activations(product, *found.from), outputs.first, outputs.num_rows,
@@ -161,6 +165,10 @@ struct Job {
     return all_do;
   }
 
+  static quantised::CoarsePanels coarse_panels(const Products& found) {
+    return {found.from->codes, found.all[0]->num_inputs, found.num_rows};
+  }
+
   static quantised::Panels panels(const Products& found) {
     return {found.from->codes, found.all[0]->num_inputs, found.num_rows};
   }
@@ -179,7 +187,9 @@ struct Job {
   // Prepares an input of a phase in the form in which its products read it, if that is another.
   void prepare_row(int64_t phase, int64_t t) const {
     const Products found = products(phase);
-    if (found.is_rounded)
+    if (found.is_rounded && found.has_codes())
+      coarse_panels(found).prepare(t, found.from->row(t));
+    else if (found.is_rounded)
       round_row(found.from->rounded_row(t), found.from->row(t), found.from->stride);
     else if (!found.has_codes())
       return;

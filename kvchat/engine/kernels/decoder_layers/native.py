@@ -125,7 +125,7 @@ class NativeLayers:
         self._pool_type = TYPES[pools[0].keys.dtype]
         dtype, linears = pools[0].keys.dtype, [one for layer in layers for one in layer.projections.all]
         self.suits_rounded = all(_suits_rounded(linear, dtype, found) for linear in linears)
-        """Whether nobody multiplies many rows with these weights faster, rounded to bfloat16."""
+        """Whether nobody multiplies many rows faster with these weights, and with rounded inputs."""
         self.suits_prompts = all(_suits_prompts(linear, dtype, found) for linear in linears)
         """Whether nobody multiplies many rows with these weights faster, as they are."""
         self._last_norm = _norm(last_norm)
@@ -146,8 +146,8 @@ class NativeLayers:
         Args:
             hidden: what the first layer gets [T, hidden], float32 and contiguous; it is overwritten by what
                 the last one gives.
-            is_rounded: whether weights of layers and what is multiplied with them are rounded to bfloat16:
-                only where `suits_rounded` says so.
+            is_rounded: whether what weights of layers are multiplied with is rounded: to bfloat16, or to
+                8 bits if they are quantised. Only where `suits_rounded` says so.
         """
         out = torch.empty(len(step.sampling), self._num_outputs)
         self._compute(hidden, step, slice(0, len(self._layers)), out, is_rounded)

@@ -17,7 +17,7 @@ struct Products {
   bool is_joint;  // whether the same outputs of both are finished together
   const Buffer* from;
   int64_t num_rows, num_threads;
-  bool is_rounded;  // whether they are computed as rounded_rows.h says
+  bool is_rounded;  // whether they are computed as rounded_rows.h and coarse_panels.h say
 
   bool has_codes() const {
     bool any = false;

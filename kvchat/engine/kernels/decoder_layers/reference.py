@@ -25,6 +25,8 @@ from kvchat.engine.kernels.quantised_linear import QuantisedWeight, dequantise
 from kvchat.engine.kernels.sealed_attention.reference import sealed_attention
 from kvchat.engine.kernels.store_kv.reference import store_kv
 
+COARSE_BLOCK = 32
+"""Inputs of a row that share a scale where they are rounded to 8 bits."""
 _Multiply = Callable[[Tensor, Linear], Tensor]
 
 
@@ -41,7 +43,9 @@ def decoder_layers(
 
     Args:
         hidden: what the first layer gets [T, hidden], float32.
-        is_rounded: whether products are those of weights and inputs rounded to bfloat16.
+        is_rounded: whether products are those of inputs rounded to bfloat16 with weights of bfloat16, and of
+            inputs rounded to 8 bits with quantised weights. What queries, keys and values share is not
+            rounded if their weights are of both kinds.
 
     Effect:
         Writes keys and values of every row into the pools, rounded to their dtype, before any is read.
@@ -72,9 +76,15 @@ def _linear(x: Tensor, linear: Linear) -> Tensor:
 
 
 def _linear_rounded(x: Tensor, linear: Linear) -> Tensor:
-    weight = dense(linear.weight).bfloat16().float()
-    bias = None if linear.bias is None else linear.bias.float()
-    return functional.linear(x.bfloat16().float(), weight, bias)
+    is_quantised = isinstance(linear.weight, QuantisedWeight)
+    return _linear(coarse(x) if is_quantised else x.bfloat16().float(), linear)
+
+
+def coarse(x: Tensor) -> Tensor:
+    """Return rows [T, K] rounded to whole numbers of 8 bits, with a scale for every 32 inputs: float32."""
+    blocks = functional.pad(x, (0, -x.shape[1] % COARSE_BLOCK)).unflatten(1, (-1, COARSE_BLOCK))
+    largest = blocks.abs().amax(-1, keepdim=True).clamp_min(2.0**-95)
+    return ((blocks * (127 / largest)).round() * (largest / 127)).flatten(1)[:, : x.shape[1]]
 
 
 def dense(weight: Tensor | PairedWeight | QuantisedWeight) -> Tensor:
@@ -95,9 +105,11 @@ def _attend(
     multiply: _Multiply,
 ) -> Tensor:
     heads, products, rows = layer.heads, layer.projections, step.groups[pool.group]
-    query = multiply(x, products.query).unflatten(1, (heads.num_heads, heads.dim))
-    key = multiply(x, products.key).unflatten(1, (heads.num_kv_heads, heads.dim))
-    value = multiply(x, products.value).unflatten(1, (heads.num_kv_heads, heads.dim))
+    of_input = (products.query, products.key, products.value)
+    is_mixed = len({isinstance(linear.weight, QuantisedWeight) for linear in of_input}) > 1
+    query, key, value = ((_linear if is_mixed else multiply)(x, linear) for linear in of_input)
+    query = query.unflatten(1, (heads.num_heads, heads.dim))
+    key, value = (part.unflatten(1, (heads.num_kv_heads, heads.dim)) for part in (key, value))
     rope = None if layer.rope is None else ropes[layer.rope]
     query = _rotate(_norm(query, heads.query_norm), rope, step.positions)
     key = _rotate(_norm(key, heads.key_norm), rope, step.positions)

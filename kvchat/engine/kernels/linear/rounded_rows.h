@@ -1,7 +1,8 @@
-// Products of many rows with the outputs of one unit, on processors that multiply numbers of bfloat16.
+// Products of many rows with the outputs of one unit of a dense weight, on processors that multiply numbers of
+// bfloat16.
 //
-// Rows and weights are rounded to bfloat16, their products are added in float32: inputs in pairs, one pair after
-// the other. Dimensions: T rows, K inputs.
+// Rows are rounded to bfloat16, their products are added in float32: inputs in pairs, one pair after the other.
+// What is rounded of rows for quantised weights: coarse_panels.h. Dimensions: T rows, K inputs.
 
 #pragma once
 
@@ -24,7 +25,7 @@ constexpr int64_t NEAR_LEN = 256;  // inputs of one unit that lie in the nearest
 
 // Whether the products of a weight are computed so, where the processor can.
 INLINE bool can_round(const Product& product) {
-  if (product.layout == QUANTISED) return product.num_outputs % quantised::TILE == 0;
+  if (product.layout == QUANTISED) return product.num_outputs % quantised::TILE == 0;  // whole tiles
   return product.layout == COLUMNS && product.type == 1;
 }
 
@@ -32,56 +33,6 @@ INLINE bool can_round(const Product& product) {
 MULTIPLIES_BF16 inline void round_row(bf16* to, const float* from, int64_t stride) {
   for (int64_t i = 0; i < stride; i += 2 * W)
     _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(load(from + i + W), load(from + i)));
-}
-
-// Writes inputs [begin, begin + count) of a tile as pairs: [count / 2, width, 2].
-template <int BITS, bool HAS_MINIMA>
-MULTIPLIES_BF16 void write_pairs(bf16* to, int64_t width, const quantised::Weight& weight, int64_t n,
-                                 int64_t begin, int64_t count) {
-  constexpr int STEP = 32 / BITS, TILE = quantised::TILE;  // inputs whose codes lie in one vector
-  alignas(64) static const uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const __m512i order = _mm512_load_si512(ORDER);
-  const int64_t num_groups = weight.num_inputs / weight.group;
-  for (int64_t k = 0; k < count; k += STEP) {
-    const int64_t at = n * num_groups + (begin + k) / weight.group * TILE;
-    const Vec scale = load(weight.scales + at);
-    Vec offset = zero();
-    if (HAS_MINIMA)
-      offset = load(weight.minima + at);
-    else if (BITS == 4)
-      offset = mul(scale, fill(-8.0f));
-    const int64_t first = n * weight.num_inputs + (begin + k) * TILE;
-    const __m512i bytes = _mm512_loadu_si512(weight.codes + first * BITS / 8);
-    Vec numbers[STEP];
-    UNROLL
-    for (int i = 0; i < STEP; i++) {
-      __m512i code;
-      if (BITS == 8)
-        code = _mm512_srai_epi32(_mm512_slli_epi32(bytes, 24 - 8 * i), 24);
-      else
-        code = _mm512_and_si512(_mm512_srli_epi32(bytes, i % 4 * 8 + i / 4 * 4), _mm512_set1_epi32(15));
-      const Vec number = _mm512_cvtepi32_ps(code);
-      numbers[i] = BITS == 8 && !HAS_MINIMA ? mul(number, scale) : fma(number, scale, offset);
-    }
-    UNROLL
-    for (int i = 0; i < STEP; i += 2) {
-      const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(numbers[i + 1], numbers[i]);
-      _mm512_storeu_si512(to + (k + i) * width, _mm512_permutexvar_epi16(order, both));
-    }
-  }
-}
-
-MULTIPLIES_BF16 inline void write_pairs(bf16* to, int64_t width, const quantised::Weight& weight, int64_t n,
-                                        int64_t begin, int64_t count) {
-  if (weight.bits == 8 && weight.minima)
-    write_pairs<8, true>(to, width, weight, n, begin, count);
-  else if (weight.bits == 8)
-    write_pairs<8, false>(to, width, weight, n, begin, count);
-  else if (weight.minima)
-    write_pairs<4, true>(to, width, weight, n, begin, count);
-  else
-    write_pairs<4, false>(to, width, weight, n, begin, count);
 }
 
 // Adds the products of `num_pairs` pairs of inputs to VECS vectors of outputs of NUM rows, or begins with them.
@@ -134,18 +85,11 @@ inline void add_rounded(float* out, const bf16* x, int64_t x_stride, int64_t num
 // All inputs of one unit: out [T, UNIT]. `x` and `out` have room for a multiple of ROUNDED_ROWS rows.
 inline void multiply_rounded(const Product& product, float* out, const bf16* x, int64_t x_stride, int64_t num_rows,
                              int64_t unit) {
-  alignas(64) bf16 pairs[NEAR_LEN * UNIT];
-  const int64_t first = unit * product.unit(true), num = least(product.unit(true), product.num_outputs - first);
   for (int64_t begin = 0; begin < product.num_inputs; begin += NEAR_LEN) {
     const int64_t count = least(NEAR_LEN, product.num_inputs - begin);
     const bf16* weight = (const bf16*)product.weight + (unit * product.padded + begin) * product.block;
-    if (product.layout == QUANTISED) {
-      for (int64_t n = 0; n < num; n += quantised::TILE)
-        write_pairs(pairs + 2 * n, num, weight_of(product), first + n, begin, count);
-      weight = pairs;
-    }
-    add_rounded(out, x + begin, x_stride, whole_rounded_rows(num_rows), weight,
-                product.layout == QUANTISED ? num : product.block, (count + 1) / 2, begin == 0);
+    add_rounded(out, x + begin, x_stride, whole_rounded_rows(num_rows), weight, product.block, (count + 1) / 2,
+                begin == 0);
   }
 }
 

@@ -116,8 +116,8 @@ struct Activations {
   }
 
   // 2 ** (exponent - 127)
-  static float power(uint32_t exponent) {
-    const uint32_t bits = exponent << 23;
+  static float power(uint32_t exponent) { return number_of(exponent << 23); }
+  static float number_of(uint32_t bits) {
     float out;
     memcpy(&out, &bits, 4);
     return out;
