@@ -4,8 +4,8 @@ A few tokens of two texts run through the model, one of them behind some keys th
 gets and gives is noted and computed again by the fused layers, and so are the logits. Then the first layers,
 one of each sort among them, run once more with the last positions of the model's context, since a model may
 compute something else from a position on. Any difference that rounding does not explain leaves the model as
-it is. More rows, as prompts have, are computed to the same bits as these few, which tests hold; where
-prompts are rounded, these few are held to the model rounded, too.
+it is. More rows, as prompts have, are computed to the same bits as these few, which tests hold. Where prompts
+would be rounded, these few are held to the model rounded, too; if that is too coarse for it, none is.
 
 What is tried is the model's structure, on exact keys and values: layers whose older blocks are quantised are
 tried as if they kept all exact, and read both kinds in the pool that they are put on.
@@ -63,6 +63,7 @@ class Fusion:
         rotaries: all rotary embeddings.
         num_positions: that these may be asked for.
         factor: of what the embedding gives.
+        may_round: whether prompts may be computed with products of rounded inputs.
     """
 
     def __init__(
@@ -72,12 +73,15 @@ class Fusion:
         rotaries: Sequence[Rotary],
         num_positions: int,
         factor: float,
+        *,
+        may_round: bool = True,
     ) -> None:
         self.decoder = decoder
         self.layers = layers
         self.rotaries = rotaries
         self._num_positions = num_positions
         self._factor = factor
+        self.may_round = may_round
 
     def on(self, pool: DevicePool) -> FusedLayers:
         """Return the layers with their keys and values in `pool`."""
@@ -112,6 +116,12 @@ class Fusion:
         ]
         return Fusion(self.decoder, layers, self.rotaries, self._num_positions, self._factor)
 
+    def without_rounding(self) -> "Fusion":
+        """Return the same for a model that needs inputs as they are."""
+        return Fusion(
+            self.decoder, self.layers, self.rotaries, self._num_positions, self._factor, may_round=False
+        )
+
     def first(self, number: int) -> "Fusion":
         """Return the first layers alone, with what stands behind the last."""
         decoder = replace(self.decoder, layers=self.decoder.layers[:number])
@@ -131,7 +141,8 @@ class Fusion:
         is_quantised = any(layer.sealed is not None for layer in pool.layers.values())
         layers = self.on(pool)
         most_rows = most_short(pool.block_size, is_quantised, layers.suits_prompts)
-        return FusedPass(own, layers, most_rows, rounds_long=layers.suits_rounded and not is_quantised)
+        rounds_long = self.may_round and layers.suits_rounded and not is_quantised
+        return FusedPass(own, layers, most_rows, rounds_long=rounds_long)
 
     def step_bytes(self, num_rows: int, dtype: torch.dtype) -> int:
         """Return what a step of so many rows allocates: in the layers, and for what they are given.
@@ -202,29 +213,35 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group], checks: KeptChecks | None
         raise Unmatched("its cache is not read by native kernels")
     checks, name = checks or KeptChecks(), name_of("fused layers", groups, loaded.max_context)
     if (known := _numbers_in(checks.find(name))) is not None:
-        return _recalled(loaded, groups, known)
+        recalled = _recalled(loaded, groups, known)
+        return recalled if checks.find(_rounding(groups, loaded)) is True else recalled.without_rounding()
     sample = take_sample(loaded, groups)
     fusion, row = sample.fusion, sample.row
-    _require_all(fusion, groups, sample.seen, row, sample.logits)
-    _require_at_end(loaded, groups, fusion, row)
+    may_round = _require_all(fusion, groups, sample.seen, row, sample.logits)
+    may_round &= _require_at_end(loaded, groups, fusion, row)
+    checks.keep(_rounding(groups, loaded), may_round)
     checks.keep(name, fusion.unturned)
-    return fusion
+    return fusion if may_round else fusion.without_rounding()
 
 
-def _require_at_end(loaded: LoadedModel, groups: Sequence[Group], fusion: Fusion, row: Row) -> None:
+def _rounding(groups: Sequence[Group], loaded: LoadedModel) -> str:
+    return name_of("fused layers, rounded", groups, loaded.max_context)
+
+
+def _require_at_end(loaded: LoadedModel, groups: Sequence[Group], fusion: Fusion, row: Row) -> bool:
     """Do the same at the end of the context with the first layers, as many as it takes for one of each sort:
     what begins at some position is a layer's setting, whatever its weights are.
     """
     offset = loaded.max_context - NUM_POSITIONS
     if offset <= 0:
-        return
+        return True
     number = num_telling_layers(loaded.module, groups) or len(fusion.layers)
     first = fusion.first(max(number, 1 + max(fusion.first_of_each_kind()))).moved(offset)
     moved = replace(row, positions=row.positions + offset)
     with first_layers(loaded.module, len(first.layers)):
         seen, logits = watch(loaded.module, first.decoder, scratch(groups), moved)
     try:
-        _require_all(first, groups, seen, row, logits)
+        return _require_all(first, groups, seen, row, logits)
     except Unmatched as error:
         raise Unmatched(f"{error} at the end of its context") from error
 
@@ -271,10 +288,19 @@ def take_sample(loaded: LoadedModel, groups: Sequence[Group]) -> Sample:
     return Sample(fusion.without_rope(_unturned_layers(decoder, seen)), row, seen, logits)
 
 
-def _require_all(fusion: Fusion, groups: Sequence[Group], seen: Seen, row: Row, logits: Tensor) -> None:
-    _require_same(fusion, scratch(groups), seen, row, logits)
+def _require_all(fusion: Fusion, groups: Sequence[Group], seen: Seen, row: Row, logits: Tensor) -> bool:
+    """Return whether it may be rounded, too."""
+    fused = _on(fusion, scratch(groups))
+    _require_same(fused, seen, row, logits)
     if seen.outputs[0].dtype != torch.float32 or fusion.is_quantised:
         _require_structure(fusion, scratch(in_float32(groups)), seen, row)
+    try:
+        if fused.suits_rounded:
+            _require_same(fused, seen, row, logits, is_rounded=True)
+    except Unmatched as error:
+        log.info("prompts are not rounded: %s", error)
+        return False
+    return True
 
 
 def _is_plain(group: Group) -> bool:
@@ -364,15 +390,14 @@ def _on(fusion: Fusion, pool: DevicePool) -> FusedLayers:
         raise Unmatched(f"there is no kernel for {error}") from error
 
 
-def _require_same(fusion: Fusion, pool: DevicePool, seen: Seen, row: Row, logits: Tensor) -> None:
+def _require_same(
+    fused: FusedLayers, seen: Seen, row: Row, logits: Tensor, *, is_rounded: bool = False
+) -> None:
     """Compare every layer and the logits with the model's own."""
-    fused = _on(fusion, pool)
-    dtype = seen.inputs[0].dtype
-    for is_rounded in (False, True) if fused.suits_rounded else (False,):
-        for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
-            found = fused.hidden(given.float(), row, number, is_rounded=is_rounded)
-            require_near(found, given, wanted, f"layer {number}")
-        require_logits(fused.logits(row, is_rounded=is_rounded), logits, dtype)
+    for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
+        found = fused.hidden(given.float(), row, number, is_rounded=is_rounded)
+        require_near(found, given, wanted, f"layer {number}")
+    require_logits(fused.logits(row, is_rounded=is_rounded), logits, seen.inputs[0].dtype)
 
 
 def _require_structure(fusion: Fusion, pool: DevicePool, seen: Seen, row: Row) -> None:

@@ -254,7 +254,7 @@ def test_findings_that_nobody_wrote_are_not_believed(
     first, _ = started(tiny("llama"), tmp_path)
     fields = json.loads((tmp_path / FILE_NAME).read_bytes().partition(b"\n")[2])
     ((subject, found),) = fields["models"].items()
-    assert len(found) == 3
+    assert len(found) == 4
     fields["models"][subject] = changed(found, finding)
     write(tmp_path / FILE_NAME, fields)
     second, num_second = started(tiny("llama"), tmp_path)

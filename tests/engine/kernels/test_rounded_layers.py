@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvchat.engine.kernels.decoder_layers import reference
 from kvchat.engine.kernels.decoder_layers.native import rounds_products
@@ -28,6 +27,9 @@ SHAPES = {
     "int8, short groups with minima": Shape(weights=Coding(bits=8, group=16, has_minima=True), dtype=BF16),
     "int4, with minima": Shape(weights=Coding(bits=4, has_minima=True), dtype=BF16),
     "int4, short groups, units of 48": Shape(weights=Coding(bits=4, group=16), dtype=BF16, inner=176),
+    "int4, groups longer than a strip": Shape(
+        weights=Coding(bits=4, group=512), dtype=BF16, hidden=512, inner=1024, num_heads=16, num_kv_heads=4
+    ),
     "int8, long groups, units of 16": Shape(
         weights=Coding(bits=8, group=64),
         dtype=BF16,
@@ -56,60 +58,89 @@ def test_they_are_the_reference(shape: Shape, level: Library) -> None:
     require_reference(Model(shape), level)
 
 
-def require_reference(model: Model, level: Library) -> None:
+def require_reference(model: Model, level: Library, share: float = 0.8) -> None:
     """Hold each layer to the definition, beside the difference that rounding makes.
 
-    A number that lies between two others becomes either. That moves its row, and if it is a key or a value,
-    the later rows of its text, but by no more than rounding moves them; rows with none are the same.
+    A number that lies between two others becomes either, and moves its row by no more than rounding does; a
+    share of rows has none. Texts of one row: a key or a value would move all later rows of its text.
     """
-    step = make_step(model.shape, range(len(TEXTS)), TEXTS)
+    texts = tuple((7 * number, 1) for number in range(40))  # the last panel is not full
+    step = make_step(model.shape, range(len(texts)), texts)
     hidden = hidden_of(model, step)
-    layers = native_of(model, model.pools(TEXTS), level)
+    layers = native_of(model, model.pools(texts), level)
     assert layers.suits_rounded
     for number, layer in enumerate(model.layers):
         wanted, exact = (
             reference.decoder_layers(
-                hidden, [layer], model.pools(TEXTS)[number:][:1], model.ropes, step, is_rounded=is_rounded
+                hidden, [layer], model.pools(texts)[number:][:1], model.ropes, step, is_rounded=is_rounded
             )
             for is_rounded in (True, False)
         )
         found = layers.hidden(hidden, step, slice(number, number + 1), is_rounded=True)
         distances = (found - wanted).norm(dim=1) / (exact - wanted).norm(dim=1)
-        assert distances.quantile(0.1) < 1e-2
+        assert distances.quantile(share) < 1e-2
         assert distances.max() < 1.5
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4", Coding(bits=8, group=16, has_minima=True)])
+@pytest.mark.parametrize(("small", "large"), [(1e-20, 1.0), (1e-31, 1.0), (1.0, 1e12)])
+def test_inputs_of_any_size_are_rounded_alike(
+    weights: str | Coding, small: float, large: float, level: Library
+) -> None:
+    """Small ones reach products of the attention, and large ones, by the norm before it, those of the MLP."""
+    model = Model(Shape(weights=weights, dtype=BF16))
+    layer = model.layers[0]
+    scaled = replace(layer.before_mlp, weight=(layer.before_mlp.weight.float() * large).bfloat16())
+    model.layers[0] = replace(layer, before_mlp=scaled)
+    texts = tuple((0, 1) for _ in range(40))
+    step = make_step(model.shape, range(len(texts)), texts)
+    hidden = hidden_of(model, step) * small
+    first, pools = model.layers[:1], model.pools(texts)[:1]
+    wanted = reference.decoder_layers(hidden, first, pools, model.ropes, step, is_rounded=True)
+    found = native_of(model, model.pools(texts), level).hidden(hidden, step, slice(0, 1), is_rounded=True)
+    added = (wanted - hidden).double().norm(dim=1)
+    assert (added > 0).all()
+    assert ((found - wanted).double().norm(dim=1) / added).quantile(0.5) < 1e-3
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", Coding(bits=8, group=16, has_minima=True)])
 def test_a_number_that_is_none_spoils_its_own_row_alone(weights: str | Coding, level: Library) -> None:
-    """Each row is a text of its own. Zeros, very small and very large numbers are numbers."""
+    """Each row is a text of its own."""
     shape = Shape(weights=weights, dtype=BF16)
     texts = tuple((0, 1) for _ in range(40))
     model, step = Model(shape), make_step(shape, range(len(texts)), texts)
     hidden = hidden_of(model, step)
-    hidden[1] = 0.0
-    hidden[2] *= 1e-30
-    hidden[3] *= 1e30
     layers = native_of(model, model.pools(texts), level)
-
-    def outputs(given: Tensor) -> Tensor:
-        return layers.hidden(given, step, slice(0, 1), is_rounded=True)
-
-    whole = outputs(hidden)
-    assert whole.isfinite().all()
-    wanted = reference.decoder_layers(
-        hidden, model.layers[:1], model.pools(texts)[:1], model.ropes, step, is_rounded=True
-    )
-    torch.testing.assert_close(whole[:4], wanted[:4], rtol=1e-2, atol=1e-2)
+    whole = layers.hidden(hidden, step, slice(0, 1), is_rounded=True)
     for bad in (float("nan"), float("inf")):
         spoilt = hidden.clone()
         spoilt[7, 5] = bad
-        found = outputs(spoilt)
+        found = layers.hidden(spoilt, step, slice(0, 1), is_rounded=True)
         assert found[7].isnan().all()
         others = [row for row in range(len(texts)) if row != 7]
         assert torch.equal(found[others], whole[others])
 
 
-@pytest.mark.parametrize("name", ["packed", "paired", "int8", "int4, with minima"])
+def test_a_narrow_layer_reads_nothing_of_a_wider_one_before_it(level: Library) -> None:
+    """Its last block of 32 inputs is half a block; what lies behind it is the other's."""
+    wide, narrow = (
+        Model(Shape(weights=Coding(bits=8, group=16), dtype=BF16, inner=inner, num_layers=1))
+        for inner in (192, 176)
+    )
+    step = make_step(wide.shape, range(len(TEXTS)), TEXTS)
+    hidden = hidden_of(wide, step)
+    both = replace(wide.shape, num_layers=2)
+    together = Model(both, [])
+    together.layers = [wide.layers[0], narrow.layers[0]]
+    layers = native_of(together, together.pools(TEXTS), level)
+    found = layers.hidden(hidden, step, slice(0, 2), is_rounded=True)
+    first = layers.hidden(hidden, step, slice(0, 1), is_rounded=True)
+    assert torch.equal(found, layers.hidden(first, step, slice(1, 2), is_rounded=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["packed", "paired", "int8", "int4, with minima", "int4, short groups, units of 48"]
+)
 def test_a_row_has_the_same_bits_however_a_prompt_is_cut_and_with_any_number_of_threads(
     name: str, level: Library, threads: None
 ) -> None:
@@ -143,10 +174,12 @@ def test_what_cannot_be_rounded_is_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["value", "output", "down"])
-def test_inputs_that_weights_of_both_kinds_share_are_not_rounded(name: str, level: Library) -> None:
+def test_weights_of_both_kinds_in_one_layer(name: str, level: Library) -> None:
+    """What queries, keys and values share is not rounded then; others are, each in its own way."""
     shape = Shape(weights="int8", dtype=BF16)
     model, other = Model(shape), Model(replace(shape, weights="paired"))
     layer = model.layers[0]
     parts = {name: getattr(other.layers[0].projections, name)}
     model.layers[0] = replace(layer, projections=replace(layer.projections, **parts))
-    require_reference(model, level)
+    # Inputs that are not rounded have 15 bits where their weights are quantised.
+    require_reference(model, level, share=0.4 if name == "value" else 0.8)

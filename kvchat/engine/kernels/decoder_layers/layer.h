@@ -53,7 +53,8 @@ struct Step {
   float* logits;             // [num_sampling, N]
   Parallel parallel;         // null: compute alone
   int64_t num_threads, num_layers, num_rows, num_hidden, num_sampling, pool_type;
-  int64_t is_rounded;  // whether inputs of products are rounded, where they can be: the processor multiplies bfloat16
+  int64_t is_rounded;  // whether inputs of products are rounded, but for those that weights of two kinds share: the
+                       // processor multiplies bfloat16
 };
 
 // Rows of one width, zero behind it: products read whole vectors, and pairs.
@@ -70,9 +71,9 @@ struct Buffer {
     const quantised::Activations as_codes = {nullptr, stride, is_fine};
     const quantised::Panels in_panels = {nullptr, stride, num_rows};
     const int64_t row_bytes = stride * (int64_t)sizeof(bf16), whole = whole_rounded_rows(num_rows);
-    const quantised::CoarsePanels as_coarse = {nullptr, stride, num_rows};
+    const quantised::BytePanels in_bytes = {nullptr, stride, num_rows};
     const int64_t num_bytes =
-        most(most(num_rows * as_codes.row_bytes(), in_panels.num_bytes()), as_coarse.num_bytes());
+        most(most(num_rows * as_codes.row_bytes(), in_panels.num_bytes()), in_bytes.num_bytes());
     codes = (uint8_t*)allocate(most(num_bytes, whole * row_bytes) / (int64_t)sizeof(float));
     if (codes) memset(codes + num_rows * row_bytes, 0, (whole - num_rows) * row_bytes);
     return rows && codes;

@@ -141,7 +141,7 @@ struct Job {
 
   void multiply_codes(const Products& found, const Product& product, float* out, const Outputs& outputs) const {
     if (found.is_rounded)
-      multiply_quantised(product, out, coarse_panels(found), outputs.first, outputs.num_rows, outputs.unit);
+      multiply_quantised(product, out, byte_panels(found), outputs.first, outputs.num_rows, outputs.unit);
     else if (in_panels(found))
       multiply_quantised(product, out, panels(found), outputs.first, outputs.num_rows, outputs.unit);
     else
@@ -165,7 +165,7 @@ struct Job {
     return all_do;
   }
 
-  static quantised::CoarsePanels coarse_panels(const Products& found) {
+  static quantised::BytePanels byte_panels(const Products& found) {
     return {found.from->codes, found.all[0]->num_inputs, found.num_rows};
   }
 
@@ -187,12 +187,12 @@ struct Job {
   // Prepares an input of a phase in the form in which its products read it, if that is another.
   void prepare_row(int64_t phase, int64_t t) const {
     const Products found = products(phase);
-    if (found.is_rounded && found.has_codes())
-      coarse_panels(found).prepare(t, found.from->row(t));
-    else if (found.is_rounded)
-      round_row(found.from->rounded_row(t), found.from->row(t), found.from->stride);
-    else if (!found.has_codes())
+    if (!found.has_codes()) {
+      if (found.is_rounded) round_row(found.from->rounded_row(t), found.from->row(t), found.from->stride);
       return;
+    }
+    if (found.is_rounded)
+      byte_panels(found).prepare(t, found.from->row(t));
     else if (in_panels(found))
       panels(found).prepare(t, found.from->row(t));
     else

@@ -147,7 +147,8 @@ class NativeLayers:
             hidden: what the first layer gets [T, hidden], float32 and contiguous; it is overwritten by what
                 the last one gives.
             is_rounded: whether what weights of layers are multiplied with is rounded: to bfloat16, or to
-                8 bits if they are quantised. Only where `suits_rounded` says so.
+                8 bits if they are quantised; not what weights of both kinds share. Only where
+                `suits_rounded` says so.
         """
         out = torch.empty(len(step.sampling), self._num_outputs)
         self._compute(hidden, step, slice(0, len(self._layers)), out, is_rounded)

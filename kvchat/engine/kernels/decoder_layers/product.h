@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kvchat/engine/kernels/native/vector.h"
-#include "kvchat/engine/kernels/quantised_linear/coarse_panels.h"
+#include "kvchat/engine/kernels/quantised_linear/byte_panels.h"
 #include "kvchat/engine/kernels/quantised_linear/panels.h"
 #include "kvchat/engine/kernels/quantised_linear/rows.h"
 
@@ -31,7 +31,7 @@ struct Product {
   int64_t block, padded;  // COLUMNS: outputs that lie together, and inputs with padding
   int64_t bits, group;
 
-  // Outputs of one task. `is_rounded`: as rounded_rows.h and coarse_panels.h compute it.
+  // Outputs of one task. `is_rounded`: as rounded_rows.h and byte_panels.h compute it.
   int64_t unit(bool is_rounded = false) const {
     if (layout == COLUMNS) return block;
     return is_rounded ? UNIT : num_inputs > 2048 ? 16 : 32;
@@ -332,10 +332,10 @@ INLINE void multiply_quantised(const Product& product, float* out, const quantis
 }
 
 // The same with rows of 8 bits, for units of rounded products.
-INLINE void multiply_quantised(const Product& product, float* out, const quantised::CoarsePanels& x, int64_t first,
+INLINE void multiply_quantised(const Product& product, float* out, const quantised::BytePanels& x, int64_t first,
                                int64_t num_rows, int64_t unit) {
   const int64_t begin = unit * product.unit(true), end = least(begin + product.unit(true), product.num_outputs);
-  quantised::multiply_coarse(weight_of(product), x, first, first + num_rows, begin, end, out, UNIT);
+  quantised::multiply_bytes(weight_of(product), x, first, first + num_rows, begin, end, out, UNIT);
 }
 
 }  // namespace

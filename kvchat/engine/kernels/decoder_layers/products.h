@@ -10,6 +10,9 @@
 
 namespace {
 
+// Tasks begin with a whole panel.
+static_assert(ROUNDED_ROWS % quantised::BytePanels::ROWS == 0 && ROWS_OF_TASK % ROUNDED_ROWS == 0);
+
 // The products of one phase, which share their inputs.
 struct Products {
   const Product* all[3];
@@ -17,7 +20,7 @@ struct Products {
   bool is_joint;  // whether the same outputs of both are finished together
   const Buffer* from;
   int64_t num_rows, num_threads;
-  bool is_rounded;  // whether they are computed as rounded_rows.h and coarse_panels.h say
+  bool is_rounded;  // whether they are computed as rounded_rows.h and byte_panels.h say
 
   bool has_codes() const {
     bool any = false;

@@ -25,7 +25,7 @@ from kvchat.engine.kernels.quantised_linear import QuantisedWeight, dequantise
 from kvchat.engine.kernels.sealed_attention.reference import sealed_attention
 from kvchat.engine.kernels.store_kv.reference import store_kv
 
-COARSE_BLOCK = 32
+BYTE_BLOCK = 32
 """Inputs of a row that share a scale where they are rounded to 8 bits."""
 _Multiply = Callable[[Tensor, Linear], Tensor]
 
@@ -77,12 +77,12 @@ def _linear(x: Tensor, linear: Linear) -> Tensor:
 
 def _linear_rounded(x: Tensor, linear: Linear) -> Tensor:
     is_quantised = isinstance(linear.weight, QuantisedWeight)
-    return _linear(coarse(x) if is_quantised else x.bfloat16().float(), linear)
+    return _linear(rounded_to_bytes(x) if is_quantised else x.bfloat16().float(), linear)
 
 
-def coarse(x: Tensor) -> Tensor:
+def rounded_to_bytes(x: Tensor) -> Tensor:
     """Return rows [T, K] rounded to whole numbers of 8 bits, with a scale for every 32 inputs: float32."""
-    blocks = functional.pad(x, (0, -x.shape[1] % COARSE_BLOCK)).unflatten(1, (-1, COARSE_BLOCK))
+    blocks = functional.pad(x, (0, -x.shape[1] % BYTE_BLOCK)).unflatten(1, (-1, BYTE_BLOCK))
     largest = blocks.abs().amax(-1, keepdim=True).clamp_min(2.0**-95)
     return ((blocks * (127 / largest)).round() * (largest / 127)).flatten(1)[:, : x.shape[1]]
 

@@ -2,7 +2,7 @@
 // bfloat16.
 //
 // Rows are rounded to bfloat16, their products are added in float32: inputs in pairs, one pair after the other.
-// What is rounded of rows for quantised weights: coarse_panels.h. Dimensions: T rows, K inputs.
+// Dimensions: T rows, K inputs.
 
 #pragma once
 
@@ -10,7 +10,8 @@
 
 namespace {
 
-constexpr int64_t ROUNDED_ROWS = 24;  // rows come in multiples of it, so that any of them leave sums in registers
+constexpr int64_t ROUNDED_ROWS = 24;  // rows come in multiples of it, so that any number at once leaves sums in
+                                      // registers
 
 INLINE int64_t whole_rounded_rows(int64_t num_rows) {
   return (num_rows + ROUNDED_ROWS - 1) / ROUNDED_ROWS * ROUNDED_ROWS;
@@ -25,7 +26,7 @@ constexpr int64_t NEAR_LEN = 256;  // inputs of one unit that lie in the nearest
 
 // Whether the products of a weight are computed so, where the processor can.
 INLINE bool can_round(const Product& product) {
-  if (product.layout == QUANTISED) return product.num_outputs % quantised::TILE == 0;  // whole tiles
+  if (product.layout == QUANTISED) return quantised::BytePanels::take(weight_of(product));
   return product.layout == COLUMNS && product.type == 1;
 }
 

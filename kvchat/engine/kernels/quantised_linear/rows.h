@@ -16,7 +16,7 @@ namespace quantised {
 
 constexpr int64_t AHEAD = 6144;  // bytes of codes that are asked for in advance, and of scales
 constexpr int64_t SCALES_AHEAD = AHEAD / 8;
-constexpr uint32_t LEAST_EXPONENT = 32;  // numbers that are all smaller than 2 ** -95 become 0
+constexpr uint32_t LEAST_EXPONENT = 32;  // blocks of smaller numbers are rounded as if one were 2 ** -95
 
 // The tensors of a weight, as weight.py describes them.
 struct Weight {

@@ -1,12 +1,13 @@
 // Products of many rows of 8 bits with a quantised weight, as prompts are computed where products are rounded.
 //
 // Inputs are rounded to whole numbers of 8 bits, with a scale for every 32 of a row: by at most 1/254 of the
-// largest of them. Their products with the codes of a group are summed exactly, groups in order: neither pieces,
-// nor threads, nor the rows beside it change a bit of a number.
+// largest of them. Their products with the codes of 32 inputs, or of 16 in groups of 16, are summed exactly, and
+// added one after the other: neither pieces, nor threads, nor the rows beside it change a bit of a number.
 //
-// Six rows are a panel. What is read together lies together: [K / 256, panels, 8, BLOCK_BYTES], a block that of
-// 32 inputs of a panel: [6, 32] numbers; [6] scales; [3, 6] what codes without a sign add too much, and as many
-// sums of what the numbers stand for: of all inputs, of the first 16 and of the last; and padding.
+// Six rows are a panel. What is read together lies together: [K / 256, panels, 8, BLOCK_BYTES], the last of fewer
+// inputs, so of fewer blocks. A block is that of 32 inputs of a panel: [6, 32] numbers; [6] scales; [3, 6] where
+// sums begin, less by what codes without a sign add too much; [3, 6] sums of what the numbers stand for; and
+// padding. Three: of all inputs, of the first 16 and of the last 16.
 //
 // Dimensions: T rows, K inputs, N outputs.
 
@@ -19,9 +20,9 @@ namespace quantised {
 
 constexpr int64_t STRIP_LEN = 256;  // inputs whose codes lie in the nearest cache
 constexpr int64_t MOST_TILES = 4;   // of one strip
-constexpr float LEAST_SIZE = 0x1p-95f;  // numbers that are all smaller become 0
+constexpr float LEAST_SIZE = 0x1p-95f;  // blocks of smaller numbers are rounded as if one were so large
 
-struct CoarsePanels {
+struct BytePanels {
   uint8_t* memory;  // num_bytes() bytes, at the beginning of a line of the cache
   int64_t num_inputs, num_rows;
 
@@ -32,27 +33,35 @@ struct CoarsePanels {
   int64_t num_blocks() const { return (num_inputs + BLOCK - 1) / BLOCK; }
   int64_t num_panels() const { return (num_rows + ROWS - 1) / ROWS; }
   int64_t num_bytes() const { return num_panels() * num_blocks() * BLOCK_BYTES; }
+  // Whether products of a weight are computed so: it is made of whole tiles.
+  static bool take(const Weight& weight) { return weight.num_outputs % TILE == 0; }
   // The blocks of a panel from input k on, the first of a strip: those of the strip lie one after the other.
   uint8_t* blocks(int64_t panel, int64_t k) const {
     const int64_t first = k / BLOCK, count = least(STRIP_BLOCKS, num_blocks() - first);
     return memory + (first * num_panels() + panel * count) * BLOCK_BYTES;
   }
 
-  static int32_t* excess(uint8_t* block) { return (int32_t*)(block + ROWS * (BLOCK + 4)); }
-  static float* totals(uint8_t* block) { return (float*)excess(block) + 3 * ROWS; }
+  static float* scales(uint8_t* block) { return (float*)(block + ROWS * BLOCK); }
+  static int32_t* starts(uint8_t* block) { return (int32_t*)scales(block) + ROWS; }
+  static float* totals(uint8_t* block) { return scales(block) + 4 * ROWS; }
+  static const float* scales(const uint8_t* block) { return scales((uint8_t*)block); }
+  static const int32_t* starts(const uint8_t* block) { return starts((uint8_t*)block); }
+  static const float* totals(const uint8_t* block) { return totals((uint8_t*)block); }
 
 #if defined(__AVX512F__)
-  // Reads row t from `x`, zero behind num_inputs numbers until a block is full.
+  // Reads row t from `x`, num_inputs numbers, a multiple of 16.
   void prepare(int64_t t, const float* x) const {
     for (int64_t k = 0; k < num_inputs; k += STRIP_LEN) {
       uint8_t* block = blocks(t / ROWS, k);
       for (int64_t i = k; i < least(k + STRIP_LEN, num_inputs); i += BLOCK, block += BLOCK_BYTES)
-        prepare(block, t % ROWS, x + i);
+        prepare(block, t % ROWS, x + i, num_inputs - i);
     }
   }
 
-  static void prepare(uint8_t* block, int64_t r, const float* x) {
-    const float largest = Activations::number_of(largest_size(x));
+  static void prepare(uint8_t* block, int64_t r, const float* x, int64_t num_left) {
+    alignas(64) float numbers[BLOCK] = {};
+    for (int64_t i = 0; i < least(BLOCK, num_left); i += W) store(numbers + i, load(x + i));
+    const float largest = Activations::number_of(largest_size(numbers));
     const bool is_finite = largest < __builtin_inff();
     const float bounded = largest > LEAST_SIZE ? largest : LEAST_SIZE;
     const float inverse = is_finite ? 127.0f / bounded : 0.0f;
@@ -61,14 +70,14 @@ struct CoarsePanels {
     UNROLL
     for (int half = 0; half < 2; half++) {
       __m512i whole = _mm512_setzero_si512();
-      if (is_finite) whole = _mm512_cvtps_epi32(mul(load(x + half * 16), fill(inverse)));
+      if (is_finite) whole = _mm512_cvtps_epi32(mul(load(numbers + half * 16), fill(inverse)));
       _mm_storeu_si128((__m128i*)(block + r * BLOCK + half * 16), _mm512_cvtepi32_epi8(whole));
       sums[1 + half] = _mm512_reduce_add_epi32(whole);
     }
     sums[0] = sums[1] + sums[2];
-    ((float*)(block + ROWS * BLOCK))[r] = scale;
+    scales(block)[r] = scale;
     for (int i = 0; i < 3; i++) {
-      excess(block)[i * ROWS + r] = -128 * sums[i];
+      starts(block)[i * ROWS + r] = -128 * sums[i];
       totals(block)[i * ROWS + r] = (float)sums[i] * scale;
     }
   }
@@ -116,8 +125,8 @@ struct Strip {
 
 // Adds the products of a strip with TILES tiles to those of a panel: row r goes to out[r * out_t].
 template <int TILES, int UNIT, bool HAS_MINIMA>
-void add_panel(float* out, int64_t out_t, const Strip& strip, int64_t tile, uint8_t* block, bool is_first) {
-  constexpr int ROWS = CoarsePanels::ROWS;
+void add_panel(float* out, int64_t out_t, const Strip& strip, int64_t tile, const uint8_t* block, bool is_first) {
+  constexpr int ROWS = BytePanels::ROWS;
   Vec total[ROWS][TILES];
   UNROLL
   for (int r = 0; r < ROWS; r++) {
@@ -128,14 +137,14 @@ void add_panel(float* out, int64_t out_t, const Strip& strip, int64_t tile, uint
   for (int64_t unit = 0; unit < strip.num_units; unit++, codes += UNIT * TILE) {
     const int part = UNIT == BLOCK ? 0 : 1 + unit % 2;
     const uint8_t* x = block + (part == 2 ? UNIT : 0);
-    const int32_t* excess = CoarsePanels::excess(block) + part * ROWS;
-    const float* x_scales = (const float*)(block + ROWS * BLOCK);
-    const float* x_totals = CoarsePanels::totals(block) + part * ROWS;
+    const int32_t* starts = BytePanels::starts(block) + part * ROWS;
+    const float* x_scales = BytePanels::scales(block);
+    const float* x_totals = BytePanels::totals(block) + part * ROWS;
     __m512i sums[ROWS][TILES];
     UNROLL
     for (int r = 0; r < ROWS; r++) {
       UNROLL
-      for (int i = 0; i < TILES; i++) sums[r][i] = _mm512_set1_epi32(excess[r]);
+      for (int i = 0; i < TILES; i++) sums[r][i] = _mm512_set1_epi32(starts[r]);
     }
     UNROLL
     for (int q = 0; q < UNIT; q += QUAD) {
@@ -160,7 +169,7 @@ void add_panel(float* out, int64_t out_t, const Strip& strip, int64_t tile, uint
         if (HAS_MINIMA) total[r][i] = fma(load(strip.minima[tile + i][unit]), fill(x_totals[r]), total[r][i]);
       }
     }
-    if (part != 1) block += CoarsePanels::BLOCK_BYTES;
+    if (part != 1) block += BytePanels::BLOCK_BYTES;
   }
   UNROLL
   for (int r = 0; r < ROWS; r++) {
@@ -170,9 +179,9 @@ void add_panel(float* out, int64_t out_t, const Strip& strip, int64_t tile, uint
 }
 
 template <int UNIT, bool HAS_MINIMA>
-void multiply_coarse(float* out, int64_t out_t, const Weight& weight, const CoarsePanels& x, int64_t start,
+void multiply_bytes(float* out, int64_t out_t, const Weight& weight, const BytePanels& x, int64_t start,
                      int64_t stop, int64_t begin, int64_t end) {
-  constexpr int64_t ROWS = CoarsePanels::ROWS;
+  constexpr int64_t ROWS = BytePanels::ROWS;
   const int64_t num_tiles = (end - begin) / TILE;
   Strip strip;
   for (int64_t k = 0; k < weight.num_inputs; k += STRIP_LEN) {
@@ -180,7 +189,7 @@ void multiply_coarse(float* out, int64_t out_t, const Weight& weight, const Coar
       strip.take(tile, weight, begin + tile * TILE, k, least(STRIP_LEN, weight.num_inputs - k), UNIT);
     for (int64_t t = start; t < stop; t += ROWS) {
       float* to = out + (t - start) * out_t;
-      uint8_t* blocks = x.blocks(t / ROWS, k);
+      const uint8_t* blocks = x.blocks(t / ROWS, k);
       int64_t tile = 0;
       for (; tile + 2 <= num_tiles; tile += 2)
         add_panel<2, UNIT, HAS_MINIMA>(to + tile * TILE, out_t, strip, tile, blocks, k == 0);
@@ -192,23 +201,23 @@ void multiply_coarse(float* out, int64_t out_t, const Weight& weight, const Coar
 // Computes rows [start, stop) and outputs [begin, end), at most MOST_TILES whole tiles, without a bias: row t and
 // output n go to out[(t - start) * out_t + n - begin], where there is room for whole panels. `start` is the first
 // row of one.
-INLINE void multiply_coarse(const Weight& weight, const CoarsePanels& x, int64_t start, int64_t stop,
+INLINE void multiply_bytes(const Weight& weight, const BytePanels& x, int64_t start, int64_t stop,
                             int64_t begin, int64_t end, float* out, int64_t out_t) {
   const bool is_short = weight.group < BLOCK;
   if (is_short && weight.minima)
-    multiply_coarse<16, true>(out, out_t, weight, x, start, stop, begin, end);
+    multiply_bytes<16, true>(out, out_t, weight, x, start, stop, begin, end);
   else if (is_short)
-    multiply_coarse<16, false>(out, out_t, weight, x, start, stop, begin, end);
+    multiply_bytes<16, false>(out, out_t, weight, x, start, stop, begin, end);
   else if (weight.minima)
-    multiply_coarse<32, true>(out, out_t, weight, x, start, stop, begin, end);
+    multiply_bytes<32, true>(out, out_t, weight, x, start, stop, begin, end);
   else
-    multiply_coarse<32, false>(out, out_t, weight, x, start, stop, begin, end);
+    multiply_bytes<32, false>(out, out_t, weight, x, start, stop, begin, end);
 }
 
 #else
 
 // No other level rounds rows.
-INLINE void multiply_coarse(const Weight&, const CoarsePanels&, int64_t, int64_t, int64_t, int64_t, float*,
+INLINE void multiply_bytes(const Weight&, const BytePanels&, int64_t, int64_t, int64_t, int64_t, float*,
                             int64_t) {}
 
 #endif
