@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from kvchat.engine.kernels.decoder_layers.native import rounds_products
 from kvchat.engine.kernels.device import why_unsupported
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.native.library import library, why_not
@@ -82,7 +83,10 @@ def _accelerators() -> list[Device]:
 def _kernels() -> str:
     """Say what the native kernels use here, or what is done without them."""
     native = library()
-    return f"no native kernels: {why_not()}" if native is None else f"native kernels use {native.level}"
+    if native is None:
+        return f"no native kernels: {why_not()}"
+    rounded = ", prompts bfloat16 (8 bits over int8 and int4 weights)" if rounds_products(native) else ""
+    return f"native kernels use {native.level}{rounded}"
 
 
 def _gpu() -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""What is said of GPUs: whether they are used, and what to do where they are not."""
+"""What is said of a machine: of GPUs whether they are used and what to do where they are not, and of kernels."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import torch
 
 from kvchat.engine import machine
 from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.native.library import library
 
 pytestmark = pytest.mark.cpu
 
@@ -63,3 +64,14 @@ def test_kernels_that_are_not_used_are_told_with_the_reason(
     monkeypatch.setattr(HEALTH, "problems", problems)
     _, advice = machine._gpu()
     assert (advice is None) if words is None else (words in (advice or ""))
+
+
+@pytest.mark.parametrize("is_rounded", [True, False])
+def test_who_rounds_prompts_says_so(is_rounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = library()
+    if found is None:
+        pytest.skip("there are no native kernels here")
+    monkeypatch.setattr(machine, "rounds_products", lambda level: is_rounded)
+    kernels = machine.this_machine().kernels
+    assert found.level in kernels
+    assert ("8 bits over int8 and int4 weights" in kernels) is is_rounded
