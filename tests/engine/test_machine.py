@@ -1,4 +1,4 @@
-"""What is said of a machine: of GPUs whether they are used and what to do where they are not, and of kernels."""
+"""What is said of a machine: of GPUs whether they are used and what to do if they are not, and of kernels."""
 
 from pathlib import Path
 
