@@ -146,8 +146,9 @@ class KvchatApp(App[None]):
 
     def _hang_up(self, loop: asyncio.AbstractEventLoop, *_: object) -> None:
         """Leave. A process whose terminal goes away is told by the system and by its shell: the second time
-        must not end what is leaving, so this stays when the loop takes its own handlers with it.
+        must not end what is leaving, nor keep it from leaving however often it is told.
         """
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         if not loop.is_closed():
             loop.call_soon_threadsafe(self.chat_screen.quit, _HUNG_UP)
 
