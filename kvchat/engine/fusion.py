@@ -13,6 +13,7 @@ tried as if they kept all exact, and read both kinds in the pool that they are p
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -114,13 +115,15 @@ class Fusion:
             replace(layer, rope=None) if number in numbers else layer
             for number, layer in enumerate(self.layers)
         ]
-        return Fusion(self.decoder, layers, self.rotaries, self._num_positions, self._factor)
+        found = copy(self)
+        found.layers = layers
+        return found
 
     def without_rounding(self) -> "Fusion":
         """Return the same for a model that needs inputs as they are."""
-        return Fusion(
-            self.decoder, self.layers, self.rotaries, self._num_positions, self._factor, may_round=False
-        )
+        found = copy(self)
+        found.may_round = False
+        return found
 
     def first(self, number: int) -> "Fusion":
         """Return the first layers alone, with what stands behind the last."""

@@ -55,10 +55,10 @@ def level() -> Library:
 
 @all_shapes
 def test_they_are_the_reference(shape: Shape, level: Library) -> None:
-    require_reference(Model(shape), level)
+    assert_is_the_reference(Model(shape), level)
 
 
-def require_reference(model: Model, level: Library, share: float = 0.8) -> None:
+def assert_is_the_reference(model: Model, level: Library, share: float = 0.8) -> None:
     """Hold each layer to the definition, beside the difference that rounding makes.
 
     A number that lies between two others becomes either, and moves its row by no more than rounding does; a
@@ -182,4 +182,4 @@ def test_weights_of_both_kinds_in_one_layer(name: str, level: Library) -> None:
     parts = {name: getattr(other.layers[0].projections, name)}
     model.layers[0] = replace(layer, projections=replace(layer.projections, **parts))
     # Inputs that are not rounded have 15 bits where their weights are quantised.
-    require_reference(model, level, share=0.4 if name == "value" else 0.8)
+    assert_is_the_reference(model, level, share=0.4 if name == "value" else 0.8)
