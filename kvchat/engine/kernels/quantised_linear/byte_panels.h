@@ -18,8 +18,8 @@
 namespace {
 namespace quantised {
 
-constexpr int64_t STRIP_LEN = 256;  // inputs whose codes lie in the nearest cache
-constexpr int64_t MOST_TILES = 4;   // of one strip
+constexpr int64_t STRIP_LEN = 256;      // inputs whose codes lie in the nearest cache
+constexpr int64_t MOST_TILES = 4;       // of one strip
 constexpr float LEAST_SIZE = 0x1p-95f;  // blocks of smaller numbers are rounded as if one were so large
 
 struct BytePanels {
@@ -180,7 +180,7 @@ void add_panel(float* out, int64_t out_t, const Strip& strip, int64_t tile, cons
 
 template <int UNIT, bool HAS_MINIMA>
 void multiply_bytes(float* out, int64_t out_t, const Weight& weight, const BytePanels& x, int64_t start,
-                     int64_t stop, int64_t begin, int64_t end) {
+                    int64_t stop, int64_t begin, int64_t end) {
   constexpr int64_t ROWS = BytePanels::ROWS;
   const int64_t num_tiles = (end - begin) / TILE;
   Strip strip;
@@ -202,7 +202,7 @@ void multiply_bytes(float* out, int64_t out_t, const Weight& weight, const ByteP
 // output n go to out[(t - start) * out_t + n - begin], where there is room for whole panels. `start` is the first
 // row of one.
 INLINE void multiply_bytes(const Weight& weight, const BytePanels& x, int64_t start, int64_t stop,
-                            int64_t begin, int64_t end, float* out, int64_t out_t) {
+                           int64_t begin, int64_t end, float* out, int64_t out_t) {
   const bool is_short = weight.group < BLOCK;
   if (is_short && weight.minima)
     multiply_bytes<16, true>(out, out_t, weight, x, start, stop, begin, end);
@@ -218,7 +218,7 @@ INLINE void multiply_bytes(const Weight& weight, const BytePanels& x, int64_t st
 
 // No other level rounds rows.
 INLINE void multiply_bytes(const Weight&, const BytePanels&, int64_t, int64_t, int64_t, int64_t, float*,
-                            int64_t) {}
+                           int64_t) {}
 
 #endif
 
