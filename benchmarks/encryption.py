@@ -11,7 +11,7 @@ from benchmarks.table import Row
 from kvchat.engine.api.ids import GroupId, chain_keys, root_key
 from kvchat.engine.memory.block_file import BlockHeader, Layout, Region
 from kvchat.engine.memory.disk_store import DiskStore
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.tree import MAIN, Finish, Role, Turn
 

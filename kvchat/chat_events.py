@@ -4,8 +4,8 @@ They stand apart from what makes them, so that a window is drawn before the chat
 """
 
 from kvchat.engine.api.events import Loaded, LoadEstimate
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import BranchName, Turn
-from kvchat.values import dataclass
 
 MOST_SAMPLES = 8
 """So many answers can be compared at most."""

@@ -20,8 +20,7 @@ from kvchat.engine.api.config import CACHE_FORMATS, SPECULATE, EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.view import SHADOW
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, UsageError
-from kvchat.paths import Paths, places
-from kvchat.quantities import (
+from kvchat.platform.parsing import (
     integer,
     keys,
     number,
@@ -35,7 +34,8 @@ from kvchat.quantities import (
     text,
     yes_or_no,
 )
-from kvchat.values import dataclass
+from kvchat.platform.paths import Paths, places
+from kvchat.platform.values import dataclass
 
 PROJECT_FILE = ".kvchat.toml"
 STARTER = "starter"

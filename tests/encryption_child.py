@@ -9,8 +9,8 @@ from dataclasses import replace
 from kvchat.cli.encrypt import switch
 from kvchat.cli.unlocking import key_in_use
 from kvchat.config import read_settings
-from kvchat.sealing.key_file import Kind, State, wrap
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.key_file import Kind, State, wrap
 from kvchat.session.sealed_tables import SealedTables
 from kvchat.session.tables import PLAIN
 

@@ -24,7 +24,7 @@ from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.errors import StorageError
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 from kvchat.session.recovery import backup_paths
 from kvchat.session.references import references
 from kvchat.session.store import Outcome, SessionStore, new_session_id

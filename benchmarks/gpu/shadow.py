@@ -21,7 +21,6 @@ from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSp
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.store_kv import store_kv
 from kvchat.engine.memory.cuda_streams import CudaStreams
-from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.inline_streams import InlineStreams
 from kvchat.engine.memory.pinned import pinned_map
 from kvchat.engine.shadow.branches import BlockChunks
@@ -31,6 +30,7 @@ from kvchat.engine.shadow.remote import Remote, TurnTables
 from kvchat.engine.shadow.rotary import Rotary
 from kvchat.engine.shadow.settings import ShadowSettings
 from kvchat.engine.shadow.stock import Budgets
+from kvchat.platform.host_memory import available_bytes
 
 BLOCK_SIZE = 64
 PIECE_LEN = 4096

@@ -12,8 +12,8 @@ from kvchat.engine.models.prepared import PREPARED_DIR, PreparedCheckpoints, fin
 from kvchat.engine.models.stored_dtype import stored_dtype
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.errors import BundleError, ModelError
+from kvchat.platform.values import dataclass
 from kvchat.session.bundle.manifest import BundleModel, Manifest
-from kvchat.values import dataclass
 
 _DIGESTS_FILE = "weights.json"
 """Where the engine keeps them too."""

@@ -17,10 +17,10 @@ from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import DiskUsage, WrittenBytes
 from kvchat.engine.models.prepared import PREPARED_DIR, prepared_bytes
 from kvchat.errors import StorageError, UsageError
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.values import dataclass
 from kvchat.ui.figures import bytes_text, plural
 from kvchat.ui.plain_text import one_line
-from kvchat.values import dataclass
 
 _SHORT_FINGERPRINT = 12
 _LITTLE_BYTES = 64 * 2**20

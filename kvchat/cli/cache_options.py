@@ -8,7 +8,7 @@ from kvchat.cli.option_types import RemoteKeyFile, RemoteUrl
 from kvchat.cli.options import ListOptions, given
 from kvchat.cli.parameter import Argument, Option
 from kvchat.errors import UsageError
-from kvchat.quantities import parse_size
+from kvchat.platform.parsing import parse_size
 
 
 @option_class

@@ -15,7 +15,7 @@ from typer._click import Context
 from typer._click.exceptions import BadParameter
 from typer._coercion import RuntimeParam
 
-from kvchat.quantities import is_text
+from kvchat.platform.parsing import is_text
 
 HELP_NAMES = ("-h", "--help")
 _NEVER_EMPTY = frozenset({"model", "named", "output", "pack", "remote", "session", "sessions"})

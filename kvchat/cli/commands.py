@@ -6,7 +6,7 @@ One table for what is run, what `--help` shows and what the manual page says.
 from importlib import import_module
 from typing import Any
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

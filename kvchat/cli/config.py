@@ -23,7 +23,7 @@ from kvchat.config import (
     read_settings,
 )
 from kvchat.errors import UsageError
-from kvchat.quantities import OneOf, OrNone, integer, number, parse_size, positive, yes_or_no
+from kvchat.platform.parsing import OneOf, OrNone, integer, number, parse_size, positive, yes_or_no
 from kvchat.ui.editor import editor_command
 from kvchat.ui.plain_text import one_line
 

@@ -7,9 +7,9 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvchat import directories
 from kvchat.config import KEYS, file_text, read_layers, settings_in
 from kvchat.errors import ConfigError, StorageError, UsageError
+from kvchat.platform import directories
 
 
 def change_file(file: Path, name: str, written: str | None) -> str | None:

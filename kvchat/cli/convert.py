@@ -25,13 +25,13 @@ from kvchat.engine.memory.block_file import Layout
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.errors import CacheError, UsageError
+from kvchat.platform.values import dataclass
 from kvchat.session.answered import answer_positions
 from kvchat.session.origin import Origin, new_origin, origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.stored_paths import leaf_paths
 from kvchat.session.tree import Session, Turn, path_token_ids
 from kvchat.ui.figures import bytes_text, plural
-from kvchat.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.engine.conversion import Converted

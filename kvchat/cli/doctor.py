@@ -23,7 +23,7 @@ from kvchat.config import Settings
 from kvchat.engine.api.config import Capacity, EngineInfo
 from kvchat.engine.memory.block_seal import seal_of
 from kvchat.errors import KvchatError, StorageError
-from kvchat.paths import Paths
+from kvchat.platform.paths import Paths
 from kvchat.ui.figures import bytes_text, count_text, plural
 
 _PACKAGES = ("kvchat", "torch", "transformers", "tokenizers", "safetensors", "textual")

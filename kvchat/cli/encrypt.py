@@ -10,9 +10,9 @@ from kvchat.cli.options import EncryptOptions, ListOptions
 from kvchat.cli.streams import Output, Status, as_json
 from kvchat.config import Settings
 from kvchat.errors import UsageError
-from kvchat.paths import Paths
-from kvchat.sealing.key_file import LOG_N, KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
-from kvchat.sealing.sealer import KEY_BYTES, Sealer, require_packages
+from kvchat.platform.encryptor import KEY_BYTES, Sealer, require_packages
+from kvchat.platform.key_file import LOG_N, KeyFile, Kind, State, key_path, new_data_key, wrap, write_key
+from kvchat.platform.paths import Paths
 from kvchat.session.packs import PackShelf
 from kvchat.session.recovery import damaged_copies
 from kvchat.session.rewriting import rewrite

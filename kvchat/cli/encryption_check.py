@@ -4,7 +4,7 @@ from kvchat.cli.finding import Finding, State
 from kvchat.cli.unlocking import NotGiven, key_in_use, unlocked
 from kvchat.config import Settings
 from kvchat.errors import KvchatError
-from kvchat.sealing.key_file import key_path
+from kvchat.platform.key_file import key_path
 from kvchat.session.recovery import damaged_copies
 
 

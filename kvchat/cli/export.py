@@ -15,6 +15,7 @@ from kvchat.config import Settings
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.errors import FileTaken, UsageError
+from kvchat.platform.values import dataclass
 from kvchat.session.bundle.blocks import session_blocks
 from kvchat.session.bundle.layout import BundleRegion
 from kvchat.session.bundle.manifest import BundleBranch, BundleModel, Manifest
@@ -23,7 +24,6 @@ from kvchat.session.references import chain_root
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Branch, Session, Turn
 from kvchat.ui.figures import bytes_text, plural
-from kvchat.values import dataclass
 
 SUFFIX = Format.BUNDLE.suffix
 _MAX_NAME_LEN = 80

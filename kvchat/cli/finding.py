@@ -3,7 +3,7 @@
 from dataclasses import field
 from enum import StrEnum
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 class State(StrEnum):

@@ -8,10 +8,10 @@ from kvchat.config import Settings
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock
+from kvchat.platform.values import dataclass
 from kvchat.session.packs import PackShelf
 from kvchat.session.references import References
 from kvchat.session.tree import SessionId
-from kvchat.values import dataclass
 
 _NOBODY = "no session"
 

@@ -22,6 +22,7 @@ from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.files import SYSTEM, Files
 from kvchat.engine.models.identity import layouts_of, remember
 from kvchat.errors import BundleError, SessionNotFound, StorageError
+from kvchat.platform.values import dataclass
 from kvchat.session.bundle.foreign import Transcript, read_transcripts
 from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renamed
 from kvchat.session.bundle.record import MAGIC
@@ -29,7 +30,6 @@ from kvchat.session.store import SessionStore
 from kvchat.session.tree import Session, Turn
 from kvchat.ui.figures import bytes_text, plural
 from kvchat.ui.plain_text import one_line
-from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

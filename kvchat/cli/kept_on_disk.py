@@ -10,10 +10,10 @@ from kvchat.config import Settings
 from kvchat.engine.api.ids import BlockKey, u32le
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_index import IndexedBlock
+from kvchat.platform.values import dataclass
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import SessionId
 from kvchat.ui.bridge import OnDisk
-from kvchat.values import dataclass
 
 _LONGEST_REST_S = 0.05
 

@@ -8,10 +8,10 @@ from logging.handlers import RotatingFileHandler
 from traceback import format_tb
 from types import TracebackType
 
-from kvchat.directories import make_private
 from kvchat.errors import StorageError
-from kvchat.paths import Paths
-from kvchat.sealing.key_file import key_path
+from kvchat.platform.directories import make_private
+from kvchat.platform.key_file import key_path
+from kvchat.platform.paths import Paths
 
 _MAX_BYTES = 1 << 20
 _KEPT_FILES = 2

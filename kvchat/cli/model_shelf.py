@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.engine.cache.arithmetic import cache_sizes, read_shape
-from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, installed_model, locate_model
 from kvchat.errors import KvchatError
+from kvchat.platform.host_memory import available_bytes
+from kvchat.platform.values import dataclass
 from kvchat.ui.figures import bytes_text, short_count_text
 from kvchat.ui.host import ModelEntry
-from kvchat.values import dataclass
 
 _CONTEXT = 8192
 

@@ -10,13 +10,13 @@ from kvchat.cli.models_options import ModelOptions
 from kvchat.cli.options import ListOptions
 from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.engine.cache.arithmetic import cache_sizes, read_shape
-from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, locate_model
 from kvchat.engine.models.weight_files import check_model, read_config, weight_files
 from kvchat.errors import KvchatError, ModelNotFound
+from kvchat.platform.host_memory import available_bytes
+from kvchat.platform.values import dataclass
 from kvchat.ui.figures import bytes_text, count_text
 from kvchat.ui.plain_text import one_line
-from kvchat.values import dataclass
 
 _CONTEXT = 8192
 """A conversation of this many tokens, or of all that the model can read, has to fit beside the weights."""

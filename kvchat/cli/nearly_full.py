@@ -16,10 +16,10 @@ from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.models.prepared import blocks_limit
 from kvchat.errors import EngineFailed, KvchatError
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import turn_lock
 from kvchat.ui.plain_text import one_line
-from kvchat.values import dataclass
 
 FREE_SHARE = 5
 """A disk is nearly full while less than one byte in so many of its limit is free. What is converted finds

@@ -2,7 +2,7 @@
 
 from typing import TypeVar, dataclass_transform
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 _Class = TypeVar("_Class")
 

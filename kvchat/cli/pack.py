@@ -10,10 +10,10 @@ from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.unlocking import alone
 from kvchat.config import Settings
 from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.platform.values import dataclass
 from kvchat.session.packs import Pack, PackShelf
 from kvchat.ui.figures import bytes_text, count_text
 from kvchat.ui.plain_text import one_line
-from kvchat.values import dataclass
 
 _INDENT = 4
 

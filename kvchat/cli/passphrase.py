@@ -7,7 +7,7 @@ from getpass import getpass
 
 from kvchat.config import PASSPHRASE_VARIABLES
 from kvchat.errors import EncryptionError, UsageError
-from kvchat.sealing.key_file import secret_of
+from kvchat.platform.key_file import secret_of
 
 PASSPHRASE, PASSPHRASE_FD, NEW_PASSPHRASE = PASSPHRASE_VARIABLES
 

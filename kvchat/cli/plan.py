@@ -17,7 +17,7 @@ from kvchat.engine.cache.arithmetic import (
 from kvchat.engine.cache.format_sizes import FormatSize, format_sizes
 from kvchat.engine.models.config_file import normalised, read_config
 from kvchat.errors import UsageError
-from kvchat.quantities import tokens
+from kvchat.platform.parsing import tokens
 from kvchat.ui.figures import count_text
 
 KNOWN_TYPES = frozenset(

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from kvchat.cli.session_pins import SessionPins
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import EngineFailed, SessionNotFound, StorageError
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.values import dataclass
 from kvchat.session.branch_removal import BranchRemoval
 from kvchat.session.references import References, add_turns
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import Branch, SessionId, Turn, TurnId, Verification
-from kvchat.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.engine.memory.block_catalog import BlockCatalog

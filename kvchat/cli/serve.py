@@ -11,7 +11,7 @@ from kvchat.cli.signals import StopAsked, StopSignals
 from kvchat.cli.streams import Output, Status, as_json
 from kvchat.cli.waiting import wait_until_loaded
 from kvchat.errors import ConfigError, EngineFailed, UsageError
-from kvchat.paths import Paths
+from kvchat.platform.paths import Paths
 from kvchat.serve.api_key import own_key, read_key
 
 _IDLE_S = 900.0

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from kvchat.config import Remote
 from kvchat.engine.api.served import ServedCache
 from kvchat.errors import RemoteError
+from kvchat.platform.values import dataclass
 from kvchat.ui.served_words import request_words, reuse_words, share_words
-from kvchat.values import dataclass
 
 _UNTOLD = "its /metrics tell nothing of one; vLLM, SGLang, llama.cpp and `kvchat serve` report theirs"
 

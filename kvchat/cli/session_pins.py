@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError, PinRefused
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 from kvchat.session.origin import origin_of
 from kvchat.session.references import References, chain_root, runs_of
 from kvchat.session.store import SessionStore

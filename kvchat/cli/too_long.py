@@ -10,13 +10,13 @@ from kvchat.engine.api.ids import chain_keys
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.models.prepared import blocks_limit
 from kvchat.errors import KvchatError
+from kvchat.platform.values import dataclass
 from kvchat.session.references import chain_root
 from kvchat.session.store import SessionStore
 from kvchat.session.stored_paths import leaf_paths
 from kvchat.session.tree import Session
 from kvchat.ui.figures import bytes_text
 from kvchat.ui.plain_text import one_line
-from kvchat.values import dataclass
 
 _FULL_SHARE = 2
 """Where less than one byte in so many of the limit is used, nothing had to go for a conversation."""

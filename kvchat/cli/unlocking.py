@@ -11,11 +11,11 @@ from types import ModuleType
 
 from kvchat.cli import passphrase
 from kvchat.config import Settings
-from kvchat.directories import make_private
 from kvchat.errors import EncryptionError, StorageError
-from kvchat.paths import Paths
-from kvchat.sealing.key_file import KeyFile, Kind, State, forget_key, key_path, read_key, write_key
-from kvchat.sealing.sealer import Sealer, require_packages
+from kvchat.platform.directories import make_private
+from kvchat.platform.encryptor import Sealer, require_packages
+from kvchat.platform.key_file import KeyFile, Kind, State, forget_key, key_path, read_key, write_key
+from kvchat.platform.paths import Paths
 
 _SERVICE = "kvchat"
 _MOST_TRIES = 3

@@ -25,12 +25,12 @@ from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.used_views import used_views
 from kvchat.errors import CacheError, StorageError, UsageError
+from kvchat.platform.values import dataclass
 from kvchat.session.origin import origin_of
 from kvchat.session.references import References
 from kvchat.session.stored_paths import StoredBlock, blocks_on, leaf_paths
 from kvchat.session.tree import Session, Turn, Verdict, Verification
 from kvchat.ui.figures import plural
-from kvchat.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.engine.verify import Findings, Verifier

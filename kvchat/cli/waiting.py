@@ -6,7 +6,7 @@ from time import sleep
 
 from kvchat.chat import EngineClient, EnginePhase
 from kvchat.cli.streams import Status
-from kvchat.paths import Paths
+from kvchat.platform.paths import Paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import Finish, SessionId
 from kvchat.session.turn_lock import turn_lock

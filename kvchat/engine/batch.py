@@ -2,7 +2,7 @@
 
 from kvchat.engine.api.ids import BranchId, GroupId, RequestId
 from kvchat.engine.cache.plan import Move, Prune, TableChange
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,6 @@ from kvchat.engine.machine import processor_name
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import TORCH_DTYPES, DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
-from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.inline_streams import InlineStreams
 from kvchat.engine.memory.mover import Mover
@@ -59,6 +58,7 @@ from kvchat.engine.shadow.branches import Shadows
 from kvchat.engine.weight_format import Source, check_weights
 from kvchat.engine.weights import Candidate, Weights, fingerprint_of, load_candidate
 from kvchat.errors import ConfigError, OutOfMemory
+from kvchat.platform.host_memory import available_bytes
 
 READ_QUEUE_BYTES = 2**30
 MEMORY_SHARE = 4

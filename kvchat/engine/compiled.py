@@ -20,8 +20,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from kvchat.directories import make_private
 from kvchat.engine.layer_pass import Compile, LayerPass, Walk
+from kvchat.platform.directories import make_private
 
 FILE_NAME = "compiled-layers.json"
 LEAST_GAIN = 1.03

@@ -15,7 +15,7 @@ from kvchat.engine.batch import Batch
 from kvchat.engine.entry import Entry
 from kvchat.engine.repeats import Repeats
 from kvchat.engine.step_costs import StepCosts
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 MOST_DRAFTED = 15
 """Tokens of one draft: with the one before them as many rows as kernels for few rows take."""

@@ -13,7 +13,7 @@ from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.transfer import Transfer, Transfers
 from kvchat.engine.cache.unit import Unit
 from kvchat.engine.memory.reader import Job, Landed
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 class BlockReader(Protocol):

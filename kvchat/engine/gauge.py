@@ -19,7 +19,6 @@ from kvchat.engine.api.view import require_steps
 from kvchat.engine.build import placed, shadows_of
 from kvchat.engine.cache.spec import Fp8LatentSpec, Group, SealedSpec
 from kvchat.engine.loss import TokenLosses, token_losses
-from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.packed_linear import pack_linears
@@ -29,6 +28,7 @@ from kvchat.engine.threads import choose_threads, usable_cores
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import groups_in, load_candidate
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
+from kvchat.platform.host_memory import available_bytes
 
 MOST_ROWS = 2**26
 """About as many logits of the exact cache are kept to compare with."""

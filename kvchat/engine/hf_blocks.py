@@ -33,13 +33,13 @@ from kvchat.engine.flights import Flights
 from kvchat.engine.keeper import Keeper
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.host_memory import available_bytes
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, meaning_of
 from kvchat.engine.models.probe import probe_gathered_layers
 from kvchat.errors import InvalidRequest, PoolExhausted
+from kvchat.platform.host_memory import available_bytes
 
 _MEMORY_SHARE = 4
 """Without a limit the blocks take at most this part of the memory that is free."""

@@ -9,7 +9,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.course import Course
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import time
 from typing import Any, Final
 
-from kvchat.directories import make_private
+from kvchat.platform.directories import make_private
 
 MAX_BYTES: Final = 1 << 20
 """A larger file was not written here, and is not read."""

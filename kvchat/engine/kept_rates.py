@@ -16,7 +16,7 @@ from typing import Any, Final
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.rates import WINDOW, Direction, Measured, Rates, Samples
 from kvchat.engine.kept_file import read_kept, write_kept
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 FILE_NAME: Final = "rates"
 VERSION: Final = 1

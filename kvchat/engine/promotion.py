@@ -8,7 +8,7 @@ from kvchat.engine.api.ids import BlockKey, BranchId, chain_keys
 from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.flights import Flight, Flights
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

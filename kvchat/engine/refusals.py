@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from kvchat.engine.api.ids import BlockKey, GroupId, RequestId
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.entry import Entry
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 Rank = tuple[int, int]
 

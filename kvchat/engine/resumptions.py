@@ -8,7 +8,7 @@ from kvchat.engine.api.ids import BlockKey, RequestId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.entry import Entry
 from kvchat.engine.flights import Flight, Flights
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(slots=True, eq=False)

@@ -21,7 +21,7 @@ from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.entry import Entry
 from kvchat.engine.refusals import Refusals
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 class Reserve(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import ceil, floor, log10
 
 from kvchat.engine.api.losses import FormatLoss
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 LEAST_DIVERGENCE = 1e-8
 MOST_DIVERGENCE = 1e3

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from kvchat.engine.api.exams import FormatMarks, Item
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 CONFIDENCE = 0.95
 NUM_DRAWS = 2000

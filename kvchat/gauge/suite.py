@@ -12,13 +12,13 @@ from tokenizers import Tokenizer
 
 from kvchat.engine.api.exams import Item, Question
 from kvchat.errors import UsageError
+from kvchat.platform.values import dataclass
 from kvchat.session.tokenizer import read_tokenizer
 from kvchat.starter.conversation import Message
 from kvchat.starter.probes import Interview, Prober
 from kvchat.starter.split import stable_hash
 from kvchat.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces, opened
 from kvchat.starter.words import Lexicon
-from kvchat.values import dataclass
 
 RECALL, NEEDLE = "recall", "needle"
 DEPTHS = (0.1, 0.5, 0.9)

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 
-from kvchat.directories import make_private
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import StorageError
 from kvchat.lending.wire import VERSION
+from kvchat.platform.directories import make_private
 
 _MAX_PATH_BYTES = 100
 """The address of a socket has room for 104 bytes on macOS and 108 on Linux, the last of which is NUL."""

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, ModelNotFound, RemoteError, UsageError
+from kvchat.platform.values import dataclass
 from kvchat.remote.pairs import Pairs
 from kvchat.session.template import Message
-from kvchat.values import dataclass
 
 _CONNECT_S = 10.0
 _API = "/v1"

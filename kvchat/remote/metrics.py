@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from kvchat.engine.api.served import ServedCache
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 _USAGE = (
     "vllm:kv_cache_usage_perc",

@@ -5,8 +5,8 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from kvchat.directories import make_private
 from kvchat.errors import ConfigError, StorageError
+from kvchat.platform.directories import make_private
 
 _KEY_BYTES = 24
 _LEAST_LENGTH = 16

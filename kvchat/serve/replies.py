@@ -8,8 +8,8 @@ from time import time
 from starlette.responses import JSONResponse, Response
 
 from kvchat.engine.api.events import FinishReason, RequestFinished
+from kvchat.platform.values import dataclass
 from kvchat.session.text_stream import Piece
-from kvchat.values import dataclass
 
 _FINISH = {FinishReason.LENGTH: "length"}
 

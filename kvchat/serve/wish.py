@@ -10,9 +10,9 @@ from typing import Any
 
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest
+from kvchat.platform.values import dataclass
 from kvchat.session.template import SYSTEM, Message
 from kvchat.session.tree import Role
-from kvchat.values import dataclass
 
 _MAX_STOPS = 16
 _ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from kvchat.errors import UsageError
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import Branch, BranchName, Turn, TurnId
-from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

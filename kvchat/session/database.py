@@ -9,9 +9,9 @@ from pathlib import Path
 from threading import RLock
 from time import monotonic, sleep
 
-from kvchat import sqlite_files
-from kvchat.directories import make_private
 from kvchat.errors import StorageError
+from kvchat.platform import sqlite_files
+from kvchat.platform.directories import make_private
 from kvchat.session import erasure, recovery, schema
 from kvchat.session.damage import DamageFound, refuse_damage
 from kvchat.session.tables import PLAIN, Tables

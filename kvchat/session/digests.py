@@ -11,8 +11,8 @@ from hashlib import blake2b
 from operator import ne
 from typing import Any
 
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import Part
-from kvchat.values import dataclass
 
 Row = Mapping[str, Any] | sqlite3.Row
 

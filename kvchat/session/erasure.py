@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kvchat import sqlite_files
+from kvchat.platform import sqlite_files
 from kvchat.session import recovery
 
 _LONG_BYTES = 16 << 20

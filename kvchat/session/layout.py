@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from sqlite3 import connect
 
+from kvchat.platform.values import dataclass
 from kvchat.session.page import PAGE_BYTES
-from kvchat.values import dataclass
 
 _INDEX_PAGES = (2, 10)
 """What the first byte of a page of an index is; others belong to tables."""

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kvchat.errors import UsageError
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role, Stored, Turn, TurnId, path_token_ids
-from kvchat.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.session.tokenizer import ChatTokenizer

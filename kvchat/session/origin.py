@@ -7,7 +7,7 @@ where that happened, so each conversion has a namespace of its own: `int4<-exact
 import re
 import secrets
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 _NAMESPACE = re.compile(r"(?P<to>.+)<-(?P<source>[^<:]+):(?P<fingerprint>[0-9a-f]{64}):(?P<nonce>[0-9a-f]+)")
 

@@ -14,13 +14,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from kvchat.directories import SYSTEM_NAMES, NamedFiles
 from kvchat.engine.api.ids import BlockKey, block_key, chain_keys, root_key
 from kvchat.errors import PackExists, PackNotFound, StorageError
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.directories import SYSTEM_NAMES, NamedFiles
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.values import dataclass
 from kvchat.session.sealed_files import SealedFiles
 from kvchat.session.sealed_files import forget_other as forget_other
-from kvchat.values import dataclass
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from kvchat.engine.api.ids import from_u32le
 from kvchat.errors import SessionNotFound
+from kvchat.platform.writers import Writers
 from kvchat.session import damage, rows
 from kvchat.session.tree import Finish, Part, SessionId, Turn, TurnId
-from kvchat.writers import Writers
 
 
 class TurnReader:

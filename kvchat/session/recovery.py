@@ -16,17 +16,17 @@ from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kvchat import sqlite_files
-from kvchat.directories import sync
 from kvchat.errors import StorageError
+from kvchat.platform import sqlite_files
+from kvchat.platform.directories import sync
+from kvchat.platform.values import dataclass
+from kvchat.platform.writers import Writers
 from kvchat.session import wal
 from kvchat.session.damage import refuse_damage
 from kvchat.session.layout import Layout, layout_of, likeliest
 from kvchat.session.tables import Tables
 from kvchat.session.tied_sessions import tie_sessions
 from kvchat.session.tied_turns import tie_turns
-from kvchat.values import dataclass
-from kvchat.writers import Writers
 
 BACKUP_AGE_S = 86_400.0
 _TABLES = ("sessions", "branches", "turns", "pieces")

@@ -8,10 +8,10 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import field
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, root_key, u32le
+from kvchat.platform.values import dataclass
 from kvchat.session.origin import origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId, Turn, TurnId
-from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

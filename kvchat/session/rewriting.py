@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from kvchat import sqlite_files
-from kvchat.directories import sync
 from kvchat.errors import StorageError
+from kvchat.platform import sqlite_files
+from kvchat.platform.directories import sync
 from kvchat.session.damage import DamageFound
 from kvchat.session.database import Database
 from kvchat.session.tables import Tables

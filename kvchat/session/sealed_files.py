@@ -3,8 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvchat.directories import SYSTEM_NAMES, NamedFiles, remove_private, remove_unfinished, write_private
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.directories import (
+    SYSTEM_NAMES,
+    NamedFiles,
+    remove_private,
+    remove_unfinished,
+    write_private,
+)
+from kvchat.platform.encryptor import Sealer
 
 _SUFFIXES = {False: ".json", True: ".sealed"}
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.errors import EncryptionError, StorageError
-from kvchat.sealing.sealer import SealBroken, Sealer
+from kvchat.platform.encryptor import SealBroken, Sealer
+from kvchat.platform.values import dataclass
 from kvchat.session import schema
 from kvchat.session.damage import DamageFound
 from kvchat.session.tables import PLAIN, SEALED_MARK, Tables, is_sealed
-from kvchat.values import dataclass
 
 _PREFIX = "sealed_"
 _ROW_IDS = {

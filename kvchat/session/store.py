@@ -14,7 +14,8 @@ from time import time
 
 from kvchat.engine.api.ids import u32le
 from kvchat.errors import SessionNotFound, UsageError
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.writers import Writers
 from kvchat.session import moments, rows, statements
 from kvchat.session.database import Database, MemoryDatabase
 from kvchat.session.reading import TurnReader
@@ -33,7 +34,6 @@ from kvchat.session.tree import (
 )
 from kvchat.session.tree import Outcome as Outcome
 from kvchat.session.unsent import UnsentShelf
-from kvchat.writers import Writers
 
 
 class SessionStore(SessionReader):

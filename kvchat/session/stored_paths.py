@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import Turn, TurnId
-from kvchat.values import dataclass
 
 
 class StoredBlocks(Protocol):

@@ -8,10 +8,10 @@ import sqlite3
 from pathlib import Path
 from typing import Protocol
 
-from kvchat import sqlite_files
 from kvchat.errors import EncryptionError, StorageError
-from kvchat.sealing.key_file import key_path
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform import sqlite_files
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.key_file import key_path
 from kvchat.session import rows, schema
 
 SEALED_MARK = 0x6B767331

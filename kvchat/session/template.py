@@ -19,11 +19,11 @@ from typing import Any
 import jinja2
 
 from kvchat.errors import ModelUnreadable, UnsupportedModel
+from kvchat.platform.values import dataclass
 from kvchat.session.jinja import JinjaTemplate, TemplateRefusal
 from kvchat.session.text_stream import StopStrings, TextStream
 from kvchat.session.tokenizer import ANSWER_MARK, ChatTokenizer
 from kvchat.session.tree import Role
-from kvchat.values import dataclass
 
 SYSTEM = "system"
 

@@ -5,8 +5,8 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from kvchat.platform.values import dataclass
 from kvchat.session.tokenizer import ChatTokenizer
-from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

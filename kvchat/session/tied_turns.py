@@ -8,9 +8,9 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kvchat.platform.values import dataclass
 from kvchat.session import digests, rows, statements
 from kvchat.session.tree import Finish, Part, Role
-from kvchat.values import dataclass
 
 Values = dict[str, Any]
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NewType
 
 from kvchat.engine.api.events import Loaded, Timings, Usage
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 SessionId = NewType("SessionId", str)
 TurnId = NewType("TurnId", str)

@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
 
-from kvchat.directories import make_private
 from kvchat.errors import StorageError
+from kvchat.platform.directories import make_private
 from kvchat.session.tree import SessionId
 
 _POLL_S = 0.05

@@ -15,9 +15,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from kvchat.errors import StorageError
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.values import dataclass
 from kvchat.session.sealed_files import SealedFiles
-from kvchat.values import dataclass
 
 _NOT_BEGUN = "new"
 _ASIDE = "damaged-"

@@ -19,8 +19,8 @@ from functools import cache, partial
 from operator import eq, ne
 from typing import BinaryIO
 
+from kvchat.platform.values import dataclass
 from kvchat.session.page import PAGE_BYTES, can_be_page
-from kvchat.values import dataclass
 
 _HEADER_BYTES = 32
 _FRAME_BYTES = 24 + PAGE_BYTES

@@ -10,6 +10,7 @@ from typing import Protocol
 from kvchat.chat_events import MOST_SAMPLES, EditCost
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role, SessionId, Turn
 from kvchat.ui.attachments import shown_message
 from kvchat.ui.bridge import Alternative, ChatService, ConversationView
@@ -19,7 +20,6 @@ from kvchat.ui.plain_text import fitted, one_line
 from kvchat.ui.price_words import in_bytes, price_words
 from kvchat.ui.screens.actions import Action, ActionsScreen
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
-from kvchat.values import dataclass
 
 _ASIDE = "aside"
 _TITLE_LEN = 50

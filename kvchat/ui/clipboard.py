@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from shutil import which
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 _PATIENCE_S = 2.0
 OSC_52 = "the terminal (OSC 52)"

@@ -2,7 +2,7 @@
 
 import re
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

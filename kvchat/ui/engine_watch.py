@@ -6,6 +6,7 @@ from time import monotonic
 
 from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import Session
 from kvchat.ui.bridge import ConversationView, EngineView
 from kvchat.ui.history import History
@@ -16,7 +17,6 @@ from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.cache_rows import BranchNames, Live
 from kvchat.ui.widgets.session_rows import Held
 from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
-from kvchat.values import dataclass
 
 _BUSY_POLL_S = 1 / 12
 _IDLE_POLL_S = 0.5

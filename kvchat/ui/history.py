@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from kvchat.engine.api.snapshot import CacheSnapshot, MovedBytes, Tier
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 LENGTH = 60
 """Samples that are remembered of each sort."""

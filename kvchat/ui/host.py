@@ -5,8 +5,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from kvchat.engine.api.sampling_params import SamplingParams
+from kvchat.platform.values import dataclass
 from kvchat.ui.bridge import SessionFiles
-from kvchat.values import dataclass
 
 if TYPE_CHECKING:
     from kvchat.engine.api.losses import GaugeReport

@@ -6,10 +6,10 @@ from dataclasses import field
 
 from kvchat.chat_events import TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import SessionId, Turn, TurnId
 from kvchat.ui.bridge import ConversationView, FeedEvent, TurnFailed, TurnFeed
 from kvchat.ui.pending import PendingTurn
-from kvchat.values import dataclass
 
 State = tuple[SessionId, str, TurnId | None]
 """A branch of a session, and its last message."""

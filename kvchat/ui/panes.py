@@ -1,6 +1,6 @@
 """Which columns a terminal has room for."""
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 _SESSIONS_WIDTH = 30
 _WIDE_SESSIONS_WIDTH = 42

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 _MOST = 50
 _MOST_SEEN = 5_000

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from kvchat.errors import KvchatError
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import BranchName, Role, SessionId, Turn, TurnId, nth_last_question
 from kvchat.ui.attaching import Attaching
 from kvchat.ui.branching import Branching
@@ -25,7 +26,6 @@ from kvchat.ui.shelf import Shelf
 from kvchat.ui.temporary import Temporary
 from kvchat.ui.turns import PendingTurn, TurnKind, Turns
 from kvchat.ui.why_words import why_words
-from kvchat.values import dataclass
 
 _COMPARED = 3
 

@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kvchat.config import read_settings
-from kvchat.paths import Paths
+from kvchat.platform.paths import Paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN
 from tests.session.turns import exchange

@@ -15,8 +15,8 @@ from keyring.backend import KeyringBackend
 from keyring.errors import PasswordDeleteError
 
 from kvchat.cli.encrypt import switch
-from kvchat.sealing.key_file import Kind, new_data_key, wrap
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.key_file import Kind, new_data_key, wrap
 from kvchat.session.sealed_tables import SealedTables
 from kvchat.session.store import SessionStore
 from kvchat.session.tables import PlainTables

@@ -14,8 +14,8 @@ import pytest
 from kvchat.cli import unlocking
 from kvchat.config import read_settings
 from kvchat.engine.api.ids import u32le
-from kvchat.paths import Paths
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.paths import Paths
 from kvchat.session.store import SessionStore
 from tests.cli.secret_home import CHEAP, SECRET, WORDS, Give, Run, files_with, make_talk, paths_of
 from tests.encryption_child import DATA_KEY

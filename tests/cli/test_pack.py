@@ -14,7 +14,7 @@ import pytest
 
 from kvchat.cli.removal import TidyStore
 from kvchat.errors import PackNotFound, StorageError
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 from kvchat.session.packs import Pack, PackShelf, forget_other, new_pack_id
 from tests.cli.secret_home import CHEAP, Give, Run, files_with
 

@@ -16,7 +16,7 @@ from kvchat.config import Settings, read_settings
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ModelNotFound
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 from kvchat.session import schema
 from kvchat.session.store import SessionStore
 from kvchat.session.template import ChatTemplate

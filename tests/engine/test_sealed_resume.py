@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine import Engine, EngineConfig, SamplingParams
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 
 pytestmark = pytest.mark.cpu
 

@@ -11,8 +11,8 @@ from threading import Thread
 
 import pytest
 
-from kvchat import sqlite_files
 from kvchat.errors import StorageError
+from kvchat.platform import sqlite_files
 from kvchat.session import erasure
 from kvchat.session.recovery import backup_paths, damage_mark
 from kvchat.session.store import Outcome, SessionStore

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.errors import StorageError
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 from kvchat.session.recovery import backup_paths
 from kvchat.session.rewriting import converting_path, rewrite
 from kvchat.session.sealed_tables import SealedTables

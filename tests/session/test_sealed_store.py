@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.engine.api.ids import u32le
 from kvchat.errors import EncryptionError, KvchatError, StorageError
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 from kvchat.session import schema, sealed_tables
 from kvchat.session.recovery import backup_paths
 from kvchat.session.store import SessionStore

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.errors import StorageError
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 from kvchat.session.store import SessionStore
 from kvchat.session.unsent import UnsentShelf
 

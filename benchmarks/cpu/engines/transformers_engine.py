@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from benchmarks.cpu.engines.random_tokens import following
-from kvchat.engine.memory.host_memory import available_bytes
+from kvchat.platform.host_memory import available_bytes
 
 
 class TransformersEngine:

@@ -5,10 +5,10 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 if TYPE_CHECKING:
-    from kvchat.sealing.sealer import Sealer
+    from kvchat.platform.encryptor import Sealer
 
 CACHE_FORMATS = ("exact", "fp8", "int8", "int4", "int2")
 """Names of the formats in which KV can be stored; `api/cache_format.py` says how they are put together."""

@@ -4,7 +4,7 @@ from dataclasses import field
 from enum import StrEnum
 
 from kvchat.engine.api.ids import BranchId, RequestId
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 class FinishReason(StrEnum):

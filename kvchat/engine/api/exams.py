@@ -1,7 +1,7 @@
 """Questions with one right answer about long contexts, and how they were answered: values."""
 
 from kvchat.engine.api.losses import Loss
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

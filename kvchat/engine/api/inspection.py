@@ -2,7 +2,7 @@
 
 from kvchat.engine.api.ids import BranchId, GroupId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

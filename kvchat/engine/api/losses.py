@@ -1,6 +1,6 @@
 """What a cache format loses on a text, against the exact cache: values."""
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

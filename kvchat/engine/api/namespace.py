@@ -5,7 +5,7 @@ blocks of its own session. Both stand in one text, so whatever passes a namespac
 """
 
 from kvchat.errors import InvalidRequest
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 _SEPARATOR = "\x1f"
 

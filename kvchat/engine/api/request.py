@@ -6,7 +6,7 @@ from typing import Protocol
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 class StopMatcher(Protocol):

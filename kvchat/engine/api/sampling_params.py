@@ -3,7 +3,7 @@
 from math import isfinite
 
 from kvchat.errors import InvalidRequest
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 NUM_SEEDS = 2**63
 """Seeds are in [0, NUM_SEEDS), which every generator takes."""

@@ -1,6 +1,6 @@
 """What a server that stands in an engine's place reports of its cache."""
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from kvchat.engine.api.config import Capacity
 from kvchat.engine.api.ids import BranchId, GroupId
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 class Tier(StrEnum):

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from kvchat.engine.api.served import ServedCache
 from kvchat.errors import KvchatError
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 class EnginePhase(StrEnum):

@@ -6,7 +6,7 @@ keeps all and lets each step choose what it looks at: `shadow:1024` tokens, or `
 """
 
 from kvchat.errors import ConfigError
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 WINDOW = "window"
 SNAPKV = "snapkv"

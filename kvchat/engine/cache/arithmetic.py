@@ -8,7 +8,7 @@ from typing import Any
 
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.errors import ModelUnreadable
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ASSUMED_DTYPE = "bfloat16"

@@ -6,7 +6,7 @@ from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_ke
 from kvchat.engine.cache.chain import Chain
 from kvchat.engine.cache.course import EXACT, Course, Name
 from kvchat.engine.cache.spec import Group
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 BlockTable = list[BlockId | None]
 """Logical block number → block id; None is a hole: the block has left the window."""

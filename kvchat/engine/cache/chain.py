@@ -3,7 +3,7 @@
 from dataclasses import field
 
 from kvchat.engine.api.ids import BlockKey, block_key
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, u32le
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.view_spec import PrunedSpec
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 _TAINT_PERSON = b"kvchat.taint1"
 Hole = tuple[int, int]

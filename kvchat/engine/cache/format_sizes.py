@@ -14,7 +14,7 @@ from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.shadow_room import beside_bytes
 from kvchat.engine.cache.spec import FullSpec, Group, LatentSpec, SlidingSpec, group_layers
 from kvchat.errors import ConfigError
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 BLOCK_SIZE = 64
 FORMATS = (*CACHE_FORMATS, WINDOW, *PRUNING, f"{SNAPKV}:{PYRAMID}", SHADOW)

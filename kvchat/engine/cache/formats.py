@@ -24,7 +24,7 @@ from kvchat.engine.cache.views import viewed_groups
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.sealed_record import Code
 from kvchat.errors import ConfigError
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

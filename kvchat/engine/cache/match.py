@@ -15,7 +15,7 @@ from kvchat.engine.cache.course import EXACT, Course, Name
 from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.tiers import SlowTiers
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 MOST_SIBLINGS = 16
 """In each direction. Only where all of them lack a group may a shorter run be missed: less than a block."""

@@ -5,7 +5,7 @@ yet, in any order and beside everything else.
 """
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import field
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.journal import Journal
 from kvchat.engine.cache.siblings import Siblings
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(slots=True)

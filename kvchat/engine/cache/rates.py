@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Final
 
 from kvchat.engine.api.snapshot import Tier
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 WINDOW: Final = 15
 """Measurements of one kind that count."""

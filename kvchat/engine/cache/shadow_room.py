@@ -13,7 +13,7 @@ from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.view_spec import ShadowSpec
 from kvchat.engine.shadow.settings import CHUNK_SIZE, TABLE_STEP
 from kvchat.errors import ConfigError
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 COPIES = 3
 """Of a layer's keys and values while a shadow is made of them: as blocks, as rows, and on their way there."""

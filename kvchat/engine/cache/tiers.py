@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from kvchat.engine.api.ids import BlockKey, GroupId
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 class StoredNode(Protocol):

@@ -18,7 +18,7 @@ from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Fetch, Load, Promote
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.unit import Unit
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 Held = tuple[GroupId, BlockId]
 

@@ -3,7 +3,7 @@
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Fetch
 from kvchat.engine.cache.prefix_index import IndexNode
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from kvchat.engine.api.view import View
 from kvchat.engine.cache.pyramid import pyramid_budgets
 from kvchat.engine.cache.spec import ITEM_BYTES, FullSpec
 from kvchat.engine.shadow.settings import CHUNK_SIZE, LayerShape, least_prompt, most_bytes, settings_for
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 NUM_SINK_BLOCKS = 1
 """The first block stays in sight: models put the attention there that has no better place."""

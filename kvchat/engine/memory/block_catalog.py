@@ -12,7 +12,7 @@ from kvchat.engine.memory.block_seal import seal_of
 from kvchat.engine.memory.files import SYSTEM, Files
 from kvchat.engine.memory.kept_blocks import Kept
 from kvchat.errors import StorageError
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 
 IsReferenced = Callable[[IndexedBlock], bool]
 

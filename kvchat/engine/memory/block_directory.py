@@ -7,7 +7,6 @@ from datetime import date
 from pathlib import Path
 from threading import Lock, RLock
 
-from kvchat.directories import make_private
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.kernels.read_block.native import Places
@@ -37,7 +36,8 @@ from kvchat.engine.memory.quarantine import Quarantine
 from kvchat.engine.memory.room import require_allowance
 from kvchat.engine.memory.work_in_progress import WorkInProgress
 from kvchat.errors import StorageError
-from kvchat.writers import Writers
+from kvchat.platform.directories import make_private
+from kvchat.platform.writers import Writers
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import BinaryIO, NewType, Protocol
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, from_u32le, u32le
 from kvchat.engine.memory.files import Buffer
-from kvchat.sealing.sealer import (
+from kvchat.platform.encryptor import (
     RECORD_OVERHEAD,
     SALT_BYTES,
     TAG_BYTES,

@@ -10,7 +10,7 @@ from kvchat.engine.memory.block_file import BlockHeader, Layout
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.files import SYSTEM, Files
 from kvchat.errors import BlockDamaged, BlockMissing
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 
 
 @dataclass(frozen=True, slots=True)

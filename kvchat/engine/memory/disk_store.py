@@ -17,8 +17,8 @@ from kvchat.engine.memory.block_shelves import storage_errors
 from kvchat.engine.memory.files import SYSTEM, Buffer, Files
 from kvchat.engine.memory.room import no_room, require_allowance, too_long
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
-from kvchat.sealing.sealer import Sealer
-from kvchat.values import dataclass
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.values import dataclass
 
 __all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "StoredBlock", "WrittenBytes"]
 

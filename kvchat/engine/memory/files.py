@@ -16,8 +16,8 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from kvchat.directories import NamedFiles, SystemNames, make_private
 from kvchat.engine.memory.pages import PAGE, Pages
+from kvchat.platform.directories import NamedFiles, SystemNames, make_private
 
 Buffer = bytes | bytearray | memoryview
 FIRST_STEPS = (16 << 10, 48 << 10)

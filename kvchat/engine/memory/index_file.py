@@ -13,9 +13,9 @@ from threading import Lock
 from time import monotonic, sleep
 from typing import Any
 
-from kvchat import sqlite_files
 from kvchat.engine.memory.files import Files, Identity, unlink_if_there
 from kvchat.errors import StorageError
+from kvchat.platform import sqlite_files
 
 Row = tuple[object, ...]
 

@@ -13,11 +13,11 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from kvchat import directories
 from kvchat.engine.api.ids import KEY_BYTES
 from kvchat.engine.memory.block_seal import DiskKey
 from kvchat.engine.memory.files import SYSTEM, Files, read_whole
 from kvchat.errors import StorageError
+from kvchat.platform import directories
 
 _DIGEST_BYTES = 16
 _SUFFIX = ".keep"

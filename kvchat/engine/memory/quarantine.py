@@ -4,8 +4,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from kvchat.directories import make_private
 from kvchat.engine.memory.files import Files, unlink_if_there
+from kvchat.platform.directories import make_private
 
 MAX_QUARANTINED = 16
 

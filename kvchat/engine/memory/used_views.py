@@ -8,9 +8,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from kvchat.directories import make_private
 from kvchat.engine.api.view import View, is_view, parse_view
 from kvchat.errors import ConfigError, StorageError
+from kvchat.platform.directories import make_private
 
 _DIRECTORY = "views"
 

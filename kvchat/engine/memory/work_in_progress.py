@@ -9,7 +9,7 @@ from kvchat.engine.memory.block_index import BlockIndex, BlockName
 from kvchat.engine.memory.block_shelves import storage_errors, sync_shelves
 from kvchat.engine.memory.files import Files, unlink_if_there
 from kvchat.errors import StorageError
-from kvchat.writers import Writers
+from kvchat.platform.writers import Writers
 
 
 class WorkInProgress:

@@ -9,7 +9,7 @@ from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_seal import seal_of
 from kvchat.engine.models.prepared import blocks_limit
 from kvchat.errors import StorageError
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 
 LIMIT_SHARE: Final = 2
 """Weights in other forms take at most this part of the disk that blocks and they may take."""

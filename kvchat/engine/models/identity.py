@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvchat.directories import remove_unfinished, write_private
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.memory.block_file import Layout, Region
 from kvchat.engine.memory.files import SYSTEM, Files
 from kvchat.engine.models.fingerprint import digest_of
+from kvchat.platform.directories import remove_unfinished, write_private
 
 MAX_RECORD_BYTES = 4 << 20
 

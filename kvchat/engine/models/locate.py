@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from kvchat import starter
 from kvchat.engine.models.weight_files import check_model
 from kvchat.errors import ModelError, ModelNotFound, ModelUnreadable
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 if TYPE_CHECKING:
-    from kvchat.sealing.sealer import Sealer
+    from kvchat.platform.encryptor import Sealer
 
 STARTER = "starter"
 GGUF_SUFFIX = ".gguf"

@@ -15,11 +15,11 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-from kvchat.directories import make_private, sync
 from kvchat.engine.models.fingerprint import Checkpoint, read_checkpoint
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.engine.models.weight_files import has_fp8_blocks
 from kvchat.errors import StorageError
+from kvchat.platform.directories import make_private, sync
 
 QUANTISED = {"int8": 8, "int4": 4}
 """Names of the forms in which weights are quantised here, and the bits of one code."""

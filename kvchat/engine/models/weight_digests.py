@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvchat.directories import make_private
+from kvchat.platform.directories import make_private
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _RACY_NS = 2_000_000_000

@@ -2,7 +2,7 @@
 
 from kvchat.engine.api.view import View
 from kvchat.errors import UnsupportedModel, UsageError
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 PIECE_LEN = 4096
 """Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""

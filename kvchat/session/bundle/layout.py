@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 

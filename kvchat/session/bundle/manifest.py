@@ -5,10 +5,10 @@ from dataclasses import field
 from math import prod
 from typing import Any
 
+from kvchat.platform.values import dataclass
 from kvchat.session.bundle.fields import Fields
 from kvchat.session.bundle.layout import ITEM_BYTES, BundleLayout, BundleRegion
 from kvchat.session.moments import LATEST
-from kvchat.values import dataclass
 
 FORMAT = "kvchat.bundle"
 MAX_TURNS = 1_000_000

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from kvchat.engine.api.ids import BlockKey, block_key, from_u32le, root_key
 from kvchat.errors import BundleError
+from kvchat.platform.values import dataclass
 from kvchat.session.bundle.fields import Fields
 from kvchat.session.bundle.layout import padded, payload_bytes
 from kvchat.session.bundle.manifest import BundleModel, Manifest, read_manifest
@@ -22,7 +23,6 @@ from kvchat.session.bundle.writer import Progress
 from kvchat.session.references import References, runs_of
 from kvchat.session.store import new_session_id, new_turn_id
 from kvchat.session.tree import Branch, BranchName, Session, SessionId, Turn, TurnId
-from kvchat.values import dataclass
 
 MAX_TEXT_BYTES = 1 << 30
 """Of all turns together: they are held in memory."""

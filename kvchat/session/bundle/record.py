@@ -27,7 +27,7 @@ from hashlib import blake2b
 from typing import Any, BinaryIO
 
 from kvchat.errors import BundleError
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 MAGIC = b"\x93kvchat bundle\n\x1a"
 VERSION = 1

@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from kvchat.directories import sync
 from kvchat.engine.api.ids import BlockKey
 from kvchat.errors import StorageError
+from kvchat.platform.directories import sync
+from kvchat.platform.values import dataclass
 from kvchat.session.bundle.layout import trimmed
 from kvchat.session.bundle.manifest import Manifest, manifest_header
 from kvchat.session.bundle.record import BLOCK, END, META, TURN, RecordWriter
 from kvchat.session.bundle.turn_record import turn_body, turn_header
 from kvchat.session.tree import Turn
-from kvchat.values import dataclass
 
 Progress = Callable[[int], None]
 """Is told how many bytes of the file are written or read so far."""

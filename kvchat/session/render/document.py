@@ -1,7 +1,7 @@
 """A conversation as it is written down for a reader: values that Markdown and the web page are made of."""
 
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role
-from kvchat.values import dataclass
 
 SPEAKERS = {Role.USER: "you", Role.ASSISTANT: "kvchat"}
 

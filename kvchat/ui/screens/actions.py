@@ -12,8 +12,8 @@ from textual.style import Style
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from kvchat.platform.values import dataclass
 from kvchat.ui.screens.late import LateScreen
-from kvchat.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

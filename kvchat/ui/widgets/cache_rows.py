@@ -13,6 +13,7 @@ from math import ceil
 
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import BranchUsage, CacheSnapshot, LayerUsage, Tier, TierUsage
+from kvchat.platform.values import dataclass
 from kvchat.ui.figures import (
     UNKNOWN,
     bytes_text,
@@ -28,7 +29,6 @@ from kvchat.ui.widgets.live_rows import history_rows, room_rows
 from kvchat.ui.widgets.marks import MARKS, Look, Row, Run
 from kvchat.ui.widgets.marks import row_text as row_text
 from kvchat.ui.widgets.shadow_rows import shadow_rows
-from kvchat.values import dataclass
 
 _VALUE_WIDTH = 9
 _MIN_BAR_WIDTH = 6

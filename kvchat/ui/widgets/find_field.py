@@ -8,7 +8,7 @@ from textual.message import Message
 from textual.reactive import Reactive
 from textual.widgets import Input
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 
 class FindField(Input):

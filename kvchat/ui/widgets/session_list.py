@@ -14,6 +14,7 @@ from textual.timer import Timer
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import BranchName, SessionId, TurnId
 from kvchat.ui.widgets.session_rows import (
     ListOptions,
@@ -22,7 +23,6 @@ from kvchat.ui.widgets.session_rows import (
     line_text,
     session_lines,
 )
-from kvchat.values import dataclass
 
 REST_S = 0.15
 

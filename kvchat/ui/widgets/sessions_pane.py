@@ -7,9 +7,9 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Input, Static
 
+from kvchat.platform.values import dataclass
 from kvchat.ui.widgets.find_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.values import dataclass
 
 
 class SessionsPane(Vertical):

@@ -14,6 +14,7 @@ from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 from textual.widgets import Static
 
+from kvchat.platform.values import dataclass
 from kvchat.session.tree import Role, Session, Turn, TurnId
 from kvchat.ui.attachments import shown_message
 from kvchat.ui.figures import plural
@@ -23,7 +24,6 @@ from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.column import Column
 from kvchat.ui.widgets.in_place import update_in_place
 from kvchat.ui.widgets.long_text import LongText
-from kvchat.values import dataclass
 
 MAX_LIVE = 15
 """Answers kept as Markdown widgets; each costs layout time whenever text is added."""

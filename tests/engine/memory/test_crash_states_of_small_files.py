@@ -10,7 +10,6 @@ from time import time
 
 import pytest
 
-from kvchat.directories import STALE_S
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_seal import DiskKey
 from kvchat.engine.memory.files import SystemFiles
@@ -18,6 +17,7 @@ from kvchat.engine.memory.kept_blocks import KeptBlocks
 from kvchat.engine.models.fingerprint import digest_of
 from kvchat.engine.models.identity import recall, remember
 from kvchat.errors import BlockDamaged, BlockMissing
+from kvchat.platform.directories import STALE_S
 from kvchat.session.packs import Pack, PackShelf
 from tests.engine.memory.chains import FINGERPRINT, FULL, chain, open_store, path_of, read
 from tests.engine.memory.crash_states import (

@@ -9,7 +9,7 @@ import pytest
 from kvchat.engine.kernels.read_block.native import Places
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
-from kvchat.sealing.sealer import Sealer
+from kvchat.platform.encryptor import Sealer
 from tests.engine.kernels import native_library
 from tests.engine.memory.chains import FULL, LAYOUTS, chain, open_store, path_of, write_all
 from tests.engine.memory.failing_files import FailingFiles

@@ -11,7 +11,7 @@ from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.memory.block_seal import SealedBlocks
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
-from kvchat.sealing.sealer import SealBroken, Sealer
+from kvchat.platform.encryptor import SealBroken, Sealer
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FINGERPRINT,

@@ -12,7 +12,7 @@ from pathlib import Path
 from string import ascii_letters
 from typing import Any
 
-from kvchat.values import dataclass
+from kvchat.platform.values import dataclass
 
 _MODIFIERS = {"ctrl", "alt", "shift", "meta", "super", "hyper"}
 # fmt: off

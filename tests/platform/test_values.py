@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kvchat import values
+from kvchat.platform import values
 
 pytestmark = pytest.mark.pure
 

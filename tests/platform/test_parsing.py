@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.quantities import keys, parse_size
+from kvchat.platform.parsing import keys, parse_size
 
 pytestmark = pytest.mark.pure
 

@@ -18,10 +18,18 @@ from enum import StrEnum
 from hashlib import blake2b, scrypt
 from pathlib import Path
 
-from kvchat.directories import make_private, sync
 from kvchat.errors import EncryptionError, StorageError
-from kvchat.sealing.sealer import KEY_BYTES, NONCE_BYTES, SALT_BYTES, SealBroken, Sealer, cipher_of, opened
-from kvchat.values import dataclass
+from kvchat.platform.directories import make_private, sync
+from kvchat.platform.encryptor import (
+    KEY_BYTES,
+    NONCE_BYTES,
+    SALT_BYTES,
+    SealBroken,
+    Sealer,
+    cipher_of,
+    opened,
+)
+from kvchat.platform.values import dataclass
 
 LOG_N = 17
 """Cost of a guess: 128 MiB and about half a second."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvchat.errors import ConfigError
-from kvchat.quantities import path
-from kvchat.values import dataclass
+from kvchat.platform.parsing import path
+from kvchat.platform.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from kvchat.directories import make_private
+from kvchat.platform.directories import make_private
 
 _SUFFIX = ".lock"
 

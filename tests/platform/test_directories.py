@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.directories import make_private, write_private
+from kvchat.platform.directories import make_private, write_private
 
 pytestmark = pytest.mark.pure
 

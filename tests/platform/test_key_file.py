@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.errors import EncryptionError, StorageError
-from kvchat.sealing.key_file import (
+from kvchat.platform.key_file import (
     KeyFile,
     Kind,
     State,

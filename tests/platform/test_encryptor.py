@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.errors import EncryptionError
-from kvchat.sealing.sealer import RECORD_OVERHEAD, SealBroken, Sealer, new_salt
+from kvchat.platform.encryptor import RECORD_OVERHEAD, SealBroken, Sealer, new_salt
 
 pytestmark = pytest.mark.pure
 
@@ -71,7 +71,7 @@ def test_a_pseudonym_depends_on_the_key_and_on_nothing_else() -> None:
 def test_a_missing_package_is_told_with_what_to_install() -> None:
     program = WITHOUT.format(absent=("cryptography",)) + (
         "from kvchat.errors import EncryptionError\n"
-        "from kvchat.sealing.sealer import Sealer\n"
+        "from kvchat.platform.encryptor import Sealer\n"
         "try:\n    Sealer(bytes(32))\n"
         "except EncryptionError as error:\n    print(error, error.exit_code)\n"
     )

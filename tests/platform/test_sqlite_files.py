@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat import sqlite_files
 from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.platform import sqlite_files
 from kvchat.session.store import SessionStore
 
 pytestmark = pytest.mark.pure
