@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.points_plot import Point, points_plot
 from benchmarks.table import Row
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.exams import FormatMarks, Item
+from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.engine import Engine

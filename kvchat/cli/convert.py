@@ -20,7 +20,7 @@ from kvchat.cli.streams import Output, Status, as_json
 from kvchat.config import Settings
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
-from kvchat.engine.api.losses import GaugeReport
+from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.memory.block_file import Layout
 from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.models.identity import layouts_of, recall

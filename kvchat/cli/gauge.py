@@ -16,8 +16,8 @@ from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json
 from kvchat.config import Settings
 from kvchat.engine.api.cache_format import canonical_cache_format
-from kvchat.engine.api.exams import FormatMarks, Item
-from kvchat.engine.api.losses import FormatLoss, GaugeReport
+from kvchat.engine.api.loss import FormatLoss, GaugeReport
+from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.errors import ConfigError, UsageError
 from kvchat.gauge.advice import CANDIDATES
 from kvchat.gauge.frontier_plot import frontier_svg

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.engine.api.cache_format import EXACT
-from kvchat.engine.api.losses import FormatLoss, GaugeReport, LayerLoss, Loss
+from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss, Loss
 from kvchat.errors import StorageError
 from kvchat.gauge.advice import recommended
 from kvchat.ui.gauge_words import finite

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from kvchat.config import Remote
-from kvchat.engine.api.served import ServedCache
+from kvchat.engine.api.server_cache import ServedCache
 from kvchat.errors import RemoteError
 from kvchat.platform.values import dataclass
 from kvchat.ui.served_words import request_words, reuse_words, share_words

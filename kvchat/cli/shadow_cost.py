@@ -1,7 +1,7 @@
 """What looking at a conversation through a shadow takes and loses, in words."""
 
 from kvchat.engine.api.cache_format import parse_cache_format
-from kvchat.engine.api.losses import GaugeReport
+from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.api.view import SHADOW
 from kvchat.errors import UsageError
 from kvchat.session.origin import origin_of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.cache_format import EXACT
-from kvchat.engine.api.exams import FormatMarks, Item, Question
+from kvchat.engine.api.recall import FormatMarks, Item, Question
 from kvchat.engine.gauge import Gauge, Text, predict
 from kvchat.engine.loss import TokenLosses, joined, token_losses
 from kvchat.engine.replay import Replay

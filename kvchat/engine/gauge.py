@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.losses import FormatLoss, GaugeReport, LayerLoss
+from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss
 from kvchat.engine.api.view import require_steps
 from kvchat.engine.build import placed, shadows_of
 from kvchat.engine.cache.spec import Fp8LatentSpec, Group, SealedSpec

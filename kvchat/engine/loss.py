@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.losses import Loss
+from kvchat.engine.api.loss import Loss
 
 PIECE_NUMBERS = 2**24
 """About as many numbers of a distribution exist in double precision at one time."""

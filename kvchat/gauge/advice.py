@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from kvchat.engine.api.losses import FormatLoss
+from kvchat.engine.api.loss import FormatLoss
 
 CANDIDATES = ("fp8", "int8", "k=int8,v=int4", "int4", "k=int4,v=int2", "int2")
 """What is measured where nobody says what."""

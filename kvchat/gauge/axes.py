@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import ceil, floor, log10
 
-from kvchat.engine.api.losses import FormatLoss
+from kvchat.engine.api.loss import FormatLoss
 from kvchat.platform.values import dataclass
 
 LEAST_DIVERGENCE = 1e-8

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from kvchat.engine.api.losses import FormatLoss
+from kvchat.engine.api.loss import FormatLoss
 from kvchat.gauge.advice import frontier
 from kvchat.gauge.axes import Axes, axes_of
 

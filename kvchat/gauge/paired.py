@@ -6,7 +6,7 @@ Questions about one context stand or fall together, so whole contexts are drawn 
 import random
 from collections.abc import Sequence
 
-from kvchat.engine.api.exams import FormatMarks, Item
+from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.platform.values import dataclass
 
 CONFIDENCE = 0.95

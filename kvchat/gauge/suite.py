@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from kvchat.engine.api.exams import Item, Question
+from kvchat.engine.api.recall import Item, Question
 from kvchat.errors import UsageError
 from kvchat.platform.values import dataclass
 from kvchat.session.tokenizer import read_tokenizer

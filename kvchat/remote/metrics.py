@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from math import isfinite
 
-from kvchat.engine.api.served import ServedCache
+from kvchat.engine.api.server_cache import ServedCache
 from kvchat.platform.values import dataclass
 
 _USAGE = (

@@ -3,7 +3,7 @@
 from threading import Event, Thread
 from time import monotonic
 
-from kvchat.engine.api.served import ServedCache
+from kvchat.engine.api.server_cache import ServedCache
 from kvchat.errors import KvchatError
 from kvchat.remote.endpoint import Endpoint
 from kvchat.remote.metrics import served_cache

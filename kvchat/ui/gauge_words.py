@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import isfinite
 
-from kvchat.engine.api.exams import FormatMarks, Item
-from kvchat.engine.api.losses import FormatLoss, GaugeReport, Loss
+from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
+from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.gauge.advice import recommended, share_bounds
 from kvchat.gauge.paired import PairedScore, paired_score
 from kvchat.ui.figures import bytes_text, plural

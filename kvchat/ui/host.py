@@ -9,7 +9,7 @@ from kvchat.platform.values import dataclass
 from kvchat.ui.bridge import SessionFiles
 
 if TYPE_CHECKING:
-    from kvchat.engine.api.losses import GaugeReport
+    from kvchat.engine.api.loss import GaugeReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

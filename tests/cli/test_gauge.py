@@ -15,7 +15,7 @@ from kvchat.cli.gauge_process import gauge_text, gauged
 from kvchat.cli.main import run as run_command
 from kvchat.cli.own_process import engine_environ
 from kvchat.config import read_settings
-from kvchat.engine.api.losses import FormatLoss, GaugeReport, Loss
+from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
 from kvchat.errors import EngineFailed
 from kvchat.session.store import SessionStore
 from kvchat.ui.gauge_words import report_lines

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.exams import Item, Question
+from kvchat.engine.api.recall import Item, Question
 from kvchat.engine.exam import examine
 from kvchat.engine.gauge import EXACT, MOST_COPIES, MOST_ROWS, Gauge, Text, predict
 from kvchat.engine.loss import token_losses

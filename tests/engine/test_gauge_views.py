@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.exams import Item, Question
 from kvchat.engine.api.namespace import Namespace
+from kvchat.engine.api.recall import Item, Question
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import kvchat.starter
-from kvchat.engine.api.exams import FormatMarks, Item
-from kvchat.engine.api.losses import Loss
+from kvchat.engine.api.loss import Loss
+from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.errors import ModelUnreadable, UsageError
 from kvchat.gauge.paired import paired_score
 from kvchat.gauge.suite import DEPTHS, NEEDLE, RECALL, Suite, SuiteSize, num_questions

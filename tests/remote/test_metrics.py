@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.cli.main import run
-from kvchat.engine.api.served import ServedCache
+from kvchat.engine.api.server_cache import ServedCache
 from kvchat.errors import RemoteError
 from kvchat.remote.chat import RemoteChat
 from kvchat.remote.endpoint import Endpoint

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from threading import Event
 
-from kvchat.engine.api.losses import GaugeReport
+from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import EngineFailed, FileTaken, UsageError
 from kvchat.session.tree import SessionId

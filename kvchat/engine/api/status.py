@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from kvchat.engine.api.served import ServedCache
+from kvchat.engine.api.server_cache import ServedCache
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
 

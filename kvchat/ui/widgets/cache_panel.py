@@ -10,7 +10,7 @@ from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from kvchat.engine.api.served import ServedCache
+from kvchat.engine.api.server_cache import ServedCache
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.ui.plain_text import one_line
 from kvchat.ui.widgets.cache_rows import BranchNames, Live, PanelOptions, panel_rows

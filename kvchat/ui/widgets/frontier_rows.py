@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 
 from rich.cells import cell_len
 
-from kvchat.engine.api.losses import FormatLoss, GaugeReport
+from kvchat.engine.api.loss import FormatLoss, GaugeReport
 from kvchat.gauge.advice import frontier
 from kvchat.gauge.axes import axes_of
 from kvchat.ui.plain_text import fitted

@@ -3,7 +3,7 @@
 from textual.content import Content
 from textual.widgets import Static
 
-from kvchat.engine.api.served import ServedCache
+from kvchat.engine.api.server_cache import ServedCache
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.platform.values import dataclass

@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from kvchat.engine.api.served import ServedCache
+from kvchat.engine.api.server_cache import ServedCache
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.widgets.cache_panel import CachePanel
 from kvchat.ui.widgets.cache_rows import row_text

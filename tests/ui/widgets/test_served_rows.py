@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.engine.api.served import ServedCache
+from kvchat.engine.api.server_cache import ServedCache
 from kvchat.engine.api.status import EnginePhase, EngineStatus
 from kvchat.ui.widgets.marks import row_text
 from kvchat.ui.widgets.served_rows import served_rows

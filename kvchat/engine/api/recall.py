@@ -1,6 +1,6 @@
 """Questions with one right answer about long contexts, and how they were answered: values."""
 
-from kvchat.engine.api.losses import Loss
+from kvchat.engine.api.loss import Loss
 from kvchat.platform.values import dataclass
 
 
