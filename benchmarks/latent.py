@@ -13,7 +13,6 @@ from benchmarks.clock import Cost, cost_of
 from benchmarks.table import Row
 from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
-from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Fp8LatentSpec
@@ -23,6 +22,7 @@ from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.engine.route import Served, choose_route
 from kvchat.engine.runner import Runner
+from kvchat.engine.sequences.batch import Batch, Chunk
 
 ROUNDS = 5
 BLOCK_SIZE = 64

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BranchId
-from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.entry import Entry
 from kvchat.engine.kernels.device import upload
 from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.completion import Entry
 
 
 class StepRunner(Protocol):

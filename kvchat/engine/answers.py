@@ -13,16 +13,16 @@ from kvchat.engine.api.events import Event, FinishReason
 from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.batch import Batch
-from kvchat.engine.beam import Advance, BeamSearch, Continuation
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.entry import Entry
-from kvchat.engine.family import Family, Hypothesis, seeded
 from kvchat.engine.keeper import Keeper
 from kvchat.engine.sampler import Choice, Row, Sampler, choices
 from kvchat.engine.scheduler import Scheduler
-from kvchat.engine.stop_guard import StopGuard
+from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.beam_search import Advance, BeamSearch, Continuation
+from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.request_state import Family, Hypothesis, seeded
+from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.stop_guard import StopGuard
 
 
 @dataclass(frozen=True, slots=True)

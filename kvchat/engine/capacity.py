@@ -20,7 +20,6 @@ from torch import nn
 from kvchat.engine.activation import Part, layer_parts, peak_bytes
 from kvchat.engine.api.config import Capacity, PoolCapacity
 from kvchat.engine.api.ids import BlockId, BranchId, GroupId, RequestId
-from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.sizing import least_blocks
 from kvchat.engine.cache.spec import Group
@@ -28,6 +27,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.first_layers import first_layers, layers_of, num_telling_layers
 from kvchat.engine.models.without_products import without_products
 from kvchat.engine.runner import ForwardPass, Runner
+from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.errors import UnsupportedModel
 
 PROBE_LENS = (8, 24)

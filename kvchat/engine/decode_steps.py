@@ -24,13 +24,13 @@ from torch import Tensor
 from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BranchId, GroupId
 from kvchat.engine.attention.paged import GroupStep
-from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.reserve import Reserve
 from kvchat.engine.runner import ForwardPass, Row
+from kvchat.engine.sequences.batch import Batch, Chunk
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 SHORT_LEN = 4096

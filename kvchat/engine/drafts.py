@@ -11,9 +11,9 @@ from dataclasses import field
 
 from kvchat.engine.acceptance import Acceptance
 from kvchat.engine.api.ids import RequestId
-from kvchat.engine.batch import Batch
-from kvchat.engine.entry import Entry
 from kvchat.engine.repeats import Repeats
+from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.completion import Entry
 from kvchat.engine.step_costs import StepCosts
 from kvchat.platform.values import dataclass
 

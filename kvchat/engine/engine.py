@@ -19,9 +19,7 @@ from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
-from kvchat.engine.batch import Batch
 from kvchat.engine.build import build_parts
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.departures import Departures
 from kvchat.engine.disk import open_saver
@@ -38,6 +36,8 @@ from kvchat.engine.results import Result, collect
 from kvchat.engine.resumptions import Resumptions
 from kvchat.engine.room import Room
 from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.sequence import Branch
 from kvchat.engine.smaller import Smaller
 from kvchat.errors import InvalidRequest, PoolExhausted
 

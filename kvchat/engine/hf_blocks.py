@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.attention.paged import GroupStep
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Move
@@ -38,6 +37,7 @@ from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, meaning_of
 from kvchat.engine.models.probe import probe_gathered_layers
+from kvchat.engine.sequences.sequence import Branch
 from kvchat.errors import InvalidRequest, PoolExhausted
 from kvchat.platform.host_memory import available_bytes
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.hf_blocks import HFBlocks
+from kvchat.engine.sequences.sequence import Branch
 from kvchat.errors import InvalidRequest
 
 

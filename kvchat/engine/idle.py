@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.sequences.sequence import Branch
 
 CHECK_INTERVAL_S = 1.0
 

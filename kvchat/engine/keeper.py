@@ -10,10 +10,10 @@ of quantised layers, whose exact blocks of the moment are not stored again and a
 import logging
 from collections.abc import Callable, Iterable
 
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
 from kvchat.engine.memory.saver import STEP_BYTES, Saver
+from kvchat.engine.sequences.sequence import Branch
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from kvchat.engine.cache.load_choice import meeting, weigh
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.rates import Rates
-from kvchat.engine.entry import Entry
 from kvchat.engine.flights import Flights
 from kvchat.engine.resumptions import Resumption, Resumptions
 from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.sequences.completion import Entry
 
 LEAST_LANDED: Final = 3
 """Units of a flight that say something about its pace. The first of a process bears what happens once, and a

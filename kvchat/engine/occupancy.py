@@ -14,11 +14,11 @@ from kvchat.engine.api.snapshot import (
     Tier,
     TierUsage,
 )
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.sequences.sequence import Branch
 from kvchat.engine.shadow.branches import Shadows
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId
-from kvchat.engine.batch import Batch, Chunk
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.kernels.quantised_kv.reference import quantise
 from kvchat.engine.parts import EngineParts
+from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.sequences.sequence import Branch
 from kvchat.errors import PoolExhausted
 
 ReadPast = Callable[[int, GroupId], bytes | None]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from kvchat.engine.api.ids import BlockKey, GroupId, RequestId
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.entry import Entry
+from kvchat.engine.sequences.completion import Entry
 from kvchat.platform.values import dataclass
 
 Rank = tuple[int, int]

@@ -17,7 +17,6 @@ from kvchat.engine.api.ids import BlockId, BranchId, GroupId, RequestId
 from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.attention.paged import LayerPool
 from kvchat.engine.attention.pruner import Pruner
-from kvchat.engine.batch import Batch, Chunk, ShadowedPrompt
 from kvchat.engine.cache.course import Hole
 from kvchat.engine.cache.courses import Courses
 from kvchat.engine.cache.plan import Prune, TableChange
@@ -28,6 +27,7 @@ from kvchat.engine.kernels.sealed_attention import seal
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.runner import ForwardPass, Runner
+from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
 from kvchat.engine.shadow.branches import Shadows
 
 MakePass = Callable[[DevicePool], ForwardPass]

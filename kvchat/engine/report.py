@@ -8,9 +8,9 @@ from kvchat.engine.api.events import (
     TokenEmitted,
     Usage,
 )
-from kvchat.engine.entry import Entry
-from kvchat.engine.family import Family
 from kvchat.engine.sampler import Choice
+from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.request_state import Family
 
 
 def progress(entry: Entry) -> PrefillProgress:

@@ -19,12 +19,12 @@ from kvchat.engine.api.ids import BranchId, GroupId
 from kvchat.engine.attention.paged import GroupStep
 from kvchat.engine.attention.pruner import Pruner
 from kvchat.engine.attention.sight import pruned_span, windowed_span
-from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
+from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.engine.shadow.branches import Shadows
 
 

@@ -14,13 +14,13 @@ from typing import Protocol
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import BranchId, GroupId, RequestId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.batch import Batch, Chunk, ShadowedPrompt
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.entry import Entry
 from kvchat.engine.refusals import Refusals
+from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
+from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.sequence import Branch
 from kvchat.platform.values import dataclass
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
-from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
@@ -22,6 +21,7 @@ from kvchat.engine.models.hook import IMPLEMENTATION, accepted_arguments, set_im
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probe import model_name
 from kvchat.engine.runner import ForwardPass, Runner
+from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.errors import UnsupportedModel
 
 BLOCK_SIZE = 4

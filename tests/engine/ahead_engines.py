@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.batch import Batch
 from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps
 from kvchat.engine.engine import Engine
 from kvchat.engine.gpu import limits_of
@@ -17,6 +16,7 @@ from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampler import Sampler
 from kvchat.engine.scheduler import Drafter
+from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import load_candidate
 from tests.engine.tiny_models import RecordingRunner, build, make_computing_slow

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from kvchat.engine.api.ids import RequestId
-from kvchat.engine.batch import Batch
-from kvchat.engine.entry import Entry
+from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.completion import Entry
 
 MOST_GUESSES = 7
 

@@ -2,10 +2,10 @@
 
 import random
 
-from kvchat.engine.batch import Batch
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.spec import Group
-from kvchat.engine.entry import Entry
+from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.sequence import Branch
 from tests.engine.assembly import Assembly, entry_of
 from tests.engine.cache.caches import Cache, full_group
 

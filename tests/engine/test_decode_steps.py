@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
-from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps, Limits
 from kvchat.engine.memory.device_pool import DevicePool
@@ -18,6 +17,7 @@ from kvchat.engine.models.load import load_model
 from kvchat.engine.reserve import Reserve
 from kvchat.engine.route import Served, choose_route
 from kvchat.engine.runner import Row, Runner
+from kvchat.engine.sequences.batch import Batch, Chunk
 from tests.engine.tiny_models import token_ids
 
 pytestmark = pytest.mark.cpu

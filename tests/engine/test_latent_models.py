@@ -15,7 +15,6 @@ from transformers.cache_utils import DynamicCache
 from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
 from kvchat.engine.attention.latent import LatentAttention
-from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.cache.spec import LatentSpec
@@ -28,6 +27,7 @@ from kvchat.engine.models.load import load_model
 from kvchat.engine.models.rope_layout import FIRSTS_THEN_SECONDS
 from kvchat.engine.route import Route, choose_route
 from kvchat.engine.runner import ForwardPass, Runner
+from kvchat.engine.sequences.batch import Batch, Chunk
 from tests.engine.conftest import OpenEngine
 from tests.engine.latent_models import KINDS, model_of
 from tests.engine.tiny_models import answer, reference, token_ids

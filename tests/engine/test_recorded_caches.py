@@ -9,10 +9,10 @@ import torch
 
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.batch import Batch, Chunk
 from kvchat.engine.decode_steps import MOST_GATHERED, DecodeSteps
 from kvchat.engine.engine import Engine
 from kvchat.engine.gpu import can_record
+from kvchat.engine.sequences.batch import Batch, Chunk
 from tests.engine.ahead_engines import AheadRunner, open_ahead
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of

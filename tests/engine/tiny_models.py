@@ -19,7 +19,6 @@ from kvchat.engine.api.events import FinishReason, Loaded, TokenEmitted, Usage
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.batch import Batch
 from kvchat.engine.build import assemble, check_settings
 from kvchat.engine.cache.rates import LEAST_TOKENS, WINDOW, Rates
 from kvchat.engine.engine import Engine
@@ -31,6 +30,7 @@ from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.scheduler import Drafter
+from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import Candidate, load_candidate
 

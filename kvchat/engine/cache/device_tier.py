@@ -10,7 +10,6 @@ from functools import partial
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_pool import BlockPool
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.eviction import Eviction, make_order
 from kvchat.engine.cache.holdings import Holdings
 from kvchat.engine.cache.host_tier import HostTier
@@ -18,6 +17,7 @@ from kvchat.engine.cache.integrity import check_branch, check_holders, check_ind
 from kvchat.engine.cache.plan import Demote
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
 from kvchat.engine.cache.spec import Group
+from kvchat.engine.sequences.sequence import Branch
 
 
 class DeviceTier:

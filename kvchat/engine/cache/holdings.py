@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from kvchat.engine.api.ids import BlockId, BranchId, GroupId
 from kvchat.engine.cache.block_pool import BlockPool
-from kvchat.engine.cache.branch import Branch
+from kvchat.engine.sequences.sequence import Branch
 
 Place = tuple[BranchId, GroupId]
 

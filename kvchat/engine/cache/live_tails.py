@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from kvchat.engine.api.ids import BlockKey, BranchId
-from kvchat.engine.cache.branch import Branch
+from kvchat.engine.sequences.sequence import Branch
 
 
 class LiveTails:

@@ -11,7 +11,6 @@ from itertools import count
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.admission import Admission
-from kvchat.engine.cache.branch import BlockTable, Branch
 from kvchat.engine.cache.course import Hole
 from kvchat.engine.cache.courses import Courses
 from kvchat.engine.cache.device_tier import DeviceTier
@@ -24,6 +23,7 @@ from kvchat.engine.cache.pruning import Pruning
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.cache.tiers import DiskTier, NoTier, SlowTiers
+from kvchat.engine.sequences.sequence import BlockTable, Branch
 
 
 class CacheManager:

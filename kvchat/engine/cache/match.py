@@ -10,11 +10,11 @@ from dataclasses import field, replace
 from itertools import accumulate
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.course import EXACT, Course, Name
 from kvchat.engine.cache.prefix_index import PrefixIndex
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.tiers import SlowTiers
+from kvchat.engine.sequences.sequence import Branch
 from kvchat.platform.values import dataclass
 
 MOST_SIBLINGS = 16

@@ -1,12 +1,12 @@
 """How blocks get their names, and what a store is to write of them."""
 
 from kvchat.engine.api.ids import block_key
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.plan import Save
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.table_log import TableLog
+from kvchat.engine.sequences.sequence import Branch
 
 
 class Naming:

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.spec import Group
+from kvchat.engine.sequences.sequence import Branch
 from kvchat.errors import PinRefused
 
 MOST_PINNED = 2

@@ -1,8 +1,8 @@
 """What has changed in block tables since the runner was last told."""
 
 from kvchat.engine.api.ids import BlockId, BranchId, GroupId
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.plan import TableChange
+from kvchat.engine.sequences.sequence import Branch
 
 
 class TableLog:

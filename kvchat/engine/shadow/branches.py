@@ -16,9 +16,9 @@ from torch import Tensor
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.api.view import View
-from kvchat.engine.batch import ShadowedPrompt
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.memory.streams import Streams
+from kvchat.engine.sequences.batch import ShadowedPrompt
 from kvchat.engine.shadow.layer import ShadowLayer, ShadowStep
 from kvchat.engine.shadow.pages import Budget
 from kvchat.engine.shadow.remote import Remote, TurnTables

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key, chain_keys, root_key
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
@@ -17,6 +16,7 @@ from kvchat.engine.cache.rates import Rates
 from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, RecentSpec, SealedSpec, SlidingSpec
 from kvchat.engine.flights import Flight, Flights
 from kvchat.engine.kernels.sealed_record import Code
+from kvchat.engine.sequences.sequence import Branch
 from tests.engine.stepped_reader import SteppedReader
 
 FINGERPRINT = b"\x07" * 32

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvchat.engine.api.ids import BranchId
-from kvchat.engine.batch import Batch
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.spec import Group
-from kvchat.engine.entry import Entry
 from kvchat.engine.loading import Obstacle
+from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.sequence import Branch
 from tests.engine.assembly import Assembly, entry_of
 from tests.engine.cache.caches import Cache
 from tests.engine.drafters import MOST_GUESSES, Guesses

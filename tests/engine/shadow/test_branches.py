@@ -7,8 +7,8 @@ import torch
 
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.view import View
-from kvchat.engine.batch import ShadowedPrompt
 from kvchat.engine.kernels.shadow_kv import Choice, reference
+from kvchat.engine.sequences.batch import ShadowedPrompt
 from kvchat.engine.shadow.branches import BlockChunks, Shadows
 from kvchat.engine.shadow.settings import CODED_LEN
 from tests.engine.shadow.contexts import (

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from kvchat.engine.api.events import FinishReason, SampleEnd
 from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.sampling_params import NUM_SEEDS, SamplingParams
-from kvchat.engine.beam import BeamSearch
-from kvchat.engine.cache.branch import Branch
-from kvchat.engine.entry import Entry
+from kvchat.engine.sequences.beam_search import BeamSearch
+from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.sequence import Branch
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.cache.branch import Branch
-from kvchat.engine.stop_guard import StopGuard
+from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.sequences.stop_guard import StopGuard
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvchat.engine.entry import Entry
+from kvchat.engine.sequences.completion import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from kvchat.engine.api.events import FinishReason, TokenEmitted
 from kvchat.engine.api.ids import BlockKey, BranchId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.cache.branch import Branch
 from kvchat.engine.cache.plan import Copy
 from kvchat.engine.engine import Engine
-from kvchat.engine.entry import Entry
-from kvchat.engine.family import Family
 from kvchat.engine.results import collect
+from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.sequences.request_state import Family
+from kvchat.engine.sequences.sequence import Branch
 from kvchat.errors import InvalidRequest, PoolExhausted
 from tests.engine.tiny_models import make_config, open_engine, open_recorded, save_model, token_ids
 
