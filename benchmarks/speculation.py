@@ -25,7 +25,7 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
 from kvchat.engine.models.locate import locate_model
-from kvchat.engine.sampler import Choice, Row, Sampler
+from kvchat.engine.sampling.sampler import Choice, Row, Sampler
 from kvchat.session.template import ChatTemplate
 
 ROUNDS = 5

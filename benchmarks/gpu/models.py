@@ -20,7 +20,7 @@ from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.route import choose_route
 from kvchat.engine.runner import Runner
-from kvchat.engine.sampler import Sampler
+from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import Candidate
 

@@ -15,7 +15,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.keeper import Keeper
-from kvchat.engine.sampler import Choice, Row, Sampler, choices
+from kvchat.engine.sampling.sampler import Choice, Row, Sampler, choices
 from kvchat.engine.scheduler import Scheduler
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.beam_search import Advance, BeamSearch, Continuation

@@ -25,7 +25,6 @@ from kvchat.engine.cache.view_spec import PrunedSpec, ShadowSpec
 from kvchat.engine.cache.worth import Worth
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import WRITE_QUEUE_BYTES, open_saver, open_store
-from kvchat.engine.drafts import Drafts
 from kvchat.engine.fusion import Fusion, fused_pass, fusion_of
 from kvchat.engine.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
 from kvchat.engine.kept_checks import name_of
@@ -52,7 +51,8 @@ from kvchat.engine.models.packed_linear import pack_linears
 from kvchat.engine.models.rotaries import layer_rotaries
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import ForwardPass, Runner
-from kvchat.engine.sampler import Sampler
+from kvchat.engine.sampling.sampler import Sampler
+from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
 from kvchat.engine.scheduler import NoDrafter
 from kvchat.engine.shadow.branches import Shadows
 from kvchat.engine.weight_format import Source, check_weights

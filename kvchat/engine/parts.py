@@ -13,7 +13,7 @@ from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.saver import Outgoing, Saver
 from kvchat.engine.runner import Runner
-from kvchat.engine.sampler import Sampler
+from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduler import Drafter
 from kvchat.engine.shadow.branches import Shadows
 from kvchat.engine.weights import Weights

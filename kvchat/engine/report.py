@@ -8,7 +8,7 @@ from kvchat.engine.api.events import (
     TokenEmitted,
     Usage,
 )
-from kvchat.engine.sampler import Choice
+from kvchat.engine.sampling.sampler import Choice
 from kvchat.engine.sequences.completion import Entry
 from kvchat.engine.sequences.request_state import Family
 

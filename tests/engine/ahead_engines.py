@@ -14,7 +14,7 @@ from kvchat.engine.gpu import limits_of
 from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
-from kvchat.engine.sampler import Sampler
+from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduler import Drafter
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.weight_format import Source

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.drafts import Drafts
-from kvchat.engine.draws import Drawn
 from kvchat.engine.engine import Engine
 from kvchat.engine.results import Result
-from kvchat.engine.sampler import Row, Sampler
+from kvchat.engine.sampling.device_sampler import Drawn
+from kvchat.engine.sampling.sampler import Row, Sampler
+from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
 from tests.engine.ahead_engines import AheadRunner, open_ahead
 from tests.engine.conftest import TinyModels
 from tests.engine.conversations import BEAMS, GREEDY, SEVERAL, Life

@@ -9,7 +9,7 @@ import transformers
 from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.sampler import distribution
+from kvchat.engine.sampling.sampler import distribution
 from kvchat.errors import InvalidRequest
 from tests.engine.tiny_models import make_config, open_engine, reference, save_model, token_ids
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.engine.repeats import NGRAM_LENS, Repeats
+from kvchat.engine.sampling.speculative.ngram_index import NGRAM_LENS, Repeats
 
 pytestmark = pytest.mark.pure
 

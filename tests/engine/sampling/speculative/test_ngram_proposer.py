@@ -5,7 +5,13 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kvchat.engine.api.ids import RequestId
-from kvchat.engine.drafts import MOST_DELAY, MOST_DRAFTED, MOST_OF_A_STEP, READ_AT_ONCE, Drafts
+from kvchat.engine.sampling.speculative.ngram_proposer import (
+    MOST_DELAY,
+    MOST_DRAFTED,
+    MOST_OF_A_STEP,
+    READ_AT_ONCE,
+    Drafts,
+)
 from kvchat.engine.sequences.batch import Batch, Chunk
 from tests.engine.assembly import entry_of
 from tests.engine.cache.caches import Cache, full_group

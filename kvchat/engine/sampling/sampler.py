@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from kvchat.engine.api.events import TokenLogprobs
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.draws import Drawn, draw
+from kvchat.engine.sampling.device_sampler import Drawn, draw
 
 LEAST_TEMPERATURE = 1e-6
 """Below this, float32 leaves only the most probable token anyway, and dividing by less would overflow."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.sampler import Choice, Row, Sampler, distribution
+from kvchat.engine.sampling.sampler import Choice, Row, Sampler, distribution
 from kvchat.errors import InvalidRequest
 
 pytestmark = pytest.mark.cpu

@@ -7,8 +7,8 @@ import torch
 
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.draws import draw
-from kvchat.engine.sampler import Row, Sampler, distribution
+from kvchat.engine.sampling.device_sampler import draw
+from kvchat.engine.sampling.sampler import Row, Sampler, distribution
 
 pytestmark = pytest.mark.cpu
 

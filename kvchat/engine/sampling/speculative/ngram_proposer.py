@@ -9,12 +9,12 @@ Where none pay nothing is drafted, but for rare steps that find out what it cost
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
-from kvchat.engine.acceptance import Acceptance
 from kvchat.engine.api.ids import RequestId
-from kvchat.engine.repeats import Repeats
+from kvchat.engine.sampling.speculative.acceptance import Acceptance
+from kvchat.engine.sampling.speculative.ngram_index import Repeats
+from kvchat.engine.sampling.speculative.step_costs import StepCosts
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.completion import Entry
-from kvchat.engine.step_costs import StepCosts
 from kvchat.platform.values import dataclass
 
 MOST_DRAFTED = 15

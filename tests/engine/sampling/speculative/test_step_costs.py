@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.engine.step_costs import LEAST, WINDOW, StepCosts
+from kvchat.engine.sampling.speculative.step_costs import LEAST, WINDOW, StepCosts
 
 pytestmark = pytest.mark.pure
 
