@@ -53,7 +53,7 @@ from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import ForwardPass, Runner
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
-from kvchat.engine.scheduler import NoDrafter
+from kvchat.engine.scheduling.scheduler import NoDrafter
 from kvchat.engine.shadow.branches import Shadows
 from kvchat.engine.weight_format import Source, check_weights
 from kvchat.engine.weights import Candidate, Weights, fingerprint_of, load_candidate

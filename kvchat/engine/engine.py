@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from kvchat.engine import inspection, occupancy, report
-from kvchat.engine.ahead import Ahead
-from kvchat.engine.answers import Answers
+from kvchat.engine import inspection, occupancy
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.events import Event, FinishReason, RequestFinished
 from kvchat.engine.api.ids import BranchId, RequestId
@@ -26,7 +24,6 @@ from kvchat.engine.disk import open_saver
 from kvchat.engine.flights import Flights
 from kvchat.engine.handle import Handle
 from kvchat.engine.idle import IdleWatch
-from kvchat.engine.intake import Intake
 from kvchat.engine.keeper import Keeper
 from kvchat.engine.loading import Loading
 from kvchat.engine.models.locate import locate_model
@@ -34,11 +31,15 @@ from kvchat.engine.parts import EngineParts
 from kvchat.engine.promotion import Promotion, Wish
 from kvchat.engine.results import Result, collect
 from kvchat.engine.resumptions import Resumptions
-from kvchat.engine.room import Room
-from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.scheduling import request_events
+from kvchat.engine.scheduling.capacity_check import Room
+from kvchat.engine.scheduling.format_advisor import Smaller
+from kvchat.engine.scheduling.output_processor import Answers
+from kvchat.engine.scheduling.overlapped_decode import Ahead
+from kvchat.engine.scheduling.request_validator import Intake
+from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.sequence import Branch
-from kvchat.engine.smaller import Smaller
 from kvchat.errors import InvalidRequest, PoolExhausted
 
 LOAD_WAIT_S = 0.02
@@ -410,7 +411,7 @@ class Engine:
         """Give waiting requests the blocks they can reuse, and tell how far that brings them."""
         for entry in self._loading.admit_waiting():
             if entry.num_generated == 0:
-                self._answers.events.append(report.progress(entry))
+                self._answers.events.append(request_events.progress(entry))
 
     def _compute(self, batch: Batch) -> None:
         """Compute a batch and choose tokens, and note how long it took.

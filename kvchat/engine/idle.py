@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.sequence import Branch
 
 CHECK_INTERVAL_S = 1.0

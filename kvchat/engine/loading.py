@@ -19,7 +19,7 @@ from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.rates import Rates
 from kvchat.engine.flights import Flights
 from kvchat.engine.resumptions import Resumption, Resumptions
-from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.completion import Entry
 
 LEAST_LANDED: Final = 3

@@ -14,7 +14,7 @@ from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.saver import Outgoing, Saver
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampling.sampler import Sampler
-from kvchat.engine.scheduler import Drafter
+from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.shadow.branches import Shadows
 from kvchat.engine.weights import Weights
 

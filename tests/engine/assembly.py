@@ -9,7 +9,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.cache.rates import Rates
 from kvchat.engine.loading import Loading
 from kvchat.engine.resumptions import Resumptions
-from kvchat.engine.scheduler import Drafter, NoDrafter, Scheduler
+from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter, Scheduler
 from kvchat.engine.sequences.completion import Entry
 from kvchat.engine.sequences.sequence import Branch
 from tests.engine.cache.caches import Cache

@@ -17,9 +17,9 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.decoder_structure import Unmatched
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import Candidate, load_candidate
-from tests.engine.ahead_engines import open_ahead
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of
+from tests.engine.overlapped_engines import open_ahead
 from tests.engine.tiny_models import reference, submit, token_ids
 
 pytestmark = pytest.mark.cpu

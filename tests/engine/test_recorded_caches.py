@@ -13,9 +13,9 @@ from kvchat.engine.decode_steps import MOST_GATHERED, DecodeSteps
 from kvchat.engine.engine import Engine
 from kvchat.engine.gpu import can_record
 from kvchat.engine.sequences.batch import Batch, Chunk
-from tests.engine.ahead_engines import AheadRunner, open_ahead
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of
+from tests.engine.overlapped_engines import AheadRunner, open_ahead
 from tests.engine.tiny_models import RecordingRunner, open_recorded, token_ids
 
 pytestmark = pytest.mark.cpu

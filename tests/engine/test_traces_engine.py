@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvchat.engine.api.events import FinishReason
-from kvchat.engine.scheduler import Drafter
+from kvchat.engine.scheduling.scheduler import Drafter
 from tests.engine.conftest import TinyModels
 from tests.engine.conversations import BEAMS, GREEDY, SEVERAL, Asked, Life, cold
 

@@ -29,7 +29,7 @@ from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
-from kvchat.engine.scheduler import Drafter
+from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import Candidate, load_candidate

@@ -7,7 +7,7 @@ from transformers import GPTJConfig
 
 from kvchat.engine import Engine
 from kvchat.engine.api.events import FinishReason, RequestFinished
-from kvchat.engine.smaller import TRIED
+from kvchat.engine.scheduling.format_advisor import TRIED
 from kvchat.errors import PoolExhausted
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.latent_models import model_of

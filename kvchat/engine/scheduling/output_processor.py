@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvchat.engine import report
 from kvchat.engine.api.events import Event, FinishReason
 from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.request import Request
@@ -16,7 +15,8 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.keeper import Keeper
 from kvchat.engine.sampling.sampler import Choice, Row, Sampler, choices
-from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.scheduling import request_events
+from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.beam_search import Advance, BeamSearch, Continuation
 from kvchat.engine.sequences.completion import Entry
@@ -133,7 +133,7 @@ class Answers:
                 due.append(_Due(entry, own, chunk.draft))
                 due += [_Due(sibling, own) for sibling in self._fork_siblings(entry)]
             elif entry.num_generated == 0:
-                self.events.append(report.progress(entry))
+                self.events.append(request_events.progress(entry))
         self._sample(sampled)
         self._search(searched)
 
@@ -155,7 +155,7 @@ class Answers:
         family.fits_in = fits_in
         if family.search is not None:
             entry = family.running[0]
-            self.events += report.beam_tokens(entry)
+            self.events += request_events.beam_tokens(entry)
             self._drop(family, family.running[1:])
             self._release(family.take_hypotheses())
         self._take_out(entry)
@@ -217,7 +217,7 @@ class Answers:
             return FinishReason.ERROR, "the model's output is not a number (NaN or infinite)"
         self._note_first_token(entry)
         entry.append(choice.token_id, choice.logprobs.logprob if choice.logprobs else 0.0)
-        self.events.append(report.token(entry, choice))
+        self.events.append(request_events.token(entry, choice))
         self.sampled_tokens += 1
         reason = self._finish_reason(entry, choice.token_id)
         error = entry.stop.error if entry.stop is not None else None
@@ -232,7 +232,7 @@ class Answers:
         if entry.request_id is None:
             self.reused_tokens += entry.cached_len
             self.computed_tokens += entry.prompt_len - entry.cached_len
-            self.events.append(report.progress(entry))
+            self.events.append(request_events.progress(entry))
 
     def _finish_reason(self, entry: Entry, token: int) -> FinishReason | None:
         ends_turn = token in self.eos_ids and not entry.sampling.ignore_eos
@@ -281,7 +281,7 @@ class Answers:
         if advance.is_over:
             self._drop(family, family.running)
             self._release(family.end_search())
-            self.events += report.hypothesis_tokens(family)
+            self.events += request_events.hypothesis_tokens(family)
             self._tell_end(family)
 
     def _keep_hypothesis(self, family: Family, end: Continuation) -> None:
@@ -316,7 +316,7 @@ class Answers:
         for branch in family.untold_branches:
             if branch in self.manager.branches:  # nobody has let go of it by its place in a snapshot
                 self.manager.release(self.manager.branches[branch])
-        self.events.append(report.finished(family, self.clock()))
+        self.events.append(request_events.finished(family, self.clock()))
 
     def _take_out(self, entry: Entry) -> None:
         self.scheduler.remove(entry)

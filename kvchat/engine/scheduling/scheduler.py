@@ -17,7 +17,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.refusals import Refusals
+from kvchat.engine.scheduling.admission_backoff import Refusals
 from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
 from kvchat.engine.sequences.completion import Entry
 from kvchat.engine.sequences.sequence import Branch

@@ -16,9 +16,9 @@ from kvchat.engine.results import Result
 from kvchat.engine.sampling.device_sampler import Drawn
 from kvchat.engine.sampling.sampler import Row, Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
-from tests.engine.ahead_engines import AheadRunner, open_ahead
 from tests.engine.conftest import TinyModels
 from tests.engine.conversations import BEAMS, GREEDY, SEVERAL, Life
+from tests.engine.overlapped_engines import AheadRunner, open_ahead
 from tests.engine.test_traces_engine import KINDS as WINDOWED
 from tests.engine.test_traces_engine import expect_cold
 from tests.engine.tiny_models import KINDS, SAID, answer, reference, submit, token_ids

@@ -15,7 +15,7 @@ from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampling.sampler import Sampler
-from kvchat.engine.scheduler import Drafter
+from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import load_candidate

@@ -20,7 +20,7 @@ from kvchat.engine.api.ids import BranchId
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.kernels.device import upload
-from kvchat.engine.scheduler import Scheduler
+from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.engine.sequences.completion import Entry
 
