@@ -149,7 +149,7 @@ WITHOUT_TORCH = (
     "kvchat.engine.sampling.speculative.ngram_index",
     "kvchat.engine.sampling.speculative.step_costs",
     "kvchat.engine.flights",
-    "kvchat.engine.inspection",
+    "kvchat.engine.cache.inspection",
     "kvchat.engine.kept_rates",
     "kvchat.engine.loading",
     "kvchat.engine.promotion",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from kvchat.engine import inspection, occupancy
+from kvchat.engine import occupancy
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.events import Event, FinishReason, RequestFinished
 from kvchat.engine.api.ids import BranchId, RequestId
@@ -18,6 +18,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 from kvchat.engine.build import build_parts
+from kvchat.engine.cache import inspection
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.departures import Departures
 from kvchat.engine.disk import open_saver

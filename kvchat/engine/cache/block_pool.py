@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from kvchat.engine.api.ids import BlockId, BlockKey
+from kvchat.engine.cache.child_counts import Lineage
 from kvchat.engine.cache.eviction import EvictionOrder, S3Fifo
-from kvchat.engine.cache.lineage import Lineage
 
 
 class BlockPool:

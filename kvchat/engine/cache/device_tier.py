@@ -10,8 +10,8 @@ from functools import partial
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_pool import BlockPool
+from kvchat.engine.cache.block_references import Holdings
 from kvchat.engine.cache.eviction import Eviction, make_order
-from kvchat.engine.cache.holdings import Holdings
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.integrity import check_branch, check_holders, check_index
 from kvchat.engine.cache.plan import Demote

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
-from kvchat.engine.cache.journal import Journal
+from kvchat.engine.cache.change_log import Journal
 from kvchat.engine.cache.siblings import Siblings
 from kvchat.platform.values import dataclass
 

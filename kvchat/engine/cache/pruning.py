@@ -5,9 +5,9 @@ asks without a view finds them there. Blocks that are to be filled are the branc
 reads the end of the prompt, and have their place in its tables once that step has been computed.
 """
 
+from kvchat.engine.cache.block_publisher import Naming
 from kvchat.engine.cache.course import Stage
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.naming import Naming
 from kvchat.engine.cache.plan import Prune
 from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.table_log import TableLog

@@ -3,8 +3,8 @@
 from dataclasses import field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key
-from kvchat.engine.cache.chain import Chain
 from kvchat.engine.cache.course import EXACT, Course, Name
+from kvchat.engine.cache.key_chain import Chain
 from kvchat.engine.cache.spec import Group
 from kvchat.platform.values import dataclass
 

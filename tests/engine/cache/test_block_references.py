@@ -5,7 +5,7 @@ import pytest
 from kvchat.engine import occupancy
 from kvchat.engine.api.snapshot import BranchUsage
 from kvchat.engine.cache.block_pool import BlockPool
-from kvchat.engine.cache.holdings import Holdings
+from kvchat.engine.cache.block_references import Holdings
 from tests.engine.cache.caches import Cache, full_group, sliding_group
 from tests.engine.cache.counting import counted_calls
 
