@@ -8,7 +8,7 @@ from kvchat.engine.api.ids import GroupId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.spec import FullSpec, Group, SlidingSpec
+from kvchat.engine.formats.spec import FullSpec, Group, SlidingSpec
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.completion import Entry
 

@@ -21,10 +21,10 @@ import torch
 
 from benchmarks.table import Row, seconds
 from kvchat.engine.api.ids import BlockId, GroupId, root_key
-from kvchat.engine.cache.formats import stored_groups
-from kvchat.engine.cache.spec import FullSpec, Group, group_layers
 from kvchat.engine.conversion import Conversion
 from kvchat.engine.convert import RUN_LEN, Converter, Side
+from kvchat.engine.formats.spec import FullSpec, Group, group_layers
+from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.memory.bundle_blocks import BlockShelf, NewBlock
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.files import SYSTEM, Files, SystemFiles

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.clock import cost_of
 from benchmarks.table import NothingHere
 from benchmarks.table import Row as Figure
-from kvchat.engine.attention.paged import GroupStep
+from kvchat.engine.formats.full.attend import GroupStep
 from kvchat.engine.fusion import fuse
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import prepare

@@ -13,9 +13,9 @@ from benchmarks.clock import Cost, cost_of
 from benchmarks.table import Row
 from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
-from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.plan import TableChange
-from kvchat.engine.cache.spec import Fp8LatentSpec
+from kvchat.engine.formats.spec import Fp8LatentSpec
+from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation

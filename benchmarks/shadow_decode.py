@@ -15,16 +15,16 @@ from benchmarks.clock import cost_of
 from benchmarks.table import Row
 from kvchat.engine.api.ids import BranchId, GroupId
 from kvchat.engine.api.view import View
-from kvchat.engine.attention.call import AttentionCall
-from kvchat.engine.attention.paged import GroupStep, PagedAttention
-from kvchat.engine.cache.spec import FullSpec, Group
+from kvchat.engine.formats.attention_call import AttentionCall
+from kvchat.engine.formats.full.attend import GroupStep, PagedAttention
+from kvchat.engine.formats.shadow.rotary import Rotary
+from kvchat.engine.formats.shadow.shadows import Shadows
+from kvchat.engine.formats.spec import FullSpec, Group
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.sequences.batch import ShadowedPrompt
-from kvchat.engine.shadow.branches import Shadows
-from kvchat.engine.shadow.rotary import Rotary
 
 NUM_LAYERS, HEAD_DIM = 4, 64
 LENGTH = 32_768

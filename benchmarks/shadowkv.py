@@ -25,11 +25,11 @@ from benchmarks.shadow_decode import LEAST_RATIO as LEAST_DECODE_RATIO
 from benchmarks.shadow_decode import measure_decode
 from benchmarks.shadow_quality import AT_MOST_LOST, LENGTH, LONGEST, measure_frontier, measure_quality
 from benchmarks.table import render
-from kvchat.engine.shadow.layer import ShadowLayer
-from kvchat.engine.shadow.pages import Budget
-from kvchat.engine.shadow.rotary import Rotary
-from kvchat.engine.shadow.settings import ShadowSettings
-from kvchat.engine.shadow.stock import Budgets
+from kvchat.engine.formats.shadow.layer import ShadowLayer
+from kvchat.engine.formats.shadow.layer_store import Budgets
+from kvchat.engine.formats.shadow.pages import Budget
+from kvchat.engine.formats.shadow.rotary import Rotary
+from kvchat.engine.formats.shadow.settings import ShadowSettings
 
 RESULTS = Path(__file__).parent / "results"
 NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 32, 8, 128

@@ -4,7 +4,7 @@ from random import Random
 
 from benchmarks.table import Row
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
-from kvchat.engine.cache.sizing import window_blocks
+from kvchat.engine.formats.pool_sizing import window_blocks
 
 NUM_SESSIONS = 20
 MEAN_LEN = 1000

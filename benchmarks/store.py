@@ -14,7 +14,7 @@ from benchmarks.table import Row, seconds
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.spec import FullSpec, Group
+from kvchat.engine.formats.spec import FullSpec, Group
 from kvchat.engine.memory.block_file import (
     BlockHeader,
     FileIdentity,

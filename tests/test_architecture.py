@@ -49,7 +49,7 @@ FLOORS = {
     "kvchat.engine.memory.streams": 0,
     "kvchat.engine.attention": 2,
     "kvchat.engine.shadow": 2,
-    "kvchat.engine.shadow.settings": 0,
+    "kvchat.engine.formats.shadow.settings": 0,
     "kvchat.engine.sequences.stop_guard": 1,
     "kvchat.engine.sequences.completion": 2,
     "kvchat.engine.scheduling.admission_backoff": 3,
@@ -158,7 +158,7 @@ WITHOUT_TORCH = (
     "kvchat.engine.scheduling.scheduler",
     "kvchat.engine.worker",
     "kvchat.engine.models.locate",
-    "kvchat.engine.shadow.settings",
+    "kvchat.engine.formats.shadow.settings",
     "kvchat.engine.memory.disk_store",
     "kvchat.engine.memory.block_catalog",
 )
@@ -391,9 +391,9 @@ def test_an_import_of_another_package_on_the_same_floor_is_found() -> None:
 
 
 def test_a_cycle_is_found() -> None:
-    block = parse("kvchat.engine.cache.block", "from kvchat.engine.cache.spec import Spec")
-    spec = parse("kvchat.engine.cache.spec", "def f():\n    import kvchat.engine.cache.block")
-    cycle = "kvchat.engine.cache.block -> kvchat.engine.cache.spec -> kvchat.engine.cache.block"
+    block = parse("kvchat.engine.cache.block", "from kvchat.engine.formats.spec import Spec")
+    spec = parse("kvchat.engine.formats.spec", "def f():\n    import kvchat.engine.cache.block")
+    cycle = "kvchat.engine.cache.block -> kvchat.engine.formats.spec -> kvchat.engine.cache.block"
     assert import_cycles([block, spec]) == [cycle]
 
 

@@ -6,7 +6,7 @@ from time import perf_counter
 from benchmarks.gpu import ceilings
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.cache.spec import FullSpec, Group
+from kvchat.engine.formats.spec import FullSpec, Group
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.inline_streams import InlineStreams

@@ -16,6 +16,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.stage import Figure, Stage
+from kvchat.engine.formats.shadow.gpu import Remote, TurnTables
+from kvchat.engine.formats.shadow.layer import ShadowLayer
+from kvchat.engine.formats.shadow.layer_store import Budgets
+from kvchat.engine.formats.shadow.pages import Budget
+from kvchat.engine.formats.shadow.rotary import Rotary
+from kvchat.engine.formats.shadow.settings import ShadowSettings
+from kvchat.engine.formats.shadow.shadows import BlockChunks
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
@@ -23,13 +30,6 @@ from kvchat.engine.kernels.store_kv import store_kv
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.inline_streams import InlineStreams
 from kvchat.engine.memory.pinned import pinned_map
-from kvchat.engine.shadow.branches import BlockChunks
-from kvchat.engine.shadow.layer import ShadowLayer
-from kvchat.engine.shadow.pages import Budget
-from kvchat.engine.shadow.remote import Remote, TurnTables
-from kvchat.engine.shadow.rotary import Rotary
-from kvchat.engine.shadow.settings import ShadowSettings
-from kvchat.engine.shadow.stock import Budgets
 from kvchat.platform.host_memory import available_bytes
 
 BLOCK_SIZE = 64

@@ -9,7 +9,7 @@ from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Demote, Promote
 from kvchat.engine.cache.rates import Rates
-from kvchat.engine.cache.spec import FullSpec, Group
+from kvchat.engine.formats.spec import FullSpec, Group
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool

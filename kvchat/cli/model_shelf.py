@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kvchat.engine.cache.arithmetic import cache_sizes, read_shape
+from kvchat.engine.formats.kv_size import cache_sizes, read_shape
 from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, installed_model, locate_model
 from kvchat.errors import KvchatError
 from kvchat.platform.host_memory import available_bytes

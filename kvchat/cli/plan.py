@@ -6,7 +6,8 @@ from typing import Any
 
 from kvchat.cli.options import PlanOptions
 from kvchat.cli.streams import Output, Status, as_json
-from kvchat.engine.cache.arithmetic import (
+from kvchat.engine.formats.format_sizes import FormatSize, format_sizes
+from kvchat.engine.formats.kv_size import (
     ASSUMED_DTYPE,
     AttentionShape,
     CacheSize,
@@ -14,7 +15,6 @@ from kvchat.engine.cache.arithmetic import (
     names_dtype,
     read_shape,
 )
-from kvchat.engine.cache.format_sizes import FormatSize, format_sizes
 from kvchat.engine.models.config_file import normalised, read_config
 from kvchat.errors import UsageError
 from kvchat.platform.parsing import tokens

@@ -12,19 +12,20 @@ from kvchat.engine.api.cache_format import canonical_cache_format, parse_cache_f
 from kvchat.engine.api.config import SPECULATE, EngineConfig, EngineInfo
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.view import require_steps
-from kvchat.engine.attention.pruner import Pruner
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Rates
-from kvchat.engine.cache.shadow_room import ShadowedMemory, divided, in_host_memory, making_bytes
-from kvchat.engine.cache.sizing import host_places, pool_blocks
-from kvchat.engine.cache.spec import Group
-from kvchat.engine.cache.view_spec import PrunedSpec, ShadowSpec
 from kvchat.engine.cache.worth import Worth
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import WRITE_QUEUE_BYTES, open_saver, open_store
+from kvchat.engine.formats.pool_sizing import host_places, pool_blocks
+from kvchat.engine.formats.pruned.pruner import Pruner
+from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host_memory, making_bytes
+from kvchat.engine.formats.shadow.shadows import Shadows
+from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.view_spec import PrunedSpec, ShadowSpec
 from kvchat.engine.fusion import Fusion, fused_pass, fusion_of
 from kvchat.engine.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
 from kvchat.engine.kept_checks import name_of
@@ -54,7 +55,6 @@ from kvchat.engine.runner import ForwardPass, Runner
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
 from kvchat.engine.scheduling.scheduler import NoDrafter
-from kvchat.engine.shadow.branches import Shadows
 from kvchat.engine.weight_format import Source, check_weights
 from kvchat.engine.weights import Candidate, Weights, fingerprint_of, load_candidate
 from kvchat.errors import ConfigError, OutOfMemory

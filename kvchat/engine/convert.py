@@ -15,7 +15,7 @@ import torch
 from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.sealed_attention import seal
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.memory.device_pool import DevicePool

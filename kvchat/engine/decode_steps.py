@@ -23,9 +23,9 @@ from torch import Tensor
 
 from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BranchId, GroupId
-from kvchat.engine.attention.paged import GroupStep
 from kvchat.engine.cache.plan import TableChange
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.full.attend import GroupStep
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.reserve import Reserve

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.attention.gather import GatherCache
-from kvchat.engine.attention.latent import LatentAttention
-from kvchat.engine.attention.paged import PagedAttention
+from kvchat.engine.formats.full.attend import PagedAttention
+from kvchat.engine.formats.full.gather import GatherCache
+from kvchat.engine.formats.latent.attend import LatentAttention
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.models.hook import accepted_arguments, attach
 from kvchat.engine.models.past import PackedPast

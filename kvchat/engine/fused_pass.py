@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.attention.paged import GroupStep
-from kvchat.engine.attention.paged import LayerPool as Stored
+from kvchat.engine.formats.full.attend import GroupStep
+from kvchat.engine.formats.full.attend import LayerPool as Stored
 from kvchat.engine.kernels.decoder_layers.args import GroupRows, LayerPool, StepRows
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, SpanTable

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.attention.call import AttentionCall
-from kvchat.engine.attention.paged import PagedAttention
-from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec, exact_twins
-from kvchat.engine.cache.view_spec import PrunedSpec, ShadowSpec, WindowSpec
+from kvchat.engine.formats.attention_call import AttentionCall
+from kvchat.engine.formats.full.attend import PagedAttention
+from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, SlidingSpec, exact_twins
+from kvchat.engine.formats.view_spec import PrunedSpec, ShadowSpec, WindowSpec
 from kvchat.engine.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
 from kvchat.engine.kept_checks import KeptChecks, name_of
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer

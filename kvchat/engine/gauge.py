@@ -17,7 +17,7 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss
 from kvchat.engine.api.view import require_steps
 from kvchat.engine.build import placed, shadows_of
-from kvchat.engine.cache.spec import Fp8LatentSpec, Group, SealedSpec
+from kvchat.engine.formats.spec import Fp8LatentSpec, Group, SealedSpec
 from kvchat.engine.loss import TokenLosses, token_losses
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.load import LoadedModel, choose_device

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.cache.spec import Group
 from kvchat.engine.capacity import Lengths
 from kvchat.engine.compiled import choose
 from kvchat.engine.cuda_graphs import CudaGraphs
 from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps, Limits
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward import PackedPass
 from kvchat.engine.kernels import sealed_attention
 from kvchat.engine.kernels.checks import debugs

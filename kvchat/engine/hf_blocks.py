@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.attention.paged import GroupStep
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.rates import Rates
-from kvchat.engine.cache.sizing import pool_blocks
-from kvchat.engine.cache.spec import Group, group_layers
 from kvchat.engine.disk import open_saver, open_store
 from kvchat.engine.flights import Flights
+from kvchat.engine.formats.full.attend import GroupStep
+from kvchat.engine.formats.pool_sizing import pool_blocks
+from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.keeper import Keeper
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.attention.gather import GatherCache
-from kvchat.engine.attention.paged import GroupStep
+from kvchat.engine.formats.full.attend import GroupStep
+from kvchat.engine.formats.full.gather import GatherCache
 from kvchat.engine.hf_blocks import HFBlocks
 from kvchat.engine.hf_texts import Texts
 from kvchat.errors import InvalidRequest

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvchat.engine.cache.spec import (
+from kvchat.engine.formats.shadow.settings import ShadowSettings
+from kvchat.engine.formats.spec import (
     ChunkedSpec,
     Fp8LatentSpec,
     FullSpec,
@@ -16,7 +17,6 @@ from kvchat.engine.cache.spec import (
 from kvchat.engine.kernels.model_trials import Latents, Sizes
 from kvchat.engine.kernels.shadow_trials import ShadowSizes
 from kvchat.engine.kernels.trials import LatentSizes
-from kvchat.engine.shadow.settings import ShadowSettings
 
 
 def sizes_in_config(config: Any, block_size: int) -> tuple[Sizes | Latents, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvchat.engine.attention.paged import GroupStep, LayerPool
+from kvchat.engine.formats.full.attend import GroupStep, LayerPool
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
 from kvchat.engine.kernels.decoder_layers.torch_ops import (
     Projected,

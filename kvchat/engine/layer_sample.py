@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.attention.call import AttentionCall
-from kvchat.engine.attention.paged import GroupStep, PagedAttention
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.attention_call import AttentionCall
+from kvchat.engine.formats.full.attend import GroupStep, PagedAttention
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward import PackedPass
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
+from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
 from kvchat.engine.fusion import (
     Sample,
     float_layers,

@@ -16,10 +16,10 @@ from kvchat.engine.api.snapshot import (
 )
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.rates import Direction, Rates
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.shadow.shadows import Shadows
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.sequences.sequence import Branch
-from kvchat.engine.shadow.branches import Shadows
 
 
 def group_usages(manager: CacheManager) -> tuple[GroupUsage, ...]:

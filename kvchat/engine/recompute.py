@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.quantised_kv.reference import quantise
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.sequences.batch import Batch, Chunk

@@ -15,20 +15,20 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, BranchId, GroupId, RequestId
 from kvchat.engine.api.namespace import Namespace
-from kvchat.engine.attention.paged import LayerPool
-from kvchat.engine.attention.pruner import Pruner
-from kvchat.engine.cache.course import Hole
-from kvchat.engine.cache.courses import Courses
 from kvchat.engine.cache.plan import Prune, TableChange
-from kvchat.engine.cache.sizing import window_blocks
-from kvchat.engine.cache.spec import Fp8LatentSpec, Group
+from kvchat.engine.formats.full.attend import LayerPool
+from kvchat.engine.formats.pool_sizing import window_blocks
+from kvchat.engine.formats.pruned.pruner import Pruner
+from kvchat.engine.formats.pruned.view_schedule import Hole
+from kvchat.engine.formats.pruned.view_schedules import Courses
+from kvchat.engine.formats.shadow.shadows import Shadows
+from kvchat.engine.formats.spec import Fp8LatentSpec, Group
 from kvchat.engine.kernels.latent_record import store_records
 from kvchat.engine.kernels.sealed_attention import seal
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.runner import ForwardPass, Runner
 from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
-from kvchat.engine.shadow.branches import Shadows
 
 MakePass = Callable[[DevicePool], ForwardPass]
 _BRANCH = BranchId(0)

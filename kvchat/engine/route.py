@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import nn
 
-from kvchat.engine.attention.gather import GatherCache
-from kvchat.engine.attention.latent import LatentAttention
-from kvchat.engine.attention.paged import PagedAttention
-from kvchat.engine.cache.spec import Group, group_layers
+from kvchat.engine.formats.full.attend import PagedAttention
+from kvchat.engine.formats.full.gather import GatherCache
+from kvchat.engine.formats.latent.attend import LatentAttention
+from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.forward import PackedPass, SequencePass
 from kvchat.engine.kept_checks import KeptChecks, name_of
 from kvchat.engine.memory.device_pool import DevicePool

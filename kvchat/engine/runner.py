@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BranchId, GroupId
-from kvchat.engine.attention.paged import GroupStep
-from kvchat.engine.attention.pruner import Pruner
-from kvchat.engine.attention.sight import pruned_span, windowed_span
 from kvchat.engine.cache.plan import TableChange
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.full.attend import GroupStep
+from kvchat.engine.formats.pruned.pruner import Pruner
+from kvchat.engine.formats.pruned.visible_blocks import pruned_span, windowed_span
+from kvchat.engine.formats.shadow.shadows import Shadows
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.sequences.batch import Batch, Chunk
-from kvchat.engine.shadow.branches import Shadows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
 from kvchat.engine.cache.plan import TableChange
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.first_layers import first_layers, num_telling_layers
 from kvchat.engine.models.hook import IMPLEMENTATION, accepted_arguments, set_implementation

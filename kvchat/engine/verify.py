@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
-from kvchat.engine.cache.spec import Fp8LatentSpec, FullSpec, Group, SealedSpec
+from kvchat.engine.formats.spec import Fp8LatentSpec, FullSpec, Group, SealedSpec
 from kvchat.engine.kernels.latent_record.reference import unpack
 from kvchat.engine.kernels.quantised_kv.reference import dequantise
 from kvchat.engine.kernels.sealed_record import SealedRecord

@@ -14,7 +14,7 @@ from kvchat.cli.finding import Finding, State
 from kvchat.cli.folding import fold
 from kvchat.cli.main import run
 from kvchat.cli.streams import Output
-from tests.engine.cache.test_arithmetic import DEEPSEEK_V3
+from tests.engine.formats.test_kv_size import DEEPSEEK_V3
 
 pytestmark = pytest.mark.pure
 

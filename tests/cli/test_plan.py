@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.cli.main import run
-from tests.engine.cache.test_arithmetic import DEEPSEEK_V3, LLAMA_405B, QWEN_72B
+from tests.engine.formats.test_kv_size import DEEPSEEK_V3, LLAMA_405B, QWEN_72B
 
 pytestmark = pytest.mark.pure
 

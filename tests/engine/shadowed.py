@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from kvchat.engine.shadow.settings import ShadowSettings
+from kvchat.engine.formats.shadow.settings import ShadowSettings
 
 NAME = "shadowed_reference"
 

@@ -2,7 +2,7 @@
 
 import random
 
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.completion import Entry
 from kvchat.engine.sequences.sequence import Branch

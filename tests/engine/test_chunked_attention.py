@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.models.configs import Case
 from benchmarks.models.survey import save_tiny
-from kvchat.engine.cache.sizing import window_blocks
+from kvchat.engine.formats.pool_sizing import window_blocks
 from tests.engine.conftest import OpenEngine
 from tests.engine.tiny_models import answer, reference, submit, token_ids
 

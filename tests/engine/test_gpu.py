@@ -23,8 +23,8 @@ from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.staged import StagedTransport
 from kvchat.engine.memory.transport import DirectTransport
+from tests.engine.formats.shadow.told import tell
 from tests.engine.memory import test_staged as staged_traces
-from tests.engine.shadow.told import tell
 from tests.engine.tiny_models import token_ids
 
 pytestmark = [

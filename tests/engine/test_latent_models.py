@@ -14,10 +14,10 @@ from transformers.cache_utils import DynamicCache
 
 from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
-from kvchat.engine.attention.latent import LatentAttention
-from kvchat.engine.cache.formats import stored_groups
 from kvchat.engine.cache.plan import TableChange
-from kvchat.engine.cache.spec import LatentSpec
+from kvchat.engine.formats.latent.attend import LatentAttention
+from kvchat.engine.formats.spec import LatentSpec
+from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.forward import PackedPass
 from kvchat.engine.kernels.latent_attention import torch_ops
 from kvchat.engine.memory.device_pool import DevicePool

@@ -7,7 +7,7 @@ import pytest
 from kvchat.engine import Engine
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.api.view import OFFERED_SHADOW, parse_view
-from kvchat.engine.shadow.settings import least_prompt
+from kvchat.engine.formats.shadow.settings import least_prompt
 from kvchat.errors import PoolExhausted
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.namespaced import ask

@@ -13,10 +13,10 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.api.view import parse_view
-from kvchat.engine.cache.view_spec import ShadowSpec
 from kvchat.engine.engine import Engine
+from kvchat.engine.formats.shadow.settings import settings_for
+from kvchat.engine.formats.view_spec import ShadowSpec
 from kvchat.engine.handle import Handle
-from kvchat.engine.shadow.settings import settings_for
 from kvchat.errors import ConfigError, PoolExhausted, UnsupportedModel
 from kvchat.gauge.suite import Suite, SuiteSize
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels

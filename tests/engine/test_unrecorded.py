@@ -9,9 +9,9 @@ import torch
 
 from kvchat.cli.doctor import _layers_text
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.attention.gather import GatherCache
-from kvchat.engine.cache.spec import Group
 from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps, Limits
+from kvchat.engine.formats.full.gather import GatherCache
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward import SequencePass
 from kvchat.engine.gpu import can_record, unrecorded, why_not
 from kvchat.engine.memory.device_pool import DevicePool

@@ -11,8 +11,8 @@ import torch
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.build import build_parts
-from kvchat.engine.cache.spec import Fp8LatentSpec
 from kvchat.engine.engine import Engine
+from kvchat.engine.formats.spec import Fp8LatentSpec
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.block_file import Region

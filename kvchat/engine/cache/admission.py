@@ -7,7 +7,7 @@ from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.match import PartialBlock, PrefixMatch
 from kvchat.engine.cache.plan import Copy
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import Branch
 
 

@@ -4,8 +4,8 @@ from kvchat.engine.api.ids import block_key
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.plan import Save
 from kvchat.engine.cache.prefix_index import IndexNode
-from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.table_log import TableLog
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import Branch
 
 

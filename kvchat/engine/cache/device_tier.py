@@ -16,7 +16,7 @@ from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.integrity import check_branch, check_holders, check_index
 from kvchat.engine.cache.plan import Demote
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import Branch
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionWish
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.course import Course
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.formats.pruned.view_schedule import Course
 from kvchat.engine.sequences.sequence import Branch
 from kvchat.platform.values import dataclass
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from kvchat.engine.api.ids import BlockId, GroupId, block_key
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.prefix_index import PrefixIndex
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import Branch
 
 Pools = Mapping[GroupId, BlockPool]

@@ -12,17 +12,17 @@ from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.admission import Admission
 from kvchat.engine.cache.block_publisher import Naming
-from kvchat.engine.cache.course import Hole
-from kvchat.engine.cache.courses import Courses
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.live_tails import LiveTails
 from kvchat.engine.cache.match import PrefixMatch, PrefixMatcher
 from kvchat.engine.cache.pins import Pins
 from kvchat.engine.cache.plan import Copy, Demote, Move, Prune, Save, TableChange
-from kvchat.engine.cache.pruning import Pruning
-from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.table_log import TableLog
 from kvchat.engine.cache.tiers import DiskTier, NoTier, SlowTiers
+from kvchat.engine.formats.pruned.pruning import Pruning
+from kvchat.engine.formats.pruned.view_schedule import Hole
+from kvchat.engine.formats.pruned.view_schedules import Courses
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import BlockTable, Branch
 
 

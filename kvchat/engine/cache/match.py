@@ -10,10 +10,10 @@ from dataclasses import field, replace
 from itertools import accumulate
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
-from kvchat.engine.cache.course import EXACT, Course, Name
 from kvchat.engine.cache.prefix_index import PrefixIndex
-from kvchat.engine.cache.spec import Group
 from kvchat.engine.cache.tiers import SlowTiers
+from kvchat.engine.formats.pruned.view_schedule import EXACT, Course, Name
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import Branch
 from kvchat.platform.values import dataclass
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId
 from kvchat.engine.cache.device_tier import DeviceTier
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import Branch
 from kvchat.errors import PinRefused
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.cache.rates import Rates
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.spec import Group
 
 
 class Worth:

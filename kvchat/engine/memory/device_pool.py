@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.cache.spec import FullSpec, Group, SealedSpec
+from kvchat.engine.formats.spec import FullSpec, Group, SealedSpec
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.read_block.native import Places

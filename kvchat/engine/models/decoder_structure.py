@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kvchat.engine.attention.call import AttentionCall
-from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, SlidingSpec
+from kvchat.engine.formats.attention_call import AttentionCall
+from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, SlidingSpec
 from kvchat.engine.kernels.decoder_layers.args import (
     Activation,
     DecoderLayer,

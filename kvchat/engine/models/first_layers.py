@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.spec import Group
 
 LEAST = 2
 

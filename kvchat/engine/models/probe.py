@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from kvchat.engine.attention.call import AttentionCall
-from kvchat.engine.cache.spec import ChunkedSpec, FullSpec, LatentSpec, SlidingSpec
+from kvchat.engine.formats.attention_call import AttentionCall
+from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, LatentSpec, SlidingSpec
 from kvchat.engine.memory.device_pool import DTYPE_NAMES
 from kvchat.engine.models.hook import (
     IMPLEMENTATION,

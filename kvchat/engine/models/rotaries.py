@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.attention.call import AttentionCall
+from kvchat.engine.formats.attention_call import AttentionCall
+from kvchat.engine.formats.shadow.rotary import CosinesAndSines, Rotary
 from kvchat.engine.models.hook import attach
 from kvchat.engine.models.probe import model_name
-from kvchat.engine.shadow.rotary import CosinesAndSines, Rotary
 from kvchat.errors import UnsupportedModel
 
 POSITIONS = (1, 3, 11, 40, 63, 200)

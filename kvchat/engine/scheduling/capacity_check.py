@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from kvchat.engine.api.ids import BlockKey, GroupId, chain_keys
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.shadow_room import beside_bytes
-from kvchat.engine.cache.sizing import least_blocks
+from kvchat.engine.formats.pool_sizing import least_blocks
+from kvchat.engine.formats.shadow.memory import beside_bytes
 from kvchat.engine.sequences.completion import Entry
 from kvchat.engine.sequences.sequence import Branch
 from kvchat.errors import PoolExhausted

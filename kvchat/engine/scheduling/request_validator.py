@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request, check_namespace
-from kvchat.engine.cache.course import Course
 from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.formats.pruned.view_schedule import Course
 from kvchat.engine.scheduling.capacity_check import Room
 from kvchat.engine.scheduling.output_processor import Answers
 from kvchat.engine.sequences.sequence import Branch

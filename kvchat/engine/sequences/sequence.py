@@ -3,9 +3,9 @@
 from dataclasses import field
 
 from kvchat.engine.api.ids import BlockId, BlockKey, BranchId, GroupId, block_key
-from kvchat.engine.cache.course import EXACT, Course, Name
 from kvchat.engine.cache.key_chain import Chain
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.pruned.view_schedule import EXACT, Course, Name
+from kvchat.engine.formats.spec import Group
 from kvchat.platform.values import dataclass
 
 BlockTable = list[BlockId | None]

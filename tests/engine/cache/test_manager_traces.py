@@ -14,8 +14,8 @@ from kvchat.engine.api.ids import BlockKey, BranchId, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.plan import Move, Save
-from kvchat.engine.cache.sizing import window_blocks
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.pool_sizing import window_blocks
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.sequence import Branch
 from kvchat.errors import PinRefused
 from tests.engine.cache.caches import Cache, chunked_group, full_group, name_of, sliding_group

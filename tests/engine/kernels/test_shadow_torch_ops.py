@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvchat.engine.formats.shadow.rotary import HALVES, NEIGHBOURS, Rotary
 from kvchat.engine.kernels.shadow_kv import (
     Change,
     Sight,
@@ -15,7 +16,6 @@ from kvchat.engine.kernels.shadow_kv import (
     reference,
     restore_keys,
 )
-from kvchat.engine.shadow.rotary import HALVES, NEIGHBOURS, Rotary
 
 pytestmark = pytest.mark.cpu
 

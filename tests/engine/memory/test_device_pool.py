@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.cache.spec import FullSpec, Group, SlidingSpec
+from kvchat.engine.formats.spec import FullSpec, Group, SlidingSpec
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.errors import OutOfMemory
 

@@ -11,7 +11,7 @@ from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_ke
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Demote, Load, Promote
 from kvchat.engine.cache.rates import Direction, Rates
-from kvchat.engine.cache.spec import FullSpec, Group, SlidingSpec
+from kvchat.engine.formats.spec import FullSpec, Group, SlidingSpec
 from kvchat.engine.memory.block_file import BlockHeader, block_path
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore

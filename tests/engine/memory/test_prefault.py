@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvchat.engine.api.ids import BlockId
-from kvchat.engine.cache.spec import FullSpec, group_layers
+from kvchat.engine.formats.spec import FullSpec, group_layers
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.pages import PAGE
 from kvchat.engine.memory.prefault import prefault

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from kvchat.engine.cache.spec import FullSpec, SlidingSpec
+from kvchat.engine.formats.spec import FullSpec, SlidingSpec
 from kvchat.engine.models.load import load_model
 from kvchat.engine.route import Served, choose_route
 from kvchat.errors import UnsupportedModel

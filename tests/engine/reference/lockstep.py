@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvchat.engine.api.ids import BranchId
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.loading import Obstacle
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.completion import Entry

@@ -3,7 +3,7 @@
 import pytest
 
 from kvchat.engine.cache.match import PrefixMatcher
-from kvchat.engine.cache.spec import Group
+from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.completion import Entry
 from tests.engine.cache.caches import full_group, sliding_group
 from tests.engine.cache.counting import counted_calls

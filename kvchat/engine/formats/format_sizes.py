@@ -1,0 +1,100 @@
+"""What a conversation takes in each cache format, from a model's config alone: no weights, no torch.
+
+Whole blocks are counted, as pools hold them, and all metadata.
+"""
+
+from collections.abc import Sequence
+
+from kvchat.engine.api.cache_format import parse_cache_format
+from kvchat.engine.api.config import CACHE_FORMATS
+from kvchat.engine.api.view import PRUNING, PYRAMID, SHADOW, SNAPKV, WINDOW
+from kvchat.engine.formats.kv_size import AttentionShape
+from kvchat.engine.formats.pruned.view_schedules import Courses
+from kvchat.engine.formats.shadow.memory import beside_bytes
+from kvchat.engine.formats.spec import FullSpec, Group, LatentSpec, SlidingSpec, group_layers
+from kvchat.engine.formats.table import stored_groups
+from kvchat.errors import ConfigError
+from kvchat.platform.values import dataclass
+
+BLOCK_SIZE = 64
+FORMATS = (*CACHE_FORMATS, WINDOW, *PRUNING, f"{SNAPKV}:{PYRAMID}", SHADOW)
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatSize:
+    """A conversation in one format.
+
+    Args:
+        context_bytes: of all its tokens, read as one prompt.
+        is_exact: whether answers are; approximate otherwise.
+        beside_bytes: of these, what a processor keeps beside the blocks at most.
+    """
+
+    name: str
+    context_bytes: int
+    is_exact: bool
+    beside_bytes: int = 0
+
+
+def format_sizes(
+    shape: AttentionShape, context_len: int, wanted: Sequence[str] = ()
+) -> tuple[FormatSize, ...]:
+    """Return the formats that a model of this shape can be stored in, `exact` first.
+
+    Args:
+        wanted: these alone behind it; else the usual ones.
+
+    Raises:
+        ConfigError: one that is wanted is no format, or none for this model.
+    """
+    groups = _groups(shape)
+    sizes: list[FormatSize] = []
+    for text in dict.fromkeys((FORMATS[0], *(wanted or FORMATS))):
+        found = parse_cache_format(text)
+        try:
+            stored = stored_groups(groups, text, BLOCK_SIZE)
+        except ConfigError:
+            if wanted:
+                raise
+            continue  # the model keeps something that has no such form
+        beside = beside_bytes(stored, context_len)
+        sizes.append(
+            FormatSize(
+                name=str(found),
+                context_bytes=_held_bytes(stored, context_len) + beside,
+                is_exact=found.is_exact,
+                beside_bytes=beside,
+            )
+        )
+    return tuple(sizes)
+
+
+def _groups(shape: AttentionShape) -> tuple[Group, ...]:
+    return group_layers({layer: _spec(shape, most) for layer, most in enumerate(shape.visible)})
+
+
+def _spec(shape: AttentionShape, most: int | None) -> FullSpec:
+    dtype = _DTYPES[shape.dtype]
+    if shape.latent is not None:
+        rank, rope_dim = shape.latent.rank, shape.latent.rope_dim
+        return LatentSpec(
+            num_kv_heads=1,
+            head_dim_k=rank + rope_dim,
+            head_dim_v=0,
+            dtype=dtype,
+            rank=rank,
+            rope_dim=rope_dim,
+            rope_layout="",
+        )
+    heads = {"num_kv_heads": shape.num_kv_heads, "head_dim_k": shape.dim_k, "head_dim_v": shape.dim_v}
+    if most is None:
+        return FullSpec(**heads, dtype=dtype)
+    return SlidingSpec(**heads, dtype=dtype, window_len=most)
+
+
+def _held_bytes(groups: tuple[Group, ...], num_tokens: int) -> int:
+    course = Courses(groups, BLOCK_SIZE).of("plan", "", num_tokens)
+    return sum(
+        len(course.numbers(group, num_tokens, BLOCK_SIZE)) * group.block_bytes(BLOCK_SIZE) for group in groups
+    )

@@ -1,0 +1,149 @@
+"""Attention over paged keys and values: write the new ones, attend through the block tables.
+
+Where a layer is quantised, blocks that have become old with a step are quantised before its queries look.
+
+Stands behind the attention modules of one model. The runner sets `step` before each forward pass.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.formats.attention_call import AttentionCall
+from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, SlidingSpec
+from kvchat.engine.kernels.move_blocks.bring import bring_blocks
+from kvchat.engine.kernels.paged_attention import paged_attention
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan
+from kvchat.engine.kernels.sealed_attention import seal, sealed_attention
+from kvchat.engine.kernels.sealed_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.store_kv import store_kv
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStep:
+    """Where one step's tokens go and what they see, in one group.
+
+    Args:
+        slots: slot of every new token [T], int64; none where tokens have no place of their own.
+        spans: the sequences of the batch.
+        prepared: the same in the form that is computed with.
+        sealed: of groups of quantised blocks: what is read and what is written there.
+    """
+
+    slots: Tensor
+    spans: Sequence[SequenceSpan]
+    prepared: Prepared | None = None
+    sealed: SealedStep | None = None
+
+
+class SealedLayer(Protocol):
+    """One layer's quantised blocks."""
+
+    @property
+    def group(self) -> GroupId: ...
+
+    @property
+    def pool(self) -> SealedPool: ...
+
+
+class LayerPool(Protocol):
+    """One layer's keys [N, H_kv, P, D_k] and values [N, H_kv, P, D_v]."""
+
+    @property
+    def group(self) -> GroupId: ...
+
+    @property
+    def spec(self) -> FullSpec: ...
+
+    @property
+    def keys(self) -> Tensor: ...
+
+    @property
+    def values(self) -> Tensor: ...
+
+    @property
+    def sealed(self) -> SealedLayer | None: ...
+
+
+class PagedAttention:
+    """Backend of full, sliding and chunked layers, exact or quantised.
+
+    Args:
+        layers: the pools of the layers that store keys and values.
+        borrowed: layers that attend to what another layer has stored in the same pass, each with that layer.
+    """
+
+    def __init__(self, layers: Mapping[int, LayerPool], borrowed: Mapping[int, int] | None = None) -> None:
+        self._layers = layers
+        self._borrowed = borrowed or {}
+        self.step: Mapping[GroupId, GroupStep] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        """Store the new keys and values of `layer`, unless it borrows them, and return [T, H, D_v]."""
+        pool = self._layers[self._borrowed.get(layer, layer)]
+        step = self.step[pool.group]
+        if layer not in self._borrowed:
+            store_kv(key, value, pool.keys, pool.values, step.slots)
+        spec = pool.spec
+        args = AttentionArgs(
+            spans=step.spans,
+            prepared=step.prepared,
+            softmax_scale=query.shape[2] ** -0.5 if call.scaling is None else call.scaling,
+            window=spec.window_len if isinstance(spec, SlidingSpec) else None,
+            chunk=spec.chunk_len if isinstance(spec, ChunkedSpec) else None,
+            softcap=call.softcap,
+            sinks=call.sinks,
+        )
+        for span in step.spans:
+            if span.watch is not None:
+                span.watch.take(layer, query[span.q_start : span.q_end], args)
+        if any(span.shadow is not None for span in step.spans):
+            return _shadowed(layer, (query, key, value), pool, args)
+        if spec.is_remote:
+            return _brought(query, (pool.keys, pool.values), args)
+        if pool.sealed is None:
+            return paged_attention(query, pool.keys, pool.values, args)
+        old = self.step[pool.sealed.group].sealed
+        assert old is not None
+        if layer not in self._borrowed:
+            seal(pool.keys, pool.values, pool.sealed.pool, old)
+        return sealed_attention(query, (pool.keys, pool.values), pool.sealed.pool, args, old)
+
+
+def _shadowed(layer: int, new: tuple[Tensor, Tensor, Tensor], pool: LayerPool, args: AttentionArgs) -> Tensor:
+    """Return [T, H, D_v] where some sequences answer from shadows of their blocks.
+
+    Args:
+        new: queries, keys and values of the step's tokens.
+    """
+    query, pools = new[0], (pool.keys, pool.values)
+    exact = [span for span in args.spans if span.shadow is None]
+    own_args = replace(args, spans=exact, prepared=None)
+    if exact and not pool.spec.is_remote:
+        out = paged_attention(query, *pools, own_args)
+    else:
+        out = _brought(query, pools, own_args)
+    for span in args.spans:
+        if span.shadow is not None:
+            rows = slice(span.q_start, span.q_end)
+            own = new[0][rows], new[1][rows], new[2][rows]
+            out[rows] = span.shadow.attend(layer, own, pools, args.softmax_scale)
+    return out
+
+
+def _brought(query: Tensor, pools: tuple[Tensor, Tensor], args: AttentionArgs) -> Tensor:
+    """Return [T, H, D_v] where blocks lie in host memory: those of one sequence after the other are brought
+    to the device, and its queries attend there. Rows of no sequence are left as they are.
+    """
+    out = query.new_empty(*query.shape[:2], pools[1].shape[3])
+    for span in args.spans:
+        keys, values = (bring_blocks(pool, span.blocks) for pool in pools)
+        rows, num_queries = slice(span.q_start, span.q_end), span.q_end - span.q_start
+        places = torch.arange(len(span.blocks), device=query.device)
+        own = replace(span, q_start=0, q_end=num_queries, blocks=places)
+        out[rows] = paged_attention(query[rows], keys, values, replace(args, spans=(own,), prepared=None))
+    return out

@@ -1,0 +1,95 @@
+"""How many blocks each group gets from a number of bytes."""
+
+from collections.abc import Sequence
+from math import ceil
+
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.formats.spec import Group
+from kvchat.errors import PoolExhausted
+
+SLIDING_SHARE = 4
+"""A sliding group gets at least one block for this many blocks of a full group."""
+RECENT_SHARE = 16
+"""The same for the exact blocks of quantised layers. Each conversation needs two or three to go on."""
+LEAST_BLOCKS = 2
+"""Smaller pools of a full group are refused."""
+
+
+def window_blocks(max_visible: int, block_size: int) -> int:
+    """Return the most blocks a running sequence holds between steps in a group with this reach."""
+    return ceil(max_visible / block_size) + 1
+
+
+def least_blocks(group: Group, context_len: int, chunk_len: int, block_size: int) -> int:
+    """Return how many blocks one sequence of `context_len` tokens needs in `group`, computed in chunks."""
+    whole = max(1, group.num_blocks(context_len, block_size) + group.spec.num_spare_blocks)
+    if group.spec.max_visible is None:
+        return whole
+    return min(whole, window_blocks(group.spec.max_visible, block_size) + ceil(chunk_len / block_size))
+
+
+def pool_blocks(
+    groups: Sequence[Group], limit_bytes: int, *, context_len: int, chunk_len: int, block_size: int
+) -> dict[GroupId, int]:
+    """Return the number of blocks of each group's pool.
+
+    Full groups get equal numbers of tokens. Sliding groups get what a sequence needs that fills a full group,
+    and more where there is room for many; without full groups they are treated as full ones.
+
+    Args:
+        limit_bytes: most bytes of all pools together.
+        context_len: longest sequence that should fit; shorter if the bytes do not allow it.
+        chunk_len: tokens computed in one step.
+
+    Raises:
+        PoolExhausted: not even two blocks fit; the message says how many bytes would.
+    """
+
+    lengths = {"context_len": context_len, "chunk_len": chunk_len, "block_size": block_size}
+    low, high = LEAST_BLOCKS, limit_bytes // min(group.block_bytes(block_size) for group in groups)
+    least = full_bytes(groups, low, **lengths)
+    if least > limit_bytes:
+        raise PoolExhausted(
+            f"the device pool needs at least {least} bytes for this model, but may use {limit_bytes}"
+        )
+    while low < high:
+        middle = (low + high + 1) // 2
+        if full_bytes(groups, middle, **lengths) <= limit_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return _shares(groups, low, **lengths)
+
+
+def full_bytes(
+    groups: Sequence[Group], num_full: int, *, context_len: int, chunk_len: int, block_size: int
+) -> int:
+    """Return the bytes of pools of which each full group's has `num_full` blocks; see `pool_blocks`. Pure."""
+    counts = _shares(groups, num_full, context_len=context_len, chunk_len=chunk_len, block_size=block_size)
+    return sum(group.block_bytes(block_size) * counts[group.id] for group in groups)
+
+
+def _shares(
+    groups: Sequence[Group], num_full: int, *, context_len: int, chunk_len: int, block_size: int
+) -> dict[GroupId, int]:
+    longest = min(context_len, num_full * block_size)
+    return {
+        group.id: max(
+            least_blocks(group, longest, chunk_len, block_size),
+            num_full // _divisor(group, groups),
+        )
+        for group in groups
+    }
+
+
+def _divisor(group: Group, groups: Sequence[Group]) -> int:
+    has_full = any(other.spec.max_visible is None for other in groups)
+    if not has_full or group.spec.max_visible is None:
+        return 1
+    return RECENT_SHARE if group.spec.is_passing else SLIDING_SHARE
+
+
+def host_places(groups: Sequence[Group], limit_bytes: int, block_size: int) -> dict[GroupId, int]:
+    """Return how many blocks of each group fit into host memory: equally many of each, possibly none."""
+    each = limit_bytes // sum(group.block_bytes(block_size) for group in groups)
+    return {group.id: each for group in groups}

@@ -1,0 +1,93 @@
+"""Carries out what is pruned behind a step: scores a stretch, layer by layer, and gathers what is kept.
+
+Dimensions: Q observing queries, S tokens in sight, H query heads, H_kv key-value heads, D head size, P block
+size.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV
+from kvchat.engine.cache.plan import Prune
+from kvchat.engine.formats.full.attend import LayerPool
+from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.view_spec import PrunedSpec
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.prune_kv.reference import (
+    attention_weights,
+    difference_scores,
+    gather_kept,
+    heads_first,
+    norm_scores,
+    observed_scores,
+    select,
+    with_neighbours,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryWatch:
+    """Keeps the last queries of one sequence in a step, of every layer, and how they were scored."""
+
+    seen: dict[int, tuple[Tensor, AttentionArgs]] = field(default_factory=dict)
+
+    def take(self, layer: int, query: Tensor, args: AttentionArgs) -> None:
+        """Take a layer's queries [T, H, D], all of the sequence's."""
+        self.seen[layer] = query[-NUM_OBSERVED:].clone(), args
+
+
+class Pruner:
+    """Args:
+    groups: of the model, all pruned.
+    layers: their pools.
+    """
+
+    def __init__(self, groups: Sequence[Group], layers: Mapping[int, LayerPool]) -> None:
+        self._groups = {group.id: group for group in groups}
+        self._layers = layers
+
+    def watch(self) -> QueryWatch | None:
+        """Return what is to be told of the queries of a step that ends with pruning; None: nothing is."""
+        specs = [group.spec for group in self._groups.values()]
+        is_watched = any(isinstance(spec, PrunedSpec) and spec.rule == SNAPKV for spec in specs)
+        return QueryWatch() if is_watched else None
+
+    def prune(self, prunes: Sequence[Prune], spans: Mapping[GroupId, SequenceSpan]) -> None:
+        """Fill the targets.
+
+        Args:
+            spans: what the sequence saw in the step, in each group, and its watch.
+
+        Effect: writes the targets; the sources stay as they are.
+        """
+        for one in prunes:
+            for layer in self._groups[one.group].layers:
+                pool = self._layers[layer]
+                sources, targets = (
+                    torch.tensor(blocks, device=pool.keys.device) for blocks in (one.sources, one.targets)
+                )
+                scores = self._scores(pool, layer, sources, spans[one.group])
+                kept = select(scores, len(targets) * pool.keys.shape[2])
+                for part in (pool.keys, pool.values):
+                    gather_kept(part, sources, targets, kept)
+
+    def _scores(self, pool: LayerPool, layer: int, sources: Tensor, span: SequenceSpan) -> Tensor:
+        """Return how much each token of a stretch is wanted [H_kv, n]."""
+        spec = pool.spec
+        assert isinstance(spec, PrunedSpec)
+        if spec.rule != SNAPKV:
+            keys = heads_first(pool.keys, sources)
+            return norm_scores(keys) if spec.rule == "knorm" else difference_scores(keys)
+        assert isinstance(span.watch, QueryWatch)
+        query, args = span.watch.seen[layer]
+        block_size = pool.keys.shape[2]
+        end = span.position + span.q_end - span.q_start
+        keys = heads_first(pool.keys, span.blocks)[:, :end]
+        weights = attention_weights(query, keys, args)
+        start = int((span.blocks == sources[0]).nonzero()[0, 0]) * block_size
+        wanted = observed_scores(weights, keys.shape[0], start, start + len(sources) * block_size)
+        return with_neighbours(wanted, REACH)

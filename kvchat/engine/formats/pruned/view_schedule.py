@@ -1,0 +1,173 @@
+"""What a branch keeps in sight, and how that shows in the names of its blocks.
+
+In the exact format every block descends from the one before. Over a view, what is computed once something is
+out of sight is another text's KV, so from there on names descend from a taint too: the view, and whose
+branch it is. No other session's prompt is ever matched with them, and the same session finds them again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from kvchat.engine.api.ids import KEY_BYTES, BlockKey, block_key, u32le
+from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.view_spec import PrunedSpec
+from kvchat.platform.values import dataclass
+
+_TAINT_PERSON = b"kvchat.taint1"
+Hole = tuple[int, int]
+"""Blocks [start, end) that are out of sight."""
+Name = tuple[BlockKey, BlockKey]
+"""A block's key and its parent."""
+
+
+def taint_key(parent: BlockKey, salt: bytes) -> BlockKey:
+    """Return the parent of what is computed behind `parent` over a view."""
+    return BlockKey(blake2b(parent + salt, digest_size=KEY_BYTES, person=_TAINT_PERSON).digest())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A long prompt has been read, and a stretch of it is pruned, once; or it gets a shadow.
+
+    Args:
+        at: tokens of the branch when that happens: the end of the prompt.
+        start: first block of the stretch.
+        end: the block behind its last one; nothing is pruned where it is the first one, too.
+    """
+
+    at: int
+    start: int
+    end: int
+
+    def num_kept(self, group: Group) -> int:
+        """Return how many blocks of the stretch a group keeps; they stand at its beginning. Pure."""
+        assert isinstance(group.spec, PrunedSpec)
+        return group.spec.kept_blocks(self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Args:
+    salt: what the taint consists of: view and owner.
+    block_size: tokens of a block.
+    first_tainted: of a window: the first block whose queries miss something; None: there is none.
+    stages: where something is pruned, or will be, in the order of the tokens.
+    num_observed: the last tokens of a prompt that are computed in one step, since pruning looks at them.
+    query_block: of a shadow: positions are divided by so many where what is looked at is chosen together;
+        the stages say where it begins, and prune nothing. 0: there is no shadow.
+    """
+
+    salt: bytes = b""
+    block_size: int = 1
+    first_tainted: int | None = None
+    stages: tuple[Stage, ...] = ()
+    num_observed: int = 0
+    query_block: int = 0
+
+    # Stages
+
+    def up_to(self, num_stages: int) -> "Course":
+        """Return the course as it is before its later stages. Pure."""
+        return self if num_stages >= len(self.stages) else replace(self, stages=self.stages[:num_stages])
+
+    def next_stage(self, num_tokens: int) -> Stage | None:
+        """Return the first stage behind `num_tokens` computed tokens. Pure."""
+        return next((stage for stage in self.stages if stage.at > num_tokens), None)
+
+    def step_len(self, num_computed: int, num_tokens: int) -> int:
+        """Return how many of the next `num_tokens` tokens one step may compute: no further than where
+        something is pruned, and what pruning looks at in one piece; behind a shadow's beginning up to where
+        queries choose anew, if that is within reach. Pure.
+        """
+        stage = self.next_stage(num_computed)
+        num_left = num_tokens if stage is None else stage.at - num_computed
+        if num_tokens >= num_left:
+            return self._whole_blocks(num_computed, num_left)
+        return self._whole_blocks(num_computed, max(0, min(num_tokens, num_left - self.num_observed)))
+
+    def most_found(self, stage: Stage) -> int:
+        """Return how many tokens before a stage may be found instead of computed: what decides about it must
+        be computed. Pure.
+        """
+        return stage.at - max(1, self.num_observed)
+
+    def shadow_start(self, num_tokens: int) -> int | None:
+        """Return how many tokens had been computed when the shadow was made through which the one behind
+        `num_tokens` is computed; None: it is computed exactly. Pure.
+        """
+        if not self.query_block:
+            return None
+        return max((stage.at for stage in self.stages if stage.at <= num_tokens), default=None)
+
+    def _whole_blocks(self, num_computed: int, num_tokens: int) -> int:
+        if not self.query_block or self.shadow_start(num_computed) is None:
+            return num_tokens
+        end = (num_computed + num_tokens) // self.query_block * self.query_block
+        return end - num_computed if end > num_computed else num_tokens
+
+    # Names
+
+    def parent(self, number: int, previous: BlockKey, num_tokens: int) -> BlockKey:
+        """Return the parent of block `number` of a branch with `num_tokens` tokens. Pure.
+
+        Args:
+            previous: name of the block before as it was computed, or the root.
+        """
+        if number == self.first_tainted:
+            previous = taint_key(previous, self.salt)
+        for stage in self.stages:
+            if stage.at <= num_tokens and stage.at // self.block_size == number:
+                previous = taint_key(previous, self.salt + u32le((stage.at,)))
+        return previous
+
+    def kept_names(
+        self, stage: Stage, spine: Sequence[BlockKey], token_ids: Sequence[int]
+    ) -> dict[int, Name]:
+        """Return the names of what is kept of a stretch, by number. They follow from all tokens that were
+        read when it was pruned. Pure.
+
+        Args:
+            spine: names of all full blocks before the stage, as they were computed.
+        """
+        if stage.start == stage.end:
+            return {}
+        size = self.block_size
+        tail = stage.at // size
+        read = self.salt + b"kept" + u32le(token_ids[tail * size : stage.at])
+        parent = taint_key(self.parent(tail, spine[tail - 1], stage.at - 1), read)
+        names: dict[int, Name] = {}
+        for number in range(stage.start, stage.end):
+            key = block_key(parent, token_ids[number * size : (number + 1) * size])
+            names[number] = (key, parent)
+            parent = key
+        return names
+
+    # Sight
+
+    def holes(self, group: Group, num_tokens: int, block_size: int) -> tuple[Hole, ...]:
+        """Return what is out of sight behind `num_tokens` tokens, ascending. Pure."""
+        if self.stages and isinstance(group.spec, PrunedSpec):
+            passed = [stage for stage in self.stages if stage.at <= num_tokens]
+            holes = [(stage.start + stage.num_kept(group), stage.end) for stage in passed]
+            return tuple(hole for hole in holes if hole[0] < hole[1])
+        first = group.spec.first_visible(num_tokens) // block_size
+        sinks = group.spec.num_sink_blocks
+        return ((sinks, first),) if first > sinks else ()
+
+    def numbers(self, group: Group, num_tokens: int, block_size: int) -> list[int]:
+        """Return the numbers of the blocks among those of `num_tokens` tokens that are in sight. Pure."""
+        return in_sight(self.holes(group, num_tokens, block_size), group.num_blocks(num_tokens, block_size))
+
+
+EXACT = Course()
+
+
+def in_sight(holes: Sequence[Hole], end: int) -> list[int]:
+    """Return the numbers below `end` that are in no hole. Pure."""
+    numbers: list[int] = []
+    start = 0
+    for first, last in holes:
+        numbers += range(start, min(first, end))
+        start = last
+    return numbers + list(range(start, end))

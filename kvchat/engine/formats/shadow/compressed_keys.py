@@ -1,0 +1,359 @@
+"""Sealed keys of a layer, on bases of low rank where these hold them and as they are where none does.
+
+A segment is a run of chunks on one basis. Keys that the newest basis does not hold any more begin a segment
+of their own: it is exact until it is long enough for a basis. What an older basis holds stays as it is.
+Dimensions: n tokens, c tokens of a chunk, C chunks, m chunks that are asked for, Q queries, H query heads,
+H_kv key-value heads, G = H / H_kv, D head size, r rank.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.formats.shadow.pages import Budget, Rows
+from kvchat.engine.formats.shadow.rotary import Rotary
+from kvchat.engine.formats.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
+from kvchat.engine.kernels.shadow_kv import Change, Stand, Turns, products, reference, restore_keys
+from kvchat.errors import OutOfMemory
+
+LEAST_PER_RANK = 4
+"""A later segment gets a basis from so many tokens for each direction: fewer would all lie on their own."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Segment:
+    """Chunks [first_chunk, first_chunk + len(rows)).
+
+    Args:
+        rows: projections [c, r] of each chunk, or its rotated keys [c, H_kv, D] where there is no basis;
+            projections of no width where keys are read elsewhere.
+        directions: the basis, [r] for each number of a token's keys; None: keys are exact, or codes.
+        lost: share of the squares of the keys it began with that is not restored, rounding included.
+        next_try: tokens from which an exact segment tries to find a basis.
+        scales: [H_kv] of each chunk, where rows are codes of keys; None: they are no codes.
+    """
+
+    first_chunk: int
+    rows: Rows
+    directions: Rows | None
+    lost: float
+    next_try: int
+    scales: Rows | None = None
+
+    @property
+    def parts(self) -> list[Rows]:
+        """All that is kept beside the basis."""
+        return [self.rows] if self.scales is None else [self.rows, self.scales]
+
+    def append(self, chunks: Tensor) -> None:
+        """Add keys [C, c, H_kv, D] to others that lie on no basis.
+
+        Raises:
+            OutOfMemory: the budget has no room; nothing is added.
+        """
+        if self.scales is None:
+            self.rows.append(chunks)
+            return
+        pieces = [reference.coded(piece) for piece in chunks.split(PIECE_LEN // chunks.shape[1])]
+        before = len(self.scales)
+        self.scales.append(torch.cat([scales for _, scales in pieces]))
+        try:
+            self.rows.append(torch.cat([codes for codes, _ in pieces]))
+        except OutOfMemory:
+            self.scales.truncate(before)
+            raise
+
+    def stands(self) -> Iterator[Stand]:
+        """Yield keys that lie on no basis as chunks are weighed by them."""
+        rows = self.rows.parts(0, len(self.rows))
+        if self.scales is None:
+            yield from (Stand(rows=part) for part in rows)
+            return
+        for part, scales in zip(rows, self.scales.parts(0, len(self.rows)), strict=True):
+            yield Stand(rows=part, scales=scales)
+
+    def fork(self) -> "Segment":
+        return Segment(
+            first_chunk=self.first_chunk,
+            rows=self.rows.fork(),
+            directions=self.directions.fork() if self.directions else None,
+            lost=self.lost,
+            next_try=self.next_try,
+            scales=None if self.scales is None else self.scales.fork(),
+        )
+
+    def release(self) -> None:
+        for rows in self.parts:
+            rows.release()
+        if self.directions:
+            self.directions.release()
+
+
+class SealedKeys:
+    """All sealed keys of one layer of one branch.
+
+    Args:
+        heads: (H_kv, D).
+        dtype: in which keys and projections are kept.
+    """
+
+    def __init__(
+        self,
+        settings: ShadowSettings,
+        rotary: Rotary,
+        heads: tuple[int, int],
+        dtype: torch.dtype,
+        budget: Budget,
+    ) -> None:
+        self._settings = settings
+        self._rotary = rotary
+        self._heads = heads
+        self._dtype = dtype
+        self._budget = budget
+        self._segments: list[Segment] = []
+
+    @property
+    def num_chunks(self) -> int:
+        return sum(len(segment.rows) for segment in self._segments)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(self._segments)
+
+    @property
+    def _rank(self) -> int:
+        return self._settings.rank_for(self._heads[0] * self._heads[1])
+
+    @property
+    def _num_kept(self) -> int:
+        """Numbers of a projection that are kept."""
+        return self._rank if self._settings.holds_chosen else 0
+
+    @property
+    def rotary(self) -> Rotary:
+        """By which they are turned."""
+        return self._rotary
+
+    @property
+    def are_on_bases(self) -> bool:
+        """Whether all of them lie on a basis."""
+        return all(segment.directions is not None for segment in self._segments)
+
+    def seal(self, keys: Tensor) -> int:
+        """Add rotated keys [C * c, H_kv, D], which follow those that are there.
+
+        Returns:
+            The first chunk from which `take` returns other keys than before: the first that is added, or one
+            before it where keys that were exact came to lie on a basis.
+
+        Raises:
+            OutOfMemory: the budget has no room; nothing is added.
+        """
+        first = self.num_chunks
+        newest = self._segments[-1] if self._segments else None
+        if newest is None:
+            self._segments.append(self._opened(keys, first))
+        elif newest.directions is None:
+            newest.append(self._chunks(keys))
+            if self._try_basis(newest):
+                return newest.first_chunk
+        else:
+            self._project_onto(newest, keys, first)
+        return first
+
+    def take(self, head: int, chunks: Tensor) -> Tensor:
+        """Return one head's rotated keys of `chunks` [m] → [m, c, D] in the type that is kept."""
+        size, dim = self._settings.chunk_size, self._heads[1]
+        out = torch.empty(len(chunks), size, dim, dtype=self._dtype, device=chunks.device)
+        for segment in self._segments:
+            numbers = chunks - segment.first_chunk
+            here = (numbers >= 0) & (numbers < len(segment.rows))
+            if not here.any():
+                continue
+            rows = segment.rows.take(numbers[here])
+            if segment.directions is None:
+                out[here] = rows[:, :, head]
+                continue
+            own = segment.directions.all()[head * dim : (head + 1) * dim]
+            before = rows.float() @ own.float().T
+            positions = (chunks[here, None] * size + torch.arange(size, device=chunks.device)).flatten()
+            after = self._rotary.turned(before.view(-1, 1, dim), positions)
+            out[here] = after.view_as(before).to(self._dtype)
+        return out
+
+    def take_each(self, heads: Tensor, chunks: Tensor) -> Tensor:
+        """Return the rotated keys of one chunk [M] for each of `heads` [M], ascending → [M, c, D]."""
+        counts = heads.bincount(minlength=self._heads[0]).tolist()
+        return torch.cat([self.take(head, own) for head, own in enumerate(chunks.split(counts))])
+
+    def restore(self, change: Change, turns: Turns, out: Tensor) -> None:
+        """Fill the missing slots of `out` [H_kv, k, c, D] with the keys of chunks that lie on a basis.
+
+        Effect: waits for nothing, where a kernel does it.
+        """
+        for segment in self._segments:
+            if segment.directions is None:
+                continue
+            directions, first = segment.directions.all(), segment.first_chunk
+            for part in segment.rows.parts(0, len(segment.rows)):
+                restore_keys(part, directions, change, turns, out, first)
+                first += len(part)
+
+    def on_no_basis(self, chunks: Tensor) -> Tensor:
+        """Return whether each of `chunks` lies on no basis, of bool."""
+        found = torch.zeros_like(chunks, dtype=torch.bool)
+        for segment in self._segments:
+            if segment.directions is None:
+                end = segment.first_chunk + len(segment.rows)
+                found |= (chunks >= segment.first_chunk) & (chunks < end)
+        return found
+
+    def products(self, query: Tensor, landmarks: Rows) -> Tensor:
+        """Return what rotated queries [Q, H, D] make of each chunk [Q, H_kv, G, C], float32: their products
+        with its landmark, or the highest with its keys where these are exact.
+
+        Args:
+            landmarks: [H_kv, D] of each chunk.
+        """
+        stands = self.stands(landmarks)
+        parts = [piece for stand in stands for piece in stand.split(PIECE_LEN // stand.num_keys)]
+        return torch.cat([_worth(query, part) for part in parts], dim=-1)
+
+    def stands(self, landmarks: Rows) -> Iterator[Stand]:
+        """Yield what chunks are weighed by, in order: landmarks on a basis, keys elsewhere.
+
+        Args:
+            landmarks: [H_kv, D] of each chunk.
+        """
+        for segment in self._segments:
+            if segment.directions is None:
+                yield from segment.stands()
+            else:
+                means = landmarks.parts(segment.first_chunk, segment.first_chunk + len(segment.rows))
+                yield from (Stand(rows=part) for part in means)
+
+    def fork(self) -> "SealedKeys":
+        """Return the same keys for another branch; no byte is copied."""
+        other = SealedKeys(self._settings, self._rotary, self._heads, self._dtype, self._budget)
+        other._segments = [segment.fork() for segment in self._segments]
+        return other
+
+    def release(self) -> None:
+        for segment in self._segments:
+            segment.release()
+        self._segments = []
+
+    def _project_onto(self, newest: Segment, keys: Tensor, first_chunk: int) -> None:
+        """Add keys to a segment whose basis holds them, or begin another one."""
+        assert newest.directions is not None
+        projections, lost = self._projected(keys, newest.directions.all(), first_chunk)
+        if lost > 1 - self._settings.energy:
+            segment = self._exact_segment(keys, first_chunk, LEAST_PER_RANK * self._rank)
+            self._segments.append(segment)
+            self._try_basis(segment)
+        else:
+            newest.rows.append(projections[..., : self._num_kept])
+
+    def _opened(self, keys: Tensor, first_chunk: int) -> Segment:
+        """Return a segment of these keys, on a basis if one holds them."""
+        found = self._on_basis(keys, first_chunk)
+        if found is not None:
+            return found
+        return self._exact_segment(keys, first_chunk, 2 * len(keys))
+
+    def _try_basis(self, segment: Segment) -> bool:
+        """Put the newest segment on a basis, if it is long enough and one holds it; return whether it is."""
+        num_tokens = len(segment.rows) * self._settings.chunk_size
+        if num_tokens < segment.next_try:
+            return False
+        parts = [stand.numbers() for stand in segment.stands()]
+        keys = parts[0] if len(parts) == 1 else torch.cat(parts)
+        segment.next_try = 2 * num_tokens
+        try:
+            found = self._on_basis(keys, segment.first_chunk)
+            if found is None and segment.scales is None and self._codes(num_tokens):
+                found = self._exact_segment(keys, segment.first_chunk, segment.next_try)
+        except OutOfMemory:
+            found = None  # exact keys are there, and stay
+        if found is None:
+            return False
+        segment.release()
+        self._segments[-1] = found
+        return True
+
+    def _on_basis(self, keys: Tensor, first_chunk: int) -> Segment | None:
+        """Return a segment of keys on the best basis for them; None if it does not hold them."""
+        if len(keys) < self._rank:
+            return None
+        basis = reference.basis_of_products(self._products(keys, first_chunk), self._rank)
+        if basis.energy < self._settings.energy:
+            return None
+        directions = Rows((self._rank,), self._dtype, self._budget, page_rows=1)
+        rows = Rows((self._settings.chunk_size, self._num_kept), self._dtype, self._budget)
+        try:
+            directions.append(basis.directions)
+            projections, lost = self._projected(keys, directions.all(), first_chunk)
+            rows.append(projections[..., : self._num_kept])
+        except BaseException:
+            directions.release()
+            rows.release()
+            raise
+        return Segment(first_chunk=first_chunk, rows=rows, directions=directions, lost=lost, next_try=0)
+
+    def _products(self, keys: Tensor, first_chunk: int) -> Tensor:
+        width = self._heads[0] * self._heads[1]
+        products = torch.zeros(width, width, dtype=torch.float64, device=keys.device)
+        for before in self._unturned(keys, first_chunk):
+            products += (before.T @ before).double()
+        return products
+
+    def _projected(self, keys: Tensor, directions: Tensor, first_chunk: int) -> tuple[Tensor, float]:
+        """Return projections [C, c, r] as they are kept, and the share of squares they do not restore."""
+        parts, total, lost = [], 0.0, 0.0
+        wide = directions.float()
+        for before in self._unturned(keys, first_chunk):
+            part = (before @ wide).to(self._dtype)
+            total += float(before.double().square().sum())
+            lost += float((before - part.float() @ wide.T).double().square().sum())
+            parts.append(part)
+        projections = torch.cat(parts).unflatten(0, (-1, self._settings.chunk_size))
+        return projections, lost / total if total else 0.0
+
+    def _unturned(self, keys: Tensor, first_chunk: int) -> Iterator[Tensor]:
+        """Yield keys before rotation [n, H_kv * D], some thousand tokens at a time."""
+        start = first_chunk * self._settings.chunk_size
+        for at in range(0, len(keys), PIECE_LEN):
+            piece = keys[at : at + PIECE_LEN]
+            positions = torch.arange(start + at, start + at + len(piece), device=keys.device)
+            yield self._rotary.unturned(piece, positions).flatten(1)
+
+    def _chunks(self, keys: Tensor) -> Tensor:
+        return keys.unflatten(0, (-1, self._settings.chunk_size))
+
+    def _exact_segment(self, keys: Tensor, first_chunk: int, next_try: int) -> Segment:
+        """Return a segment of keys on no basis: as they are, or many that can be read elsewhere as codes.
+
+        Raises:
+            OutOfMemory: the budget has no room; nothing is kept.
+        """
+        shape, is_coded = (self._settings.chunk_size, *self._heads), self._codes(len(keys))
+        segment = Segment(
+            first_chunk=first_chunk,
+            rows=Rows(shape, torch.int8 if is_coded else self._dtype, self._budget),
+            directions=None,
+            lost=0.0,
+            next_try=next_try,
+            scales=Rows(self._heads[:1], torch.float32, self._budget) if is_coded else None,
+        )
+        segment.append(self._chunks(keys))
+        return segment
+
+    def _codes(self, num_tokens: int) -> bool:
+        return self._settings.is_sourced and num_tokens >= CODED_LEN
+
+
+def _worth(query: Tensor, stand: Stand) -> Tensor:
+    """Return the products [Q, H_kv, G, n] of queries with what stands for n chunks, the highest of each."""
+    return products(query, stand.numbers()).unflatten(-1, (-1, stand.num_keys)).amax(dim=-1)

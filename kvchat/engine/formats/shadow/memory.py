@@ -1,0 +1,125 @@
+"""How memory is divided where steps look through shadows. Arithmetic alone.
+
+Such a step reads what it chooses where it lies, so blocks may lie in host memory too. A processor's get as
+much of it as one conversation of full length needs beside the device's, as far as its shadow leaves that; a
+GPU's lie there all, and shadows on the device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvchat.engine.formats.pool_sizing import full_bytes
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, TABLE_STEP
+from kvchat.engine.formats.spec import Group
+from kvchat.engine.formats.view_spec import ShadowSpec
+from kvchat.errors import ConfigError
+from kvchat.platform.values import dataclass
+
+COPIES = 3
+"""Of a layer's keys and values while a shadow is made of them: as blocks, as rows, and on their way there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowedMemory:
+    """Args:
+    block_bytes: that blocks may take, on the device and in host memory.
+    host_bytes: of these, in host memory.
+    shadow_bytes: that shadows may take: of host memory, or of a GPU's own.
+    is_remote: all blocks lie in host memory, and shadows on a GPU.
+    """
+
+    block_bytes: int
+    host_bytes: int
+    shadow_bytes: int
+    is_remote: bool = False
+
+    @property
+    def device_shadow_bytes(self) -> int:
+        """What shadows may take of a GPU's memory."""
+        return self.shadow_bytes if self.is_remote else 0
+
+    @property
+    def beside_bytes(self) -> int:
+        """What blocks and shadows may take of host memory together."""
+        return self.host_bytes + self.shadow_bytes
+
+
+def beside_bytes(groups: Sequence[Group], num_tokens: int) -> int:
+    """Return the most that the shadows of a conversation take beside its blocks, in all layers, and on a GPU
+    the table by which their keys turn. Pure.
+    """
+    layers = sum(len(group.layers) * group.spec.shadow_bytes(num_tokens) for group in groups)
+    widths = [group.spec.head_dim_k for group in groups if group.spec.is_remote]
+    return layers + sum(table_bytes(width, num_tokens) for width in set(widths) if layers)
+
+
+def table_bytes(num_turned: int, num_positions: int) -> int:
+    """Return what cosines and sines of so many numbers of a head take at all positions. Pure."""
+    return -(-num_positions // TABLE_STEP) * TABLE_STEP * num_turned * 4
+
+
+def in_host_memory(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Return the groups as a GPU stores them: blocks that are looked at through shadows lie in host memory.
+
+    Raises:
+        ConfigError: only some layers are looked at so, or no whole chunks divide their blocks.
+    """
+    if not any(group.spec.is_shadowed for group in groups):
+        return tuple(groups)
+    placed = []
+    for group in groups:
+        if not isinstance(group.spec, ShadowSpec):
+            raise ConfigError(
+                f"layers {', '.join(map(str, group.layers))} of this model have no shadow as its others do, "
+                "and a GPU has one for all layers or none; use --cache-format exact"
+            )
+        if group.spec.block_size % CHUNK_SIZE:
+            raise ConfigError(
+                f"on a GPU a shadow is made of blocks that chunks of {CHUNK_SIZE} tokens divide, and they "
+                f"have {group.spec.block_size}; choose another block size"
+            )
+        placed.append(replace(group, spec=replace(group.spec, has_remote_blocks=True)))
+    return tuple(placed)
+
+
+def making_bytes(groups: Sequence[Group], num_tokens: int) -> int:
+    """Return what a GPU needs for a moment while a prompt's shadow is made, layer by layer. Pure."""
+    token_bytes = max((group.spec.token_bytes for group in groups if group.spec.is_remote), default=0)
+    return COPIES * token_bytes * num_tokens
+
+
+def divided(
+    groups: Sequence[Group],
+    device_bytes: int,
+    host_bytes: int,
+    *,
+    context_len: int,
+    chunk_len: int,
+    block_size: int,
+) -> ShadowedMemory:
+    """Return how the memory is divided. Pure.
+
+    Args:
+        device_bytes, host_bytes: that may be had in each.
+        context_len: tokens of the longest conversation.
+        chunk_len: tokens computed in one step.
+    """
+
+    def taken(num_blocks: int) -> int:
+        """Return what blocks take of host memory."""
+        lengths = {"context_len": context_len, "chunk_len": chunk_len, "block_size": block_size}
+        return max(0, full_bytes(groups, num_blocks, **lengths) - device_bytes)
+
+    def fits(num_blocks: int) -> bool:
+        num_tokens = min(num_blocks * block_size, context_len)
+        return taken(num_blocks) + beside_bytes(groups, num_tokens) <= host_bytes
+
+    low, high = 0, -(-context_len // block_size)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    lent = taken(low) if low else 0
+    return ShadowedMemory(block_bytes=device_bytes + lent, host_bytes=lent, shadow_bytes=host_bytes - lent)

@@ -1,0 +1,303 @@
+"""The shadows of live branches, and of the prompts that they go on from.
+
+A shadow follows from the keys and values of a branch and from where it was made, and nothing but these is
+stored. What is made of a prompt is kept by the name of its tokens: branches that begin with the same ones,
+such as forks and conversations that are taken up again, share it, and add what is their own. Where it is not
+at hand, as in another process, it is made from blocks.
+Dimensions: T new tokens, n tokens before them, N blocks, P block size, H_kv key-value heads, D head size.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import Tensor
+
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.snapshot import ShadowUsage
+from kvchat.engine.api.view import View
+from kvchat.engine.formats.shadow.gpu import Remote, TurnTables
+from kvchat.engine.formats.shadow.layer import ShadowLayer, ShadowStep
+from kvchat.engine.formats.shadow.layer_store import Budgets
+from kvchat.engine.formats.shadow.pages import Budget
+from kvchat.engine.formats.shadow.rotary import Rotary
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, settings_for
+from kvchat.engine.kernels.move_blocks.bring import bring_blocks
+from kvchat.engine.memory.streams import Streams
+from kvchat.engine.sequences.batch import ShadowedPrompt
+
+Read = Callable[[int, int], tuple[Tensor, Tensor]]
+"""The keys and values [n, H_kv, *] of tokens [start, end) of a layer."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Chosen chunks of a layer since the engine started, those of them that were fetched from host memory,
+    the tokens that the last step looked at, and those of prompts of which a shadow was made.
+    """
+
+    num_wanted: int = 0
+    num_fetched: int | Tensor = 0
+    attended_len: int = 0
+    made_len: int = 0
+
+    def add(self, step: ShadowStep) -> None:
+        self.num_wanted += step.num_wanted
+        self.num_fetched += step.num_fetched
+        self.attended_len = step.attended_len
+
+
+@dataclass(slots=True)
+class KeptShadow:
+    """A shadow for each layer, of a prompt alone or of a branch that goes on from it."""
+
+    prompt: ShadowedPrompt
+    layers: dict[int, ShadowLayer] = field(default_factory=dict)
+
+    def release(self) -> None:
+        for layer in self.layers.values():
+            layer.release()
+        self.layers.clear()
+
+
+class Shadows:
+    """All shadows of one engine.
+
+    Args:
+        view: how much a step looks at.
+        rotaries: the embedding of each layer's keys.
+        limit_bytes: that are kept when a step has ended, as far as those that it used leave them.
+        streams: of a device whose blocks lie in host memory; None: it has them itself.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        rotaries: Mapping[int, Rotary],
+        limit_bytes: int,
+        streams: Streams | None = None,
+    ) -> None:
+        self.view = view
+        self.limit_bytes = limit_bytes
+        self.budgets = Budgets(device=Budget("device"), host=Budget("host"))
+        self.counts = {layer: Counts() for layer in rotaries}
+        self.remote: Remote | None = None
+        if streams is not None:
+            self.remote = Remote(streams=streams, turns=TurnTables(self.budgets.device))
+        self._rotaries = rotaries
+        # Both in the order in which they were used.
+        self._branches: dict[BranchId, KeptShadow] = {}
+        self._prompts: dict[bytes, KeptShadow] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return self.budgets.device.used_bytes + self.budgets.host.used_bytes
+
+    def step(self, branch: BranchId, prompt: ShadowedPrompt, num_tokens: int, blocks: Tensor) -> "StepShadow":
+        """Return what answers the tokens of a branch behind `num_tokens`.
+
+        Args:
+            prompt: of which the shadow was made, or is to be: its first tokens.
+            blocks: all that the branch has in the layers' group, in order, int64.
+        """
+        found = self._branches.pop(branch, None)
+        if found is not None and found.prompt != prompt:
+            found.release()
+            found = None
+        shadow = self._branches[branch] = found or KeptShadow(prompt)
+        made = self._prompts.pop(prompt.name, None)
+        self._prompts[prompt.name] = made or KeptShadow(prompt)
+        return StepShadow(self, shadow, num_tokens, blocks)
+
+    def forget(self, branch: BranchId) -> None:
+        """Let go of what is a branch's own, if it has a shadow; its prompt's stays while there is room."""
+        found = self._branches.pop(branch, None)
+        if found is not None:
+            found.release()
+
+    def clear(self) -> None:
+        """Let go of all."""
+        for kept in (*self._branches.values(), *self._prompts.values()):
+            kept.release()
+        self._branches.clear()
+        self._prompts.clear()
+        if self.remote is not None:
+            self.remote.turns.clear()
+
+    def settle(self) -> None:
+        """Wait until what was computed is in the blocks, where these lie in host memory: others read them."""
+        if self.remote is not None:
+            self.remote.streams.mark().wait()
+
+    def trim(self, kept: Collection[BranchId]) -> None:
+        """Let go of the prompts used longest ago, with the branches that go on from them, while there are too
+        many bytes; of none that `kept` go on from until nothing else is left, and of what is theirs never.
+        """
+        served = {self._branches[branch].prompt.name for branch in kept if branch in self._branches}
+        idle = [branch for branch in self._branches if branch not in kept]
+        for name in [name for name in self._prompts if name not in served]:
+            if self.used_bytes <= self.limit_bytes:
+                return
+            for branch in [branch for branch in idle if self._is_on(branch, name)]:
+                self.forget(branch)
+            self._prompts.pop(name).release()
+        for branch in idle:
+            if self.used_bytes <= self.limit_bytes:
+                return
+            self.forget(branch)
+        for name in served:
+            if self.used_bytes <= self.limit_bytes:
+                return
+            self._prompts.pop(name).release()
+
+    def usage(self, layer: int) -> ShadowUsage | None:
+        """Return what is kept of a layer, each byte once; None: it is not looked at through shadows."""
+        counts = self.counts.get(layer)
+        if counts is None:
+            return None
+        shadows = (*self._prompts.values(), *self._branches.values())
+        kept = [shadow.layers[layer].stock for shadow in shadows if layer in shadow.layers]
+        parts = [part for stock in kept for part in stock.device_tensors().values()]
+        return ShadowUsage(
+            device_bytes=_distinct_bytes(parts),
+            host_bytes=_distinct_bytes(stock.host_tensors() for stock in kept),
+            seen_tokens=counts.attended_len,
+            wanted_chunks=counts.num_wanted,
+            fetched_chunks=int(counts.num_fetched),
+            made_tokens=counts.made_len,
+        )
+
+    def begun(self, layer: int, prompt: ShadowedPrompt, read: Read, *, is_sourced: bool) -> ShadowLayer:
+        """Return a shadow of a layer behind a prompt, to go on from: of what was made of the prompt, or is.
+
+        Args:
+            read: the layer's keys and values.
+            is_sourced: each step is going to be given a source of them.
+
+        Raises:
+            OutOfMemory: a budget does not hold it; nothing is kept.
+        """
+        layers = self._prompts[prompt.name].layers
+        if layer not in layers:
+            settings = settings_for(
+                self.view,
+                prompt.num_tokens,
+                is_sourced=is_sourced,
+                is_remote=self.remote is not None,
+            )
+            keys, values = read(0, prompt.num_tokens)
+            rotary = self._rotaries[layer]
+            layers[layer] = ShadowLayer.of_prompt(
+                settings, rotary, keys, values, self.budgets, kind="full", remote=self.remote
+            )
+            self.counts[layer].made_len += prompt.num_tokens
+        return layers[layer].fork()
+
+    def _is_on(self, branch: BranchId, name: bytes) -> bool:
+        found = self._branches.get(branch)
+        return found is not None and found.prompt.name == name
+
+
+class StepShadow:
+    """Answers the tokens of one branch in one step.
+
+    Args:
+        num_tokens: of the branch before these.
+        blocks: all of the branch, in order.
+    """
+
+    def __init__(self, shadows: Shadows, branch: KeptShadow, num_tokens: int, blocks: Tensor) -> None:
+        self._shadows = shadows
+        self._branch = branch
+        self._num_tokens = num_tokens
+        self._blocks = blocks
+
+    def attend(
+        self, layer: int, new: tuple[Tensor, Tensor, Tensor], pools: tuple[Tensor, Tensor], scale: float
+    ) -> Tensor:
+        """Return what the queries see [T, H, D_v], and take their tokens; see `Shadow` in the kernels."""
+        source = BlockChunks(pools, self._blocks) if BlockChunks.takes(pools) else None
+        out, steps = self._layer(layer, pools).attend(*new, scale, source)
+        for step in steps:
+            self._shadows.counts[layer].add(step)
+        return out
+
+    def _layer(self, layer: int, pools: tuple[Tensor, Tensor]) -> ShadowLayer:
+        """Return the layer's shadow of the tokens before the step. Where it is not at hand, for a branch that
+        is new or has been taken back, it goes on from the prompt's; what is its own comes from its blocks.
+        """
+        layers, prompt = self._branch.layers, self._branch.prompt
+        found = layers.pop(layer, None)
+        if found is not None and found.num_tokens != self._num_tokens:
+            found.release()
+            found = None
+        if found is None:
+            bring = None if self._shadows.remote is None else bring_blocks
+            read = partial(_rows_of, pools, self._blocks, bring)
+            found = self._shadows.begun(layer, prompt, read, is_sourced=BlockChunks.takes(pools))
+            try:
+                found.extend(*read(prompt.num_tokens, self._num_tokens))
+            except BaseException:
+                found.release()
+                raise
+        layers[layer] = found
+        return found
+
+
+class BlockChunks:
+    """Keys and values of chunks as they lie in the blocks of a branch.
+
+    Args:
+        pools: keys [N, H_kv, P, D] and values [N, H_kv, P, D_v].
+        blocks: all of the branch, in order, int64.
+    """
+
+    def __init__(self, pools: tuple[Tensor, Tensor], blocks: Tensor) -> None:
+        self.pools = pools
+        self.blocks = blocks
+
+    @staticmethod
+    def takes(pools: tuple[Tensor, Tensor]) -> bool:
+        """Whether every chunk of a head lies in a row. Pure."""
+        return pools[0].shape[2] % CHUNK_SIZE == 0 and all(pool.is_contiguous() for pool in pools)
+
+    def take(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys [M, c, D] and values [M, c, D_v] of one chunk [M] for each of `heads` [M]."""
+        _, num_heads, block_size, _ = self.pools[0].shape
+        per_block = block_size // CHUNK_SIZE
+        rows = (self.blocks[chunks // per_block] * num_heads + heads) * per_block + chunks % per_block
+        # A chunk of a head is a row: rows are copied as they lie.
+        keys, values = (
+            pool.view(-1, CHUNK_SIZE * pool.shape[3]).index_select(0, rows).view(len(rows), CHUNK_SIZE, -1)
+            for pool in self.pools
+        )
+        return keys, values
+
+
+def _rows_of(
+    pools: tuple[Tensor, Tensor],
+    blocks: Tensor,
+    bring: Callable[[Tensor, Tensor], Tensor] | None,
+    start: int,
+    end: int,
+) -> tuple[Tensor, Tensor]:
+    """Return copies of the keys and values [n, H_kv, *] of tokens [start, end), of pools [N, H_kv, P, *].
+
+    Args:
+        bring: returns blocks of a pool that lies elsewhere; None: it does not.
+    """
+    size = pools[0].shape[2]
+    first = start // size
+    held = blocks[first : -(-end // size)]
+    keys, values = (
+        (pool[held] if bring is None else bring(pool, held))
+        .transpose(1, 2)
+        .flatten(0, 1)[start - first * size : end - first * size]
+        for pool in pools
+    )
+    return keys, values
+
+
+def _distinct_bytes(parts: Iterable[Iterable[Tensor]]) -> int:
+    """Return the bytes of tensors of which some may be the same."""
+    return sum({tensor.data_ptr(): tensor.nbytes for part in parts for tensor in part}.values())

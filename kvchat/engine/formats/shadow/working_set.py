@@ -1,0 +1,109 @@
+"""The chosen chunks of a layer that lie on the device from one step to the next.
+
+Dimensions: H_kv heads, k chunks that a step chooses, m that it chooses for now, M that have to be fetched
+for all heads, C chunks, c tokens of a chunk, D and D_v sizes of a head.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.formats.shadow.pages import Budget
+from kvchat.engine.kernels.shadow_kv import Change, exchange
+from kvchat.engine.memory.streams import Lane, Streams
+
+Fetch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Heads [M], ascending, and a chunk of each [M] → their keys [M, c, D] and values [M, c, D_v]."""
+Fill = Callable[[Change, Tensor, Tensor], None]
+"""A change, and keys [H_kv, m, c, D] and values [H_kv, m, c, D_v]: fills missing slots of them, or some."""
+
+EMPTY = -1
+
+
+class WorkingSet:
+    """Keys and values of up to k chunks for each head; a chunk that stays does not move.
+
+    Args:
+        keys, values: [H_kv, k, c, D] and [H_kv, k, c, D_v] for what they hold, of any content.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, budget: Budget) -> None:
+        budget.claim(keys.nbytes + values.nbytes)
+        self._budget = budget
+        self.keys = keys
+        self.values = values
+        self.slots = torch.full(keys.shape[:2], EMPTY, device=keys.device)
+        self._is_shared = False
+
+    def hold(self, wanted: Tensor, fetch: Fetch) -> int:
+        """Hold the chunks that are `wanted` [H_kv, C], of bool, m of each head, in the first m slots. In each
+        head this is `exchange` of the reference.
+
+        Returns:
+            How many chunks were fetched, over all heads.
+        """
+        heads = torch.arange(len(wanted), device=wanted.device)[:, None]
+        slots = self.slots[:, : int(wanted[0].sum())]
+        stays = wanted[heads, slots.clamp_min(0)] & (slots != EMPTY)
+        missing = wanted.clone()
+        # Where nothing stays in a slot, its head is set by itself: as it is anyway.
+        missing[heads.expand_as(slots)[stays], slots[stays]] = False
+        head, chunk = missing.nonzero(as_tuple=True)
+        if not len(chunk):
+            return 0
+        self._own()
+        place = (~stays).nonzero()[:, 1]
+        row = head * self.slots.shape[1] + place
+        for side, fetched in zip((self.keys, self.values), fetch(head, chunk), strict=True):
+            side.view(self.slots.numel(), -1).index_copy_(0, row, fetched.flatten(1))
+        self.slots[head, place] = chunk
+        return len(chunk)
+
+    def bring(self, wanted: Tensor, num_chunks: int, fills: tuple[Fill, Fill], streams: Streams) -> Tensor:
+        """Hold the chunks `wanted` [H_kv, m], ascending, in the first m slots; the calling thread waits for
+        nothing.
+
+        Args:
+            num_chunks: that there are.
+            fills: what reads host memory, beside computing, and what computes; together they fill all slots.
+
+        Returns:
+            How many chunks were fetched, over all heads [], int64.
+        """
+        self._own()
+        slots, keys, values = (side[:, : wanted.shape[1]] for side in (self.slots, self.keys, self.values))
+        num_fetched, changes = wanted.new_zeros(()), list[Change]()
+
+        def find() -> None:
+            change = exchange(slots, wanted, num_chunks)
+            slots.copy_(change.slots)
+            torch.sum(change.is_missing, dim=(0, 1), out=num_fetched)
+            changes.append(change)
+
+        load, compute = fills
+        streams.compute(find)
+        # Behind all that was handed in: earlier steps have read what is written over.
+        loaded = streams.beside(Lane.IN, lambda: load(changes[0], keys, values), [streams.mark()])
+        streams.compute(lambda: compute(changes[0], keys, values))
+        streams.join(loaded)
+        return num_fetched
+
+    def forget_from(self, chunk: int) -> None:
+        """Hold no chunk from `chunk` on any more: its keys are fetched again when it is wanted."""
+        self.slots.masked_fill_(self.slots >= chunk, EMPTY)
+
+    def fork(self) -> "WorkingSet":
+        """Return the same chunks for another branch: each of both copies them before it changes its own."""
+        other = WorkingSet(self.keys, self.values, self._budget)
+        other.slots = self.slots.clone()
+        self._is_shared = other._is_shared = True
+        return other
+
+    def release(self) -> None:
+        self._budget.give_back(self.keys.nbytes + self.values.nbytes)
+
+    def _own(self) -> None:
+        if self._is_shared:
+            self.keys, self.values = self.keys.clone(), self.values.clone()
+            self._is_shared = False

@@ -1,0 +1,77 @@
+"""Small contexts whose keys have a low rank before rotation, and what dense attention makes of them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.formats.shadow.layer import ShadowLayer
+from kvchat.engine.formats.shadow.layer_store import Budgets
+from kvchat.engine.formats.shadow.pages import Budget
+from kvchat.engine.formats.shadow.rotary import Rotary
+from kvchat.engine.formats.shadow.settings import ShadowSettings
+
+NUM_KV_HEADS, GROUP, HEAD_DIM, VALUE_DIM = 2, 3, 16, 12
+WIDTH = NUM_KV_HEADS * HEAD_DIM
+SCALE = HEAD_DIM**-0.5
+RANK = 6
+SMALL = ShadowSettings(budget=64, num_outliers=3, exact_len=32, query_block=16, rank=RANK, is_forced=True)
+"""Chooses 8 chunks, sees 4 besides, and seals 4 at a time."""
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def turn(positions: Tensor, num_turned: int = HEAD_DIM, theta: float = 1e4) -> tuple[Tensor, Tensor]:
+    frequencies = theta ** (-torch.arange(0, num_turned, 2) / num_turned)
+    angles = positions[..., None] * frequencies
+    both = torch.cat((angles, angles), dim=-1)
+    return both.cos(), both.sin()
+
+
+ROTARY = Rotary(turn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Tokens with their queries [n, H, D], rotated keys [n, H_kv, D] and values [n, H_kv, D_v]."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+
+    def part(self, start: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query[start:end], self.keys[start:end], self.values[start:end]
+
+
+def make_context(num_tokens: int, rank: int = RANK, seed: int = 0) -> Context:
+    before = randn(num_tokens, rank, seed=seed + 1) @ randn(rank, WIDTH, seed=99)
+    keys = ROTARY.turned(before.view(num_tokens, NUM_KV_HEADS, HEAD_DIM), torch.arange(num_tokens))
+    query = randn(num_tokens, NUM_KV_HEADS * GROUP, HEAD_DIM, seed=seed + 2)
+    return Context(query=query, keys=keys, values=randn(num_tokens, NUM_KV_HEADS, VALUE_DIM, seed=seed + 3))
+
+
+def free() -> Budgets:
+    return Budgets(device=Budget("device"), host=Budget("host"))
+
+
+def shadow_of(
+    context: Context, num_tokens: int, settings: ShadowSettings = SMALL, budgets: Budgets | None = None
+) -> ShadowLayer:
+    """Return the shadow of a context's first tokens."""
+    _, keys, values = context.part(0, num_tokens)
+    return ShadowLayer.of_prompt(settings, ROTARY, keys, values, budgets or free(), kind="full")
+
+
+def dense(context: Context, start: int, end: int) -> Tensor:
+    """Return what the queries [start, end) get from all that is before them."""
+    query, keys, values = context.query[start:end], context.keys[:end], context.values[:end]
+    wide = [side.repeat_interleave(GROUP, dim=1).transpose(0, 1) for side in (keys, values)]
+    mask = torch.ones(end - start, end).tril(start).bool()
+    out = torch.nn.functional.scaled_dot_product_attention(query.transpose(0, 1), *wide, attn_mask=mask)
+    return out.transpose(0, 1)
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())

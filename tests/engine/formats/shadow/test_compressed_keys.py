@@ -1,0 +1,246 @@
+"""Sealed keys: on a basis while it holds them, measured whenever some are added, exact where none does."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvchat.engine.formats.shadow.compressed_keys import LEAST_PER_RANK, SealedKeys
+from kvchat.engine.formats.shadow.pages import Budget, Rows
+from kvchat.engine.formats.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
+from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.errors import OutOfMemory
+from tests.engine.formats.shadow.contexts import (
+    HEAD_DIM,
+    NUM_KV_HEADS,
+    RANK,
+    ROTARY,
+    SMALL,
+    WIDTH,
+    distance,
+    make_context,
+    randn,
+)
+
+pytestmark = pytest.mark.cpu
+
+CHUNK = SMALL.chunk_size
+
+
+def sealed(settings: ShadowSettings = SMALL, budget: Budget | None = None) -> SealedKeys:
+    return SealedKeys(settings, ROTARY, (NUM_KV_HEADS, HEAD_DIM), torch.float32, budget or Budget("device"))
+
+
+def turned(before: Tensor, start: int = 0) -> Tensor:
+    return ROTARY.turned(before.view(-1, NUM_KV_HEADS, HEAD_DIM), torch.arange(start, start + len(before)))
+
+
+def error(keys: SealedKeys, wanted: Tensor, start: int = 0) -> float:
+    """Return the largest relative error over heads of the chunks from token `start` on."""
+    chunks = torch.arange(start // CHUNK, keys.num_chunks)
+    found = torch.stack([keys.take(head, chunks).flatten(0, 1) for head in range(NUM_KV_HEADS)], dim=1)
+    return distance(found, wanted[start:])
+
+
+def test_the_measured_loss_is_what_is_lost_and_what_the_best_basis_must_lose() -> None:
+    before = randn(400, WIDTH) * torch.logspace(0, -2, WIDTH)
+    settings = replace(SMALL, rank=12, energy=0.5)
+    keys = sealed(settings)
+    keys.seal(turned(before))
+    (segment,) = keys.segments
+    squares = torch.linalg.svdvals(before.double()) ** 2
+    assert segment.lost == pytest.approx(float(squares[12:].sum() / squares.sum()), rel=1e-3)
+    assert error(keys, turned(before)) == pytest.approx(segment.lost**0.5, rel=1e-3)
+
+
+def test_a_basis_of_pieces_is_the_basis_of_all() -> None:
+    num_tokens = 2 * PIECE_LEN + 400
+    before = randn(num_tokens, RANK) @ randn(RANK, WIDTH, seed=1) + 0.01 * randn(num_tokens, WIDTH, seed=2)
+    keys = sealed()
+    keys.seal(turned(before))
+    basis = reference.basis_of(before.view(-1, NUM_KV_HEADS, HEAD_DIM), RANK)
+    own = keys.segments[0].directions
+    assert own is not None
+    projector = own.all() @ own.all().T
+    torch.testing.assert_close(projector, basis.directions @ basis.directions.T, atol=1e-4, rtol=1e-4)
+
+
+def test_a_basis_taken_on_the_wrong_side_of_the_rotation_would_not_hold_them() -> None:
+    context = make_context(400)
+    keys = sealed()
+    keys.seal(context.keys)
+    assert keys.segments[0].lost < 1e-6
+    assert reference.basis_of(context.keys, RANK).energy < SMALL.energy
+
+
+def test_keys_that_no_basis_holds_stay_exact() -> None:
+    wanted = turned(randn(400, WIDTH))
+    keys = sealed()
+    keys.seal(wanted)
+    assert keys.segments[0].directions is None
+    assert error(keys, wanted) == 0
+
+
+def test_keys_that_leave_the_basis_are_kept_exactly_until_they_have_one_of_their_own() -> None:
+    """The loss is measured at every sealing; what the first basis holds stays as it is."""
+    num_later = 2 * LEAST_PER_RANK * RANK
+    here, there = (randn(RANK, WIDTH, seed=seed) for seed in (1, 2))
+    before = torch.cat(
+        (randn(400, RANK) @ here, randn(40, RANK, seed=3) @ here, randn(num_later, RANK, seed=4) @ there)
+    )
+    wanted = turned(before)
+    keys = sealed()
+    keys.seal(wanted[:400])
+    old = keys.take(0, torch.arange(50))
+    keys.seal(wanted[400:440])
+    assert len(keys.segments) == 1
+    states = []
+    for start in range(440, len(before), CHUNK):
+        keys.seal(wanted[start : start + CHUNK])
+        states.append(keys.segments[-1].directions is not None)
+        assert error(keys, wanted[: start + CHUNK], 440) < 1e-4
+    num_exact = LEAST_PER_RANK * RANK // CHUNK - 1
+    assert states == [False] * num_exact + [True] * (len(states) - num_exact)
+    assert len(keys.segments) == 2
+    assert torch.equal(keys.take(0, torch.arange(50)), old)
+    assert error(keys, wanted) < 1e-4
+
+
+def test_chunks_of_several_segments_are_taken_in_the_order_that_is_asked_for() -> None:
+    wanted = turned(torch.cat([randn(80, RANK, seed=n) @ randn(RANK, WIDTH, seed=n + 9) for n in range(4)]))
+    keys = sealed()
+    for start in range(0, len(wanted), 40):
+        keys.seal(wanted[start : start + 40])
+    assert len(keys.segments) == 4
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    chunks = wanted.unflatten(0, (-1, CHUNK))[order, :, 1]
+    torch.testing.assert_close(keys.take(1, order), chunks, atol=1e-4, rtol=1e-4)
+
+
+def test_two_branches_seal_keys_of_their_own() -> None:
+    """Trap 11."""
+    here, there = (randn(RANK, WIDTH, seed=seed) for seed in (1, 2))
+    before = randn(480, RANK) @ here
+    other = torch.cat((before[:400], randn(80, RANK, seed=3) @ there))
+    keys = sealed()
+    keys.seal(turned(before[:400]))
+    branch = keys.fork()
+    for start in range(400, 480, 16):
+        keys.seal(turned(before)[start : start + 16])
+        branch.seal(turned(other)[start : start + 16])
+    assert len(keys.segments) == 1
+    assert len(branch.segments) == 2
+    assert error(keys, turned(before)) < 1e-4
+    assert error(branch, turned(other)) < 1e-4
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_keys_that_the_device_does_not_hold_are_refused_and_nothing_is_lost(is_held: bool) -> None:
+    wanted = turned(randn(400, RANK) @ randn(RANK, WIDTH, seed=1 if is_held else 2))
+    budget = Budget("device")
+    keys = sealed(budget=budget)
+    keys.seal(wanted)
+    used = budget.used_bytes
+    budget.num_bytes = used + 1000
+    more = turned(randn(400, RANK) @ randn(RANK, WIDTH, seed=1), 400)
+    with pytest.raises(OutOfMemory, match="device memory"):
+        keys.seal(more)
+    assert keys.num_chunks == 50
+    assert budget.used_bytes == used
+    assert error(keys, wanted) < 1e-4
+    keys.release()
+    assert budget.used_bytes == 0
+
+
+SOURCED = replace(SMALL, is_sourced=True)
+
+
+def test_many_keys_that_no_basis_holds_are_weighed_by_codes_where_they_can_be_read_elsewhere() -> None:
+    """No product is further off than half a scale for each number of the query; landmarks are not needed."""
+    rotated = turned(randn(CODED_LEN + 80, WIDTH))
+    keys, budget = sealed(SOURCED), Budget("device")
+    few, coded = sealed(SOURCED, Budget("device")), sealed(SOURCED, budget)
+    few.seal(rotated[: CODED_LEN - CHUNK])
+    coded.seal(rotated[:CODED_LEN])
+    coded.seal(rotated[CODED_LEN:])
+    keys.seal(rotated)
+    assert [run.scales is None for run in (few.segments[0], coded.segments[0])] == [True, False]
+    assert budget.used_bytes < rotated.nbytes / 2
+    query, none = (
+        randn(3, 2 * NUM_KV_HEADS, HEAD_DIM, seed=4),
+        Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, budget),
+    )
+    exact = reference.highest_products(query, rotated, CHUNK)
+    found = coded.products(query, none)
+    assert torch.equal(found, keys.products(query, none))
+    scales = rotated.unflatten(0, (-1, CHUNK)).abs().amax(dim=(1, 3)).T / 127  # [H_kv, C]
+    bound = query.abs().sum(dim=2).unflatten(1, (NUM_KV_HEADS, -1))[..., None] * scales[:, None] / 2
+    assert ((found - exact).abs() <= bound + 1e-4).all()
+    assert (found != exact).any()
+
+
+def test_a_run_of_keys_that_has_grown_long_is_coded_when_no_basis_is_found_for_it() -> None:
+    rotated = turned(randn(2 * CODED_LEN, WIDTH))
+    keys, start = sealed(SOURCED), CODED_LEN - CHUNK
+    keys.seal(rotated[:start])
+    for at in range(start, 2 * start, 8 * CHUNK):
+        assert keys.segments[0].scales is None
+        keys.seal(rotated[at : at + 8 * CHUNK])
+    assert keys.segments[0].scales is not None
+    assert keys.num_chunks * CHUNK >= 2 * start
+    whole = sealed(SOURCED)
+    whole.seal(rotated[: keys.num_chunks * CHUNK])
+    query, none = (
+        randn(1, NUM_KV_HEADS, HEAD_DIM),
+        Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, Budget("device")),
+    )
+    assert torch.equal(keys.products(query, none), whole.products(query, none))
+
+
+def test_codes_that_find_no_room_are_not_added_and_branches_have_their_own() -> None:
+    """Trap 11."""
+    rotated = turned(randn(CODED_LEN + 80, WIDTH))
+    budget = Budget("device")
+    keys = sealed(SOURCED, budget)
+    keys.seal(rotated[:CODED_LEN])
+    used = budget.used_bytes
+    for room in (100, 64 * NUM_KV_HEADS * 4 + 100):  # too little for scales, and for codes
+        budget.num_bytes = used + room
+        with pytest.raises(OutOfMemory, match="device memory"):
+            keys.seal(rotated[CODED_LEN:])
+        assert (keys.num_chunks, budget.used_bytes) == (CODED_LEN // CHUNK, used)
+    budget.num_bytes = None
+    branch = keys.fork()
+    keys.seal(rotated[CODED_LEN:])
+    branch.seal(rotated[CODED_LEN:].flip(0))
+    query, none = randn(1, NUM_KV_HEADS, HEAD_DIM), Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, budget)
+    found = [one.products(query, none)[..., CODED_LEN // CHUNK :] for one in (keys, branch)]
+    torch.testing.assert_close(found[0], found[1].flip(-1))
+    keys.release()
+    branch.release()
+    assert budget.used_bytes == 0
+
+
+def test_chunks_are_weighed_by_their_keys_where_these_are_exact_and_by_landmarks_on_a_basis() -> None:
+    """A segment on a basis, and behind it one that waits for its own, longer than a page and a piece."""
+    held = randn(PIECE_LEN, RANK, seed=1) @ randn(RANK, WIDTH, seed=2)
+    keys = sealed(replace(SMALL, rank=12))
+    rotated = turned(torch.cat((held, randn(PIECE_LEN + 40, WIDTH, seed=3))))
+    keys.seal(rotated[:PIECE_LEN])
+    keys.seal(rotated[PIECE_LEN : PIECE_LEN + 24])
+    keys.seal(rotated[PIECE_LEN + 24 :])
+    first, second = keys.segments
+    assert first.directions is not None
+    assert second.directions is None
+    query = randn(3, 2 * NUM_KV_HEADS, HEAD_DIM, seed=4)
+    means = reference.landmarks(rotated, CHUNK)
+    landmarks = Rows((NUM_KV_HEADS, HEAD_DIM), torch.float32, Budget("device"))
+    for part in means.split(100):
+        landmarks.append(part)
+    found = keys.products(query, landmarks)
+    middle = PIECE_LEN // CHUNK
+    torch.testing.assert_close(found[..., :middle], reference.products(query, means[:middle]))
+    exact = reference.highest_products(query, rotated[PIECE_LEN:], CHUNK)
+    torch.testing.assert_close(found[..., middle:], exact)
+    assert not torch.allclose(exact, reference.products(query, means[middle:]), atol=0.1)

@@ -1,0 +1,236 @@
+"""Shadows of branches: keys and values straight from blocks, and which shadows stay."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvchat.engine.api.ids import BranchId
+from kvchat.engine.api.view import View
+from kvchat.engine.formats.shadow.settings import CODED_LEN
+from kvchat.engine.formats.shadow.shadows import BlockChunks, Shadows
+from kvchat.engine.kernels.shadow_kv import Choice, reference
+from kvchat.engine.sequences.batch import ShadowedPrompt
+from tests.engine.formats.shadow.contexts import (
+    HEAD_DIM,
+    NUM_KV_HEADS,
+    RANK,
+    ROTARY,
+    SCALE,
+    SMALL,
+    VALUE_DIM,
+    WIDTH,
+    Context,
+    free,
+    make_context,
+    shadow_of,
+)
+
+pytestmark = pytest.mark.cpu
+
+CHUNK, BLOCK, PROMPT = SMALL.chunk_size, 16, 403
+
+
+def in_blocks(context: Context) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return pools with a context's keys and values in blocks of a random order, and the blocks."""
+    num_blocks = -(-len(context.keys) // BLOCK)
+    blocks = torch.randperm(num_blocks + 3, generator=torch.Generator().manual_seed(1))[:num_blocks]
+    pools = []
+    for side in (context.keys, context.values):
+        pool = torch.full((num_blocks + 3, NUM_KV_HEADS, BLOCK, side.shape[2]), float("nan"))
+        whole = torch.zeros(num_blocks * BLOCK, *side.shape[1:])
+        whole[: len(side)] = side
+        pool[blocks] = whole.unflatten(0, (-1, BLOCK)).transpose(1, 2)
+        pools.append(pool)
+    return (pools[0], pools[1]), blocks
+
+
+def test_a_chunk_of_a_head_is_read_where_it_lies() -> None:
+    context = make_context(PROMPT)
+    source = BlockChunks(*in_blocks(context))
+    heads, chunks = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 31, 7, 49])
+    keys, values = source.take(heads, chunks)
+    assert keys.shape == (4, CHUNK, HEAD_DIM)
+    assert values.shape == (4, CHUNK, VALUE_DIM)
+    for place, (head, chunk) in enumerate(zip(heads.tolist(), chunks.tolist(), strict=True)):
+        tokens = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+        assert torch.equal(keys[place], context.keys[tokens, head])
+        assert torch.equal(values[place], context.values[tokens, head])
+
+
+def test_blocks_that_chunks_do_not_fit_into_are_not_read() -> None:
+    pool = torch.zeros(3, NUM_KV_HEADS, BLOCK, HEAD_DIM)
+    assert BlockChunks.takes((pool, pool))
+    assert not BlockChunks.takes((pool[:, :, :12], pool[:, :, :12]))
+    assert not BlockChunks.takes((pool[:, :, ::2], pool))
+
+
+def test_what_is_read_from_blocks_answers_as_what_was_restored_and_counts_alike() -> None:
+    """Keys that lie on their basis as a whole, so that nothing is lost by restoring them."""
+    context = make_context(PROMPT + 60)
+    restored = shadow_of(context, PROMPT)
+    budgets = free()
+    read = shadow_of(context, PROMPT, replace(SMALL, is_sourced=True), budgets)
+    source = BlockChunks(*in_blocks(context))
+    for at in range(PROMPT, PROMPT + 60):
+        part = context.part(at, at + 1)
+        wanted, (kept,) = restored.attend(*part, SCALE)
+        found, (step,) = read.attend(*part, SCALE, source)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        assert (step.num_wanted, step.num_fetched) == (kept.num_wanted, kept.num_fetched)
+        assert step.attended_len == kept.attended_len
+    assert 0 < step.num_fetched < step.num_wanted
+    assert read.num_sealed == restored.num_sealed > PROMPT // CHUNK - SMALL.num_local
+    assert [len(segment.rows) for segment in read.segments] == [restored.num_sealed]
+    assert budgets.host.used_bytes == 0
+    parts = read.stock.device_tensors()
+    assert sum(tensor.nbytes for name in ("keys", "working set") for tensor in parts[name]) == 0
+
+
+@pytest.mark.parametrize(
+    ("energy", "start"), [(0.99, PROMPT), (1.0, PROMPT), (1.0, PROMPT + CODED_LEN)], ids=str
+)
+def test_a_step_over_blocks_is_answered_as_the_definition_says(energy: float, start: int) -> None:
+    """One token, as many as a kernel takes, and more; weighed by landmarks, by keys, or by codes of them."""
+    sizes = (1, 12, 16, 16, 40)
+    context = make_context(start + sum(sizes), rank=RANK if energy < 1 else WIDTH)
+    settings = replace(SMALL, is_sourced=True, energy=energy, query_block=64, exact_len=128)
+    layer, source = shadow_of(context, start, settings), BlockChunks(*in_blocks(context))
+    (segment,) = layer.segments
+    assert (segment.directions is None) is (energy == 1)
+    assert (segment.scales is not None) is (start > PROMPT)
+    at, before, found = start, None, []
+    for size in sizes:
+        query, keys, values = context.part(at, at + size)
+        out, steps = layer.attend(query, keys, values, SCALE, source)
+        assert len(steps) == 1
+        at += size
+        choice = Choice(
+            blocks=source.blocks,
+            stands=tuple(layer.stock.sealed_keys.stands(layer.stock.landmarks)),
+            always=layer.stock.always,
+            num_chosen=layer.settings.num_chosen,
+            chunk_size=CHUNK,
+            num_tokens=at,
+            softmax_scale=SCALE,
+            before=before,
+        )
+        wanted = reference.chosen_attention(query, source.pools, choice)
+        torch.testing.assert_close(out, wanted.out, atol=1e-5, rtol=1e-5)
+        assert steps[0].num_fetched == wanted.num_new
+        before = wanted.chosen
+        found.append(wanted.num_new)
+    assert found[0] == NUM_KV_HEADS * layer.settings.num_chosen
+    assert 0 < min(found) < found[0]
+
+
+def test_tokens_that_were_answered_elsewhere_leave_the_shadow_that_answering_them_leaves() -> None:
+    """Whatever was sealed meanwhile, at whatever cuts they came."""
+    context = make_context(PROMPT + 150)
+    answered, extended = shadow_of(context, PROMPT), shadow_of(context, PROMPT)
+    for at in range(PROMPT, PROMPT + 149):
+        answered.attend(*context.part(at, at + 1), SCALE)
+    _, keys, values = context.part(PROMPT, PROMPT + 149)
+    extended.extend(keys, values)
+    assert extended.num_sealed == answered.num_sealed > PROMPT // CHUNK
+    last = context.part(PROMPT + 149, PROMPT + 150)
+    found = [layer.attend(*last, SCALE)[0] for layer in (answered, extended)]
+    torch.testing.assert_close(*found, atol=1e-6, rtol=1e-6)
+
+
+def shadows_with(limit_bytes: int) -> Shadows:
+    return Shadows(View(rule="shadow", budget=64, is_forced=True), {0: ROTARY}, limit_bytes)
+
+
+def prompt(number: int, num_tokens: int = PROMPT) -> ShadowedPrompt:
+    return ShadowedPrompt(name=b"%d" % number, num_tokens=num_tokens)
+
+
+def say(shadows: Shadows, branch: int, begun: ShadowedPrompt, context: Context, start: int) -> torch.Tensor:
+    """Return what the rest of a context sees that a branch has in blocks up to `start`."""
+    pools, blocks = in_blocks(context)
+    step = shadows.step(BranchId(branch), begun, start, blocks)
+    return step.attend(0, context.part(start, len(context.keys)), pools, SCALE)
+
+
+def three(limit_bytes: int) -> Shadows:
+    """Return the shadows of three branches, each behind a prompt of its own."""
+    shadows = shadows_with(limit_bytes)
+    for branch in range(3):
+        say(shadows, branch, prompt(branch), make_context(PROMPT + 1), PROMPT)
+    return shadows
+
+
+def tail_bytes(shadows: Shadows, branch: int) -> int:
+    stock = shadows._branches[BranchId(branch)].layers[0].stock
+    return sum(page.num_bytes for rows in (stock.tail_keys, stock.tail_values) for page in rows.pages)
+
+
+def test_branches_that_begin_alike_share_what_was_made_of_the_beginning() -> None:
+    """What a branch adds is its own, whatever another adds and seals; nothing of the prompt is made again."""
+    whole = make_context(PROMPT + 1)
+    shadows = shadows_with(2**40)
+    first = say(shadows, 0, prompt(0), whole, PROMPT)
+    before = shadows.used_bytes
+    second = say(shadows, 1, prompt(0), whole, PROMPT)
+    assert torch.equal(first, second)
+    assert shadows.counts[0].made_len == PROMPT
+    assert shadows.used_bytes - before == tail_bytes(shadows, 1) > 0
+    others = [make_context(PROMPT + 700, seed=seed) for seed in (1, 2)]
+    for other in others:
+        for side in ("keys", "values"):
+            getattr(other, side)[:PROMPT] = getattr(whole, side)[:PROMPT]
+    found = [say(shadows, 2 + place, prompt(0), other, PROMPT) for place, other in enumerate(others)]
+    at = 1024  # behind what has been sealed, where queries begin to choose anew
+    later = [say(shadows, 4 + place, prompt(0), other, at) for place, other in enumerate(others)]
+    assert shadows.counts[0].made_len == PROMPT
+    for place, other in enumerate(others):
+        alone = shadows_with(2**40)
+        wanted = say(alone, 0, prompt(0), other, PROMPT)
+        torch.testing.assert_close(found[place], wanted)
+        torch.testing.assert_close(later[place], wanted[at - PROMPT :], atol=1e-5, rtol=1e-5)
+        assert shadows._branches[BranchId(2 + place)].layers[0].num_sealed > PROMPT // CHUNK
+
+
+def test_what_two_branches_share_is_counted_once() -> None:
+    shadows = three(2**40)
+    kept = shadows.usage(0)
+    assert kept is not None
+    numbers = [shadow.layers[0].stock.device_tensors()["numbers"] for shadow in shadows._prompts.values()]
+    assert kept.device_bytes == shadows.used_bytes + sum(one.nbytes for part in numbers for one in part[:1])
+    assert kept.made_tokens == 3 * PROMPT
+
+
+def test_those_used_longest_ago_make_room_but_not_those_of_the_step() -> None:
+    whole = three(0).used_bytes
+    shadows = three(whole * 2 // 3)
+    shadows.step(BranchId(0), prompt(0), PROMPT + 1, torch.zeros(0))
+    shadows.trim({BranchId(2)})
+    assert (list(shadows._branches), list(shadows._prompts)) == ([2, 0], [b"2", b"0"])
+    assert shadows.used_bytes == whole * 2 // 3
+    shadows.limit_bytes = 0
+    shadows.trim({BranchId(2)})
+    assert (list(shadows._branches), list(shadows._prompts)) == ([2], [])
+    assert shadows.used_bytes == whole // 3 - tail_bytes(shadows, 2), "what the prompt alone had is gone"
+    shadows.forget(BranchId(2))
+    shadows.forget(BranchId(2))
+    assert shadows.used_bytes == 0
+
+
+def test_a_prompt_stays_for_whoever_begins_with_it_while_there_is_room() -> None:
+    shadows = three(2**40)
+    own, before = tail_bytes(shadows, 1), shadows.used_bytes
+    shadows.forget(BranchId(1))
+    assert shadows.used_bytes == before - own
+    say(shadows, 7, prompt(1), make_context(PROMPT + 1), PROMPT)
+    assert (shadows.used_bytes, shadows.counts[0].made_len) == (before, 3 * PROMPT)
+    shadows.clear()
+    assert shadows.used_bytes == 0
+
+
+def test_a_shadow_that_is_to_begin_elsewhere_is_let_go() -> None:
+    shadows = three(2**40)
+    own, before = tail_bytes(shadows, 1), shadows.used_bytes
+    shadows.step(BranchId(1), prompt(9, PROMPT + 8), PROMPT + 8, torch.zeros(0))
+    assert shadows.used_bytes == before - own
+    assert not shadows._branches[BranchId(1)].layers
