@@ -10,10 +10,10 @@ from time import perf_counter, sleep
 from benchmarks.table import Row
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
 from kvchat.engine.build import build_parts
-from kvchat.engine.cache.load_choice import meeting
 from kvchat.engine.cache.plan import Fetch
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.locate import locate_model
+from kvchat.engine.tiering.load_choice import meeting
 
 ROUNDS = 5
 PROMPT_LEN = 4033

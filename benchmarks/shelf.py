@@ -14,14 +14,14 @@ from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.prefix_index import IndexNode
-from kvchat.engine.cache.rates import Rates
-from kvchat.engine.flights import Flights
 from kvchat.engine.formats.spec import FullSpec, Group, group_layers
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
+from kvchat.engine.tiering.in_flight_loads import Flights
 
 BLOCK_SIZE = 64
 NUM_BLOCKS = 64

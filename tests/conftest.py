@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
-from kvchat.engine import kept_rates
-from kvchat.engine.cache import rates
+from kvchat.engine.memory import rates
+from kvchat.engine.tiering import persisted_rates
 from tests.covering import leave_the_rest_to_slow_tests
 from tests.fork_server import LOADING_PAYS, let_loading_pay
 from tests.quick_disk import quick_place
@@ -53,7 +53,7 @@ def quick_path(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load what can be loaded, in this process and in those that are forked: see `let_loading_pay`."""
-    for owner, name in ((rates, "PRIOR_TOKEN_S"), (kept_rates, "read_kept")):
+    for owner, name in ((rates, "PRIOR_TOKEN_S"), (persisted_rates, "read_kept")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # as they are behind the test
     let_loading_pay()
     monkeypatch.setenv(LOADING_PAYS, "1")

@@ -21,8 +21,8 @@ from pathlib import Path
 from select import select
 from typing import IO, Any
 
-from kvchat.engine import kept_rates
-from kvchat.engine.cache import rates
+from kvchat.engine.memory import rates
+from kvchat.engine.tiering import persisted_rates
 
 ROOT = Path(__file__).parents[1]
 MODULES = (
@@ -133,7 +133,7 @@ def let_loading_pay() -> None:
     where it lies.
     """
     rates.PRIOR_TOKEN_S = 1e5  # type: ignore[misc]
-    kept_rates.read_kept = lambda _: None
+    persisted_rates.read_kept = lambda _: None
 
 
 def serve(channel: socket.socket) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 from kvchat.cli.finding import Finding
 from kvchat.cli.models import describe, hub_cache, installed_models
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.rates import Direction
-from kvchat.engine.kept_rates import last_moves
+from kvchat.engine.memory.rates import Direction
 from kvchat.engine.models.locate import STARTER
+from kvchat.engine.tiering.persisted_rates import last_moves
 from kvchat.ui.figures import bytes_text, plural
 
 _VERBS = {Direction.LOAD: "reads", Direction.STORE: "writes"}

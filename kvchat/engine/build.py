@@ -16,8 +16,6 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.rates import Rates
-from kvchat.engine.cache.worth import Worth
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.disk import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.formats.pool_sizing import host_places, pool_blocks
@@ -29,7 +27,6 @@ from kvchat.engine.formats.view_spec import PrunedSpec, ShadowSpec
 from kvchat.engine.fusion import Fusion, fused_pass, fusion_of
 from kvchat.engine.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
 from kvchat.engine.kept_checks import name_of
-from kvchat.engine.kept_rates import Computing, KeptRates
 from kvchat.engine.kernel_sizes import shadow_sizes
 from kvchat.engine.kernels.device import is_interpreted
 from kvchat.engine.layer_trial import walking_pass
@@ -42,6 +39,7 @@ from kvchat.engine.memory.inline_streams import InlineStreams
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.prefault import MOST_BYTES, prefault
+from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.memory.saver import Outgoing
 from kvchat.engine.memory.staged import StagedTransport
@@ -55,6 +53,8 @@ from kvchat.engine.runner import ForwardPass, Runner
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
 from kvchat.engine.scheduling.scheduler import NoDrafter
+from kvchat.engine.tiering.host_admission import Worth
+from kvchat.engine.tiering.persisted_rates import Computing, KeptRates
 from kvchat.engine.weight_format import Source, check_weights
 from kvchat.engine.weights import Candidate, Weights, fingerprint_of, load_candidate
 from kvchat.errors import ConfigError, OutOfMemory

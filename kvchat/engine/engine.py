@@ -20,18 +20,11 @@ from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache import inspection
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.departures import Departures
 from kvchat.engine.disk import open_saver
-from kvchat.engine.flights import Flights
 from kvchat.engine.handle import Handle
-from kvchat.engine.idle import IdleWatch
-from kvchat.engine.keeper import Keeper
-from kvchat.engine.loading import Loading
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
-from kvchat.engine.promotion import Promotion, Wish
 from kvchat.engine.results import Result, collect
-from kvchat.engine.resumptions import Resumptions
 from kvchat.engine.scheduling import request_events
 from kvchat.engine.scheduling.capacity_check import Room
 from kvchat.engine.scheduling.format_advisor import Smaller
@@ -41,6 +34,13 @@ from kvchat.engine.scheduling.request_validator import Intake
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.tiering.demotion_queue import Departures
+from kvchat.engine.tiering.idle_watch import IdleWatch
+from kvchat.engine.tiering.in_flight_loads import Flights
+from kvchat.engine.tiering.load_controller import Loading
+from kvchat.engine.tiering.pending_loads import Resumptions
+from kvchat.engine.tiering.prefetcher import Promotion, Wish
+from kvchat.engine.tiering.save_policy import Keeper
 from kvchat.errors import InvalidRequest, PoolExhausted
 
 LOAD_WAIT_S = 0.02

@@ -23,21 +23,21 @@ from kvchat.engine.api.ids import GroupId
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.cache.rates import Rates
 from kvchat.engine.disk import open_saver, open_store
-from kvchat.engine.flights import Flights
 from kvchat.engine.formats.full.attend import GroupStep
 from kvchat.engine.formats.pool_sizing import pool_blocks
 from kvchat.engine.formats.spec import Group, group_layers
-from kvchat.engine.keeper import Keeper
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, meaning_of
 from kvchat.engine.models.probe import probe_gathered_layers
 from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.tiering.in_flight_loads import Flights
+from kvchat.engine.tiering.save_policy import Keeper
 from kvchat.errors import InvalidRequest, PoolExhausted
 from kvchat.platform.host_memory import available_bytes
 

@@ -15,10 +15,10 @@ from kvchat.engine.api.snapshot import (
     TierUsage,
 )
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.rates import Direction, Rates
 from kvchat.engine.sequences.sequence import Branch
 
 

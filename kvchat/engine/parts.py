@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.rates import Rates
-from kvchat.engine.flights import BlockReader
 from kvchat.engine.formats.shadow.shadows import Shadows
-from kvchat.engine.kept_rates import KeptRates
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import Outgoing, Saver
 from kvchat.engine.runner import Runner
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
+from kvchat.engine.tiering.in_flight_loads import BlockReader
+from kvchat.engine.tiering.persisted_rates import KeptRates
 from kvchat.engine.weights import Weights
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from kvchat.cli.main import run
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.rates import Direction, Rates
-from kvchat.engine.kept_rates import Computing, KeptRates
 from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.memory.rates import Direction, Rates
+from kvchat.engine.tiering.persisted_rates import Computing, KeptRates
 from tests.cli.test_models import cached
 
 pytestmark = pytest.mark.cpu

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from kvchat.engine.api.events import LoadPlanned
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.request import Request
-from kvchat.engine.cache.rates import Rates
-from kvchat.engine.loading import Loading
-from kvchat.engine.resumptions import Resumptions
+from kvchat.engine.memory.rates import Rates
 from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter, Scheduler
 from kvchat.engine.sequences.completion import Entry
 from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.tiering.load_controller import Loading
+from kvchat.engine.tiering.pending_loads import Resumptions
 from tests.engine.cache.caches import Cache
 
 

@@ -8,9 +8,9 @@ from time import monotonic, sleep
 import pytest
 
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.keeper import TAIL_INTERVAL_S
 from kvchat.engine.memory.block_catalog import BlockCatalog
 from kvchat.engine.models.prepared import PREPARED_DIR
+from kvchat.engine.tiering.save_policy import TAIL_INTERVAL_S
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, reference, token_ids
 from tests.patience import PATIENCE_S

@@ -11,7 +11,6 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.plan import Promote
-from kvchat.engine.cache.rates import Rates
 from kvchat.engine.engine import Engine
 from kvchat.engine.kernels.health import HEALTH, Health
 from kvchat.engine.kernels.model_trials import SEALED_TRIALS
@@ -21,6 +20,7 @@ from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import PinnedSlabs
+from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.staged import StagedTransport
 from kvchat.engine.memory.transport import DirectTransport
 from tests.engine.formats.shadow.told import tell

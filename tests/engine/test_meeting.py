@@ -11,11 +11,11 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import LoadChoice, LoadPlanned
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.build import build_parts
-from kvchat.engine.cache.load_choice import meeting
-from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.engine import Engine
+from kvchat.engine.memory.rates import Direction, Rates
 from kvchat.engine.runner import Runner
 from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.tiering.load_choice import meeting
 from tests.engine.conftest import TinyModels
 from tests.engine.stepped_reader import Clock, TimedReader
 from tests.engine.tiny_models import answer, finish, open_engine, reference, submit, token_ids

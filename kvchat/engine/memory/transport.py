@@ -7,10 +7,10 @@ from typing import Protocol
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Demote, Move, Promote
-from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pages import Pages
+from kvchat.engine.memory.rates import Direction, Rates
 
 
 class Transport(Protocol):

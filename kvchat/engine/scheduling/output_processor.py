@@ -13,7 +13,6 @@ from kvchat.engine.api.ids import BranchId, RequestId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.keeper import Keeper
 from kvchat.engine.sampling.sampler import Choice, Row, Sampler, choices
 from kvchat.engine.scheduling import request_events
 from kvchat.engine.scheduling.scheduler import Scheduler
@@ -23,6 +22,7 @@ from kvchat.engine.sequences.completion import Entry
 from kvchat.engine.sequences.request_state import Family, Hypothesis, seeded
 from kvchat.engine.sequences.sequence import Branch
 from kvchat.engine.sequences.stop_guard import StopGuard
+from kvchat.engine.tiering.save_policy import Keeper
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import torch
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Demote, Load, Promote
-from kvchat.engine.cache.rates import Direction, Rates
 from kvchat.engine.formats.spec import FullSpec, Group, SlidingSpec
 from kvchat.engine.memory.block_file import BlockHeader, block_path
 from kvchat.engine.memory.device_pool import DevicePool
@@ -18,6 +17,7 @@ from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.files import SYSTEM, SystemFiles
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import REFUSED_S, Mover
+from kvchat.engine.memory.rates import Direction, Rates
 
 pytestmark = pytest.mark.cpu
 

@@ -11,13 +11,13 @@ import torch
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
 from kvchat.engine.cache.plan import Load, Save
-from kvchat.engine.cache.rates import Rates
 from kvchat.engine.memory.block_file import BlockHeader
 from kvchat.engine.memory.block_writer import BlockWriter
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk_store import DiskStore
 from kvchat.engine.memory.files import Buffer, SystemFiles
 from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import Saver
 from kvchat.engine.memory.staged import StagedTransport
 from kvchat.engine.memory.staged_saves import StagedSaves, Taken

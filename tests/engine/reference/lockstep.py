@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.loading import Obstacle
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.completion import Entry
 from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.tiering.load_controller import Obstacle
 from tests.engine.assembly import Assembly, entry_of
 from tests.engine.cache.caches import Cache
 from tests.engine.drafters import MOST_GUESSES, Guesses

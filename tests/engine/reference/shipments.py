@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.flights import Flight
+from kvchat.engine.tiering.in_flight_loads import Flight
 from tests.engine.reference.prefix_cache import ReferenceCache
 from tests.engine.reference.schedule import Job
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.cache.rates import Rates
+from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import STEP_BYTES, Saver
 from kvchat.engine.sequences.sequence import Branch
 

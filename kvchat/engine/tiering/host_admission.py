@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.prefix_index import IndexNode
-from kvchat.engine.cache.rates import Rates
 from kvchat.engine.formats.spec import Group
+from kvchat.engine.memory.rates import Rates
 
 
 class Worth:

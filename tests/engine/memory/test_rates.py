@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.rates import LEAST_TOKENS, WINDOW, Direction, Rates
+from kvchat.engine.memory.rates import LEAST_TOKENS, WINDOW, Direction, Rates
 
 pytestmark = pytest.mark.pure
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from kvchat.engine.api.events import LoadChoice, LoadEstimate
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.load_choice import meeting, weigh
-from kvchat.engine.cache.rates import Direction, Rates
+from kvchat.engine.memory.rates import Direction, Rates
+from kvchat.engine.tiering.load_choice import meeting, weigh
 
 pytestmark = pytest.mark.pure
 

@@ -6,8 +6,8 @@ from dataclasses import field
 from kvchat.engine.api.events import LoadEstimate
 from kvchat.engine.api.ids import BlockKey, RequestId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.flights import Flight, Flights
 from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.tiering.in_flight_loads import Flight, Flights
 from kvchat.platform.values import dataclass
 
 

@@ -13,14 +13,14 @@ from typing import Final
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, LoadPlanned
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.load_choice import meeting, weigh
 from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.cache.rates import Rates
-from kvchat.engine.flights import Flights
-from kvchat.engine.resumptions import Resumption, Resumptions
+from kvchat.engine.memory.rates import Rates
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.tiering.in_flight_loads import Flights
+from kvchat.engine.tiering.load_choice import meeting, weigh
+from kvchat.engine.tiering.pending_loads import Resumption, Resumptions
 
 LEAST_LANDED: Final = 3
 """Units of a flight that say something about its pace. The first of a process bears what happens once, and a

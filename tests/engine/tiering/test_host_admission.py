@@ -5,8 +5,8 @@ import pytest
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.prefix_index import IndexNode
-from kvchat.engine.cache.rates import Direction, Rates
-from kvchat.engine.cache.worth import Worth
+from kvchat.engine.memory.rates import Direction, Rates
+from kvchat.engine.tiering.host_admission import Worth
 from tests.engine.cache.caches import Cache, full_group, sliding_group
 
 pytestmark = pytest.mark.pure

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from kvchat.engine.api.events import LoadChoice, LoadEstimate
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.rates import Rates
+from kvchat.engine.memory.rates import Rates
 
 LEAST_GAIN_S = 0.1
 """Loading is left alone unless something else is faster by this much, and by a tenth."""

@@ -6,8 +6,8 @@ stays cached when the wish changes.
 
 from kvchat.engine.api.ids import BlockKey, BranchId, chain_keys
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.flights import Flight, Flights
 from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.tiering.in_flight_loads import Flight, Flights
 from kvchat.platform.values import dataclass
 
 
