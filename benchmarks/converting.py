@@ -25,9 +25,9 @@ from kvchat.engine.conversion import Conversion
 from kvchat.engine.convert import RUN_LEN, Converter, Side
 from kvchat.engine.formats.spec import FullSpec, Group, group_layers
 from kvchat.engine.formats.table import stored_groups
-from kvchat.engine.memory.bundle_blocks import BlockShelf, NewBlock
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.files import SYSTEM, Files, SystemFiles
+from kvchat.engine.memory.disk.bundle_blocks import BlockShelf, NewBlock
+from kvchat.engine.memory.disk.io import SYSTEM, Files, SystemFiles
 
 BLOCK_SIZE = 64
 NUM_TOKENS = 4096

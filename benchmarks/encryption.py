@@ -9,8 +9,8 @@ from time import process_time, time
 
 from benchmarks.table import Row
 from kvchat.engine.api.ids import GroupId, chain_keys, root_key
-from kvchat.engine.memory.block_file import BlockHeader, Layout, Region
-from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.disk.block_file import BlockHeader, Layout, Region
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.platform.encryptor import Sealer
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.tree import MAIN, Finish, Role, Turn

@@ -19,9 +19,9 @@ from benchmarks.table import Row
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.eviction import Eviction, make_order
-from kvchat.engine.memory.block_file import Region
-from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
-from kvchat.engine.memory.files import SystemFiles
+from kvchat.engine.memory.disk.block_file import Region
+from kvchat.engine.memory.disk.io import SystemFiles
+from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 
 SEEDS = range(5)
 NUM_REQUESTS = 3000

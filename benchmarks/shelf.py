@@ -16,7 +16,7 @@ from kvchat.engine.cache.plan import Move
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.formats.spec import FullSpec, Group, group_layers
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
+from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates

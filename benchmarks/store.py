@@ -15,7 +15,7 @@ from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.spec import FullSpec, Group
-from kvchat.engine.memory.block_file import (
+from kvchat.engine.memory.disk.block_file import (
     BlockHeader,
     FileIdentity,
     FoundBlock,
@@ -24,9 +24,9 @@ from kvchat.engine.memory.block_file import (
     block_path,
     render_head,
 )
-from kvchat.engine.memory.block_index import BlockIndex
-from kvchat.engine.memory.disk_store import DiskStore
-from kvchat.engine.memory.files import SystemFiles
+from kvchat.engine.memory.disk.index import BlockIndex
+from kvchat.engine.memory.disk.io import SystemFiles
+from kvchat.engine.memory.disk.store import DiskStore
 
 NUM_SESSIONS = 1_000
 SHARED_LEN = 1_000

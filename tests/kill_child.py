@@ -18,11 +18,11 @@ from random import Random
 
 from kvchat.cli.removal import TidyStore
 from kvchat.engine.api.ids import BlockKey
-from kvchat.engine.memory.block_catalog import BlockCatalog
-from kvchat.engine.memory.block_index import IndexedBlock
-from kvchat.engine.memory.block_writer import BlockWriter
-from kvchat.engine.memory.bundle_blocks import BlockShelf
-from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.index import IndexedBlock
+from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Sealer
 from kvchat.session.recovery import backup_paths

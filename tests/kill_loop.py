@@ -24,8 +24,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvchat.engine.api.ids import BlockKey
-from kvchat.engine.memory.block_seal import seal_of
-from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.disk.block_encryption import seal_of
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import TurnId
 from tests.engine.memory.chains import Block, payload_of, read

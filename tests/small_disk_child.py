@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import StorageError
 from kvchat.session.bundle.writer import new_file
 from kvchat.session.store import Outcome, SessionStore

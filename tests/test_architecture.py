@@ -159,8 +159,8 @@ WITHOUT_TORCH = (
     "kvchat.engine.worker",
     "kvchat.engine.models.locate",
     "kvchat.engine.formats.shadow.settings",
-    "kvchat.engine.memory.disk_store",
-    "kvchat.engine.memory.block_catalog",
+    "kvchat.engine.memory.disk.store",
+    "kvchat.engine.memory.disk.catalog",
 )
 
 # `__init__` files that may hold code: the public faces, and the dispatch of one kernel.

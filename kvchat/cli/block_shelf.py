@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from kvchat.cli.view_blocks import add_view_turns
 from kvchat.config import Settings
 from kvchat.engine.api.ids import GroupId, root_key
-from kvchat.engine.memory.block_file import Layout
-from kvchat.engine.memory.bundle_blocks import BlockShelf
-from kvchat.engine.memory.files import SYSTEM, Files
-from kvchat.engine.memory.used_views import used_views
+from kvchat.engine.memory.disk.block_file import Layout
+from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.io import SYSTEM, Files
+from kvchat.engine.memory.disk.used_views import used_views
 from kvchat.engine.models.prepared import elsewhere
 from kvchat.session.references import References, references, runs_of
 from kvchat.session.store import SessionStore

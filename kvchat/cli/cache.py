@@ -13,8 +13,8 @@ from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, as_json, tell_path, written_as_json
 from kvchat.cli.too_long import too_long, too_long_lines
 from kvchat.config import Settings
-from kvchat.engine.memory.block_catalog import BlockCatalog
-from kvchat.engine.memory.block_index import DiskUsage, WrittenBytes
+from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
 from kvchat.engine.models.prepared import PREPARED_DIR, prepared_bytes
 from kvchat.errors import StorageError, UsageError
 from kvchat.platform.encryptor import Sealer

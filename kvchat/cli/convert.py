@@ -21,8 +21,8 @@ from kvchat.config import Settings
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.api.loss import GaugeReport
-from kvchat.engine.memory.block_file import Layout
-from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.block_file import Layout
+from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.errors import CacheError, UsageError
 from kvchat.platform.values import dataclass

@@ -21,7 +21,7 @@ from kvchat.cli.options import DoctorOptions
 from kvchat.cli.streams import Output
 from kvchat.config import Settings
 from kvchat.engine.api.config import Capacity, EngineInfo
-from kvchat.engine.memory.block_seal import seal_of
+from kvchat.engine.memory.disk.block_encryption import seal_of
 from kvchat.errors import KvchatError, StorageError
 from kvchat.platform.paths import Paths
 from kvchat.ui.figures import bytes_text, count_text, plural

@@ -12,7 +12,7 @@ from kvchat.cli.session_options import ExportOptions
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Output, Status, as_json
 from kvchat.config import Settings
-from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
 from kvchat.engine.models.identity import layouts_of, recall
 from kvchat.errors import FileTaken, UsageError
 from kvchat.platform.values import dataclass

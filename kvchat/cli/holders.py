@@ -6,8 +6,8 @@ from contextlib import closing
 from kvchat.cli.removal import TidyStore
 from kvchat.config import Settings
 from kvchat.engine.api.ids import BlockKey
-from kvchat.engine.memory.block_catalog import BlockCatalog
-from kvchat.engine.memory.block_index import DiskUsage, IndexedBlock
+from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock
 from kvchat.platform.values import dataclass
 from kvchat.session.packs import PackShelf
 from kvchat.session.references import References

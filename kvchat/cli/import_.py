@@ -18,8 +18,8 @@ from kvchat.cli.shelf import open_store, short_id
 from kvchat.cli.streams import Output, Status, written_as_json
 from kvchat.config import Settings
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key
-from kvchat.engine.memory.bundle_blocks import BlockShelf
-from kvchat.engine.memory.files import SYSTEM, Files
+from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.io import SYSTEM, Files
 from kvchat.engine.models.identity import layouts_of, remember
 from kvchat.errors import BundleError, SessionNotFound, StorageError
 from kvchat.platform.values import dataclass

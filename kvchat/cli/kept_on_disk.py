@@ -8,8 +8,8 @@ from time import perf_counter, sleep
 from kvchat.cli.removal import TidyStore
 from kvchat.config import Settings
 from kvchat.engine.api.ids import BlockKey, u32le
-from kvchat.engine.memory.block_catalog import BlockCatalog
-from kvchat.engine.memory.block_index import IndexedBlock
+from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.platform.values import dataclass
 from kvchat.session.lookup import SessionSummary
 from kvchat.session.tree import SessionId

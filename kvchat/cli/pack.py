@@ -9,7 +9,7 @@ from kvchat.cli.pack_options import PackOptions, RemovePacksOptions
 from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.unlocking import alone
 from kvchat.config import Settings
-from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.platform.values import dataclass
 from kvchat.session.packs import Pack, PackShelf
 from kvchat.ui.figures import bytes_text, count_text

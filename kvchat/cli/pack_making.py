@@ -15,7 +15,7 @@ from kvchat.cli.streams import Output, Status, as_json
 from kvchat.cli.unlocking import alone
 from kvchat.cli.waiting import wait_until_loaded
 from kvchat.config import Settings
-from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.prepared import blocks_limit
 from kvchat.errors import PinRefused, StorageError, UsageError
 from kvchat.lending.borrower import Borrowed

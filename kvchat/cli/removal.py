@@ -17,8 +17,8 @@ from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import Branch, SessionId, Turn, TurnId, Verification
 
 if TYPE_CHECKING:
-    from kvchat.engine.memory.block_catalog import BlockCatalog
-    from kvchat.engine.memory.block_index import IndexedBlock
+    from kvchat.engine.memory.disk.catalog import BlockCatalog
+    from kvchat.engine.memory.disk.index import IndexedBlock
 
 _BLOCK_SIZE = EngineConfig().block_size
 _PATIENCE_S = 0.5
@@ -191,7 +191,7 @@ class TidyStore(SessionStore):
 
     def _catalog(self) -> "BlockCatalog":
         # Imported by whoever removes: a list of sessions is to be there at once.
-        from kvchat.engine.memory.block_catalog import BlockCatalog
+        from kvchat.engine.memory.disk.catalog import BlockCatalog
 
         return BlockCatalog(self._cache_dir, sealer=self._sealer)
 
@@ -218,7 +218,7 @@ class TidyStore(SessionStore):
     def _add(self, found: References, session_id: SessionId, turns: Sequence[Turn], block_size: int) -> None:
         # Imported by whoever removes: a list of sessions is to be there at once.
         from kvchat.cli.view_blocks import add_view_turns
-        from kvchat.engine.memory.used_views import used_views
+        from kvchat.engine.memory.disk.used_views import used_views
 
         add_turns(found, self, session_id, turns, block_size)
         if views := used_views(self._cache_dir):

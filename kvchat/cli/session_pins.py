@@ -20,7 +20,7 @@ from kvchat.ui.figures import bytes_text
 
 if TYPE_CHECKING:
     from kvchat.engine.api.ids import BlockKey
-    from kvchat.engine.memory.block_catalog import BlockCatalog
+    from kvchat.engine.memory.disk.catalog import BlockCatalog
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class SessionPins:
 
     def _catalog(self) -> "BlockCatalog":
         # Imported by whoever pins: a list of sessions is to be there at once.
-        from kvchat.engine.memory.block_catalog import BlockCatalog
+        from kvchat.engine.memory.disk.catalog import BlockCatalog
 
         return BlockCatalog(self._cache_dir, sealer=self._sealer)
 
@@ -158,7 +158,7 @@ class SessionPins:
     ) -> References:
         # Imported by whoever pins: a list of sessions is to be there at once.
         from kvchat.cli.view_blocks import add_view_turns
-        from kvchat.engine.memory.used_views import used_views
+        from kvchat.engine.memory.disk.used_views import used_views
 
         found = References()
         root = chain_root(fingerprint, session.namespace)

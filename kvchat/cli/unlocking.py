@@ -76,7 +76,7 @@ def key_in_use(paths: Paths) -> KeyFile | None:
 
 def settle(paths: Paths, key: KeyFile) -> KeyFile | None:
     """End what was begun, as far as the database got: its own first bytes say what it is."""
-    from kvchat.engine.memory.block_seal import sealed_home
+    from kvchat.engine.memory.disk.block_encryption import sealed_home
     from kvchat.session.recovery import forget_backups
     from kvchat.session.rewriting import converting_path
     from kvchat.session.sealed_files import forget_other

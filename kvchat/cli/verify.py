@@ -22,8 +22,8 @@ from kvchat.cli.view_blocks import add_view_turns
 from kvchat.config import Settings
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.ids import block_key, root_key
-from kvchat.engine.memory.bundle_blocks import BlockShelf
-from kvchat.engine.memory.used_views import used_views
+from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.used_views import used_views
 from kvchat.errors import CacheError, StorageError, UsageError
 from kvchat.platform.values import dataclass
 from kvchat.session.origin import origin_of

@@ -17,7 +17,6 @@ from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.capacity import Lengths, activation_bytes, measured
-from kvchat.engine.disk import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.formats.pool_sizing import host_places, pool_blocks
 from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host_memory, making_bytes
@@ -31,9 +30,12 @@ from kvchat.engine.kernel_sizes import shadow_sizes
 from kvchat.engine.kernels.device import is_interpreted
 from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.machine import processor_name
+from kvchat.engine.memory.async_saves import StagedSaves
+from kvchat.engine.memory.async_transfer import StagedTransport
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import TORCH_DTYPES, DevicePool
-from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.engine.memory.disk.tier import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.inline_streams import InlineStreams
 from kvchat.engine.memory.mover import Mover
@@ -42,8 +44,6 @@ from kvchat.engine.memory.prefault import MOST_BYTES, prefault
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.memory.saver import Outgoing
-from kvchat.engine.memory.staged import StagedTransport
-from kvchat.engine.memory.staged_saves import StagedSaves
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.packed_linear import pack_linears

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
 from kvchat.engine.convert import RUN_LEN, Converter, Payloads
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.memory.block_file import BlockHeader
-from kvchat.engine.memory.bundle_blocks import BlockShelf, NewBlock
+from kvchat.engine.memory.disk.block_file import BlockHeader
+from kvchat.engine.memory.disk.bundle_blocks import BlockShelf, NewBlock
 from kvchat.errors import CacheError, StorageError
 
 

@@ -20,8 +20,8 @@ from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 from kvchat.engine.build import build_parts
 from kvchat.engine.cache import inspection
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.disk import open_saver
 from kvchat.engine.handle import Handle
+from kvchat.engine.memory.disk.tier import open_saver
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.results import Result, collect

@@ -23,12 +23,12 @@ from kvchat.engine.api.ids import GroupId
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.cache.plan import Move
-from kvchat.engine.disk import open_saver, open_store
 from kvchat.engine.formats.full.attend import GroupStep
 from kvchat.engine.formats.pool_sizing import pool_blocks
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk.tier import open_saver, open_store
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates

@@ -17,7 +17,7 @@ from kvchat.engine.api.snapshot import (
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.rates import Direction, Rates
 from kvchat.engine.sequences.sequence import Branch
 

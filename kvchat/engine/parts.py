@@ -7,7 +7,7 @@ from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import Outgoing, Saver

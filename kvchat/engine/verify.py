@@ -13,9 +13,9 @@ from kvchat.engine.formats.spec import Fp8LatentSpec, FullSpec, Group, SealedSpe
 from kvchat.engine.kernels.latent_record.reference import unpack
 from kvchat.engine.kernels.quantised_kv.reference import dequantise
 from kvchat.engine.kernels.sealed_record import SealedRecord
-from kvchat.engine.memory.block_file import Layout
-from kvchat.engine.memory.bundle_blocks import BlockShelf
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
+from kvchat.engine.memory.disk.block_file import Layout
+from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
 from kvchat.engine.recompute import ComputedBlock, ReadPast, Recompute
 from kvchat.errors import ConfigError, StorageError
 

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from kvchat.engine import selfcheck
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig, EngineInfo
-from kvchat.engine.disk import open_store
 from kvchat.engine.formats.spec import Group, LatentSpec
 from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.gpu import try_gpu, try_sizes
 from kvchat.engine.kept_checks import KeptChecks, checks_of
 from kvchat.engine.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk_store import DiskStore
+from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.engine.memory.disk.tier import open_store
 from kvchat.engine.models.adapter_files import check_adapter
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, read_checkpoint
 from kvchat.engine.models.identity import remember

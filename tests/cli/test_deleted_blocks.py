@@ -16,8 +16,8 @@ from kvchat.config import read_settings
 from kvchat.conversation import Conversation
 from kvchat.engine.api.ids import BlockKey, u32le
 from kvchat.engine.api.inspection import InspectionWish
-from kvchat.engine.memory.block_catalog import BlockCatalog
-from kvchat.engine.memory.block_index import IndexedBlock
+from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.errors import StorageError
 from kvchat.session.tree import path_token_ids
 from tests.cli.secret_home import files_with

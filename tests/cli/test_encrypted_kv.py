@@ -12,7 +12,7 @@ from kvchat.cli import unlocking
 from kvchat.cli.main import run
 from kvchat.config import read_settings
 from kvchat.engine.api.ids import u32le
-from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.catalog import BlockCatalog
 from tests.cli.secret_home import CHEAP, Give, files_with
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]

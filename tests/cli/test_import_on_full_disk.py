@@ -16,11 +16,11 @@ from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Status
 from kvchat.config import Settings, read_settings
-from kvchat.engine.memory.files import SYSTEM, Files
+from kvchat.engine.memory.disk.io import SYSTEM, Files
 from kvchat.session.bundle.reader import read_bundle
-from tests.engine.memory.failing_files import FailingFiles
-from tests.engine.memory.small_disk import HastyFiles
-from tests.engine.memory.test_kept_on_full_disk import no_file_longer_than
+from tests.engine.memory.disk.failing_files import FailingFiles
+from tests.engine.memory.disk.small_disk import HastyFiles
+from tests.engine.memory.disk.test_pinned_on_full_disk import no_file_longer_than
 from tests.session.bundle.bundles import write_storable
 
 pytestmark = pytest.mark.pure

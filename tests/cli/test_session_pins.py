@@ -12,7 +12,7 @@ import pytest
 from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store
 from kvchat.config import read_settings
-from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.errors import PinRefused, SessionNotFound
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, SessionId

@@ -13,7 +13,7 @@ from kvchat.cli.main import run
 from kvchat.cli.removal import TidyStore
 from kvchat.cli.shelf import open_store, short_id, short_ids
 from kvchat.config import read_settings
-from kvchat.engine.memory.block_catalog import BlockCatalog
+from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.platform.encryptor import Sealer
 from kvchat.session.store import SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, Turn

@@ -10,7 +10,7 @@ import safetensors.torch
 
 from kvchat.engine.api.ids import BlockKey, block_key, chain_keys, root_key
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.memory.block_file import block_path
+from kvchat.engine.memory.disk.block_file import block_path
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, reference, token_ids
 from tests.engine.tiny_models import open_engine as open_unmanaged

@@ -16,9 +16,9 @@ from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.api.inspection import InspectionWish
 from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
-from kvchat.engine.memory.block_writer import BlockWriter
-from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
-from kvchat.engine.memory.files import Buffer
+from kvchat.engine.memory.disk.io import Buffer
+from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
+from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.engine.memory.saver import Saver
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.tiny_models import (

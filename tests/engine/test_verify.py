@@ -15,8 +15,8 @@ from kvchat.engine.engine import Engine
 from kvchat.engine.formats.spec import Fp8LatentSpec
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
-from kvchat.engine.memory.block_file import Region
-from kvchat.engine.memory.bundle_blocks import BlockShelf
+from kvchat.engine.memory.disk.block_file import Region
+from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
 from kvchat.engine.recompute import Recompute
 from kvchat.engine.verify import Verifier, deviation, tolerance
 from kvchat.errors import ConfigError

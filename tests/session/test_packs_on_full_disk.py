@@ -7,8 +7,8 @@ import pytest
 
 from kvchat.errors import StorageError
 from kvchat.session.packs import PackShelf
-from tests.engine.memory.failing_files import FailingFiles
-from tests.engine.memory.test_crash_states_of_small_files import pack
+from tests.engine.memory.disk.failing_files import FailingFiles
+from tests.engine.memory.disk.test_crash_states_of_small_files import pack
 
 pytestmark = pytest.mark.pure
 

@@ -22,7 +22,7 @@ from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.read_block.native import Places
 from kvchat.engine.kernels.sealed_attention.args import SealedPool
-from kvchat.engine.memory.block_file import Region
+from kvchat.engine.memory.disk.block_file import Region
 from kvchat.engine.memory.pages import PAGE, mapped
 from kvchat.engine.memory.pinned import pinned_map
 from kvchat.errors import OutOfMemory

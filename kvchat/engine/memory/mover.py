@@ -9,7 +9,7 @@ from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.plan import Fetch, Load, Move
 from kvchat.engine.cache.tiers import StoredNode
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
+from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.transport import DirectTransport, Transport

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.plan import Save
-from kvchat.engine.memory.block_writer import BlockWriter, Payload
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
+from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
+from kvchat.engine.memory.disk.writer import BlockWriter, Payload
 from kvchat.engine.memory.pages import mapped
 
 STEP_BYTES = 8 << 20

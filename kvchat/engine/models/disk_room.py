@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvchat.engine.memory.block_catalog import BlockCatalog
-from kvchat.engine.memory.block_seal import seal_of
+from kvchat.engine.memory.disk.block_encryption import seal_of
+from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.models.prepared import blocks_limit
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Sealer

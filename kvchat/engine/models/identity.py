@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.memory.block_file import Layout, Region
-from kvchat.engine.memory.files import SYSTEM, Files
+from kvchat.engine.memory.disk.block_file import Layout, Region
+from kvchat.engine.memory.disk.io import SYSTEM, Files
 from kvchat.engine.models.fingerprint import digest_of
 from kvchat.platform.directories import remove_unfinished, write_private
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from random import Random
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
-from kvchat.engine.memory.block_file import Layout, Region
-from kvchat.engine.memory.disk_store import BlockHeader, DiskStore
-from kvchat.engine.memory.files import SYSTEM, Files
+from kvchat.engine.memory.disk.block_file import Layout, Region
+from kvchat.engine.memory.disk.io import SYSTEM, Files
+from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 
 FULL, SLIDING = GroupId(0), GroupId(1)
 BLOCK_SIZE = 4

@@ -11,10 +11,10 @@ from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_ke
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Demote, Load, Promote
 from kvchat.engine.formats.spec import FullSpec, Group, SlidingSpec
-from kvchat.engine.memory.block_file import BlockHeader, block_path
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk_store import DiskStore
-from kvchat.engine.memory.files import SYSTEM, SystemFiles
+from kvchat.engine.memory.disk.block_file import BlockHeader, block_path
+from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.mover import REFUSED_S, Mover
 from kvchat.engine.memory.rates import Direction, Rates

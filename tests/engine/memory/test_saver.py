@@ -10,9 +10,9 @@ import pytest
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.plan import Save
-from kvchat.engine.memory.block_file import BlockHeader
-from kvchat.engine.memory.block_writer import BlockWriter
-from kvchat.engine.memory.files import Buffer
+from kvchat.engine.memory.disk.block_file import BlockHeader
+from kvchat.engine.memory.disk.io import Buffer
+from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.engine.memory.saver import MOST_FREE, STEP_BYTES, ReadAtOnce, Saver
 from tests.engine.memory.chains import FULL, Block, chain
 from tests.patience import PATIENCE_S

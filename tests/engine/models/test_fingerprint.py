@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.memory.block_file import Region
+from kvchat.engine.memory.disk.block_file import Region
 from kvchat.engine.models.fingerprint import Storage, fingerprint, read_checkpoint
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.errors import ModelUnreadable

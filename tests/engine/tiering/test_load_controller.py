@@ -18,7 +18,7 @@ from kvchat.engine.build import build_parts
 from kvchat.engine.cache.plan import Fetch
 from kvchat.engine.engine import Engine
 from kvchat.engine.handle import Handle
-from kvchat.engine.memory.block_file import SUFFIX
+from kvchat.engine.memory.disk.block_file import SUFFIX
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.parts import EngineParts
 from tests.engine.conftest import TinyModels

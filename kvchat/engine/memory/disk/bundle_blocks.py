@@ -1,0 +1,164 @@
+"""Blocks on their way between the disk tier and a bundle, and from one name to another. Loads no model."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvchat.engine.api.ids import BlockKey, GroupId, block_key, from_u32le, u32le
+from kvchat.engine.memory.disk.block_file import BlockHeader, Layout
+from kvchat.engine.memory.disk.io import SYSTEM, Files
+from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.errors import BlockDamaged, BlockMissing
+from kvchat.platform.encryptor import Sealer
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlock:
+    """One group's bytes of a block that is to be written."""
+
+    group: GroupId
+    parent: BlockKey
+    token_ids: tuple[int, ...]
+    payload: bytes
+
+    @property
+    def header(self) -> BlockHeader:
+        return BlockHeader(
+            key=block_key(self.parent, self.token_ids),
+            parent=self.parent,
+            group=self.group,
+            token_ids=self.token_ids,
+        )
+
+
+class BlockShelf:
+    """The stored blocks of one fingerprint, found by what they hold.
+
+    Args:
+        cache_dir: where the disk tier is.
+        layouts: for each group the tensors of one block.
+        limit_bytes: most bytes of all blocks on disk, and of what is `elsewhere`; None: no limit.
+        daily_bytes: most bytes written on one day; None: no limit.
+        sealer: what blocks are sealed with; None: they are in the clear.
+        files: how blocks are read and written.
+        elsewhere: what other files take of the limit now.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path,
+        fingerprint: bytes,
+        layouts: Mapping[GroupId, Layout],
+        *,
+        block_size: int,
+        limit_bytes: int | None = None,
+        daily_bytes: int | None = None,
+        sealer: Sealer | None = None,
+        files: Files = SYSTEM,
+        elsewhere: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.fingerprint = fingerprint
+        self.layouts = dict(layouts)
+        self.block_size = block_size
+        self._store = DiskStore(
+            cache_dir,
+            fingerprint=fingerprint,
+            layouts=self.layouts,
+            block_size=block_size,
+            limit_bytes=limit_bytes,
+            daily_bytes=daily_bytes,
+            sealer=sealer,
+            files=files,
+            elsewhere=elsewhere,
+        )
+
+    def groups_of(self, key: BlockKey) -> list[GroupId]:
+        """Return the groups that have a block's bytes."""
+        return [group for group in self.layouts if self._store.has(key, group)]
+
+    def longest_tail(self, parent: BlockKey, run: bytes) -> bytes | None:
+        """Return the ids, packed, of the longest stored tail behind `parent` that begins a run of ids."""
+        ids = tuple(from_u32le(run))
+        tails = [
+            block.token_ids
+            for block in self._store.children(parent)
+            if len(block.token_ids) < self.block_size and ids[: len(block.token_ids)] == block.token_ids
+        ]
+        longest = max(tails, key=len, default=())
+        return run[: 4 * len(longest)] or None
+
+    def read(self, group: GroupId, parent: BlockKey, token_ids: bytes) -> bytes | None:
+        """Return the verified bytes of a block, which counts as used now; None if it is gone or damaged."""
+        ids = from_u32le(token_ids)
+        key = block_key(parent, ids)
+        with suppress(BlockMissing, BlockDamaged):
+            payload = bytes(self._store.read(key, group, parent=parent, token_ids=ids))
+            self._store.touch([key])
+            return payload
+        return None
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Have blocks count as used now, for all who make room from here on.
+
+        Raises:
+            StorageError: the index cannot be written.
+        """
+        self._store.touch(keys)
+        self._store.flush_touched()
+
+    def is_sound(self, group: GroupId, parent: BlockKey, token_ids: tuple[int, ...]) -> bool:
+        """Read a block and return whether it is what it must be; a damaged one is set aside."""
+        return self.read(group, parent, u32le(token_ids)) is not None
+
+    def write(
+        self,
+        group: GroupId,
+        parent: BlockKey,
+        token_ids: Iterable[int],
+        payload: bytes,
+        *,
+        is_wanted: bool = False,
+    ) -> bool:
+        """Write a block durably; False if it is there already, or if the limit has no room for it.
+
+        Args:
+            is_wanted: it was asked for by name, and counts as one that was used again.
+        """
+        block = NewBlock(group, parent, tuple(token_ids), payload)
+        return self.write_all([block], is_wanted=is_wanted) == 1
+
+    def write_all(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
+        """Write blocks durably, which takes less than one after another; return how many were not there
+        and are now: none where the limit has no room for all of them.
+        """
+        found = ((block.header, block.payload) for block in blocks)
+        return self._store.write_all(found, is_wanted=is_wanted)
+
+    def room_for(
+        self, headers: Iterable[BlockHeader], source: "BlockShelf", keys: Iterable[BlockKey]
+    ) -> AbstractContextManager[None]:
+        """Hold room for blocks that are written inside, and keep the blocks of `source` that they are made
+        from; see `DiskStore.room_for`.
+
+        Raises:
+            StorageError: there is no room for them beside those, or the disk refuses; nothing has gone.
+        """
+        return self._store.room_for(headers, source.fingerprint, keys)
+
+    def set_aside(self, group: GroupId, key: BlockKey) -> None:
+        """Move a block that is not what it says to the quarantine."""
+        self._store.set_aside(key, group)
+
+    def remove(self, keys: Iterable[BlockKey]) -> int:
+        """Remove blocks with all their groups, but none that is kept; return the bytes of their numbers."""
+        return self._store.remove_keys(keys)
+
+    def tails_behind(self, parent: BlockKey) -> Iterator[tuple[BlockKey, tuple[int, ...]]]:
+        """Yield the names and ids of the stored tails behind a block."""
+        for block in self._store.children(parent):
+            if len(block.token_ids) < self.block_size:
+                yield block.key, block.token_ids
+
+    def close(self) -> None:
+        self._store.close()

@@ -1,0 +1,362 @@
+"""The files and the index of one cache directory, over all fingerprints: what store and catalog share."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from threading import Lock, RLock
+
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.kernels.native.library import library
+from kvchat.engine.kernels.read_block.native import Places
+from kvchat.engine.memory.disk.block_encryption import PLAIN, BlockSeal, DiskKey
+from kvchat.engine.memory.disk.block_file import (
+    DueFile,
+    FileIdentity,
+    FoundBlock,
+    block_path,
+    file_bytes,
+    read_file,
+    render_head,
+    scatter_file,
+    temporary_path,
+)
+from kvchat.engine.memory.disk.block_paths import (
+    remove_empty_shelves,
+    storage_errors,
+    sync_shelves,
+    write_on_shelves,
+)
+from kvchat.engine.memory.disk.budget_notices import require_allowance
+from kvchat.engine.memory.disk.eviction import RoomMaker, Sources
+from kvchat.engine.memory.disk.index import BlockIndex, BlockName, WrittenBytes
+from kvchat.engine.memory.disk.index_rebuild import BlockSurvey
+from kvchat.engine.memory.disk.io import Files, unlink_if_there
+from kvchat.engine.memory.disk.quarantine import Quarantine
+from kvchat.engine.memory.disk.write_intents import WorkInProgress
+from kvchat.errors import StorageError
+from kvchat.platform.directories import make_private
+from kvchat.platform.writers import Writers
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A block that is to be written, with its file's bytes."""
+
+    block: FoundBlock
+    head: bytes
+    payload: memoryview
+
+
+class BlockDirectory:
+    """Block files by fingerprint, their index, and a quarantine for damaged files.
+
+    Whatever a process is at work on has an unsettled row first (see `BlockIndex`). Opening settles what dead
+    writers have left, and looks at all files only after a loss of power or of the index.
+    """
+
+    def __init__(
+        self, cache_dir: Path, files: Files, clock: Callable[[], float], seal: BlockSeal = PLAIN
+    ) -> None:
+        """Open the directory and settle what a crash has left.
+
+        Args:
+            seal: how blocks lie in it.
+
+        Raises: StorageError: it cannot be created or written.
+        """
+        cache_dir = seal.home(cache_dir)
+        self.files = files
+        self.seal = seal
+        self.blocks_dir = cache_dir / "blocks"
+        self.quarantine = Quarantine(cache_dir / "quarantine", files)
+        self._clock = clock
+        self._is_closed = False
+        self._lock = RLock()
+        self._reading = Lock()
+        self._unsynced: set[Path] = set()
+        with storage_errors(cache_dir):
+            make_private(self.blocks_dir, files)
+        self.index = BlockIndex(cache_dir / "index.db", files, self.has_file, seal)
+        self._survey = BlockSurvey(self.blocks_dir, files, seal, self.index, self.quarantine, clock)
+        self._writers = Writers(cache_dir / "writers")
+        self._in_progress = WorkInProgress(
+            self.blocks_dir, self._writers, files, self.index, lambda name: self.path(*name), self.has_file
+        )
+        self._room = RoomMaker(cache_dir, files, self.index, self.quarantine, self._in_progress, self.remove)
+        self.kept, self.order = self._room.kept, self._room.order
+        try:
+            self._recover()
+        except BaseException:
+            self.index.close()
+            raise
+
+    def path(self, fingerprint: bytes, name: DiskKey, group: GroupId) -> Path:
+        return block_path(self.blocks_dir, fingerprint, name, group)
+
+    def written(self) -> WrittenBytes:
+        """Return how many bytes of blocks were written on this local day, and ever."""
+        return self.index.written(self._today())
+
+    # Reading and writing
+
+    def read(self, path: Path, identity: FileIdentity, payload: memoryview) -> None:
+        """Fill `payload` with verified bytes; see `read_file`. Threads take turns at the medium."""
+        read_file(self.files, path, identity, payload, self._reading, self.seal)
+
+    @property
+    def can_scatter(self) -> bool:
+        """Whether `scatter` works: blocks are in the clear, and there are native kernels to read them."""
+        return self.seal is PLAIN and self.files.gives_descriptors and library() is not None
+
+    def scatter(self, path: Path, identity: FileIdentity, places: Places) -> None:
+        """Fill a block's places in a pool with verified bytes; see `scatter_file`."""
+        scatter_file(self.files, path, identity, places)
+
+    def write(
+        self,
+        due: Sequence[tuple[FileIdentity, memoryview]],
+        limit_bytes: int | None,
+        daily_bytes: int | None,
+        *,
+        is_wanted: bool = False,
+    ) -> bool:
+        """Write blocks durably, all of them together. Others go first, so that the limit holds at every
+        moment. `is_wanted`: they count as used again.
+
+        Returns: False if there can be no room for them under the limit; none is there then.
+        Raises: StorageError: the disk is full, cannot be written, or was written enough today. Nothing of the
+            only block is left; of several, any may be there, whole.
+        """
+        works = [self._work(identity, payload) for identity, payload in due]
+        num_bytes = sum(work.block.num_bytes for work in works)
+        if limit_bytes is not None and num_bytes > limit_bytes:
+            return False
+        if daily_bytes is not None:
+            today_bytes = self.written().today
+            require_allowance(today_bytes=today_bytes, num_bytes=num_bytes, daily_bytes=daily_bytes)
+        with self._lock:
+            return self._write(works, limit_bytes, is_wanted)
+
+    def welcomes(self, identity: FileIdentity, limit_bytes: int) -> bool:
+        """Return whether room is to be made for a block that has not been used since it was computed."""
+        header, num_bytes = identity.header, file_bytes(identity) + self.seal.file_overhead
+        name = identity.fingerprint, self.seal.name(header.key), header.group
+        parent, room_bytes = self.seal.name(header.parent), self.quarantine.beside(limit_bytes)
+        with self._lock:
+            return self.order.welcomes(name, parent, num_bytes, room_bytes)
+
+    def accept(self, name: BlockName) -> None:
+        """Note that a block is there, whoever wrote it."""
+        with self._lock:
+            self.order.accept([name])
+
+    def has_due(self) -> bool:
+        """Whether there is anything that may make room."""
+        with self._lock:
+            return bool(self.order.due(1))
+
+    def _work(self, identity: FileIdentity, payload: memoryview) -> _Work:
+        head = render_head(identity, payload)
+        return _Work(self._planned(identity, len(head) + len(payload)), head, payload)
+
+    def _planned(self, identity: FileIdentity, num_bytes: int) -> FoundBlock:
+        """Return what is to be on disk. `num_bytes`: of its file in the clear."""
+        return FoundBlock(
+            fingerprint=identity.fingerprint,
+            header=identity.header,
+            block_size=identity.block_size,
+            num_bytes=num_bytes + self.seal.file_overhead,
+            modified_s=self._now_s(),
+        )
+
+    def remove(self, names: Sequence[BlockName]) -> None:
+        """Remove files of blocks, and their rows.
+
+        Raises: StorageError: they cannot be removed.
+        """
+        with self._lock:
+            # A disk too full for a row must not keep blocks from going.
+            with suppress(StorageError):
+                self.index.unsettle(names, self._announced())
+            self._in_progress.begin(names)
+            try:
+                with storage_errors(self.blocks_dir):
+                    for name in names:
+                        unlink_if_there(self.files, self.path(*name))
+                        self._unsynced.add(self.path(*name).parent)
+            finally:
+                self._in_progress.settle()
+
+    def enforce(self, limit_bytes: int) -> bool:
+        """Remove blocks until the files fit; see `RoomMaker`.
+
+        Returns: False if what is left is being written or kept, and is too much.
+        """
+        with self._lock:
+            return self._room.enforce(limit_bytes)
+
+    @contextmanager
+    def room_for(
+        self,
+        due: Sequence[FileIdentity],
+        sources: Sources,
+        limit_bytes: int | None,
+        elsewhere_bytes: int,
+    ) -> Iterator[None]:
+        """Hold room for blocks that are written inside, and keep what they are made from; see `RoomMaker`."""
+        blocks = [self._planned(identity, file_bytes(identity)) for identity in due]
+        names = [self._name(block) for block in blocks]
+        with self._lock:
+            writer = self._announced()
+        try:
+            with self._lock:
+                self._room.hold(writer, blocks, names, sources, limit_bytes, elsewhere_bytes)
+            yield
+        finally:
+            with self._lock:
+                self._room.let_go(writer, names)
+
+    # Making index and files agree
+
+    def heal(self) -> bool:
+        """Look at the files again if the index was lost since the last call, or if not all could be looked at
+        the last time; return whether that was done.
+        """
+        if self.index.take_lost():
+            self._in_progress.forget_announcement()
+            self.rebuild()
+            return True
+        if not self._survey.is_due_again():
+            return False
+        # The whole engine waits for this, and nothing says that the index is damaged.
+        self._survey.wait_longer()
+        self._look_at_all()
+        return True
+
+    def rebuild(self) -> None:
+        """Look at every file: add rows for files without one, drop rows without a file. O(all).
+
+        Effect: also removes temporary files of dead writers, and sets aside what is no block.
+        """
+        self._survey.begin()
+        with self._lock:
+            self._in_progress.settle()
+        self.index.check()
+        self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        self._survey.look(self._in_progress.is_alive)
+        self._in_progress.settle_dead()
+        # Not before: files whose removal is not durable may be back after a loss of power.
+        self.index.dismiss(self._in_progress.dead())
+        self._survey.end()
+
+    def adopt(self, fingerprint: bytes, path: Path) -> bool:
+        """Add the row of a file without one; False if it was no block of this fingerprint, now set aside."""
+        return self._survey.adopt(fingerprint, path)
+
+    def remove_unfinished(self) -> None:
+        """Remove lists of kept blocks that a killed process has left half written."""
+        self._room.remove_unfinished()
+
+    def remove_empty(self) -> None:
+        """Remove directories that hold nothing."""
+        remove_empty_shelves(self.files, self.blocks_dir)
+
+    def sync_removed(self) -> None:
+        """Make it durable that files are gone."""
+        with self._lock, storage_errors(self.blocks_dir):
+            sync_shelves(self.files, self._unsynced)
+            self._unsynced.clear()
+
+    def empty_quarantine(self) -> None:
+        """Remove what was set aside: its headers hold token ids."""
+        with storage_errors(self.quarantine.directory):
+            self.quarantine.empty()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            self._in_progress.settle()
+            if self._in_progress.is_settled:
+                with suppress(StorageError):  # it counts as dead then
+                    self.sync_removed()
+                    self._in_progress.dismiss()
+            self.index.close()
+            self._writers.close()
+
+    def _write(self, works: Sequence[_Work], limit_bytes: int | None, is_wanted: bool) -> bool:
+        blocks = [work.block for work in works]
+        names = [self._name(block) for block in blocks]
+        writer = self._announced()
+        came_back = [name for name in names if self.order.is_proven(name)]
+        try:
+            self.index.reserve(blocks, writer, [is_wanted or name in came_back for name in names])
+            try:
+                # Room that is held is there, whatever others have reserved and must give up again.
+                has_room = limit_bytes is None or self._in_progress.holds(names) or self.enforce(limit_bytes)
+            finally:
+                # Not before: what makes room settles the doubtful, whose bytes are not reserved then.
+                self._in_progress.begin(names)
+            if not has_room:
+                self.order.refuse(names)
+                return False
+            paths = [self.path(*name) for name in names]
+            write_on_shelves(
+                self.files,
+                [
+                    DueFile(
+                        path, temporary_path(path, writer), self.seal.sealed(path, work.head, work.payload)
+                    )
+                    for path, work in zip(paths, works, strict=True)
+                ],
+            )
+            self.index.settle(blocks, writer, self._today())
+            self._in_progress.end(names)
+            self.order.accept(names)
+            came_back = []
+        finally:
+            self.order.restore(came_back)
+            self._in_progress.settle()
+        return True
+
+    def _recover(self) -> None:
+        dead = self._in_progress.dead()
+        # On a full disk the rows of a dead writer may wait: they only say too much.
+        if not self.heal() and any(boot != self.files.boot_id() or not boot for boot in dead.values()):
+            with suppress(StorageError):
+                self.rebuild()
+        self._room.settle_dead()
+
+    def sees(self, name: BlockName) -> bool:
+        """Whether a block's file is there; not if that cannot be told now: then it is computed again."""
+        try:
+            return self.files.identity(self.path(*name)) is not None
+        except OSError:
+            return False
+
+    def has_file(self, name: BlockName) -> bool:
+        """Whether a block's file is there, or may be: if that cannot be told now, nothing is forgotten."""
+        try:
+            return self.files.identity(self.path(*name)) is not None
+        except OSError:
+            return True
+
+    def _announced(self) -> str:
+        """Return this writer's id, made known durably before it changes anything."""
+        if self._is_closed:
+            raise StorageError(f"The cache in {self.blocks_dir} was closed already.")
+        self.heal()
+        return self._in_progress.announced()
+
+    def _name(self, block: FoundBlock) -> BlockName:
+        return block.fingerprint, self.seal.name(block.header.key), block.header.group
+
+    def _today(self) -> int:
+        return date.fromtimestamp(self._clock()).toordinal()
+
+    def _now_s(self) -> float:
+        """Return the time, never before the last use of any block: a clock may be set back."""
+        return self.index.moment(self._clock())

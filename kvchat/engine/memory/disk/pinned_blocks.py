@@ -1,0 +1,132 @@
+"""Blocks on disk that are kept whatever room is needed: a small file for each name under which they are.
+
+    [0, 32)         fingerprint
+    [32, 32 + 32n)  names of the blocks as they are on disk
+    [end - 16, end) blake2b of everything before
+
+The files stand beside the blocks and not in the index, which may be lost at any time. One that is damaged
+keeps nothing; while one cannot be read, nobody knows what is kept, and nothing goes.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+from kvchat.engine.api.ids import KEY_BYTES
+from kvchat.engine.memory.disk.block_encryption import DiskKey
+from kvchat.engine.memory.disk.io import SYSTEM, Files, read_whole
+from kvchat.errors import StorageError
+from kvchat.platform import directories
+
+_DIGEST_BYTES = 16
+_SUFFIX = ".keep"
+
+Kept = frozenset[tuple[bytes, DiskKey]]
+"""Fingerprints and names of blocks."""
+
+
+class KeptBlocks:
+    """What is kept in one cache directory. May be called from several threads and processes."""
+
+    def __init__(self, home: Path, files: Files = SYSTEM, place: str = "kept") -> None:
+        """Args:
+        home: where files and index of the blocks are.
+        place: the directory in there.
+        """
+        self._files = files
+        self._directory = home / place
+        self._seen: tuple[tuple[str, int, int], ...] = ()
+        self._kept: Kept = frozenset()
+
+    def names(self) -> list[str]:
+        """Return under which names blocks are kept, damaged files included.
+
+        Raises: StorageError: it cannot be read now.
+        """
+        return [name.removesuffix(_SUFFIX) for name, _, _ in self._state()]
+
+    def all(self) -> Kept:
+        """Return what is kept now; the files are read again where they have changed.
+
+        Raises: StorageError: one cannot be read now, so that anything may be kept.
+        """
+        seen = self._state()
+        if seen != self._seen:
+            self._kept = frozenset(entry for name, _, _ in seen for entry in self._read(name))
+            self._seen = seen
+        return self._kept
+
+    def of(self, name: str) -> Kept:
+        """Return what is kept under a name; nothing if there is no such file, or it is damaged.
+
+        Raises: StorageError: it cannot be read now.
+        """
+        return frozenset(self._read(name + _SUFFIX))
+
+    def keep(self, name: str, fingerprint: bytes, blocks: Iterable[DiskKey]) -> None:
+        """Keep these blocks under a name, instead of what was kept under it. Durable when this returns.
+
+        Raises: StorageError: it cannot be written; what was kept is kept still.
+        """
+        data = fingerprint + b"".join(blocks)
+        file = self._directory / (name + _SUFFIX)
+        self.remove_unfinished()
+        try:
+            directories.write_private(file, data + _digest(data), self._files)
+        except OSError as error:
+            raise StorageError(f"cannot write {file}: {error.strerror or error}") from error
+
+    def let_go(self, name: str) -> None:
+        """Let blocks make room again; nothing happens if none are kept under this name.
+
+        Raises: StorageError: the file cannot be removed.
+        """
+        file = self._directory / (name + _SUFFIX)
+        try:
+            directories.remove_private(file, self._files)
+        except OSError as error:
+            raise StorageError(f"cannot remove {file}: {error.strerror or error}") from error
+
+    def remove_unfinished(self) -> None:
+        """Remove what a killed process has left half written."""
+        directories.remove_unfinished(self._directory, self._files)
+
+    def _state(self) -> tuple[tuple[str, int, int], ...]:
+        found: list[tuple[str, int, int]] = []
+        try:
+            for entry in self._files.entries(self._directory):
+                if entry.name.endswith(_SUFFIX):
+                    with suppress(FileNotFoundError):  # let go of just now
+                        state = entry.stat()
+                        found.append((entry.name, state.st_mtime_ns, state.st_ino))
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise _unread(self._directory, error) from error
+        return tuple(sorted(found))
+
+    def _read(self, name: str) -> list[tuple[bytes, DiskKey]]:
+        try:
+            data = read_whole(self._files, self._directory / name)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _unread(self._directory / name, error) from error
+        data, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+        if len(data) % KEY_BYTES or digest != _digest(data):
+            return []
+        fingerprint = data[:KEY_BYTES]
+        starts = range(KEY_BYTES, len(data), KEY_BYTES)
+        return [(fingerprint, DiskKey(data[start : start + KEY_BYTES])) for start in starts]
+
+
+def _unread(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path} says which blocks stay on disk, and cannot be read: {error.strerror or error}; check its"
+        " permissions, or remove it to keep those blocks no longer"
+    )
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()

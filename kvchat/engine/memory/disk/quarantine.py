@@ -1,0 +1,63 @@
+"""Where damaged block files go, so that they can be looked at and are in nobody's way."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from kvchat.engine.memory.disk.io import Files, unlink_if_there
+from kvchat.platform.directories import make_private
+
+MAX_QUARANTINED = 16
+
+
+class Quarantine:
+    """A directory of files that were set aside. Its files hold token ids, as all blocks do."""
+
+    def __init__(self, directory: Path, files: Files) -> None:
+        self.directory = directory
+        self._files = files
+
+    def take(self, path: Path) -> None:
+        """Move a damaged file here, where the newest few are kept; remove it where that fails."""
+        try:
+            make_private(self.directory, self._files)
+            self._files.rename(path, self.directory / f"{path.parent.parent.name[:16]}.{path.name}")
+            self._files.sync_dir(path.parent)
+            aside = sorted(self._files.entries(self.directory), key=_moved_ns)
+            for old in aside[:-MAX_QUARANTINED]:
+                self._files.unlink(Path(old.path))
+        except OSError:
+            with suppress(OSError):
+                self._files.unlink(path)
+
+    def num_bytes(self) -> int:
+        """Return what is kept here; 0 where it cannot be told."""
+        try:
+            entries = self._files.entries(self.directory)
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+        except OSError:
+            return 0
+
+    def beside(self, limit_bytes: int) -> int:
+        """Return what blocks may take of a limit: all of it where what is here has too much and goes."""
+        aside_bytes = self.num_bytes()
+        return limit_bytes if aside_bytes > limit_bytes // 2 else limit_bytes - aside_bytes
+
+    def empty(self) -> None:
+        """Remove everything, durably.
+
+        Raises: OSError: something cannot be removed.
+        """
+        try:
+            entries = self._files.entries(self.directory)
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            unlink_if_there(self._files, Path(entry.path))
+        if entries:
+            self._files.sync_dir(self.directory)
+
+
+def _moved_ns(entry: "os.DirEntry[str]") -> int:
+    """Return when a file got its name here."""
+    return entry.stat(follow_symlinks=False).st_ctime_ns

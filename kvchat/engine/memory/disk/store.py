@@ -1,0 +1,379 @@
+"""The disk tier of one model: blocks and tails by key, written once, verified whenever they are read."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+
+from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
+from kvchat.engine.cache.eviction import Eviction
+from kvchat.engine.kernels.read_block.native import Places
+from kvchat.engine.memory.disk.block_encryption import seal_of
+from kvchat.engine.memory.disk.block_file import BlockHeader, FileIdentity, Layout, Region, file_bytes
+from kvchat.engine.memory.disk.block_paths import storage_errors
+from kvchat.engine.memory.disk.budget_notices import no_room, require_allowance, too_long
+from kvchat.engine.memory.disk.directory import BlockDirectory
+from kvchat.engine.memory.disk.index import BlockName, DiskUsage, IndexedBlock, WrittenBytes
+from kvchat.engine.memory.disk.io import SYSTEM, Buffer, Files
+from kvchat.errors import BlockDamaged, BlockMissing, StorageError
+from kvchat.platform.encryptor import Sealer
+from kvchat.platform.values import dataclass
+
+__all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "StoredBlock", "WrittenBytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBlock:
+    """A block or tail on disk, and the groups that have its bytes."""
+
+    key: BlockKey
+    token_ids: tuple[int, ...]
+    groups: frozenset[GroupId]
+
+
+class DiskStore:
+    """Blocks of one fingerprint in a cache directory, which other fingerprints and processes may share.
+
+    May be called from several threads. Answers about what is there are hints, since another process may
+    remove a block at any time; `read` alone gives bytes, and only bytes it has verified.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path,
+        *,
+        fingerprint: bytes,
+        layouts: Mapping[GroupId, Layout],
+        block_size: int,
+        limit_bytes: int | None,
+        daily_bytes: int | None = None,
+        clock: Callable[[], float] = time.time,
+        files: Files = SYSTEM,
+        sealer: Sealer | None = None,
+        eviction: Eviction = Eviction.S3FIFO,
+        elsewhere: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Open the store, settle what a crash left behind, and make it fit its limit.
+
+        Args:
+            layouts: for each group the tensors of one block, in the order of their bytes.
+            limit_bytes: most bytes of all fingerprints' files together, and of what is `elsewhere`; None: no
+                limit.
+            daily_bytes: most bytes written on one local day by all processes, which may each be one block
+                late to see it; None: no limit.
+            sealer: what blocks are sealed with; None: they are in the clear.
+            eviction: which blocks make room first.
+            elsewhere: what other files, such as prepared weights, take of the limit now.
+
+        Raises: StorageError: the directory cannot be created or written.
+        """
+        assert len(fingerprint) == KEY_BYTES
+        self.given_bytes = limit_bytes
+        """What a person gave to blocks and what is elsewhere together; None: no limit."""
+        self.daily_bytes = daily_bytes
+        self._elsewhere = elsewhere
+        self.shortage: str | None = None
+        """Why the last block that was to be written found no room, with what to do; None if it found some."""
+        self.left_out: str | None = None
+        """Why the last block was left out though others might have gone, with what to do; else None."""
+        self._fingerprint = fingerprint
+        self._layouts = dict(layouts)
+        self._payload_bytes = {
+            group: sum(region.nbytes for region in layout) for group, layout in self._layouts.items()
+        }
+        self._block_size = block_size
+        self._clock = clock
+        self._touched: dict[BlockKey, float] = {}
+        self._touched_lock = Lock()
+        self._directory = BlockDirectory(cache_dir, files, clock, seal_of(sealer))
+        self._directory.order.eviction = eviction
+        self._index = self._directory.index
+        self._enforce_limit()
+
+    @property
+    def elsewhere_bytes(self) -> int:
+        """What prepared weights take of the limit that a person gave: other processes prepare some too."""
+        return self._elsewhere()
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What blocks may take now; None: there is no limit."""
+        return None if self.given_bytes is None else max(0, self.given_bytes - self.elsewhere_bytes)
+
+    def has(self, key: BlockKey, group: GroupId) -> bool:
+        """Whether a block is there. Pure; one look-up in the index and one at the file. What cannot be told
+        now is not there.
+        """
+        is_indexed = self._index.contains(self._fingerprint, key, group)
+        return is_indexed and self._directory.sees(self._name(key, group))
+
+    def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> list[bool]:
+        """For each key, whether its block is there. Pure; one query for a whole chain."""
+        indexed = self._index.contained(self._fingerprint, keys, group)
+        if self._healed():
+            indexed = self._index.contained(self._fingerprint, keys, group)
+        return [key in indexed and self._directory.sees(self._name(key, group)) for key in keys]
+
+    def children(self, parent: BlockKey) -> tuple[StoredBlock, ...]:
+        """Return the blocks and tails directly behind a parent, their keys recomputed. Pure."""
+        return self._behind(parent, lambda: self._index.children(self._fingerprint, parent))
+
+    def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> tuple[StoredBlock, ...]:
+        """Return of the `children` those that begin most like `token_ids`, at most `most` in each direction.
+        Pure; does not look at the others.
+        """
+        return self._behind(parent, lambda: self._index.nearest(self._fingerprint, parent, token_ids, most))
+
+    def read(
+        self,
+        key: BlockKey,
+        group: GroupId,
+        *,
+        parent: BlockKey,
+        token_ids: Sequence[int],
+        out: bytearray | memoryview | None = None,
+    ) -> memoryview:
+        """Return the verified payload of a block, in `out` if given. Blocks until it is read.
+
+        Args:
+            token_ids: all ids of the stored block, also where only some of them are wanted.
+            out: writable, contiguous, of the payload's size; worthless after an error.
+
+        Raises:
+            BlockMissing: there is no such file; its row is gone now.
+            BlockDamaged: a byte of the file is not what it must be; it was set aside and its row is gone.
+            StorageError: it cannot be opened or read now; file and row stay.
+        """
+        header = BlockHeader(key=key, parent=parent, group=group, token_ids=tuple(token_ids))
+        payload = memoryview(bytearray(self._payload_bytes[group]) if out is None else out).cast("B")
+        self.read_into(header, payload)
+        return payload
+
+    def read_into(self, header: BlockHeader, out: memoryview) -> None:
+        """Fill `out` with the verified payload of a block; otherwise as `read`."""
+        assert len(out) == self._payload_bytes[header.group]
+        with self._lost_if_unusable(header) as path:
+            self._directory.read(path, self._identity(header), out)
+
+    def scatter(self, header: BlockHeader, places: Places) -> bool:
+        """Fill a block's places in a pool, which are worthless after an error; otherwise as `read_into`.
+
+        Returns: False if it can only be read in one run; nothing was read then.
+        """
+        assert places.num_bytes == self._payload_bytes[header.group]
+        if not self._directory.can_scatter:
+            return False
+        with self._lost_if_unusable(header) as path:
+            self._directory.scatter(path, self._identity(header), places)
+        return True
+
+    def announce(self, key: BlockKey, group: GroupId) -> bool:
+        """Have a block that is read soon brought nearer, without waiting for the medium; True if it is near.
+        Only a hint.
+        """
+        return self._directory.files.announce(self._path(key, group))
+
+    def write(self, header: BlockHeader, payload: Buffer, *, is_wanted: bool = False) -> bool:
+        """Write a block durably unless it is there; blocks until it is on the medium. The limit always holds.
+
+        Args:
+            is_wanted: it counts as used again; see `DiskOrder`.
+
+        Returns: False if the block was there, and keeps its bytes, or if the limit has no room for it, or
+            what has the room is worth more.
+        Raises: StorageError: disk full, not writable, or the day's limit reached; nothing of the block is
+            left.
+        """
+        return self.write_all([(header, payload)], is_wanted=is_wanted) == 1
+
+    def write_all(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
+        """Write blocks durably, those that are not there; takes less than one after another, since what is
+        waited for at the medium is waited for together. Otherwise as `write`.
+
+        Returns: how many were written; none where the limit has no room for all of them.
+        Raises: StorageError: as `write`; any of several may be there then, whole.
+        """
+        self.flush_touched()
+        self.shortage = self.left_out = None
+        due: list[tuple[FileIdentity, memoryview]] = []
+        limit_bytes = self.limit_bytes
+        for header, payload in blocks:
+            identity, data = self._identity(header), memoryview(payload).cast("B")
+            assert len(data) == identity.payload_bytes
+            if self._is_there(header):
+                self._directory.accept(self._name(header.key, header.group))
+                continue
+            if is_wanted or limit_bytes is None or self._directory.welcomes(identity, limit_bytes):
+                due.append((identity, data))
+            else:
+                self._note_no_room(len(data), limit_bytes)
+        if not due:
+            return 0
+        if self._directory.write(due, limit_bytes, self.daily_bytes, is_wanted=is_wanted):
+            self.shortage = self.left_out = None
+            return len(due)
+        assert limit_bytes is not None
+        self._note_no_room(max(len(data) for _, data in due), limit_bytes)
+        return 0
+
+    @contextmanager
+    def room_for(
+        self, headers: Iterable[BlockHeader], made_from: bytes, sources: Iterable[BlockKey]
+    ) -> Iterator[None]:
+        """Hold room for blocks that are written inside, and keep those on disk that they are made from: no
+        writer of any process takes either to make room, and what may go has gone. Only what is removed by
+        name goes all the same.
+
+        Args:
+            headers: of blocks of which none is there.
+            made_from: the fingerprint of `sources`.
+
+        Raises: StorageError: the limit has no room for them beside those and what is kept, with the numbers,
+            or so much may not be written today; nothing has gone. Or the disk refuses.
+        """
+        due, seal = list(map(self._identity, headers)), self._directory.seal
+        num_bytes = sum(file_bytes(identity) + seal.file_overhead for identity in due)
+        require_allowance(today_bytes=self.written().today, num_bytes=num_bytes, daily_bytes=self.daily_bytes)
+        self.flush_touched()
+        names = made_from, list(map(seal.name, sources))
+        with self._directory.room_for(due, names, self.limit_bytes, self.elsewhere_bytes):
+            yield
+
+    def remove(self, key: BlockKey, group: GroupId) -> None:
+        """Remove one group's file of a block; nothing happens if it is not there, or is kept."""
+        name = self._name(key, group)
+        if name[:2] not in self._directory.kept.all():
+            self._directory.remove([name])
+
+    def set_aside(self, key: BlockKey, group: GroupId) -> None:
+        """Move a block whose bytes are not what they must be to the quarantine; its row goes."""
+        self._directory.quarantine.take(self._path(key, group))
+        self._index.drop([self._name(key, group)])
+
+    def remove_keys(self, keys: Iterable[BlockKey]) -> int:
+        """Remove blocks with all their groups, but none that is kept.
+
+        Returns: bytes of the payloads that were there.
+        """
+        kept = self._directory.kept.all()
+        names = [self._name(key, group) for key in keys for group in self._layouts]
+        names = [name for name in names if name[:2] not in kept]
+        num_bytes = sum(self._payload_bytes[name[2]] for name in names if self._directory.has_file(name))
+        self._directory.remove(names)
+        return num_bytes
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Note that blocks were used now, after they were stored if they are there. Cheap: reaches the index
+        with the next write or at close.
+        """
+        now_s = self._clock()
+        with self._touched_lock:
+            self._touched.update(dict.fromkeys(keys, now_s))
+
+    def flush_touched(self) -> None:
+        """Let the index know which blocks were used."""
+        with self._touched_lock:
+            touched, self._touched = self._touched, {}
+        if touched:
+            self._index.touch(self._fingerprint, touched)
+
+    def usage(self) -> DiskUsage:
+        """Return what this fingerprint has on disk. O(1), from the index's own totals."""
+        return self._index.usage(self._fingerprint)
+
+    def total_usage(self) -> DiskUsage:
+        """Return what all fingerprints have on disk, which is what the limit speaks of."""
+        return self._index.usage()
+
+    def written(self) -> WrittenBytes:
+        """Return how much was written, by all processes."""
+        return self._directory.written()
+
+    def rebuild(self) -> None:
+        """Make the index agree with the files."""
+        self._directory.rebuild()
+
+    def close(self) -> None:
+        with suppress(StorageError):  # only the order of eviction suffers
+            self.flush_touched()
+        self._directory.close()
+
+    @contextmanager
+    def _lost_if_unusable(self, header: BlockHeader) -> Iterator[Path]:
+        """Give a block's path; set its file aside and forget it where reading finds it damaged or gone."""
+        path = self._path(header.key, header.group)
+        try:
+            yield path
+        except (BlockMissing, BlockDamaged) as error:
+            if isinstance(error, BlockDamaged):
+                self._directory.quarantine.take(path)
+            with suppress(StorageError):  # the row stays and misses again
+                self._index.drop([self._name(header.key, header.group)])
+            raise
+
+    def _behind(self, parent: BlockKey, look: Callable[[], list[IndexedBlock]]) -> tuple[StoredBlock, ...]:
+        found = look()
+        if self._healed():
+            found = look()
+        blocks = (
+            StoredBlock(key=block.key, token_ids=block.token_ids, groups=self._groups_there(block))
+            for block in found
+            if block.key == block_key(parent, block.token_ids)
+        )
+        return tuple(block for block in blocks if block.groups)
+
+    def _groups_there(self, block: IndexedBlock) -> frozenset[GroupId]:
+        sees = self._directory.sees
+        return frozenset(group for group in block.groups if sees(self._name(block.key, group)))
+
+    def _healed(self) -> bool:
+        """Whether the index was lost and is back. Looking at all files takes less than computing them all."""
+        try:
+            return self._directory.heal()
+        except StorageError:  # then nothing is there
+            return False
+
+    def _is_there(self, header: BlockHeader) -> bool:
+        path = self._path(header.key, header.group)
+        with storage_errors(path.parent):
+            if self._directory.files.identity(path) is None:
+                return False
+        if self._index.contains(self._fingerprint, header.key, header.group):
+            return True
+        return self._directory.adopt(self._fingerprint, path)
+
+    def _identity(self, header: BlockHeader) -> FileIdentity:
+        assert header.key == block_key(header.parent, header.token_ids)
+        assert 0 < len(header.token_ids) <= self._block_size
+        return FileIdentity(
+            fingerprint=self._fingerprint,
+            block_size=self._block_size,
+            layout=self._layouts[header.group],
+            header=header,
+        )
+
+    def _path(self, key: BlockKey, group: GroupId) -> Path:
+        return self._directory.path(*self._name(key, group))
+
+    def _name(self, key: BlockKey, group: GroupId) -> BlockName:
+        return self._fingerprint, self._directory.seal.name(key), group
+
+    def _note_no_room(self, block_bytes: int, limit_bytes: int) -> None:
+        """Note what holds the room: what may never go, or what only does not go for this block."""
+        if block_bytes <= limit_bytes and self._directory.has_due():
+            self.shortage, self.left_out = None, too_long(limit_bytes)
+            return
+        self.left_out = None
+        self.shortage = no_room(
+            limit_bytes=limit_bytes,
+            kept_bytes=self._index.num_bytes(self._directory.kept.all()),
+            elsewhere_bytes=self.elsewhere_bytes,
+            block_bytes=block_bytes,
+            aside_bytes=self._directory.quarantine.num_bytes(),
+        )
+
+    def _enforce_limit(self) -> None:
+        limit_bytes = self.limit_bytes
+        if limit_bytes is not None:
+            self._directory.enforce(limit_bytes)

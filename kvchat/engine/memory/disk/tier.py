@@ -1,0 +1,69 @@
+"""The disk tier of one fingerprint, opened as an engine's settings say."""
+
+import logging
+
+from kvchat.engine.api.cache_format import parse_cache_format
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.cache.eviction import Eviction
+from kvchat.engine.cache.manager import CacheManager
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.engine.memory.disk.used_views import note_view
+from kvchat.engine.memory.disk.writer import BlockWriter
+from kvchat.engine.memory.saver import Outgoing, Saver
+from kvchat.engine.models.prepared import elsewhere
+from kvchat.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+WRITE_QUEUE_BYTES = 64 * 2**20
+
+
+def open_store(
+    config: EngineConfig, pool: DevicePool, fingerprint: bytes
+) -> tuple[DiskStore | None, str | None]:
+    """Open the blocks of a fingerprint.
+
+    Returns: the store, None without a disk tier, and why there is none although one was wanted: a directory
+        that cannot be written costs time and never a conversation.
+    """
+    if config.cache_dir is None:
+        return None, None
+    view = parse_cache_format(config.cache_format).view
+    try:
+        if view is not None:
+            note_view(config.cache_dir, view)
+        store = DiskStore(
+            config.cache_dir,
+            fingerprint=fingerprint,
+            layouts=pool.layouts(),
+            block_size=config.block_size,
+            limit_bytes=config.disk_bytes,
+            daily_bytes=config.disk_daily_bytes,
+            sealer=config.sealer,
+            eviction=Eviction(config.eviction),
+            elsewhere=elsewhere(config.cache_dir),
+        )
+    except StorageError as error:
+        log.warning("there is no disk tier: %s", error)
+        return None, str(error)
+    return store, None
+
+
+def open_saver(
+    pool: DevicePool, store: DiskStore | None, manager: CacheManager, outgoing: Outgoing | None = None
+) -> Saver | None:
+    """Start the thread that writes into a store; None without one.
+
+    Args:
+        outgoing: how blocks leave the device; None: in the engine's thread.
+    """
+    if store is None:
+        return None
+    writer = BlockWriter(
+        store,
+        max_bytes=WRITE_QUEUE_BYTES,
+        shortage=lambda: store.shortage,
+        left_out=lambda: store.left_out,
+    )
+    return Saver(pool, store, writer, manager.is_resident, outgoing)

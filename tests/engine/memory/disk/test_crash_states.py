@@ -1,0 +1,190 @@
+"""Whatever a loss of power leaves of the last operations, the store keeps its word; see `crash_states`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.io import Files
+from kvchat.errors import BlockDamaged, BlockMissing
+from tests.engine.memory.chains import FINGERPRINT, FULL, Block, block_behind, chain, open_store, read
+from tests.engine.memory.disk.crash_states import (
+    Forget,
+    Recorded,
+    check_every_state,
+    is_any_state_wrong,
+    without_syncs,
+)
+from tests.engine.memory.disk.recorded_files import (
+    AnotherBoot,
+    Commit,
+    Note,
+    Operation,
+    RecordingFiles,
+    SyncDir,
+    Tree,
+)
+
+pytestmark = pytest.mark.pure
+
+OLD = chain([1, 2, 3, 4, 5, 6, 7, 8, 9])
+NEW = chain([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13])
+OLDER_TAIL = block_behind(NEW[2].key, [13, 14])
+BLOCKS = {block.key: block for block in (*OLD, *NEW, OLDER_TAIL)}
+
+
+@pytest.mark.parametrize(("num_samples", "least"), [(2, 100), pytest.param(40, 600, marks=pytest.mark.slow)])
+def test_every_acknowledged_block_survives_and_nothing_leaks(
+    quick_path: Path, num_samples: int, least: int
+) -> None:
+    """Traps 24 and 25: writes, a tail that is replaced, removal, and garbage collection."""
+    check_every_state(quick_path / "after", _recorded(quick_path / "run"), _complaints, num_samples, least)
+
+
+def _without_names_of_blocks(operation: Operation) -> Operation | None:
+    is_shelf = isinstance(operation, SyncDir) and operation.path.count("/") == 2
+    return None if is_shelf else operation
+
+
+def _without_names_of_shelves(operation: Operation) -> Operation | None:
+    is_above = isinstance(operation, SyncDir) and operation.path.count("/") == 1
+    return None if is_above else operation
+
+
+def _without_durable_commits(operation: Operation) -> Operation | None:
+    return replace(operation, is_durable=False) if isinstance(operation, Commit) else operation
+
+
+@pytest.mark.parametrize(
+    "forget",
+    [without_syncs, _without_names_of_blocks, _without_names_of_shelves, _without_durable_commits],
+)
+def test_one_sort_of_sync_left_out_is_found(quick_path: Path, forget: Forget) -> None:
+    assert is_any_state_wrong(quick_path / "after", _recorded(quick_path / "run"), _complaints, forget)
+
+
+def _recorded(cache_dir: Path) -> Recorded:
+    """Run the store on a directory with one conversation, and return that directory and what was done."""
+    store = open_store(cache_dir)
+    for block in OLD:
+        store.write(block.header, block.payload)
+    store.close()
+    base = Tree.of(cache_dir)
+    files = RecordingFiles(cache_dir)
+    store = open_store(cache_dir, files=files)
+    for block in (NEW[2], OLDER_TAIL, NEW[3]):
+        store.write(block.header, block.payload)
+        files.note("there", block.key)
+    files.note("going", OLDER_TAIL.key)
+    store.remove(OLDER_TAIL.key, FULL)
+    files.note("going", OLD[2].key)
+    store.remove(OLD[2].key, FULL)
+    store.close()
+    catalog = BlockCatalog(cache_dir, files=files)
+    files.note("going", NEW[3].key)
+    catalog.collect(lambda block: block.key != NEW[3].key)
+    files.note("gone", NEW[3].key)
+    catalog.close()
+    return base, files.operations
+
+
+@pytest.mark.parametrize(("num_samples", "least"), [(2, 60), pytest.param(40, 300, marks=pytest.mark.slow)])
+def test_blocks_that_are_written_together_survive_like_those_that_are_not(
+    quick_path: Path, num_samples: int, least: int
+) -> None:
+    """Traps 24 and 25: nothing is acknowledged before all of them are durable, and none is there in part."""
+    recorded = _recorded_together(quick_path / "run")
+    check_every_state(quick_path / "after", recorded, _complaints, num_samples, least)
+
+
+@pytest.mark.parametrize("forget", [without_syncs, _without_names_of_blocks, _without_names_of_shelves])
+def test_one_sort_of_sync_left_out_of_blocks_written_together_is_found(
+    quick_path: Path, forget: Forget
+) -> None:
+    recorded = _recorded_together(quick_path / "run")
+    assert is_any_state_wrong(quick_path / "after", recorded, _complaints, forget)
+
+
+def _recorded_together(cache_dir: Path) -> Recorded:
+    """Do the same with three blocks that are written at once."""
+    store = open_store(cache_dir)
+    store.write_all((block.header, block.payload) for block in OLD)
+    store.close()
+    base = Tree.of(cache_dir)
+    files = RecordingFiles(cache_dir)
+    store = open_store(cache_dir, files=files)
+    new = (NEW[2], OLDER_TAIL, NEW[3])
+    assert store.write_all((block.header, block.payload) for block in new) == len(new)
+    for block in new:
+        files.note("there", block.key)
+    store.close()
+    return base, files.operations
+
+
+@pytest.mark.parametrize(("num_samples", "least"), [(2, 80), pytest.param(40, 180, marks=pytest.mark.slow)])
+def test_nothing_is_held_for_a_writer_that_is_gone(quick_path: Path, num_samples: int, least: int) -> None:
+    """Trap 25: room that was held before it was used, and what others were to be made from."""
+    recorded = _recorded_in_held_room(quick_path / "run")
+    check_every_state(quick_path / "after", recorded, _complaints, num_samples, least)
+
+
+def _recorded_in_held_room(cache_dir: Path) -> Recorded:
+    """Hold room for three blocks, and write two of them."""
+    store = open_store(cache_dir)
+    store.write_all((block.header, block.payload) for block in OLD)
+    store.close()
+    base = Tree.of(cache_dir)
+    files = RecordingFiles(cache_dir)
+    store = open_store(cache_dir, files=files, limit_bytes=1 << 20)
+    new = (NEW[2], OLDER_TAIL, NEW[3])
+    with store.room_for([block.header for block in new], FINGERPRINT, [block.key for block in OLD]):
+        for block in new[:2]:
+            assert store.write(block.header, block.payload, is_wanted=True)
+            files.note("there", block.key)
+    store.close()
+    return base, files.operations
+
+
+def _complaints(cache_dir: Path, called: Sequence[Operation]) -> list[str]:
+    """Return how a state breaks a promise that was given before the crash."""
+    notes = [operation for operation in called if isinstance(operation, Note)]
+    there = {block.key for block in OLD} | {note.about for note in notes if note.what == "there"}
+    there -= {note.about for note in notes if note.what == "going"}
+    gone = {note.about for note in notes if note.what == "gone"}
+    files: Files = AnotherBoot()
+    store = open_store(cache_dir, files=files)
+    complaints = []
+    for key, block in BLOCKS.items():
+        is_announced, content = store.has(key, FULL), _content(store, block)
+        if key in there and not (is_announced and content == block.payload):
+            complaints.append(f"{block.header.token_ids} was acknowledged and is not there")
+        if key in gone and content is not None:
+            complaints.append(f"{block.header.token_ids} was removed and is there again")
+        if content not in (None, block.payload):
+            complaints.append(f"{block.header.token_ids} holds other bytes")
+    sizes = [path.stat().st_size for path in (cache_dir / "blocks").rglob("*.*") if path.is_file()]
+    usage = store.total_usage()
+    if (usage.num_blocks, usage.num_bytes) != (len(sizes), sum(sizes)):
+        complaints.append(f"{usage} is accounted for {len(sizes)} files of {sum(sizes)} bytes")
+    complaints += [f"{path} is kept for nobody" for path in cache_dir.glob("held/*.keep")]
+    store.close()
+    return complaints + _leaks(cache_dir, files)
+
+
+def _content(store, block: Block) -> bytes | None:
+    try:
+        return read(store, block)
+    except (BlockMissing, BlockDamaged):
+        return None
+
+
+def _leaks(cache_dir: Path, files: Files) -> list[str]:
+    """Collect everything and return what is left."""
+    catalog = BlockCatalog(cache_dir, files=files)
+    catalog.collect(lambda block: False)
+    left = [f"{path} is left" for path in (cache_dir / "blocks").rglob("*")]
+    left += [f"{usage} is left" for name, usage in catalog.usages().items() if name == FINGERPRINT]
+    catalog.close()
+    return left

@@ -1,0 +1,361 @@
+"""Damage, crashes and full disks cost time; they never change what a block holds."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvchat.engine.api.ids import u32le
+from kvchat.engine.memory.disk.quarantine import MAX_QUARANTINED
+from kvchat.errors import BlockDamaged, BlockMissing, StorageError
+from tests.engine.memory.chains import (
+    BLOCK_SIZE,
+    FINGERPRINT,
+    FULL,
+    OTHER_FINGERPRINT,
+    SLIDING,
+    chain,
+    open_store,
+    path_of,
+    payload_of,
+    read,
+    write_all,
+)
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.pure
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    """Traps 6 and 24: the checksum covers the description as well as the payload."""
+    (block,) = chain([1, 2, 3, 4])
+    store = open_store(tmp_path)
+    write_all(store, [block])
+    path = path_of(tmp_path, block)
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        for mask in (1 << position % 8, 0xFF):
+            path.write_bytes(_flipped(whole, position, mask))
+            with pytest.raises(BlockDamaged):
+                read(store, block)
+            assert not path.exists()
+    path.write_bytes(whole)
+    assert read(store, block) == block.payload
+    store.close()
+
+
+def test_every_truncation_and_every_addition_is_noticed(tmp_path: Path) -> None:
+    (block,) = chain([1, 2, 3, 4])
+    store = open_store(tmp_path)
+    write_all(store, [block])
+    path = path_of(tmp_path, block)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(BlockDamaged):
+            read(store, block)
+    path.write_bytes(whole + b"\x00")
+    with pytest.raises(BlockDamaged):
+        read(store, block)
+    store.close()
+
+
+def test_a_damaged_index_row_or_file_never_survives_a_rebuild_as_another_block(tmp_path: Path) -> None:
+    """Whatever is found again after the index was lost still has to pass `read`."""
+    (block,) = chain([1, 2, 3, 4])
+    store = open_store(tmp_path)
+    write_all(store, [block])
+    store.close()
+    path = path_of(tmp_path, block)
+    whole = path.read_bytes()
+    for position in range(0, len(whole), 17):
+        path.write_bytes(_flipped(whole, position, 0x10))
+        (tmp_path / "index.db").unlink()
+        store = open_store(tmp_path)
+        for child in store.children(block.header.parent):
+            assert child.token_ids == block.header.token_ids
+        with pytest.raises((BlockDamaged, BlockMissing)):
+            read(store, block)
+        store.close()
+
+
+def test_the_file_of_another_block_under_this_name_is_refused(tmp_path: Path) -> None:
+    """Traps 4 and 28: right format, right checksum, another conversation."""
+    ours, theirs = chain([1, 2, 3, 4])[0], chain([5, 6, 7, 8])[0]
+    store = open_store(tmp_path)
+    write_all(store, [ours, theirs])
+    path_of(tmp_path, theirs).replace(path_of(tmp_path, ours))
+    with pytest.raises(BlockDamaged, match="not the block that its name says"):
+        read(store, ours)
+    assert not store.has(ours.key, FULL)
+    store.close()
+
+
+def test_the_file_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Trap 1: same ids, same shape, other weights."""
+    (ours,) = chain([1, 2, 3, 4])
+    other = open_store(tmp_path, OTHER_FINGERPRINT)
+    write_all(other, [ours])
+    store = open_store(tmp_path)
+    target = path_of(tmp_path, ours)
+    target.parent.mkdir(parents=True)
+    path_of(tmp_path, ours, OTHER_FINGERPRINT).replace(target)
+    store.rebuild()
+    assert not store.has(ours.key, FULL)
+    with pytest.raises(BlockMissing):
+        read(store, ours)
+    store.close()
+    other.close()
+
+
+def test_the_file_of_another_group_is_refused(tmp_path: Path) -> None:
+    (full,), (sliding,) = chain([1, 2, 3, 4], FULL), chain([1, 2, 3, 4], SLIDING)
+    store = open_store(tmp_path)
+    write_all(store, [full, sliding])
+    path_of(tmp_path, full).replace(path_of(tmp_path, sliding))
+    with pytest.raises(BlockDamaged):
+        read(store, sliding)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        (2**64 - 1).to_bytes(8, "little") + b"{}",
+        (2**62).to_bytes(8, "little") + b"[" * 4096,
+        (4096).to_bytes(8, "little") + b"[" * 4096,
+        (30).to_bytes(8, "little") + b'{"__metadata__":{"format":"x"}}',
+        (2).to_bytes(8, "little") + b"{}",
+        (4).to_bytes(8, "little") + b"null",
+        b"\x00" * 8,
+        b"",
+    ],
+)
+def test_a_hostile_header_is_set_aside_and_never_believed(tmp_path: Path, content: bytes) -> None:
+    (block,) = chain([1, 2, 3, 4])
+    path = path_of(tmp_path, block)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    store = open_store(tmp_path)
+    assert not store.has(block.key, FULL)
+    assert not path.exists()
+    assert store.usage().num_blocks == 0
+    assert store.write(block.header, block.payload)
+    store.close()
+
+
+def test_a_file_whose_ids_are_not_those_of_its_key_is_not_found_again(tmp_path: Path) -> None:
+    """Trap 4: what a file says of itself is recomputed, not believed."""
+    (block,) = chain([1, 2, 3, 4])
+    store = open_store(tmp_path)
+    write_all(store, [block])
+    store.close()
+    path = path_of(tmp_path, block)
+    token_ids, forged_ids = u32le([1, 2, 3, 4]).hex().encode(), u32le([1, 2, 3, 5]).hex().encode()
+    path.write_bytes(path.read_bytes().replace(token_ids, forged_ids))
+    (tmp_path / "index.db").unlink()
+    store = open_store(tmp_path)
+    assert store._index.blocks() == []
+    assert not path.exists()
+    store.close()
+
+
+def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+    linked, piped, directory = (chain([start, 0, 0, 0])[0] for start in range(3))
+    store = open_store(tmp_path)
+    write_all(store, [linked, piped, directory])
+    path_of(tmp_path, linked).rename(tmp_path / "elsewhere")
+    path_of(tmp_path, linked).symlink_to(tmp_path / "elsewhere")
+    path_of(tmp_path, piped).unlink()
+    os.mkfifo(path_of(tmp_path, piped))
+    path_of(tmp_path, directory).unlink()
+    path_of(tmp_path, directory).mkdir()
+    for block in (linked, piped, directory):
+        with pytest.raises(BlockDamaged):
+            read(store, block)
+        assert store.write(block.header, block.payload)
+        assert read(store, block) == block.payload
+    store.close()
+
+
+def test_damaged_files_are_set_aside_and_only_the_newest_are_kept(tmp_path: Path) -> None:
+    """Trap 25: nothing may fill the disk, not even evidence."""
+    blocks = chain(list(range(BLOCK_SIZE * (MAX_QUARANTINED + 5))))
+    store = open_store(tmp_path)
+    write_all(store, blocks)
+    for block in blocks:
+        path_of(tmp_path, block).write_bytes(b"damaged")
+        with pytest.raises(BlockDamaged):
+            read(store, block)
+    aside = sorted(path.name for path in (tmp_path / "quarantine").iterdir())
+    assert len(aside) == MAX_QUARANTINED
+    assert f"{FINGERPRINT.hex()[:16]}.{path_of(tmp_path, blocks[-1]).name}" in aside
+    assert store.usage().num_blocks == 0
+    store.close()
+
+
+def test_temporary_files_of_a_crash_are_removed_when_the_store_opens(tmp_path: Path) -> None:
+    """Trap 25: those of the living stay, whatever the clock says."""
+    (block,) = chain([1, 2, 3, 4])
+    script = """
+import os, sys
+from pathlib import Path
+from tests.engine.memory.chains import *
+from kvchat.engine.memory.disk.io import SystemFiles
+class Dies(SystemFiles):
+    def rename(self, source, target):
+        os.kill(os.getpid(), 9)
+store = open_store(Path(sys.argv[1]), files=Dies())
+write_all(store, chain([1, 2, 3, 4]))
+"""
+    assert _python(script, tmp_path).returncode == -signal.SIGKILL
+    (of_dead,) = tmp_path.rglob("*.tmp")
+    living = open_store(tmp_path)
+    assert not of_dead.exists()
+    assert living.usage().num_blocks == 0
+    write_all(living, [block])
+    (lock,) = (path for path in (tmp_path / "writers").iterdir() if path.stem not in of_dead.name)
+    of_living = of_dead.with_name(of_dead.name.replace(of_dead.name.split(".")[-2], lock.stem))
+    of_living.write_bytes(b"half a block")
+    os.utime(of_living, (time.time() - 10 * 365 * 86400,) * 2)
+    other = open_store(tmp_path)
+    other.rebuild()
+    assert of_living.exists()
+    other.close()
+    living.close()
+
+
+def test_a_full_disk_is_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Trap 25. A limit on the size of files stands in for the end of the disk; the kernel refuses alike."""
+    script = """
+import resource, sys
+from pathlib import Path
+from kvchat.errors import StorageError
+from tests.engine.memory.chains import *
+store = open_store(Path(sys.argv[1]))
+first, second = chain(list(range(8)))
+write_all(store, [first])
+resource.setrlimit(resource.RLIMIT_FSIZE, (700, resource.RLIM_INFINITY))
+try:
+    store.write(second.header, second.payload)
+except StorageError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(store.has(second.key, FULL), read(store, first) == first.payload)
+print(store.write(second.header, second.payload), read(store, second) == second.payload)
+"""
+    run = _python(script, tmp_path)
+    lines = run.stdout.splitlines()
+    assert "space" in lines[0], run.stderr
+    assert lines[1:] == ["False True", "True True"], run.stderr
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_became_read_only_is_an_error(tmp_path: Path) -> None:
+    first, second = chain(list(range(8)))
+    store = open_store(tmp_path)
+    write_all(store, [first])
+    (tmp_path / "blocks" / FINGERPRINT.hex()).chmod(0o500)
+    try:
+        with pytest.raises(StorageError, match="another cache directory"):
+            store.write(second.header, second.payload)
+        assert read(store, first) == first.payload
+    finally:
+        (tmp_path / "blocks" / FINGERPRINT.hex()).chmod(0o700)
+        store.close()
+
+
+def test_a_writer_killed_at_any_moment_leaves_only_whole_blocks(tmp_path: Path) -> None:
+    """Traps 24 and 25: SIGKILL in the middle of writing, many times over."""
+    script = """
+import sys
+from pathlib import Path
+from tests.engine.memory.chains import *
+store = open_store(Path(sys.argv[1]))
+for block in chain(list(range(4000)), namespace=sys.argv[2]):
+    store.write(block.header, block.payload)
+    print("written", flush=True)
+"""
+    random = Random(0)
+    for attempt in range(5):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path), str(attempt)], cwd=ROOT, stdout=subprocess.PIPE
+        )
+        assert writer.stdout is not None
+        for _ in range(random.randrange(1, 30)):
+            writer.stdout.readline()
+        time.sleep(random.uniform(0, 0.01))
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+
+    store = open_store(tmp_path)
+    indexed = store._index.blocks()
+    for block in indexed:
+        payload = store.read(block.key, FULL, parent=block.parent, token_ids=block.token_ids)
+        assert bytes(payload) == payload_of(block.key)
+    files = list((tmp_path / "blocks").rglob("*.*"))
+    assert len(files) == len(indexed) >= 5
+    assert all(re.fullmatch(r"[0-9a-f]{64}\.0\.safetensors", path.name) for path in files)
+    store.close()
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 9000])
+def test_processes_that_open_write_and_evict_at_once_do_not_disturb_each_other(
+    tmp_path: Path, limit_bytes: int | None
+) -> None:
+    script = f"""
+import sys
+from pathlib import Path
+from kvchat.errors import BlockMissing
+from tests.engine.memory.chains import *
+print("ready", flush=True)
+sys.stdin.readline()
+for start in range(0, 120, 40):
+    store = open_store(Path(sys.argv[1]), limit_bytes={limit_bytes})
+    for block in chain(list(range(start, start + 40))):
+        store.write(block.header, block.payload)
+        try:
+            assert read(store, block) == block.payload
+        except BlockMissing:
+            assert {limit_bytes is not None}
+    store.close()
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    processes = [
+        subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    complaints = [process.communicate(timeout=PATIENCE_S)[1].decode() for process in processes]
+    assert complaints == [""] * 3
+    store = open_store(tmp_path)
+    sizes = [path.stat().st_size for path in (tmp_path / "blocks").rglob("*.*")]
+    assert (store.usage().num_blocks, store.usage().num_bytes) == (len(sizes), sum(sizes))
+    store.close()
+
+
+def _flipped(data: bytes, position: int, mask: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :]
+
+
+def _python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)

@@ -1,0 +1,182 @@
+"""A disk that refuses any single operation, or everything from then on, costs time and nothing else."""
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.errors import BlockDamaged, BlockMissing, StorageError
+from tests.engine.memory.chains import FULL, Block, chain, open_store, read, write_all
+from tests.engine.memory.disk.failing_files import FailingFiles
+
+pytestmark = pytest.mark.pure
+
+BLOCKS = chain(list(range(12)))
+MOST_OPERATIONS = 60
+
+
+@pytest.mark.parametrize("is_passing", [True, False])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_write_that_is_refused_anywhere_leaves_nothing(tmp_path: Path, code: int, is_passing: bool) -> None:
+    """Trap 25: at every operation of a write in turn, in a shelf that is there and in one that is not."""
+    for block in BLOCKS[1:]:
+        num_refused = _refuse_everywhere(
+            tmp_path / block.key.hex()[:8],
+            FailingFiles(code),
+            is_passing,
+            lambda store, block=block: _write(store, block),
+        )
+        assert num_refused == 9
+
+
+@pytest.mark.parametrize("is_passing", [True, False])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_removal_that_is_refused_anywhere_leaves_the_totals_right(
+    tmp_path: Path, code: int, is_passing: bool
+) -> None:
+    num_refused = _refuse_everywhere(
+        tmp_path, FailingFiles(code), is_passing, lambda store: store.remove(BLOCKS[0].key, FULL)
+    )
+    # A full disk removes files; one that became read-only does not.
+    assert num_refused == {errno.ENOSPC: 2, errno.EROFS: 4}[code]
+
+
+def test_a_full_disk_never_keeps_blocks_from_going(tmp_path: Path) -> None:
+    """Whoever has to free space may not need some."""
+    files = FailingFiles()
+    store = open_store(tmp_path, files=files)
+    write_all(store, BLOCKS)
+    files.fail(0)
+    store.remove_keys([block.key for block in BLOCKS])
+    assert list((tmp_path / "blocks").rglob("*.*")) == []
+    files.fail(None)
+    store.remove(BLOCKS[0].key, FULL)
+    assert store.usage().num_bytes == 0
+    store.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_store_that_cannot_be_opened_says_so_and_opens_later(tmp_path: Path, code: int) -> None:
+    files = FailingFiles(code)
+    for at in range(MOST_OPERATIONS):
+        files.fail(at)
+        with _refusal_told():
+            open_store(tmp_path / "cache", files=files).close()
+        if not files.has_refused:
+            break
+    assert at == 3
+    files.fail(None)
+    store = open_store(tmp_path / "cache", files=files)
+    write_all(store, BLOCKS)
+    store.close()
+
+
+@pytest.mark.parametrize("is_passing", [True, False])
+def test_a_collection_that_is_refused_anywhere_is_ended_by_the_next(tmp_path: Path, is_passing: bool) -> None:
+    files = FailingFiles(errno.EROFS)
+    for at in range(MOST_OPERATIONS):
+        files.fail(None)
+        store = open_store(tmp_path, files=files)
+        for block in BLOCKS:
+            store.write(block.header, block.payload)
+        store.close()
+        catalog = BlockCatalog(tmp_path, files=files)
+        files.fail(at, is_passing=is_passing)
+        with _refusal_told():
+            catalog.collect(lambda block: block.key == BLOCKS[0].key)
+        has_refused = files.has_refused
+        files.fail(None)
+        catalog.collect(lambda block: block.key == BLOCKS[0].key)
+        assert [block.key for block in catalog.blocks()] == [BLOCKS[0].key]
+        _check_totals(tmp_path, catalog)
+        catalog.close()
+        if not has_refused:
+            break
+    assert at == 10
+
+
+def test_a_read_that_fails_is_a_miss(tmp_path: Path) -> None:
+    """A bad sector: the block is set aside, computed again, and written again."""
+    files = FailingFiles(errno.EIO)
+    store = open_store(tmp_path, files=files)
+    write_all(store, BLOCKS[:1])
+    files.fail(0, is_passing=True)  # so small a block is read at once
+    with pytest.raises(BlockDamaged, match="cannot be read"):
+        read(store, BLOCKS[0])
+    files.fail(None)
+    assert not store.has(BLOCKS[0].key, FULL)
+    write_all(store, BLOCKS[:1])
+    assert read(store, BLOCKS[0]) == BLOCKS[0].payload
+    store.close()
+
+
+def test_a_directory_that_became_read_only_is_told_and_still_read_from(tmp_path: Path) -> None:
+    files = FailingFiles(errno.EROFS)
+    store = open_store(tmp_path, files=files)
+    write_all(store, BLOCKS[:1])
+    files.fail(0)
+    with pytest.raises(StorageError, match=r"cannot be|Check the disk"):
+        store.write(BLOCKS[1].header, BLOCKS[1].payload)
+    assert read(store, BLOCKS[0]) == BLOCKS[0].payload
+    assert store.has_all([block.key for block in BLOCKS], FULL) == [True, False, False]
+    store.close()
+
+
+def _refuse_everywhere(
+    cache_dir: Path, files: FailingFiles, is_passing: bool, action: Callable[[DiskStore], object]
+) -> None:
+    """Do one thing on a store of one block, with each of its operations refused in turn."""
+    for at in range(MOST_OPERATIONS):
+        files.fail(None)
+        place = cache_dir / str(at)
+        store = open_store(place, files=files)
+        write_all(store, BLOCKS[:1])
+        files.fail(at, is_passing=is_passing)
+        with _refusal_told():
+            action(store)
+        has_refused = files.has_refused
+        files.fail(None)
+        _check_content(store)
+        for block in BLOCKS:
+            store.write(block.header, block.payload)
+        assert all(read(store, block) == block.payload for block in BLOCKS)
+        store.close()
+        catalog = BlockCatalog(place)
+        _check_totals(place, catalog)
+        catalog.close()
+        if not has_refused:
+            return at
+    raise AssertionError("every operation is refused, whatever their number")
+
+
+@contextmanager
+def _refusal_told() -> Iterator[None]:
+    """Allow a refusal that says what to do, and no other."""
+    advice: str | None = None
+    try:
+        yield
+    except StorageError as error:
+        advice = str(error)
+    assert advice is None or "space" in advice or "directory" in advice
+
+
+def _write(store: DiskStore, block: Block) -> None:
+    assert store.write(block.header, block.payload)
+
+
+def _check_content(store: DiskStore) -> None:
+    for block in BLOCKS:
+        try:
+            assert read(store, block) == block.payload
+        except BlockMissing:
+            assert not store.has(block.key, FULL)
+
+
+def _check_totals(cache_dir: Path, catalog: BlockCatalog) -> None:
+    sizes = [path.stat().st_size for path in (cache_dir / "blocks").rglob("*.*")]
+    assert (catalog.usage().num_blocks, catalog.usage().num_bytes) == (len(sizes), sum(sizes))
+    assert not list(cache_dir.rglob("*.tmp"))

@@ -1,0 +1,253 @@
+"""Sealed blocks keep what plain ones promise, and tell nobody which tokens they hold."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.api.ids import BlockKey, GroupId, u32le
+from kvchat.engine.memory.disk.block_encryption import SealedBlocks
+from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.errors import BlockDamaged, BlockMissing
+from kvchat.platform.encryptor import SealBroken, Sealer
+from tests.engine.memory.chains import (
+    BLOCK_SIZE,
+    FINGERPRINT,
+    FULL,
+    LAYOUTS,
+    OTHER_FINGERPRINT,
+    SLIDING,
+    Block,
+    block_behind,
+    chain,
+    read,
+    write_all,
+)
+
+pytestmark = pytest.mark.pure
+
+SEALER, OTHER = Sealer(bytes(range(32))), Sealer(bytes(range(1, 33)))
+
+
+def open_sealed(
+    cache_dir: Path,
+    sealer: Sealer | None = SEALER,
+    fingerprint: bytes = FINGERPRINT,
+) -> DiskStore:
+    return DiskStore(
+        cache_dir,
+        fingerprint=fingerprint,
+        layouts=LAYOUTS,
+        block_size=BLOCK_SIZE,
+        limit_bytes=None,
+        sealer=sealer,
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[DiskStore]:
+    store = open_sealed(tmp_path)
+    yield store
+    store.close()
+
+
+def files(cache_dir: Path) -> list[Path]:
+    return sorted(cache_dir.rglob("*.safetensors"))
+
+
+def tokens(number: int, length: int = 4 * BLOCK_SIZE) -> list[int]:
+    return [90_000 + number * 100 + at for at in range(length)]
+
+
+def test_blocks_and_tails_come_back_bit_for_bit(tmp_path: Path, store: DiskStore) -> None:
+    blocks = [*chain(tokens(1)), *chain(tokens(1), SLIDING), *chain([5, 6, 7, 8, 9])]
+    write_all(store, blocks)
+    store.close()
+    again = open_sealed(tmp_path)
+    for block in blocks:
+        assert again.has(block.key, block.header.group)
+        assert read(again, block) == block.payload
+    full = chain(tokens(1))
+    assert again.has_all([block.key for block in full], FULL) == [True] * 4
+    (child,) = again.children(full[0].key)
+    assert child.token_ids == full[1].header.token_ids
+    assert child.groups == {FULL, SLIDING}
+    again.close()
+
+
+def test_neither_names_nor_bytes_tell_keys_tokens_or_contents(tmp_path: Path, store: DiskStore) -> None:
+    blocks = chain(tokens(2))
+    write_all(store, blocks)
+    for _ in range(2):  # with its log, and without
+        names = " ".join(str(path) for path in tmp_path.rglob("*"))
+        data = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+        for block in blocks:
+            assert block.key.hex() not in names
+            ids = u32le(block.header.token_ids)
+            contents = (block.payload[:16], block.payload[-16:])
+            for secret in (block.key, ids, ids[:8], ids.hex().encode(), *contents):
+                assert secret not in data
+            assert block.key.hex().encode() not in data
+        store.close()
+
+
+def test_every_flipped_byte_of_a_sealed_file_is_noticed(tmp_path: Path, store: DiskStore) -> None:
+    """Traps 6 and 24: nothing is believed of a file that is not what was written."""
+    (block,) = chain([1, 2, 3, 4])
+    write_all(store, [block])
+    (path,) = files(tmp_path)
+    whole = path.read_bytes()
+    seal, num_head_bytes = SealedBlocks(SEALER), len(whole) - len(block.payload) - SealedBlocks.file_overhead
+    parts = [memoryview(bytearray(num_head_bytes)), memoryview(bytearray(len(block.payload)))]
+    for position in range(len(whole)):
+        changed = whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
+        with pytest.raises(SealBroken):
+            seal.open(path, [memoryview(changed)], parts)
+    seal.open(path, [memoryview(whole)], parts)
+    assert parts[1] == block.payload
+    for damaged in (b"", whole[:56], whole[:-1], whole + b"\0", whole[:-1] + b"\0"):
+        path.write_bytes(damaged)
+        with pytest.raises(BlockDamaged):
+            read(store, block)
+    path.write_bytes(whole)
+    assert read(store, block) == block.payload
+
+
+def test_a_sealed_file_serves_under_no_other_name(tmp_path: Path, store: DiskStore) -> None:
+    """Trap 4: neither in the place of another block, nor of another group or model."""
+    one, two = chain(tokens(3))[:2]
+    write_all(store, [one, two])
+    first, second = files(tmp_path)
+    saved = first.read_bytes()
+    shutil.copyfile(second, first)
+    second.write_bytes(saved)
+    for block in (one, two):
+        with pytest.raises(BlockDamaged):
+            read(store, block)
+    other = open_sealed(tmp_path, fingerprint=OTHER_FINGERPRINT)
+    moved = Path(str(first).replace(FINGERPRINT.hex(), OTHER_FINGERPRINT.hex()))
+    moved.parent.mkdir(parents=True)
+    moved.write_bytes(saved)
+    with pytest.raises((BlockDamaged, BlockMissing)):
+        read(other, one)
+    other.close()
+
+
+def test_a_lost_index_is_built_from_the_sealed_files_again(tmp_path: Path, store: DiskStore) -> None:
+    blocks = [*chain(tokens(4)), *chain(tokens(5))]
+    write_all(store, blocks)
+    store.close()
+    damaged = files(tmp_path)[0]
+    damaged.write_bytes(damaged.read_bytes()[:40] + bytes(8) + damaged.read_bytes()[48:])
+    for index in tmp_path.rglob("index.db*"):
+        index.unlink()
+    again = open_sealed(tmp_path)
+    there = [again.has(block.key, FULL) for block in blocks]
+    assert sorted(there) == [False] + [True] * 7
+    again.close()
+    assert len(list(tmp_path.rglob("quarantine/*"))) == 1
+
+
+def test_every_byte_of_the_index_may_be_damaged(tmp_path: Path, store: DiskStore) -> None:
+    blocks = chain(tokens(6))
+    write_all(store, blocks)
+    store.close()
+    (index,) = tmp_path.rglob("index.db")
+    whole = index.read_bytes()
+    for position in range(0, len(whole), 1021):
+        index.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+        again = open_sealed(tmp_path)
+        for block in blocks:
+            if again.has(block.key, FULL):
+                assert read(again, block) == block.payload
+        for block in again.children(blocks[0].key):
+            assert block.token_ids == blocks[1].header.token_ids
+        again.close()
+
+
+def test_those_that_begin_most_alike_are_found_without_their_order_on_disk(
+    tmp_path: Path, store: DiskStore
+) -> None:
+    parent = chain(tokens(7)[:BLOCK_SIZE])[0]
+    siblings = [block_behind(parent.key, [1000 + number, 1, 2, 3]) for number in range(40)]
+    write_all(store, [parent, *siblings])
+    plain = open_sealed(tmp_path / "plain", sealer=None)
+    write_all(plain, [parent, *siblings])
+    for wanted in ([1017, 1, 9, 9], [1000, 0, 0, 0], [5], [9999, 1, 2, 3], [1020, 1, 2, 3]):
+        found = store.nearest(parent.key, wanted, 3)
+        assert {block.key for block in found} == {block.key for block in plain.nearest(parent.key, wanted, 3)}
+    plain.close()
+
+
+def test_the_limit_holds_for_what_lies_on_disk(tmp_path: Path, store: DiskStore) -> None:
+    blocks = [block for number in range(20) for block in chain(tokens(number, BLOCK_SIZE))]
+    write_all(store, blocks[:1])
+    (size,) = {path.stat().st_size for path in files(tmp_path)}
+    assert store.usage().num_bytes == size
+    store.given_bytes = 5 * size
+    write_all(store, blocks[1:])
+    assert sum(path.stat().st_size for path in files(tmp_path)) == 5 * size
+    assert [block for block in blocks if store.has(block.key, FULL)] == blocks[-5:]
+
+
+def test_stores_of_several_keys_and_a_plain_one_share_a_directory_in_peace(tmp_path: Path) -> None:
+    stores = [open_sealed(tmp_path, sealer) for sealer in (SEALER, OTHER, None)]
+    blocks = chain(tokens(9))
+    for number, store in enumerate(stores):
+        write_all(store, blocks[: number + 1])
+    for number, sealer in enumerate((SEALER, OTHER, None)):
+        catalog = BlockCatalog(tmp_path, sealer=sealer)
+        assert {block.key for block in catalog.blocks()} == {block.key for block in blocks[: number + 1]}
+        catalog.close()
+    for store in stores:
+        store.close()
+
+
+def test_collecting_and_removing_know_sealed_blocks_by_their_keys(tmp_path: Path, store: DiskStore) -> None:
+    kept, doomed = chain(tokens(10)), chain(tokens(11))
+    write_all(store, [*kept, *doomed])
+    catalog = BlockCatalog(tmp_path, sealer=SEALER)
+    wanted = {block.key for block in kept}
+    freed = catalog.collect(lambda block: block.key in wanted)
+    assert freed.num_blocks == len(doomed)
+    assert catalog.remove(FINGERPRINT, [kept[-1].key]).num_blocks == 1
+    catalog.close()
+    assert len(files(tmp_path)) == len(kept) - 1
+
+
+def test_a_writer_that_was_killed_leaves_nothing_of_a_sealed_block(tmp_path: Path, store: DiskStore) -> None:
+    block = chain(tokens(12))[0]
+    write_all(store, [block])
+    (path,) = files(tmp_path)
+    left = path.with_name(f".{path.name}.0123456789abcdef.tmp")
+    left.write_bytes(b"half a block")
+    store.close()
+    for index in tmp_path.rglob("index.db*"):
+        index.unlink()
+    open_sealed(tmp_path).close()
+    assert not left.exists()
+    assert _has(tmp_path, block.key, FULL)
+
+
+def _has(cache_dir: Path, key: BlockKey, group: GroupId) -> bool:
+    store = open_sealed(cache_dir)
+    try:
+        return store.has(key, group)
+    finally:
+        store.close()
+
+
+def test_one_payload_is_written_differently_each_time(tmp_path: Path) -> None:
+    """Each file has a key of its own, so equal blocks look unlike."""
+    block: Block = chain(tokens(13))[0]
+    written = []
+    for place in ("one", "two"):
+        store = open_sealed(tmp_path / place)
+        write_all(store, [block])
+        store.close()
+        (path,) = files(tmp_path / place)
+        written.append(path)
+    assert written[0].name == written[1].name
+    assert written[0].read_bytes()[56:] != written[1].read_bytes()[56:]

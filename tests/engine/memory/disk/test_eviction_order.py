@@ -1,0 +1,354 @@
+"""Which blocks on disk make room: as a slow reference says, leaves first, and not by one scan."""
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvchat.engine.api.ids import BlockKey
+from kvchat.engine.cache.eviction import Eviction
+from kvchat.engine.memory.disk.eviction_order import MAX_GHOSTS, DiskOrder
+from kvchat.engine.memory.disk.index import IndexedBlock
+from kvchat.engine.memory.disk.pinned_blocks import KeptBlocks
+from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.errors import StorageError
+from tests.engine.memory.chains import (
+    BLOCK_SIZE,
+    FINGERPRINT,
+    FULL,
+    TREE,
+    Block,
+    block_behind,
+    open_store,
+)
+from tests.engine.memory.disk.small_disk import Disk, HastyFiles, conversation, file_bytes
+
+pytestmark = pytest.mark.pure
+
+BOTH = pytest.mark.parametrize("eviction", list(Eviction))
+SMALL_SHARE = 10
+
+
+@pytest.mark.parametrize(
+    ("eviction", "least", "most"), [(Eviction.S3FIFO, 0.9, 1.0), (Eviction.LRU, 0.0, 0.0)]
+)
+def test_one_scan_of_a_long_document_leaves_what_is_used_again(
+    tmp_path: Path, eviction: Eviction, least: float, most: float
+) -> None:
+    """Ten times what the disk holds, read once; by age alone, as a control, nothing is left of five."""
+    disk = Disk(tmp_path, 30, eviction)
+    hot = [conversation(number, 5) for number in range(5)]
+    for blocks in [*hot, *hot]:
+        disk.request(blocks)
+    disk.request(conversation(77, 300))
+    share = sum(disk.found(blocks) for blocks in hot) / 25
+    disk.store.close()
+    assert least <= share <= most
+
+
+@pytest.mark.parametrize(("eviction", "left"), [(Eviction.S3FIFO, [1, 0, 1]), (Eviction.LRU, [0, 1, 1])])
+def test_what_was_used_once_goes_before_what_was_used_again_longer_ago(
+    tmp_path: Path, eviction: Eviction, left: list[int]
+) -> None:
+    disk = Disk(tmp_path, 2, eviction)
+    again, once, new = (conversation(number, 1) for number in range(3))
+    for blocks in (again, again, once, new):
+        disk.request(blocks)
+    assert [disk.found(blocks) for blocks in (again, once, new)] == left
+    disk.store.close()
+
+
+def test_that_something_was_used_again_outlives_the_process(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 10)
+    hot = conversation(1, 5)
+    disk.request(hot)
+    disk.reopen()
+    disk.request(hot)
+    disk.reopen()
+    disk.request(conversation(77, 40))
+    assert disk.found(hot) == 5
+    disk.store.close()
+
+
+def test_what_comes_back_soon_after_it_went_is_not_flushed_again(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 10)
+    hot = conversation(1, 5)
+    disk.request(hot)
+    disk.request(conversation(77, 40))
+    assert disk.found(hot) == 0
+    disk.request(hot)  # stored anew, and never used since
+    disk.request(conversation(78, 40))
+    assert disk.found(hot) == 5
+    disk.store.close()
+
+
+def test_what_was_used_again_goes_by_age_where_there_is_nothing_else(tmp_path: Path) -> None:
+    """What is proven is no pin: of ten conversations that are all used again the oldest go."""
+    disk = Disk(tmp_path, 10)
+    sessions = [conversation(number, 2) for number in range(10)]
+    for blocks in sessions:
+        for _ in range(3):
+            disk.request(blocks)
+    left = [disk.found(blocks) for blocks in sessions]
+    assert left[-4:] == [2, 2, 2, 2]
+    assert left[:5] == [0] * 5
+    disk.store.close()
+
+
+@BOTH
+def test_what_is_kept_stays_whatever_is_used_again(tmp_path: Path, eviction: Eviction) -> None:
+    disk = Disk(tmp_path, 10, eviction)
+    kept, hot = conversation(1, 3), conversation(2, 4)
+    disk.request(kept)
+    disk.keep(kept)
+    for _ in range(3):
+        disk.request(hot)
+    disk.request(conversation(77, 100))
+    assert disk.found(kept) == 3
+    assert disk.store.total_usage().num_bytes <= 10 * disk.bytes_each
+    disk.store.close()
+
+
+def test_an_unused_pack_keeps_no_new_conversation_from_a_disk_of_what_is_used_again(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 20)
+    pack, hot = conversation(1, 4), conversation(2, 16)
+    disk.request(pack)
+    disk.keep(pack)
+    for _ in range(2):
+        disk.request(hot)
+    new = conversation(3, 2)
+    disk.request(new)
+    assert (disk.found(new), disk.found(pack), disk.found(hot)) == (2, 4, 14)
+    disk.store.close()
+
+
+def test_a_new_conversation_finds_room_on_a_disk_of_a_few_blocks_that_are_all_used_again(
+    tmp_path: Path,
+) -> None:
+    """A block with each of its requests, so that it is there whole after a bounded number of them."""
+    disk = Disk(tmp_path, 5)
+    hot, new = conversation(1, 5), conversation(2, 3)
+    for _ in range(3):
+        disk.request(hot)
+    found = [disk.request(new) for _ in range(4)]
+    assert found == [0, 1, 2, 3]
+    assert disk.found(hot) == 2, "of what was used longest ago the end went, and its beginning is of use"
+    disk.store.close()
+
+
+def test_conversations_that_are_used_once_take_one_of_a_few_blocks_and_no_more(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 5)
+    hot = conversation(1, 5)
+    for _ in range(3):
+        disk.request(hot)
+    for number in range(10, 20):
+        disk.request(conversation(number, 3))
+        assert disk.found(conversation(number, 3)) == 1
+    assert disk.found(hot) == 4
+    disk.store.close()
+
+
+def test_while_nobody_can_read_what_is_kept_blocks_that_need_no_room_are_written(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 10)
+    (tmp_path / "cache/kept/pack.keep").mkdir(parents=True)  # no list, and nothing says what it held
+    blocks = conversation(1, 12)
+    assert all(disk.write(block) for block in blocks[:10])
+    with pytest.raises(StorageError, match="says which blocks stay"):
+        disk.write(blocks[10])
+    assert disk.found(blocks) == 10
+    disk.store.close()
+
+
+def test_names_of_what_went_are_bounded_and_nothing_of_them_is_on_disk(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        order = DiskOrder(store._index, [KeptBlocks(tmp_path)], Eviction.S3FIFO)
+        gone = [_indexed(number) for number in range(MAX_GHOSTS + 10)]
+        order.note_gone(gone)
+        assert order.num_ghosts == MAX_GHOSTS
+        names = [(FINGERPRINT, gone[number].name, FULL) for number in (0, 9, 10, -1)]
+        assert [order.is_proven(name) for name in names] == [False, False, True, True]
+        assert not order.is_proven(names[-1])
+
+
+def _indexed(number: int) -> IndexedBlock:
+    block = block_behind(BlockKey(bytes(32)), [number])
+    return IndexedBlock(
+        fingerprint=FINGERPRINT,
+        name=block.key,  # type: ignore[arg-type]
+        key=block.key,
+        parent=block.header.parent,
+        token_ids=(number,),
+        block_size=BLOCK_SIZE,
+        groups=frozenset([FULL]),
+        num_bytes=1,
+        last_used_s=0.0,
+    )
+
+
+# Against a reference that spells the rules out
+
+
+@dataclass
+class Row:
+    used_s: float
+    parent: BlockKey
+    is_proven: bool
+
+
+@dataclass
+class SlowDisk:
+    """The same rules over a list that is searched from the front."""
+
+    num_blocks: int
+    eviction: Eviction
+    rows: dict[BlockKey, Row] = field(default_factory=dict)
+    ghosts: set[BlockKey] = field(default_factory=set)
+    kept: set[BlockKey] = field(default_factory=set)
+    refused: set[BlockKey] = field(default_factory=set)
+
+    def write(self, block: Block, now_s: float) -> bool:
+        if block.header.parent in self.refused and block.key not in self.kept:
+            self.refused.add(block.key)
+            return False
+        is_proven = block.key in self.ghosts
+        self.ghosts.discard(block.key)
+        self.rows[block.key] = Row(now_s, block.header.parent, is_proven)
+        while len(self.rows) > self.num_blocks:
+            victim = self.victim(block.key, is_proven or block.key in self.kept)
+            if victim is None:
+                del self.rows[block.key]
+                if is_proven:
+                    self.ghosts.add(block.key)
+                self.refused.add(block.key)
+                return False
+            if not self.rows.pop(victim).is_proven:
+                self.ghosts.add(victim)
+        self.refused.discard(block.key)
+        return True
+
+    def victim(self, being_written: BlockKey, is_proven: bool) -> BlockKey | None:
+        parents = {row.parent for row in self.rows.values()}
+        free = {
+            key: row
+            for key, row in self.rows.items()
+            if key not in parents and key != being_written and key not in self.kept
+        }
+        if self.eviction is Eviction.LRU:
+            return min(free, key=lambda key: free[key].used_s, default=None)
+        once, again = ([key for key in free if free[key].is_proven is flag] for flag in (False, True))
+        num_once = sum(not row.is_proven for key, row in self.rows.items() if key not in self.kept)
+        if num_once * SMALL_SHARE < len(self.rows):
+            order = [again, once]
+        else:
+            order = [once, again] if is_proven or num_once == 1 else [once]
+        return next((min(keys, key=lambda key: free[key].used_s) for keys in order if keys), None)
+
+    def touch(self, key: BlockKey, now_s: float) -> None:
+        if key in self.rows:
+            self.rows[key].used_s, self.rows[key].is_proven = now_s, True
+
+
+ACTIONS = st.tuples(
+    st.sampled_from(["write", "write", "write", "touch", "touch", "keep", "reopen"]),
+    st.sampled_from(sorted(TREE)),
+)
+
+
+@BOTH
+@settings(max_examples=15, deadline=None)
+@given(num_blocks=st.integers(2, 14), actions=st.lists(ACTIONS, max_size=60))
+def test_on_any_trace_the_same_blocks_go_as_in_the_slow_reference(
+    eviction: Eviction, num_blocks: int, actions: list[tuple[str, tuple[int, ...]]]
+) -> None:
+    with TemporaryDirectory() as directory:
+        disk, slow = Disk(Path(directory), num_blocks, eviction), SlowDisk(num_blocks, eviction)
+        for action, path in actions:
+            block = TREE[path]
+            if action == "write":
+                # As a request does: whatever is missing before it comes first.
+                for end in range(1, len(path) + 1):
+                    part = TREE[path[:end]]
+                    if part.key not in slow.rows:
+                        assert disk.write(part) == slow.write(part, disk.clock.now_s)
+            elif action == "touch":
+                disk.touch([block])
+                slow.touch(block.key, disk.clock.now_s)
+            elif action == "keep":
+                disk.keep([block])
+                slow.kept = {block.key}
+            else:
+                disk.reopen()
+                slow.ghosts.clear()
+                slow.refused.clear()
+            assert {row.key for row in disk.store._index.blocks()} == set(slow.rows)
+            proven = {row.key for row in disk.store._index.blocks() if row.is_proven}
+            assert proven == {key for key, row in slow.rows.items() if row.is_proven}
+            assert disk.store._index.num_unproven() == len(slow.rows) - len(proven)
+        disk.store.close()
+
+
+# What is being written while others make room for it
+
+
+class WatchingFiles(HastyFiles):
+    """Notes which rows are unsettled whenever a file is begun."""
+
+    def __init__(self) -> None:
+        self.unsettled: list[set[BlockKey]] = []
+        self.store: DiskStore | None = None
+
+    def create(self, path: Path) -> int:
+        assert self.store is not None
+        self.unsettled.append({BlockKey(name) for _, name, _ in self.store._index.names()[1]})
+        return super().create(path)
+
+
+def test_a_block_has_its_row_before_its_file_also_where_others_made_room_for_it(tmp_path: Path) -> None:
+    """Else a writer that is killed leaves a file behind that nobody finds without looking at all."""
+    files, blocks = WatchingFiles(), conversation(1, 3) + conversation(2, 3)
+    limit_bytes = 3 * file_bytes(tmp_path / "sized")
+    with closing(open_store(tmp_path / "cache", files=files, limit_bytes=limit_bytes)) as files.store:
+        for block in blocks:
+            assert files.store.write(block.header, block.payload)
+    assert files.unsettled == [{block.key} for block in blocks]
+
+
+# An index that an earlier version has left
+
+OLD_TABLES = """
+CREATE TABLE blocks (fingerprint BLOB NOT NULL, key BLOB NOT NULL, grp INTEGER NOT NULL, parent BLOB NOT NULL,
+    num_tokens INTEGER NOT NULL, block_size INTEGER NOT NULL, token_ids BLOB NOT NULL, bytes INTEGER NOT NULL,
+    last_used REAL NOT NULL, writer TEXT, PRIMARY KEY (fingerprint, key, grp)) WITHOUT ROWID;
+CREATE TABLE totals (fingerprint BLOB PRIMARY KEY, num_blocks INTEGER NOT NULL, num_tails INTEGER NOT NULL,
+    bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE writers (id TEXT PRIMARY KEY, boot TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+
+def test_the_index_of_an_earlier_version_is_filled_again_from_the_files(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 8)
+    hot = conversation(1, 5)
+    disk.request(hot)
+    disk.store.close()
+    index = tmp_path / "cache/index.db"
+    for path in index.parent.glob("index.db*"):
+        path.unlink()
+    with closing(sqlite3.connect(index)) as connection:
+        connection.executescript(OLD_TABLES)
+        connection.execute("INSERT INTO totals VALUES (?, 99, 99, 99)", (FINGERPRINT,))
+        connection.execute("INSERT INTO written VALUES (700000, 123456)")
+        connection.commit()
+    disk.reopen()
+    assert disk.found(hot) == 5
+    assert (disk.store.usage().num_blocks, disk.store._index.num_unproven()) == (5, 5)
+    assert disk.store._index.written(700000).today == 123456
+    disk.request(hot)
+    disk.request(conversation(77, 40))
+    assert disk.found(hot) == 5
+    disk.store.close()

@@ -1,0 +1,145 @@
+"""A disk that refuses is told and costs time; what is new is saved, without a disk tier nothing is."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.models.prepared import PREPARED_DIR
+from kvchat.engine.tiering.save_policy import TAIL_INTERVAL_S
+from tests.engine.conftest import OpenEngine, TinyModels
+from tests.engine.tiny_models import answer, reference, token_ids
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.cpu
+
+LONG = 4096
+
+
+def test_a_cache_directory_that_cannot_be_used_costs_the_disk_tier_and_no_answer(
+    tiny: TinyModels, tmp_path: Path, open_engine: OpenEngine
+) -> None:
+    """Read-only from the start, or a file in its place: the chat goes on and says why it saves nothing."""
+    (tmp_path / "taken").write_text("a file")
+    engine = open_engine(tiny("llama"), cache_dir=tmp_path / "taken" / "cache")
+    prompt = token_ids(40)
+    assert answer(engine, prompt, 8).token_ids == reference(tiny("llama")).answer(prompt, 8)
+    problem = engine.snapshot().problem
+    assert problem is not None
+    assert "taken" in problem
+    assert "another cache directory" in problem
+    assert not engine.info.disk_enabled
+
+    engine.update_weights(tiny("llama"))
+    assert engine.snapshot().problem == problem
+    (tmp_path / "taken").unlink()
+    assert engine.update_weights(tiny("llama")).disk_enabled
+    assert engine.snapshot().problem is None
+
+
+def test_a_disk_that_begins_to_refuse_is_told_until_it_takes_blocks_again(
+    tiny: TinyModels, tmp_path: Path, open_engine: OpenEngine
+) -> None:
+    """Trap 25."""
+    engine = open_engine(tiny("llama"), cache_dir=tmp_path)
+    blocked = tmp_path / "blocks" / engine.info.fingerprint
+    blocked.write_text("a file where the blocks should be")
+    prompt = token_ids(40)
+    assert answer(engine, prompt, 8).token_ids == reference(tiny("llama")).answer(prompt, 8)
+    _wait_until(engine, is_refused=True)
+    assert str(tmp_path) in str(engine.snapshot().problem)
+    blocked.unlink()
+    answer(engine, token_ids(40, seed=1), 8)
+    _wait_until(engine, is_refused=False)
+    assert engine.snapshot().tier(Tier.DISK).num_blocks > 0
+
+
+def test_weights_that_leave_blocks_no_room_are_told(
+    tiny: TinyModels, tmp_path: Path, open_engine: OpenEngine
+) -> None:
+    """The default limit beside a large model: nothing would ever be saved, and nobody knew."""
+    prepared = tmp_path / PREPARED_DIR / "weights"
+    prepared.mkdir(parents=True)
+    (prepared / "model.safetensors").write_bytes(bytes(2 << 20))
+    engine = open_engine(tiny("llama"), cache_dir=tmp_path, disk_bytes=1 << 20)
+    prompt = token_ids(40)
+    assert answer(engine, prompt, 8).token_ids == reference(tiny("llama")).answer(prompt, 8)
+    _wait_until(engine, is_refused=True)
+    problem = str(engine.snapshot().problem)
+    assert "prepared weights hold" in problem
+    assert "give more with --kv-disk-bytes" in problem
+
+
+def test_a_conversation_longer_than_the_disk_is_told_of_and_its_beginning_is_used(
+    tiny: TinyModels, tmp_path: Path, open_engine: OpenEngine
+) -> None:
+    model_dir, prompt = tiny("llama"), token_ids(20 * 16)
+    first = open_engine(model_dir, cache_dir=tmp_path / "measured", block_size=16)
+    answer(first, prompt, 2)
+    first.close()
+    file_bytes = max(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    limits = {"cache_dir": tmp_path / "small", "block_size": 16, "disk_bytes": 12 * file_bytes}
+    for _ in range(2):
+        engine = open_engine(model_dir, **limits)
+        result = answer(engine, prompt, 8)
+        assert result.token_ids == reference(model_dir).answer(prompt, 8)
+        _wait_until(engine, is_refused=True)
+        assert "its beginning alone is kept" in str(engine.snapshot().problem)
+        engine.close()
+    assert result.usage.cached_tokens == 12 * 16
+
+
+def test_a_finished_turn_of_a_long_session_writes_its_new_blocks_and_its_tail(
+    tiny: TinyModels, tmp_path: Path, open_engine: OpenEngine
+) -> None:
+    """What is counted as written is what went through the seam; see the accounts of the disk tier."""
+    model_dir = tiny("llama", max_position_embeddings=2 * LONG)
+    first = open_engine(model_dir, cache_dir=tmp_path, block_size=64)
+    text = token_ids(LONG)
+    text += answer(first, text, 2).token_ids
+    first.close()
+    before = _written(tmp_path)
+    file_bytes = max(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    start_s = monotonic()
+    second = open_engine(model_dir, cache_dir=tmp_path, block_size=64)
+    prompt = text + token_ids(70, seed=2)
+    result = answer(second, prompt, 4)
+    second.close()
+    assert result.usage.cached_tokens == len(text) - 1
+    num_new = (len(prompt) + 4) // 64 - len(text) // 64
+    num_tails = 1 + int((monotonic() - start_s) / TAIL_INTERVAL_S)
+    assert 0 < _written(tmp_path) - before <= (num_new + num_tails) * file_bytes
+
+
+def test_without_a_disk_tier_no_file_is_touched(
+    tiny: TinyModels, tmp_path: Path, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversation that is to be forgotten leaves its KV in memory alone."""
+    model_dir = tiny("llama")
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    before = sorted(os.walk(model_dir))
+    engine = open_engine(model_dir, cache_dir=None)
+    answer(engine, token_ids(80), 8)
+    engine.close()
+    assert list(tmp_path.rglob("*")) == []
+    assert sorted(os.walk(model_dir)) == before
+    assert engine.snapshot().problem is None
+
+
+def _wait_until(engine, *, is_refused: bool) -> None:
+    until_s = monotonic() + PATIENCE_S
+    while (engine.snapshot().problem is not None) != is_refused:
+        assert monotonic() < until_s
+        sleep(0.01)
+        engine.tick()
+
+
+def _written(cache_dir: Path) -> int:
+    with closing(BlockCatalog(cache_dir)) as catalog:
+        return catalog.written().total

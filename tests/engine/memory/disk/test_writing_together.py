@@ -1,0 +1,176 @@
+"""Blocks that are written at once: the same files as one after another, and fewer waits for the medium."""
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from kvchat.engine.memory.disk.io import SystemFiles, at_once
+from kvchat.errors import StorageError
+from tests.engine.memory.chains import FULL, chain, open_store, read
+from tests.engine.memory.disk.failing_files import FailingFiles
+from tests.engine.memory.disk.recorded_files import Commit, RecordingFiles, Rename, Sync, SyncDir
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.pure
+
+BLOCKS = chain([number % 97 for number in range(40)])
+DUE = [(block.header, block.payload) for block in BLOCKS]
+
+
+def files_in(cache_dir: Path) -> dict[Path, bytes]:
+    return {
+        path.relative_to(cache_dir): path.read_bytes()
+        for path in (cache_dir / "blocks").rglob("*")
+        if path.is_file()
+    }
+
+
+def test_the_files_are_those_of_writing_one_after_another(tmp_path: Path) -> None:
+    together, in_turn = open_store(tmp_path / "a"), open_store(tmp_path / "b")
+    assert together.write_all(DUE) == len(DUE)
+    for header, payload in DUE:
+        assert in_turn.write(header, payload)
+    assert files_in(tmp_path / "a") == files_in(tmp_path / "b")
+    assert together.usage() == in_turn.usage()
+    assert together.written() == in_turn.written()
+    assert [read(together, block) for block in BLOCKS] == [block.payload for block in BLOCKS]
+    assert together.write_all(DUE) == 0, "they are there"
+
+
+def test_what_is_there_is_left_out_and_the_rest_is_written(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    assert store.write_all(DUE[:4]) == 4
+    assert store.write_all(DUE) == len(DUE) - 4
+    assert store.write_all([]) == 0
+
+
+def test_no_file_has_its_name_before_all_are_synced_and_a_directory_is_synced_once(tmp_path: Path) -> None:
+    files = RecordingFiles(tmp_path)
+    open_store(tmp_path, files=files).write_all(DUE)
+    kinds = [type(operation) for operation in files.operations]
+    first_name = kinds.index(Rename)
+    assert kinds[:first_name].count(Sync) == len(DUE)
+    last_name = len(kinds) - 1 - kinds[::-1].index(Rename)
+    shelves = [one.path for one in files.operations[last_name:] if isinstance(one, SyncDir)]
+    assert len(shelves) == len(set(shelves)) == len({path.parent for path in files_in(tmp_path)})
+    above = [one for one in files.operations[:first_name] if isinstance(one, SyncDir)]
+    assert len(above) == len({one.path for one in above})
+
+
+@pytest.mark.parametrize("num_fit", [0, 3])
+def test_where_the_limit_has_no_room_for_all_none_is_written(tmp_path: Path, num_fit: int) -> None:
+    measured = open_store(tmp_path / "a")
+    measured.write_all(DUE)
+    each = measured.usage().num_bytes // len(DUE)
+    store = open_store(tmp_path / "b", limit_bytes=(num_fit + 1) * each)
+    assert store.write_all(DUE) == 0
+    assert (store.usage().num_blocks, files_in(tmp_path / "b")) == (0, {})
+    with pytest.raises(StorageError, match="of today"):
+        open_store(tmp_path / "c", daily_bytes=num_fit * each).write_all(DUE)
+    assert files_in(tmp_path / "c") == {}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_refusal_anywhere_leaves_whole_blocks_and_right_totals(tmp_path: Path, code: int) -> None:
+    num_refused = 0
+    for at in range(200):
+        files = FailingFiles(code)
+        store = open_store(tmp_path / str(at), files=files)
+        store.write_all(DUE[:1])
+        files.fail(at, is_passing=True)
+        try:
+            store.write_all(DUE)
+        except StorageError:
+            num_refused += 1
+        files.fail(None)
+        held = [block for block in BLOCKS if store.has(block.key, FULL)]
+        assert BLOCKS[0] in held
+        assert all(read(store, block) == block.payload for block in held)
+        found = files_in(tmp_path / str(at))
+        assert len(found) == len(held)
+        assert store.usage().num_bytes == sum(map(len, found.values()))
+        store.close()
+        if not files.has_refused and len(held) == len(BLOCKS) and at > 5 and num_refused:
+            break
+    assert num_refused > len(DUE)
+
+
+class MeetingFiles(SystemFiles):
+    """Takes no byte of a file before bytes of all of them are offered."""
+
+    def __init__(self, num_files: int) -> None:
+        self.begun = Barrier(num_files, timeout=PATIENCE_S)
+
+    def write(self, descriptor: int, parts: Sequence[memoryview]) -> int:
+        self.begun.wait()
+        return super().write(descriptor, parts)
+
+
+def test_bytes_of_all_files_are_on_their_way_at_one_time(tmp_path: Path) -> None:
+    """One file after another would never end."""
+    store = open_store(tmp_path, files=MeetingFiles(len(DUE)))
+    assert store.write_all(DUE) == len(DUE)
+    assert [read(store, block) for block in BLOCKS] == [block.payload for block in BLOCKS]
+
+
+def test_rows_of_all_are_reserved_in_one_commit_and_settled_in_one(tmp_path: Path) -> None:
+    files = RecordingFiles(tmp_path)
+    store = open_store(tmp_path, files=files)
+    store.write_all(DUE[:1])  # makes the writer known
+    before = len(files.operations)
+    assert store.write_all(DUE) == len(DUE) - 1
+    commits = [one for one in files.operations[before:] if isinstance(one, Commit)]
+    assert [one.is_durable for one in commits] == [False, False]
+
+
+class LateShelves(SystemFiles):
+    """Lets nobody past a directory before all of them are asked for."""
+
+    def __init__(self) -> None:
+        self.begun: Barrier | None = None
+
+    def sync_dir(self, path: Path) -> None:
+        if self.begun is not None:
+            self.begun.wait()
+
+
+def test_directories_that_blocks_went_from_are_waited_for_side_by_side(tmp_path: Path) -> None:
+    files = LateShelves()
+    store = open_store(tmp_path, files=files)
+    store.write_all(DUE)
+    shelves = {path.parent for path in files_in(tmp_path)}
+    assert len(shelves) > 4
+    assert store.remove_keys(block.key for block in BLOCKS) > 0
+    files.begun = Barrier(len(shelves), timeout=PATIENCE_S)
+    store._directory.sync_removed()
+    files.begun = None
+
+
+def test_what_can_be_waited_for_side_by_side_is() -> None:
+    """Each waits until all of them have begun: one after another would never end."""
+    begun, ended = Barrier(4, timeout=PATIENCE_S), []
+
+    def wait(item: int) -> None:
+        begun.wait()
+        ended.append(item)
+
+    at_once(wait, range(4))
+    assert sorted(ended) == [0, 1, 2, 3]
+    assert not begun.broken
+
+
+def test_the_first_to_fail_is_told() -> None:
+    ended: list[int] = []
+
+    def wait(item: int) -> None:
+        ended.append(item)
+        if item != 2:
+            raise OSError(errno.EIO if item == 1 else errno.ENOSPC, "no")
+
+    with pytest.raises(OSError, match="no") as caught:
+        at_once(wait, (2, 1, 3, 2))
+    assert caught.value.errno == errno.EIO
+    assert {1, 2} <= set(ended)

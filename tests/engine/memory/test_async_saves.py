@@ -1,0 +1,270 @@
+"""Blocks that leave the device beside the computation hold what they held when they were taken."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from threading import Event as Flag
+
+import pytest
+import torch
+
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
+from kvchat.engine.cache.plan import Load, Save
+from kvchat.engine.memory.async_saves import StagedSaves, Taken
+from kvchat.engine.memory.async_transfer import StagedTransport
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk.block_file import BlockHeader
+from kvchat.engine.memory.disk.io import Buffer, SystemFiles
+from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.engine.memory.disk.writer import BlockWriter
+from kvchat.engine.memory.mover import Mover
+from kvchat.engine.memory.rates import Rates
+from kvchat.engine.memory.saver import Saver
+from kvchat.engine.memory.streams import Event, Lane, Work
+from tests.engine.memory.delayed_streams import DelayedStreams
+from tests.engine.memory.test_async_transfer import (
+    BLOCK_SIZE,
+    GROUPS,
+    NUM_BLOCKS,
+    fill,
+    make_host,
+    make_pool,
+)
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.cpu
+
+FINGERPRINT = b"\x01" * 32
+
+
+def plain(num_bytes: int) -> torch.Tensor:
+    return torch.zeros(num_bytes, dtype=torch.uint8)
+
+
+def take_at_random(seed: int, *, forgets: Lane | None = None) -> bool:
+    """Take blocks that are written over right behind; return whether any byte differs from the moment."""
+    random, pool, as_taken = Random(seed), make_pool(), make_pool()
+    under_way: list[tuple[Taken, bytes]] = []
+    found = []
+
+    def look() -> None:
+        taken, expected = under_way.pop(random.randrange(len(under_way)))
+        found.append(bytes(taken.arrived()) == expected)
+        taken.release()
+
+    streams = DelayedStreams(seed, forgets=forgets)
+    saves = StagedSaves(pool, streams, 3 * pool.block_bytes(GROUPS[0]), plain)
+    for number in range(1, 60):
+        group, block = random.choice(GROUPS), BlockId(random.randrange(NUM_BLOCKS))
+        streams.compute(lambda of=(group, block, number): fill(pool, *of))
+        fill(as_taken, group, block, number)
+        if saves.has_room(group):
+            num_tokens = random.randint(1, BLOCK_SIZE)
+            expected = bytes(as_taken.read_block(group, block, num_tokens))
+            under_way.append((saves.take(group, block, num_tokens), expected))
+        if under_way and random.random() < 0.6:
+            look()
+    while under_way:
+        look()
+    assert len(found) > 20
+    return not all(found)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_arrives_is_what_was_there_when_it_was_taken(seed: int) -> None:
+    """Trap 21: blocks are computed over right behind, and places in host memory are used again."""
+    assert not take_at_random(seed)
+
+
+def test_a_copy_that_does_not_wait_for_the_computation_is_seen() -> None:
+    with pytest.raises(IndexError):
+        take_at_random(0, forgets=Lane.OUT)
+
+
+class HeldStreams:
+    """Computes at once; beside that nothing happens until it is let."""
+
+    def __init__(self) -> None:
+        self.num_beside = 0
+        self._waiting: list[tuple[Work, Flag]] = []
+        self._is_held = True
+
+    def compute(self, work: Work) -> Event:
+        work()
+        return Moment(set_flag())
+
+    def mark(self) -> Event:
+        return Moment(set_flag())
+
+    def beside(self, lane: Lane, work: Work, after: Sequence[Event]) -> Event:
+        done = Flag()
+        self.num_beside += 1
+        self._waiting.append((work, done))
+        if not self._is_held:
+            self.let()
+        return Moment(done)
+
+    def let(self) -> None:
+        """Do what waits, and from now on everything at once."""
+        self._is_held = False
+        waiting, self._waiting = self._waiting, []
+        for work, done in waiting:
+            work()
+            done.set()
+
+
+class Moment:
+    """The end of some work."""
+
+    def __init__(self, done: Flag) -> None:
+        self._done = done
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self) -> None:
+        assert self._done.wait(PATIENCE_S)
+
+    def seconds(self) -> float:
+        return 0.001
+
+
+def set_flag() -> Flag:
+    done = Flag()
+    done.set()
+    return done
+
+
+class Sink:
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written: dict[BlockKey, bytes] = {}
+
+    def write(self, header: BlockHeader, payload: Buffer) -> bool:
+        self.written[header.key] = bytes(payload)
+        return True
+
+    def remove(self, key: BlockKey, group: GroupId) -> None: ...
+
+
+def saves_of(group: GroupId, num_blocks: int = NUM_BLOCKS) -> list[Save]:
+    parent = root_key(FINGERPRINT)
+    ids = [(number, number) for number in range(num_blocks)]
+    return [
+        Save(group=group, block=BlockId(number), key=block_key(parent, of), parent=parent, token_ids=of)
+        for number, of in enumerate(ids)
+    ]
+
+
+def filled_pool() -> DevicePool:
+    pool = make_pool()
+    for group in GROUPS:
+        for block in range(NUM_BLOCKS):
+            fill(pool, group, block, 1 + block)
+    return pool
+
+
+def test_handing_blocks_over_waits_for_no_copy_and_what_has_no_room_waits_by_name() -> None:
+    pool, streams, sink = filled_pool(), HeldStreams(), Sink()
+    num_taken = 4
+    outgoing = StagedSaves(pool, streams, (num_taken - 1) * pool.block_bytes(GROUPS[0]), plain)
+    writer = BlockWriter(sink, max_bytes=1 << 20)
+    saver = Saver(pool, sink, writer, lambda _: True, outgoing)  # type: ignore[arg-type]
+    saves = saves_of(GROUPS[0])
+    expected = {save.key: bytes(pool.read_block(GROUPS[0], save.block, BLOCK_SIZE)) for save in saves}
+    saver.save_blocks(saves)
+    assert (saver.num_waiting, sink.written) == (NUM_BLOCKS - num_taken, {})
+    for number in range(num_taken):
+        fill(pool, GROUPS[0], number, 99)  # the next step writes here
+    assert not saver.save_tail(saves[:1])
+    streams.let()
+    assert saver.flush(PATIENCE_S)
+    assert sink.written == expected
+    saver.close(PATIENCE_S)
+
+
+def test_a_place_of_what_was_given_up_is_used_again_once_its_copy_is_done() -> None:
+    pool, streams, sink = filled_pool(), HeldStreams(), Sink()
+    outgoing = StagedSaves(pool, streams, pool.block_bytes(GROUPS[0]), plain)
+    writer = BlockWriter(sink, max_bytes=1)
+    saver = Saver(pool, sink, writer, lambda _: True, outgoing)  # type: ignore[arg-type]
+    saver.save_blocks(saves_of(GROUPS[0]))
+    first = outgoing.take(GROUPS[0], BlockId(0), BLOCK_SIZE)
+    assert not outgoing.has_room(GROUPS[0])
+    first.release()
+    assert not outgoing.has_room(GROUPS[0]), "the device still writes there"
+    streams.let()
+    assert outgoing.has_room(GROUPS[0])
+    saver.give_up()
+    assert writer.rest(PATIENCE_S)
+    assert all(outgoing.has_room(GROUPS[0]) and outgoing.take(GROUPS[0], BlockId(0), 1) for _ in range(2))
+    saver.close(PATIENCE_S)
+
+
+def bring_at_random(seed: int, *, forgets: Lane | None = None) -> bool:
+    """Bring blocks to where something was computed just before; return whether any byte differs."""
+    random, pool, expected = Random(seed), make_pool(), {}
+    streams = DelayedStreams(seed, forgets=forgets)
+    transport = StagedTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
+    for number in range(1, 30):
+        group, block = random.choice(GROUPS), BlockId(random.randrange(NUM_BLOCKS))
+        streams.compute(lambda of=(group, block, number): fill(pool, *of))
+        data = random.randbytes(pool.block_bytes(group))
+        transport.bring(group, block, filling(data))
+        expected[group, block] = data
+    streams.mark().wait()
+    return any(bytes(pool.read_block(*where, BLOCK_SIZE)) != data for where, data in expected.items())
+
+
+def filling(data: bytes) -> Callable[[memoryview], None]:
+    def fill_run(run: memoryview) -> None:
+        run[:] = data
+
+    return fill_run
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_brought_from_the_disk_comes_after_what_was_computed_before(seed: int) -> None:
+    """Trap 21: a block's place was another's until a moment ago."""
+    assert not bring_at_random(seed)
+
+
+def test_a_block_that_is_brought_too_early_is_seen() -> None:
+    assert any(bring_at_random(seed, forgets=Lane.IN) for seed in range(6))
+
+
+class InOneRun(SystemFiles):
+    """Files whose blocks are read in one run, as for a pool that is no plain memory."""
+
+    gives_descriptors = False
+
+
+def test_a_block_goes_from_the_disk_to_the_device_on_the_lane_for_that(tmp_path: Path) -> None:
+    pool, group = filled_pool(), GROUPS[0]
+    (save,) = saves_of(group, 1)
+    with closing(
+        DiskStore(
+            tmp_path,
+            fingerprint=FINGERPRINT,
+            layouts=pool.layouts(),
+            block_size=BLOCK_SIZE,
+            limit_bytes=None,
+            files=InOneRun(),
+        )
+    ) as store:
+        data = pool.read_block(group, BlockId(3), BLOCK_SIZE)
+        header = BlockHeader(key=save.key, parent=save.parent, group=group, token_ids=save.token_ids)
+        assert store.write(header, data)
+        streams = HeldStreams()
+        streams.let()
+        transport = StagedTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
+        mover = Mover(pool, make_host(pool), store, transport=transport)
+        load = Load(
+            group=group, key=save.key, parent=save.parent, token_ids=save.token_ids, target=BlockId(5)
+        )
+        assert mover.fetch(load)
+        assert bytes(pool.read_block(group, BlockId(5), BLOCK_SIZE)) == bytes(data)
+        assert streams.num_beside == 1
