@@ -21,7 +21,7 @@ from benchmarks.table import Row
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.convert import RUN_LEN, Converter, load_exact
-from kvchat.engine.fusion import fused_pass, fusion_of
+from kvchat.engine.forward.fusion import fused_pass, fusion_of
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.quantised_kv.reference import dequantise, quantise

@@ -16,7 +16,9 @@ from benchmarks.clock import cost_of
 from benchmarks.table import NothingHere
 from benchmarks.table import Row as Figure
 from kvchat.engine.formats.full.attend import GroupStep
-from kvchat.engine.fusion import fuse
+from kvchat.engine.forward.fusion import fuse
+from kvchat.engine.forward.route import Served, choose_route
+from kvchat.engine.forward.runner import Row
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
@@ -24,8 +26,6 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.packed_linear import pack_linears
 from kvchat.engine.models.quantised_linear import quantise_linears
-from kvchat.engine.route import Served, choose_route
-from kvchat.engine.runner import Row
 from kvchat.engine.threads import usable_cores
 
 ROUNDS = 5

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from benchmarks.clock import Cost, cost_of
 from benchmarks.table import Row
-from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.spec import Fp8LatentSpec
 from kvchat.engine.formats.table import stored_groups
+from kvchat.engine.forward.activation_memory import peak_bytes
+from kvchat.engine.forward.route import Served, choose_route
+from kvchat.engine.forward.runner import Runner
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.load import LoadedModel, load_model
-from kvchat.engine.route import Served, choose_route
-from kvchat.engine.runner import Runner
 from kvchat.engine.sequences.batch import Batch, Chunk
 
 ROUNDS = 5

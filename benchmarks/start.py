@@ -23,7 +23,7 @@ from time import perf_counter
 from benchmarks.bytecode import kept_bytecode
 from benchmarks.compile_cost import compile_rows, has_gpu, nothing_compiled
 from benchmarks.table import Row
-from kvchat.engine.kept_checks import FILE_NAME as CHECKS_FILE
+from kvchat.engine.forward.self_check_cache import FILE_NAME as CHECKS_FILE
 from kvchat.engine.models.locate import locate_model
 
 ROUNDS = 5

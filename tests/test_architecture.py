@@ -55,7 +55,7 @@ FLOORS = {
     "kvchat.engine.scheduling.admission_backoff": 3,
     "kvchat.engine.scheduling.scheduler": 3,
     "kvchat.engine.models": 3,
-    "kvchat.engine.runner": 3,
+    "kvchat.engine.forward.runner": 3,
     "kvchat.engine.sampling.sampler": 3,
     "kvchat.engine.sampling.device_sampler": 3,
     "kvchat.engine": 4,

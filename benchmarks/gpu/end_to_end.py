@@ -18,9 +18,9 @@ from benchmarks.gpu.models import Model, make_model, open_engine
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.compiled import choose
 from kvchat.engine.engine import Engine
-from kvchat.engine.layer_pass import LayerPass
+from kvchat.engine.forward.compiled import choose
+from kvchat.engine.forward.layer_pass import LayerPass
 
 COMPILE_S = 90.0
 """About what compiling a model takes; without so much time left it is left out."""

@@ -10,16 +10,16 @@ import transformers
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.build import assemble
-from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps
 from kvchat.engine.engine import Engine
+from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps
+from kvchat.engine.forward.layer_check import walking_pass
+from kvchat.engine.forward.layer_pass import LayerPass
+from kvchat.engine.forward.route import choose_route
+from kvchat.engine.forward.runner import Runner
 from kvchat.engine.gpu import can_record, limits_of
-from kvchat.engine.layer_pass import LayerPass
-from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.parts import EngineParts
-from kvchat.engine.route import choose_route
-from kvchat.engine.runner import Runner
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import Candidate

@@ -86,7 +86,7 @@ def _versions() -> Finding:
 
 def _compiled(paths: Paths) -> Iterator[Finding]:
     """Yield what is known of layers that are compiled for a GPU, and what finding it out has cost."""
-    from kvchat.engine.compiled import known_choices
+    from kvchat.engine.forward.compiled import known_choices
 
     choices = [*known_choices(paths.cache_dir).values()]
     if choices:

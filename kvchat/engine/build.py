@@ -23,12 +23,13 @@ from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.formats.view_spec import PrunedSpec, ShadowSpec
-from kvchat.engine.fusion import Fusion, fused_pass, fusion_of
+from kvchat.engine.forward.fusion import Fusion, fused_pass, fusion_of
+from kvchat.engine.forward.kernel_sizes import shadow_sizes
+from kvchat.engine.forward.layer_check import walking_pass
+from kvchat.engine.forward.runner import ForwardPass, Runner
+from kvchat.engine.forward.self_check_cache import name_of
 from kvchat.engine.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
-from kvchat.engine.kept_checks import name_of
-from kvchat.engine.kernel_sizes import shadow_sizes
 from kvchat.engine.kernels.device import is_interpreted
-from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.machine import processor_name
 from kvchat.engine.memory.async_saves import StagedSaves
 from kvchat.engine.memory.async_transfer import StagedTransport
@@ -49,7 +50,6 @@ from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.packed_linear import pack_linears
 from kvchat.engine.models.rotaries import layer_rotaries
 from kvchat.engine.parts import EngineParts
-from kvchat.engine.runner import ForwardPass, Runner
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
 from kvchat.engine.scheduling.scheduler import NoDrafter

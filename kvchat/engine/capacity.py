@@ -17,16 +17,16 @@ from functools import partial
 
 from torch import nn
 
-from kvchat.engine.activation import Part, layer_parts, peak_bytes
 from kvchat.engine.api.config import Capacity, PoolCapacity
 from kvchat.engine.api.ids import BlockId, BranchId, GroupId, RequestId
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.pool_sizing import least_blocks
 from kvchat.engine.formats.spec import Group
+from kvchat.engine.forward.activation_memory import Part, layer_parts, peak_bytes
+from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.first_layers import first_layers, layers_of, num_telling_layers
 from kvchat.engine.models.without_products import without_products
-from kvchat.engine.runner import ForwardPass, Runner
 from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.errors import UnsupportedModel
 

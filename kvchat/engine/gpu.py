@@ -9,22 +9,22 @@ import torch
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.capacity import Lengths
-from kvchat.engine.compiled import choose
-from kvchat.engine.cuda_graphs import CudaGraphs
-from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps, Limits
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward import PackedPass
+from kvchat.engine.forward.compiled import choose
+from kvchat.engine.forward.cuda_graphs import CudaGraphs
+from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps, Limits
+from kvchat.engine.forward.graph_reserve import Reserve
+from kvchat.engine.forward.layer_pass import LayerPass
+from kvchat.engine.forward.passes import PackedPass
+from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels import sealed_attention
 from kvchat.engine.kernels.checks import debugs
 from kvchat.engine.kernels.device import is_supported, takes_triton
 from kvchat.engine.kernels.model_trials import Latents, Sizes, trials_of
 from kvchat.engine.kernels.shadow_trials import ShadowSizes, trials_in
 from kvchat.engine.kernels.trials import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
-from kvchat.engine.layer_pass import LayerPass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
-from kvchat.engine.reserve import Reserve
-from kvchat.engine.runner import ForwardPass
 
 Report = Callable[[str], None]
 

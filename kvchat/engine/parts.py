@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.shadow.shadows import Shadows
+from kvchat.engine.forward.runner import Runner
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import Outgoing, Saver
-from kvchat.engine.runner import Runner
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.tiering.in_flight_loads import BlockReader

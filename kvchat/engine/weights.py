@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine import selfcheck
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.formats.spec import Group, LatentSpec
 from kvchat.engine.formats.table import stored_groups
+from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
+from kvchat.engine.forward.passes import self_check
+from kvchat.engine.forward.route import Route, Served, choose_route
+from kvchat.engine.forward.self_check_cache import KeptChecks, checks_of
 from kvchat.engine.gpu import try_gpu, try_sizes
-from kvchat.engine.kept_checks import KeptChecks, checks_of
-from kvchat.engine.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.tier import open_store
@@ -31,7 +32,6 @@ from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.packed_linear import overwrite, tensors_of
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.engine.models.weight_files import ADAPTER_CONFIG, check_model
-from kvchat.engine.route import Route, Served, choose_route
 from kvchat.engine.threads import choose_threads
 from kvchat.engine.weight_format import Form, Source, in_wanted_form
 from kvchat.errors import ConfigError, ModelNotFound, ModelUnreadable, UnsupportedModel
@@ -83,7 +83,7 @@ def load_candidate(
     module: Any = loaded.module
     sizes = module.config.get_text_config()
     try_gpu(device, loaded.dtype, report)
-    try_sizes(device, loaded.dtype, sizes_in_config(sizes, selfcheck.BLOCK_SIZE), report)
+    try_sizes(device, loaded.dtype, sizes_in_config(sizes, self_check.BLOCK_SIZE), report)
     torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
     checks = checks_of(config.cache_dir, checkpoint, loaded)
     served = choose_route(loaded, checks)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps
 from kvchat.engine.engine import Engine
+from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps
+from kvchat.engine.forward.layer_check import walking_pass
+from kvchat.engine.forward.runner import Runner
 from kvchat.engine.gpu import limits_of
-from kvchat.engine.layer_trial import walking_pass
 from kvchat.engine.parts import EngineParts
-from kvchat.engine.runner import Runner
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.sequences.batch import Batch

@@ -12,7 +12,7 @@ from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
 from kvchat.engine.api.events import FinishReason, PrefillProgress, RequestFinished, TokenEmitted
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.build import build_parts
-from kvchat.engine.runner import Runner
+from kvchat.engine.forward.runner import Runner
 from kvchat.engine.sequences.batch import Batch
 from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels

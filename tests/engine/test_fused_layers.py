@@ -9,12 +9,12 @@ import transformers
 from torch import Tensor
 
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.fusion import fuse
+from kvchat.engine.forward.fusion import fuse
+from kvchat.engine.forward.route import choose_route
 from kvchat.engine.kernels.linear.emulated import is_emulated
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.models.decoder_structure import Unmatched
 from kvchat.engine.models.load import load_model
-from kvchat.engine.route import choose_route
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.kernels.native_library import compiled
 from tests.engine.test_update_weights import other_of, rewrite

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.fused_pass import FusedPools
-from kvchat.engine.fusion import fuse
+from kvchat.engine.forward.fused_pass import FusedPools
+from kvchat.engine.forward.fusion import fuse
+from kvchat.engine.forward.route import choose_route
+from kvchat.engine.forward.runner import ForwardPass, Row
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import load_model
 from kvchat.engine.replay import MakePass, Replay, ReplaySize
-from kvchat.engine.route import choose_route
-from kvchat.engine.runner import ForwardPass, Row
 from kvchat.engine.weights import groups_in
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.kernels.native_library import compiled

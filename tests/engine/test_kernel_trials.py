@@ -8,9 +8,9 @@ import torch
 from kvchat.engine import weights
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.decode_steps import BATCH_SIZES, MOST_GATHERED, ComputesAnew, DecodeSteps, Limits
 from kvchat.engine.formats.spec import FullSpec, Group
-from kvchat.engine.kernel_sizes import sizes_in_config, sizes_in_groups
+from kvchat.engine.forward.decode_graphs import BATCH_SIZES, MOST_GATHERED, ComputesAnew, DecodeSteps, Limits
+from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.kernels.model_trials import Latents, Sizes
 from kvchat.engine.kernels.sealed_record import Code
 from kvchat.engine.kernels.trials import LatentSizes

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from kvchat.engine.forward.route import Route, choose_route
 from kvchat.engine.models.latent import latent_layers
 from kvchat.engine.models.load import LoadedModel, load_model
-from kvchat.engine.route import Route, choose_route
 from tests.engine.conftest import OpenEngine
 from tests.engine.latent_models import model_of
 from tests.engine.test_adapters import PROMPT, load, peft_answer, save_adapter

@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.latent.attend import LatentAttention
 from kvchat.engine.formats.spec import LatentSpec
 from kvchat.engine.formats.table import stored_groups
-from kvchat.engine.forward import PackedPass
+from kvchat.engine.forward.activation_memory import peak_bytes
+from kvchat.engine.forward.passes import PackedPass
+from kvchat.engine.forward.route import Route, choose_route
+from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.kernels.latent_attention import torch_ops
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import set_implementation
 from kvchat.engine.models.latent import LatentLayer, latent_layers
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.rope_layout import FIRSTS_THEN_SECONDS
-from kvchat.engine.route import Route, choose_route
-from kvchat.engine.runner import ForwardPass, Runner
 from kvchat.engine.sequences.batch import Batch, Chunk
 from tests.engine.conftest import OpenEngine
 from tests.engine.latent_models import KINDS, model_of

@@ -12,8 +12,8 @@ from kvchat.engine.api.events import LoadChoice, LoadPlanned
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
+from kvchat.engine.forward.runner import Runner
 from kvchat.engine.memory.rates import Direction, Rates
-from kvchat.engine.runner import Runner
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.tiering.load_choice import meeting
 from tests.engine.conftest import TinyModels

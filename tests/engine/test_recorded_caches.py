@@ -9,8 +9,8 @@ import torch
 
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.decode_steps import MOST_GATHERED, DecodeSteps
 from kvchat.engine.engine import Engine
+from kvchat.engine.forward.decode_graphs import MOST_GATHERED, DecodeSteps
 from kvchat.engine.gpu import can_record
 from kvchat.engine.sequences.batch import Batch, Chunk
 from tests.engine.conftest import TinyModels

@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from kvchat.engine.fused_pass import MOST_ROWS, FusedLayers
+from kvchat.engine.forward.fused_pass import MOST_ROWS, FusedLayers
 from kvchat.engine.kernels.decoder_layers.native import rounds_products
 from kvchat.engine.kernels.native.library import library
 from tests.engine.conftest import OpenRecorded

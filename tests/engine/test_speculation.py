@@ -19,8 +19,8 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
+from kvchat.engine.forward.runner import Runner
 from kvchat.engine.results import Result, collect
-from kvchat.engine.runner import Runner
 from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.completion import Entry

@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.decode_steps import Limits, Size, _Step
+from kvchat.engine.forward.decode_graphs import Limits, Size, _Step
+from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels.store_kv import reference, torch_ops
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.runner import ForwardPass
 from kvchat.engine.sampling.device_sampler import draw
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import load_candidate

@@ -9,13 +9,13 @@ import torch
 
 from kvchat.cli.doctor import _layers_text
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps, Limits
 from kvchat.engine.formats.full.gather import GatherCache
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward import SequencePass
+from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps, Limits
+from kvchat.engine.forward.passes import SequencePass
+from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.gpu import can_record, unrecorded, why_not
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.runner import ForwardPass
 from kvchat.engine.weight_format import Source
 from kvchat.engine.weights import load_candidate
 from tests.engine.conftest import TinyModels

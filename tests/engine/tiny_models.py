@@ -21,14 +21,14 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.build import assemble, check_settings
 from kvchat.engine.engine import Engine
+from kvchat.engine.forward.runner import Runner
+from kvchat.engine.forward.self_check_cache import KeptChecks, subject_of
 from kvchat.engine.handle import Handle
-from kvchat.engine.kept_checks import KeptChecks, subject_of
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.rates import LEAST_TOKENS, WINDOW, Rates
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.parts import EngineParts
-from kvchat.engine.runner import Runner
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.weight_format import Source

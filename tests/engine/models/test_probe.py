@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from kvchat.engine.formats.spec import FullSpec, SlidingSpec
+from kvchat.engine.forward.route import Served, choose_route
 from kvchat.engine.models.load import load_model
-from kvchat.engine.route import Served, choose_route
 from kvchat.errors import UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, reference, save_model, token_ids

@@ -26,13 +26,15 @@ from kvchat.engine.formats.attention_call import AttentionCall
 from kvchat.engine.formats.full.attend import PagedAttention
 from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, SlidingSpec, exact_twins
 from kvchat.engine.formats.view_spec import PrunedSpec, ShadowSpec, WindowSpec
-from kvchat.engine.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
-from kvchat.engine.kept_checks import KeptChecks, name_of
+from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
+from kvchat.engine.forward.layer_sample import NUM_POSITIONS, Seen, sample_row, scratch, watch
+from kvchat.engine.forward.route import Route, Served
+from kvchat.engine.forward.runner import ForwardPass, Row
+from kvchat.engine.forward.self_check_cache import KeptChecks, name_of
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers, step_bytes
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.quantised_linear import QuantisedWeight
-from kvchat.engine.layer_sample import NUM_POSITIONS, Seen, sample_row, scratch, watch
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.decoder_structure import Decoder, Unmatched, match_decoder, match_layer
 from kvchat.engine.models.first_layers import first_layers, num_telling_layers
@@ -40,8 +42,6 @@ from kvchat.engine.models.float_layer import float_copy
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.rope_tables import RopeTables, Rotary
 from kvchat.engine.models.without_products import without_products
-from kvchat.engine.route import Route, Served
-from kvchat.engine.runner import ForwardPass, Row
 
 log = logging.getLogger(__name__)
 

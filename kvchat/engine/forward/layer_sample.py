@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from kvchat.engine.formats.attention_call import AttentionCall
 from kvchat.engine.formats.full.attend import GroupStep, PagedAttention
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward import PackedPass
+from kvchat.engine.forward.passes import PackedPass
+from kvchat.engine.forward.runner import Row
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.decoder_structure import Decoder, Unmatched
-from kvchat.engine.runner import Row
 
 BLOCK_SIZE = 4
 TEXTS = ((0, 5), (37, 3))

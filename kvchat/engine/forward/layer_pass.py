@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.formats.full.attend import GroupStep, LayerPool
+from kvchat.engine.forward.runner import Row
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
 from kvchat.engine.kernels.decoder_layers.torch_ops import (
     Projected,
@@ -35,7 +36,6 @@ from kvchat.engine.kernels.store_kv import store_kv
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.decoder_structure import Decoder
 from kvchat.engine.models.rope_tables import Rotary
-from kvchat.engine.runner import Row
 
 log = logging.getLogger(__name__)
 Between = Callable[[Tensor, Tensor, Weights, Weights], tuple[Tensor, Projected]]

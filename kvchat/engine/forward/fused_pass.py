@@ -22,6 +22,7 @@ from torch import Tensor
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.full.attend import GroupStep
 from kvchat.engine.formats.full.attend import LayerPool as Stored
+from kvchat.engine.forward.runner import ForwardPass, Row
 from kvchat.engine.kernels.decoder_layers.args import GroupRows, LayerPool, StepRows
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, SpanTable
@@ -29,7 +30,6 @@ from kvchat.engine.kernels.paged_attention.native import span_table
 from kvchat.engine.kernels.sealed_attention import seal
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
 from kvchat.engine.models.rope_tables import RopeTables
-from kvchat.engine.runner import ForwardPass, Row
 
 MOST_ROWS = 16
 """Sequences with at most so many tokens in a step are short."""

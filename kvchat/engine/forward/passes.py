@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from kvchat.engine.formats.full.attend import PagedAttention
 from kvchat.engine.formats.full.gather import GatherCache
 from kvchat.engine.formats.latent.attend import LatentAttention
+from kvchat.engine.forward.runner import Row
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.models.hook import accepted_arguments, attach
 from kvchat.engine.models.past import PackedPast
-from kvchat.engine.runner import Row
 
 
 class PackedPass:

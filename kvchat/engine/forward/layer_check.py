@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, SlidingSpec
-from kvchat.engine.fusion import (
+from kvchat.engine.forward.fusion import (
     Sample,
     float_layers,
     in_float32,
@@ -18,13 +18,13 @@ from kvchat.engine.fusion import (
     require_near,
     take_sample,
 )
-from kvchat.engine.layer_pass import LayerPass, Walk
-from kvchat.engine.layer_sample import NUM_POSITIONS, scratch, watch
+from kvchat.engine.forward.layer_pass import LayerPass, Walk
+from kvchat.engine.forward.layer_sample import NUM_POSITIONS, scratch, watch
+from kvchat.engine.forward.route import Route, Served
+from kvchat.engine.forward.runner import ForwardPass, Row
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.decoder_structure import Unmatched, match_layer
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.route import Route, Served
-from kvchat.engine.runner import ForwardPass, Row
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,17 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvchat.engine import kept_checks
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.build import build_parts
-from kvchat.engine.kept_checks import FILE_NAME, MAX_FINDINGS, MAX_MODELS, VERSION, KeptChecks, subject_of
+from kvchat.engine.forward.passes import self_check_cache
+from kvchat.engine.forward.self_check_cache import (
+    FILE_NAME,
+    MAX_FINDINGS,
+    MAX_MODELS,
+    VERSION,
+    KeptChecks,
+    subject_of,
+)
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.engine.parts import EngineParts
@@ -190,15 +197,15 @@ def test_the_code_that_computes_is_part_of_the_name(tmp_path: Path) -> None:
     """Every file of the engine, of torch's library, of the native one, and of the model's classes."""
     file = tmp_path / "layer.py"
     file.write_text("a = 1")
-    before = kept_checks._state_of([file])
+    before = self_check_cache._state_of([file])
     os.utime(file, ns=(0, 10**9))
-    assert kept_checks._state_of([file]) != before
-    named = kept_checks.computing()
+    assert self_check_cache._state_of([file]) != before
+    named = self_check_cache.computing()
     assert {"code", "native", "torch", "transformers", "processor", "instructions", "threads"} <= named.keys()
 
 
 def test_the_file_of_a_models_class_is_part_of_the_name(loaded: LoadedModel) -> None:
-    names = {file.name for file in kept_checks._files_of(loaded.module)}
+    names = {file.name for file in self_check_cache._files_of(loaded.module)}
     assert {"modeling_llama.py", "modeling_utils.py", "linear.py"} <= names
 
 

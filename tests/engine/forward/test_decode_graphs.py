@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BlockId, BranchId, RequestId
 from kvchat.engine.cache.plan import TableChange
-from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps, Limits
+from kvchat.engine.forward.activation_memory import peak_bytes
+from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps, Limits
+from kvchat.engine.forward.graph_reserve import Reserve
+from kvchat.engine.forward.route import Served, choose_route
+from kvchat.engine.forward.runner import Row, Runner
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import load_model
-from kvchat.engine.reserve import Reserve
-from kvchat.engine.route import Served, choose_route
-from kvchat.engine.runner import Row, Runner
 from kvchat.engine.sequences.batch import Batch, Chunk
 from tests.engine.tiny_models import token_ids
 

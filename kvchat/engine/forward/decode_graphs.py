@@ -21,15 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvchat.engine.activation import peak_bytes
 from kvchat.engine.api.ids import BranchId, GroupId
 from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.full.attend import GroupStep
 from kvchat.engine.formats.spec import Group
+from kvchat.engine.forward.activation_memory import peak_bytes
+from kvchat.engine.forward.graph_reserve import Reserve
+from kvchat.engine.forward.runner import ForwardPass, Row
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.kernels.sealed_attention.args import SealedStep
-from kvchat.engine.reserve import Reserve
-from kvchat.engine.runner import ForwardPass, Row
 from kvchat.engine.sequences.batch import Batch, Chunk
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.compiled import choose, fingerprint_of, known_choices
-from kvchat.engine.decode_steps import ComputesAnew, DecodeSteps
+from kvchat.engine.forward.compiled import choose, fingerprint_of, known_choices
+from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps
+from kvchat.engine.forward.layer_check import walk_through, walking_pass
+from kvchat.engine.forward.layer_pass import LayerPass
 from kvchat.engine.gpu import can_record, limits_of
-from kvchat.engine.layer_pass import LayerPass
-from kvchat.engine.layer_trial import walk_through, walking_pass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.decoder_structure import Unmatched
 from kvchat.engine.weight_format import Source
@@ -245,6 +245,6 @@ def test_a_choice_is_of_one_shape_type_and_version(tiny: TinyModels, monkeypatch
         names.add(fingerprint_of(walk_through(candidate.loaded, candidate.served), CPU))
     walk = walk_through(candidate.loaded, candidate.served)
     names.add(fingerprint_of(walk, torch.device("mps")))
-    monkeypatch.setattr("kvchat.engine.compiled.version", lambda package: "0")
+    monkeypatch.setattr("kvchat.engine.forward.compiled.version", lambda package: "0")
     names.add(fingerprint_of(walk, CPU))
     assert len(names) == 5

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.forward import PackedPass
+from kvchat.engine.forward.passes import PackedPass
+from kvchat.engine.forward.route import Served, choose_route
+from kvchat.engine.forward.runner import Row
+from kvchat.engine.forward.self_check import require_own_logits
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel, load_model
-from kvchat.engine.route import Served, choose_route
-from kvchat.engine.runner import Row
-from kvchat.engine.selfcheck import require_own_logits
 from kvchat.errors import UnsupportedModel
 from tests.engine.conftest import TinyModels
 

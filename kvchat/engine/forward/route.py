@@ -18,8 +18,10 @@ from kvchat.engine.formats.full.attend import PagedAttention
 from kvchat.engine.formats.full.gather import GatherCache
 from kvchat.engine.formats.latent.attend import LatentAttention
 from kvchat.engine.formats.spec import Group, group_layers
-from kvchat.engine.forward import PackedPass, SequencePass
-from kvchat.engine.kept_checks import KeptChecks, name_of
+from kvchat.engine.forward.passes import PackedPass, SequencePass
+from kvchat.engine.forward.runner import ForwardPass
+from kvchat.engine.forward.self_check import require_own_logits
+from kvchat.engine.forward.self_check_cache import KeptChecks, name_of
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.latent import expand_latents, keep_latents, latent_layers
@@ -33,8 +35,6 @@ from kvchat.engine.models.probe import (
     probe_layers,
 )
 from kvchat.engine.models.rope_layout import rope_layouts
-from kvchat.engine.runner import ForwardPass
-from kvchat.engine.selfcheck import require_own_logits
 from kvchat.errors import UnsupportedModel
 
 OWN_ATTENTION = "eager"

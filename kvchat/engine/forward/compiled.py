@@ -20,7 +20,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from kvchat.engine.layer_pass import Compile, LayerPass, Walk
+from kvchat.engine.forward.layer_pass import Compile, LayerPass, Walk
 from kvchat.platform.directories import make_private
 
 FILE_NAME = "compiled-layers.json"
