@@ -24,10 +24,10 @@ from kvchat.engine.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.forward.fusion import fused_pass, fusion_of
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
-from kvchat.engine.kernels.quantised_kv.reference import dequantise, quantise
-from kvchat.engine.kernels.sealed_attention import seal, sealed_attention
-from kvchat.engine.kernels.sealed_attention.args import SealedPool, SealedStep
-from kvchat.engine.kernels.sealed_record import Code, SealedRecord, num_sealed
+from kvchat.engine.kernels.quantized_attention import seal, sealed_attention
+from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.quantized_kv.reference import dequantise, quantise
+from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
 from kvchat.engine.models.packed_linear import pack_linears
 from kvchat.engine.replay import Replay, ReplaySize
 from kvchat.engine.weights import Candidate, groups_in

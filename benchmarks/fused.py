@@ -22,11 +22,11 @@ from kvchat.engine.forward.runner import Row
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.threads import usable_cores
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.packed_linear import pack_linears
 from kvchat.engine.models.quantised_linear import quantise_linears
-from kvchat.engine.threads import usable_cores
 
 ROUNDS = 5
 BURSTS = 6

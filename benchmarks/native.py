@@ -20,9 +20,9 @@ from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import native, torch_ops
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.paged_attention.decodes import batch_decodes
-from kvchat.engine.kernels.quantised_linear import linear as quantised_linear
-from kvchat.engine.kernels.quantised_linear import quantise, reference
-from kvchat.engine.threads import usable_cores
+from kvchat.engine.kernels.quantized_linear import linear as quantised_linear
+from kvchat.engine.kernels.quantized_linear import quantise, reference
+from kvchat.engine.kernels.threads import usable_cores
 
 ROUNDS = 5
 BURSTS = 5

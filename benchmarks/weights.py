@@ -26,7 +26,7 @@ from benchmarks.random_llama import write_random_llama
 from benchmarks.table import Row, seconds
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
 from kvchat.engine.api.events import TokenEmitted
-from kvchat.engine.kernels.quantised_linear.native import MOST_ROWS
+from kvchat.engine.kernels.quantized_linear.native import MOST_ROWS
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.models.prepared import QUANTISED

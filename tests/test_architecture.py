@@ -38,7 +38,7 @@ FLOORS = {
     "kvchat.engine.sequences.batch": 0,
     "kvchat.engine.cache.plan": 0,
     "kvchat.engine.kernels": 0,
-    "kvchat.engine.threads": 0,
+    "kvchat.engine.kernels.threads": 0,
     "kvchat.session.tree": 0,
     "kvchat.starter": 0,
     "kvchat.starter.examples": 8,
@@ -90,7 +90,7 @@ FOUNDATIONS = (
     "kvchat.platform.sqlite_files",
     "kvchat.engine.api",
     "kvchat.engine.cache.plan",
-    "kvchat.engine.threads",
+    "kvchat.engine.kernels.threads",
 )
 
 # Packages inside which modules of one floor may import each other.

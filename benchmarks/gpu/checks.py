@@ -7,14 +7,20 @@ import torch
 
 from benchmarks.gpu.problems import Heads, attention_of
 from benchmarks.gpu.stage import Figure, Stage
-from kvchat.engine.kernels import trials
+from kvchat.engine.kernels import kernel_checks
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.model_trials import SEALED_TRIALS
+from kvchat.engine.kernels.model_checks import SEALED_TRIALS
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as definition
-from kvchat.engine.kernels.shadow_trials import SHADOW_TRIALS
+from kvchat.engine.kernels.shadow_checks import SHADOW_TRIALS
 
-EVERY_TRIAL = trials.TRIALS | trials.LATENT_TRIALS | trials.FUSED_TRIALS | SEALED_TRIALS | SHADOW_TRIALS
+EVERY_TRIAL = (
+    kernel_checks.TRIALS
+    | kernel_checks.LATENT_TRIALS
+    | kernel_checks.FUSED_TRIALS
+    | SEALED_TRIALS
+    | SHADOW_TRIALS
+)
 SEEDS = 100
 """A trial takes so many numbers from its own on for seeds."""
 LENGTHS = (1, 63, 64, 65, 130)
@@ -65,7 +71,7 @@ def _sinks_error(stage: Stage, heads: Heads, dtype: torch.dtype) -> float:
 
 
 def _figure(name: str, dtype: torch.dtype, error: float) -> Figure:
-    part = error / trials.TOLERANCES[dtype]
+    part = error / kernel_checks.TOLERANCES[dtype]
     words = f"{name}, {str(dtype).removeprefix('torch.')}"
     figure = Figure(name=words, unit="of limit", value=part, low=part, high=part, target="at most 1")
     if not part <= 1:

@@ -16,8 +16,8 @@ from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
-from kvchat.engine.kernels.sealed_attention import sealed_attention
-from kvchat.engine.kernels.sealed_record import Code
+from kvchat.engine.kernels.quantized_attention import sealed_attention
+from kvchat.engine.kernels.quantized_record import Code
 from kvchat.engine.kernels.store_kv import store_kv
 
 DTYPE = torch.bfloat16

@@ -9,9 +9,9 @@ from torch import Tensor
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
-from kvchat.engine.kernels.quantised_kv.reference import quantise
-from kvchat.engine.kernels.sealed_attention.args import SealedPool, SealedStep
-from kvchat.engine.kernels.sealed_record import Code, SealedRecord, num_sealed
+from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
 
 BLOCK_SIZE = 64
 

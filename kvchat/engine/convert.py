@@ -16,8 +16,8 @@ from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.sealed_attention import seal
-from kvchat.engine.kernels.sealed_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_attention import seal
+from kvchat.engine.kernels.quantized_attention.args import SealedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.replay import copy_blocks

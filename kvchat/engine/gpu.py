@@ -17,12 +17,12 @@ from kvchat.engine.forward.graph_reserve import Reserve
 from kvchat.engine.forward.layer_pass import LayerPass
 from kvchat.engine.forward.passes import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
-from kvchat.engine.kernels import sealed_attention
-from kvchat.engine.kernels.checks import debugs
+from kvchat.engine.kernels import quantized_attention
 from kvchat.engine.kernels.device import is_supported, takes_triton
-from kvchat.engine.kernels.model_trials import Latents, Sizes, trials_of
-from kvchat.engine.kernels.shadow_trials import ShadowSizes, trials_in
-from kvchat.engine.kernels.trials import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
+from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
+from kvchat.engine.kernels.launch_checks import debugs
+from kvchat.engine.kernels.model_checks import Latents, Sizes, trials_of
+from kvchat.engine.kernels.shadow_checks import ShadowSizes, trials_in
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
 
@@ -161,7 +161,7 @@ def limits_of(groups: Sequence[Group], pool: DevicePool, context_len: int) -> Li
     for layer in pool.layers.values():
         num_slots[layer.group] = layer.keys.shape[0] * pool.block_size
     reads_codes = all(
-        takes_triton(layer.keys, sealed_attention.OPERATION)
+        takes_triton(layer.keys, quantized_attention.OPERATION)
         for layer in pool.layers.values()
         if layer.sealed is not None
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.kernels.quantised_kv.reference import quantise
+from kvchat.engine.kernels.quantized_kv.reference import quantise
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.engine.sequences.sequence import Branch

@@ -25,8 +25,8 @@ from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Fp8LatentSpec, Group
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.kernels.latent_record import store_records
-from kvchat.engine.kernels.sealed_attention import seal
-from kvchat.engine.kernels.sealed_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_attention import seal
+from kvchat.engine.kernels.quantized_attention.args import SealedStep
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.sequences.batch import Batch, Chunk, ShadowedPrompt
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
 from kvchat.engine.formats.spec import Fp8LatentSpec, FullSpec, Group, SealedSpec
 from kvchat.engine.kernels.latent_record.reference import unpack
-from kvchat.engine.kernels.quantised_kv.reference import dequantise
-from kvchat.engine.kernels.sealed_record import SealedRecord
+from kvchat.engine.kernels.quantized_kv.reference import dequantise
+from kvchat.engine.kernels.quantized_record import SealedRecord
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.memory.disk.block_file import Layout
 from kvchat.engine.memory.disk.bundle_blocks import BlockShelf

@@ -22,6 +22,7 @@ from kvchat.engine.forward.passes import self_check
 from kvchat.engine.forward.route import Route, Served, choose_route
 from kvchat.engine.forward.self_check_cache import KeptChecks, checks_of
 from kvchat.engine.gpu import try_gpu, try_sizes
+from kvchat.engine.kernels.threads import choose_threads
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.tier import open_store
@@ -32,7 +33,6 @@ from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.packed_linear import overwrite, tensors_of
 from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.engine.models.weight_files import ADAPTER_CONFIG, check_model
-from kvchat.engine.threads import choose_threads
 from kvchat.engine.weight_format import Form, Source, in_wanted_form
 from kvchat.errors import ConfigError, ModelNotFound, ModelUnreadable, UnsupportedModel
 

@@ -12,8 +12,8 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.recall import Item, Question
 from kvchat.engine.exam import examine
 from kvchat.engine.gauge import EXACT, MOST_COPIES, MOST_ROWS, Gauge, Text, predict
+from kvchat.engine.kernels.threads import usable_cores
 from kvchat.engine.loss import token_losses
-from kvchat.engine.threads import usable_cores
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.latent_models import model_of

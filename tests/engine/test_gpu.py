@@ -13,9 +13,9 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.plan import Promote
 from kvchat.engine.engine import Engine
 from kvchat.engine.kernels.health import HEALTH, Health
-from kvchat.engine.kernels.model_trials import SEALED_TRIALS
-from kvchat.engine.kernels.shadow_trials import SHADOW_TRIALS
-from kvchat.engine.kernels.trials import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
+from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
+from kvchat.engine.kernels.model_checks import SEALED_TRIALS
+from kvchat.engine.kernels.shadow_checks import SHADOW_TRIALS
 from kvchat.engine.memory.async_transfer import StagedTransport
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool

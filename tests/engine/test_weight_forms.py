@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
-from kvchat.engine.kernels.quantised_linear import dequantise
+from kvchat.engine.kernels.quantized_linear import dequantise
 from kvchat.engine.models.fp8_checkpoint import expand
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.kernels.fp8_record import Fp8Record
-from kvchat.engine.kernels.sealed_record import Code, SealedRecord, num_sealed
+from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
 from kvchat.platform.values import dataclass
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}

@@ -22,7 +22,7 @@ from kvchat.engine.formats.spec import (
 )
 from kvchat.engine.formats.views import viewed_groups
 from kvchat.engine.kernels.fp8_record import Fp8Record
-from kvchat.engine.kernels.sealed_record import Code
+from kvchat.engine.kernels.quantized_record import Code
 from kvchat.errors import ConfigError
 from kvchat.platform.values import dataclass
 

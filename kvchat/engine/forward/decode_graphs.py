@@ -29,7 +29,7 @@ from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.graph_reserve import Reserve
 from kvchat.engine.forward.runner import ForwardPass, Row
 from kvchat.engine.kernels.paged_attention.args import StepTables
-from kvchat.engine.kernels.sealed_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_attention.args import SealedStep
 from kvchat.engine.sequences.batch import Batch, Chunk
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)

@@ -27,8 +27,8 @@ from kvchat.engine.kernels.decoder_layers.args import GroupRows, LayerPool, Step
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, SpanTable
 from kvchat.engine.kernels.paged_attention.native import span_table
-from kvchat.engine.kernels.sealed_attention import seal
-from kvchat.engine.kernels.sealed_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_attention import seal
+from kvchat.engine.kernels.quantized_attention.args import SealedStep
 from kvchat.engine.models.rope_tables import RopeTables
 
 MOST_ROWS = 16

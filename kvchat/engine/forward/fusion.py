@@ -34,7 +34,7 @@ from kvchat.engine.forward.self_check_cache import KeptChecks, name_of
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
 from kvchat.engine.kernels.decoder_layers.native import NativeLayers, step_bytes
 from kvchat.engine.kernels.native.library import library, why_not
-from kvchat.engine.kernels.quantised_linear import QuantisedWeight
+from kvchat.engine.kernels.quantized_linear import QuantisedWeight
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.decoder_structure import Decoder, Unmatched, match_decoder, match_layer
 from kvchat.engine.models.first_layers import first_layers, num_telling_layers

@@ -14,9 +14,9 @@ from kvchat.engine.formats.spec import (
     SealedSpec,
     SlidingSpec,
 )
-from kvchat.engine.kernels.model_trials import Latents, Sizes
-from kvchat.engine.kernels.shadow_trials import ShadowSizes
-from kvchat.engine.kernels.trials import LatentSizes
+from kvchat.engine.kernels.kernel_checks import LatentSizes
+from kvchat.engine.kernels.model_checks import Latents, Sizes
+from kvchat.engine.kernels.shadow_checks import ShadowSizes
 
 
 def sizes_in_config(config: Any, block_size: int) -> tuple[Sizes | Latents, ...]:

@@ -24,7 +24,7 @@ from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-from kvchat.engine.kernels.sealed_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_attention.args import SealedStep
 from kvchat.engine.sequences.batch import Batch, Chunk
 
 

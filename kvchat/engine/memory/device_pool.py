@@ -20,8 +20,8 @@ from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.formats.spec import FullSpec, Group, SealedSpec
 from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
+from kvchat.engine.kernels.quantized_attention.args import SealedPool
 from kvchat.engine.kernels.read_block.native import Places
-from kvchat.engine.kernels.sealed_attention.args import SealedPool
 from kvchat.engine.memory.disk.block_file import Region
 from kvchat.engine.memory.pages import PAGE, mapped
 from kvchat.engine.memory.pinned import pinned_map

@@ -24,7 +24,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     Norm,
     Projections,
 )
-from kvchat.engine.kernels.quantised_linear import QuantisedWeight
+from kvchat.engine.kernels.quantized_linear import QuantisedWeight
 from kvchat.engine.models.packed_linear import PackedLinear
 from kvchat.engine.models.paired_linear import PairedLinear
 from kvchat.engine.models.quantised_linear import QuantisedLinear

@@ -12,8 +12,8 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from kvchat.engine.kernels.quantised_linear import Coding, QuantisedWeight
-from kvchat.engine.kernels.quantised_linear.weight import pack, to_tiles
+from kvchat.engine.kernels.quantized_linear import Coding, QuantisedWeight
+from kvchat.engine.kernels.quantized_linear.weight import pack, to_tiles
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.float32]

@@ -16,7 +16,7 @@ from gguf import MODEL_ARCH, GGUFReader, ReaderTensor, dequantize, get_tensor_na
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from kvchat.engine.kernels.quantised_linear import Coding, QuantisedWeight
+from kvchat.engine.kernels.quantized_linear import Coding, QuantisedWeight
 from kvchat.engine.models.alone import ALONE
 from kvchat.engine.models.gguf_blocks import FORMATS, quantised
 from kvchat.engine.models.prepared import WEIGHTS_FILE, MakeRoom

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from kvchat.engine.kernels.quantised_linear import Coding
+from kvchat.engine.kernels.quantized_linear import Coding
 from kvchat.engine.models.prepared import VERSION
 from kvchat.engine.models.quantised_linear import empty_linear, replace
 

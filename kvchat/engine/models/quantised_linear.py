@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.kernels.quantised_linear import Coding, QuantisedWeight, linear, quantise
+from kvchat.engine.kernels.quantized_linear import Coding, QuantisedWeight, linear, quantise
 
 LEAST_SIDE = 64
 """Layers with fewer inputs or outputs, such as routers between experts, weigh little and decide much."""

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from kvchat.engine.kernels.quantised_linear import Coding
+from kvchat.engine.kernels.quantized_linear import Coding
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.load import LoadedModel

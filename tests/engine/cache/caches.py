@@ -13,7 +13,7 @@ from kvchat.engine.cache.match import PrefixMatch
 from kvchat.engine.cache.plan import Demote, Fetch, Load, Move, Promote, Save, TableChange
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, Group, RecentSpec, SealedSpec, SlidingSpec
-from kvchat.engine.kernels.sealed_record import Code
+from kvchat.engine.kernels.quantized_record import Code
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.sequences.sequence import Branch
 from kvchat.engine.tiering.in_flight_loads import Flight, Flights

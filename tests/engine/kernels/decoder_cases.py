@@ -24,9 +24,9 @@ from kvchat.engine.kernels.linear.paired_weight import pair
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.paged_attention.native import span_table
-from kvchat.engine.kernels.quantised_linear import Coding, QuantisedWeight, quantise
-from kvchat.engine.kernels.quantised_linear.weight import pack as pack_codes
-from kvchat.engine.kernels.quantised_linear.weight import to_tiles
+from kvchat.engine.kernels.quantized_linear import Coding, QuantisedWeight, quantise
+from kvchat.engine.kernels.quantized_linear.weight import pack as pack_codes
+from kvchat.engine.kernels.quantized_linear.weight import to_tiles
 
 NUM_POSITIONS = 400
 TEXTS = ((0, 3), (130, 1), (17, 4), (290, 1), (6, 1))

@@ -11,9 +11,9 @@ import torch
 from kvchat.engine.kernels.native.build import FLAGS, LEVELS
 from kvchat.engine.kernels.native.library import Library, libraries
 from kvchat.engine.kernels.paged_attention.native import AttentionCall
-from kvchat.engine.kernels.quantised_linear import Coding, native
+from kvchat.engine.kernels.quantized_linear import Coding, native
 from tests.engine.kernels.native_library import aarch64_program, emulated, why_not_emulated
-from tests.engine.kernels.test_native_quantised_linear import CODINGS, NUM_INPUTS, random, random_weight
+from tests.engine.kernels.test_native_quantized_linear import CODINGS, NUM_INPUTS, random, random_weight
 
 NOT_HERE = why_not_emulated()
 pytestmark = [pytest.mark.cpu, pytest.mark.slow]

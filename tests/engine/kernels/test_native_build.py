@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.engine.kernels.native.build import LEVELS, ROOT, find_compiler, library_path, machine, sources
 from kvchat.engine.kernels.native.library import NOT_BUILT
-from kvchat.engine.threads import usable_cores
+from kvchat.engine.kernels.threads import usable_cores
 from tests.engine.kernels import native_library
 
 pytestmark = pytest.mark.cpu

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention import native, reference
-from kvchat.engine.kernels.quantised_kv.reference import quantise
-from kvchat.engine.kernels.sealed_attention import native as sealed_native
-from kvchat.engine.kernels.sealed_attention import reference as sealed_reference
-from kvchat.engine.kernels.sealed_record import Code
+from kvchat.engine.kernels.quantized_attention import native as sealed_native
+from kvchat.engine.kernels.quantized_attention import reference as sealed_reference
+from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_record import Code
 from kvchat.engine.kernels.shadow_kv import Stand
 from kvchat.engine.kernels.shadow_kv import native as shadow_native
 from tests.engine.kernels.attention_cases import Shape, make_case
 from tests.engine.kernels.native_library import all_levels
-from tests.engine.kernels.sealed_cases import SealedCase, SealedShape, make_sealed_case
+from tests.engine.kernels.quantized_cases import SealedCase, SealedShape, make_sealed_case
 from tests.engine.kernels.test_chosen_attention import SHAPES as CHOSEN_SHAPES
 from tests.engine.kernels.test_chosen_attention import make_case as make_chosen_case
 from tests.engine.kernels.test_native_attention import REAL, real_shapes

@@ -10,7 +10,7 @@ from kvchat.engine.kernels.decoder_layers import reference
 from kvchat.engine.kernels.decoder_layers.native import rounds_products
 from kvchat.engine.kernels.linear.emulated import is_multiplied_natively
 from kvchat.engine.kernels.native.library import Library
-from kvchat.engine.kernels.quantised_linear import Coding
+from kvchat.engine.kernels.quantized_linear import Coding
 from tests.engine.kernels.decoder_cases import Model, Shape, hidden_of, make_step, native_of
 from tests.engine.kernels.native_library import native
 from tests.engine.kernels.test_decoder_layers import part_of

@@ -19,7 +19,7 @@ from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.paged_attention import launches
 from kvchat.engine.kernels.paged_attention import triton as attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
-from kvchat.engine.kernels.rope_store import triton as rope_store_triton
+from kvchat.engine.kernels.rope_and_store import triton as rope_store_triton
 from kvchat.engine.kernels.store_kv import triton as store_triton
 from kvchat.engine.kernels.tiling import Tiling
 from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, Compiled, assert_fits, compile_kernel

@@ -6,7 +6,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 
-from kvchat.engine.kernels.quantised_linear import dequantise
+from kvchat.engine.kernels.quantized_linear import dequantise
 from kvchat.engine.models.gguf_blocks import FORMATS, quantised
 
 pytestmark = pytest.mark.cpu

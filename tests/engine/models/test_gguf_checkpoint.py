@@ -7,7 +7,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
-from kvchat.engine.kernels.quantised_linear import dequantise
+from kvchat.engine.kernels.quantized_linear import dequantise
 from kvchat.engine.models.gguf_checkpoint import open_gguf, write_checkpoint
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model

@@ -18,8 +18,8 @@ from kvchat.engine.formats.spec import ChunkedSpec, FullSpec, SlidingSpec
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan
-from kvchat.engine.kernels.sealed_attention import seal, sealed_attention
-from kvchat.engine.kernels.sealed_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.quantized_attention import seal, sealed_attention
+from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep
 from kvchat.engine.kernels.store_kv import store_kv
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kvchat.engine.kernels.linear.paired_weight import PairedWeight
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
-from kvchat.engine.kernels.quantised_linear import QuantisedWeight
-from kvchat.engine.kernels.sealed_attention.args import SealedPool
+from kvchat.engine.kernels.quantized_attention.args import SealedPool
+from kvchat.engine.kernels.quantized_linear import QuantisedWeight
 
 
 class Activation(StrEnum):

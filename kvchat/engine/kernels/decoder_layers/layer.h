@@ -6,7 +6,7 @@
 #include "kvchat/engine/kernels/decoder_layers/product.h"
 #include "kvchat/engine/kernels/linear/rounded_rows.h"
 #include "kvchat/engine/kernels/paged_attention/attention.h"
-#include "kvchat/engine/kernels/sealed_attention/sealed.h"
+#include "kvchat/engine/kernels/quantized_attention/sealed.h"
 
 namespace {
 

@@ -24,9 +24,9 @@ from kvchat.engine.kernels.linear.emulated import is_emulated, is_multiplied_nat
 from kvchat.engine.kernels.linear.packed_layout import packed_layout
 from kvchat.engine.kernels.linear.paired_weight import BLOCK, PairedWeight
 from kvchat.engine.kernels.native.library import Library, library
-from kvchat.engine.kernels.quantised_linear import QuantisedWeight, native
-from kvchat.engine.kernels.quantised_linear.weight import TILE
-from kvchat.engine.kernels.sealed_attention.native import Side, addresses_of, side_of
+from kvchat.engine.kernels.quantized_attention.native import Side, addresses_of, side_of
+from kvchat.engine.kernels.quantized_linear import QuantisedWeight, native
+from kvchat.engine.kernels.quantized_linear.weight import TILE
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Dtypes, by the kernel's numbers."""

@@ -6,9 +6,9 @@
 #pragma once
 
 #include "kvchat/engine/kernels/native/vector.h"
-#include "kvchat/engine/kernels/quantised_linear/byte_panels.h"
-#include "kvchat/engine/kernels/quantised_linear/panels.h"
-#include "kvchat/engine/kernels/quantised_linear/rows.h"
+#include "kvchat/engine/kernels/quantized_linear/byte_panels.h"
+#include "kvchat/engine/kernels/quantized_linear/panels.h"
+#include "kvchat/engine/kernels/quantized_linear/rows.h"
 
 namespace {
 

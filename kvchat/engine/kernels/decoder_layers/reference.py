@@ -21,8 +21,8 @@ from kvchat.engine.kernels.decoder_layers.args import (
 from kvchat.engine.kernels.linear.paired_weight import PairedWeight
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.paged_attention.reference import paged_attention
-from kvchat.engine.kernels.quantised_linear import QuantisedWeight, dequantise
-from kvchat.engine.kernels.sealed_attention.reference import sealed_attention
+from kvchat.engine.kernels.quantized_attention.reference import sealed_attention
+from kvchat.engine.kernels.quantized_linear import QuantisedWeight, dequantise
 from kvchat.engine.kernels.store_kv.reference import store_kv
 
 BYTE_BLOCK = 32

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kvchat.engine.threads import usable_cores
+from kvchat.engine.kernels.threads import usable_cores
 
 NATIVE = Path(__file__).parent
 KERNELS = NATIVE.parent

@@ -1,0 +1,254 @@
+"""Every Triton kernel against its definition on a few random numbers, before a model relies on it.
+
+Compiled code has been wrong on single cards and drivers: what a kernel computes elsewhere proves nothing for
+this one. Takes seconds the first time, for compiling; what Triton keeps of that makes later starts quick. The
+definitions compute on the processor.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import inf
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels import latent_attention as latent
+from kvchat.engine.kernels import latent_record, move_blocks, paged_attention, rope_and_store, store_kv
+from kvchat.engine.kernels.fp8_record import Fp8Record
+from kvchat.engine.kernels.health import HEALTH, Health
+from kvchat.engine.kernels.latent_attention.args import LatentArgs
+from kvchat.engine.kernels.latent_attention.reference import latent_attention as latent_definition
+from kvchat.engine.kernels.latent_record import reference as record_reference
+from kvchat.engine.kernels.move_blocks import reference as move_reference
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
+from kvchat.engine.kernels.rope_and_store import reference as rope_store_reference
+from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.store_kv import reference as store_reference
+
+log = logging.getLogger(__name__)
+
+LENGTHS = (1, 64, 65, 200, 1100)
+"""The last is divided into several parts, as long contexts are, which are merged."""
+NUM_BLOCKS = 26
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+
+
+class Trial(Protocol):
+    """Returns the largest error of a kernel, infinite where one is not a number.
+
+    Args:
+        seed: other seeds are other numbers.
+    """
+
+    def __call__(self, device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float: ...
+
+
+def try_kernels(
+    device: torch.device,
+    dtype: torch.dtype,
+    trials: Mapping[str, Trial] | None = None,
+    health: Health = HEALTH,
+) -> None:
+    """Refuse the kernels that raise, or compute other numbers than their definitions.
+
+    Raises:
+        torch.AcceleratorError: the device failed while it computed; nothing on it can be trusted.
+    """
+    for operation, trial in (trials or TRIALS).items():
+        if not health.is_well(operation):
+            continue
+        try:
+            error = trial(device, dtype)
+        except torch.AcceleratorError:
+            raise
+        except torch.OutOfMemoryError as lacking:
+            log.warning("the GPU has no memory left to try the kernel for %s: %s", operation, lacking)
+            continue
+        except Exception as raised:  # compilers and launchers raise whatever they like
+            health.refuse(operation, f"{type(raised).__name__}: {raised}"[:500])
+            continue
+        if not error <= TOLERANCES[dtype]:  # nor is NaN
+            health.refuse(operation, f"its numbers are {error:.2g} away from those of its definition")
+
+
+def attention_error(
+    device: torch.device, dtype: torch.dtype, *, num_new: int = 1, head_dim: int = 64, seed: int = 0
+) -> float:
+    """Single queries (or the last few of each sequence) over blocks in a random order."""
+    query, k_pool, v_pool, spans = _problem(device, dtype, num_new, head_dim, seed)
+    args = AttentionArgs(spans, softmax_scale=head_dim**-0.5)
+    wanted = attention_definition(query.cpu(), k_pool.cpu(), v_pool.cpu(), replace(args, spans=on_cpu(spans)))
+    return largest_error(paged_attention.paged_attention(query, k_pool, v_pool, args), wanted)
+
+
+def both_attentions_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+    return max(
+        attention_error(device, dtype, num_new=num_new, head_dim=head_dim, seed=seed)
+        for num_new in (1, 5)
+        for head_dim in (64, 128)
+    )
+
+
+def store_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+    key, value = (random_numbers(device, dtype, 9, 2, 64, seed=seed + side) for side in (1, 2))
+    pools = [random_numbers(device, dtype, 4, 2, 16, 64, seed=seed + side) for side in (3, 4)]
+    wanted = [pool.cpu().clone() for pool in pools]
+    slots = torch.randperm(64, generator=torch.Generator().manual_seed(seed + 5))[:9].to(device)
+    store_kv.store_kv(key, value, pools[0], pools[1], slots)
+    store_reference.store_kv(key.cpu(), value.cpu(), wanted[0], wanted[1], slots.cpu())
+    return max(largest_error(*pair) for pair in zip(pools, wanted, strict=True))
+
+
+def move_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+    """Copies, gathers and scatters of bytes, whatever the dtype."""
+    sizes, num_blocks = (1024, 32), 6
+    generator = torch.Generator().manual_seed(seed)
+    buffer = torch.randint(0, 256, (num_blocks * sum(sizes),), dtype=torch.uint8, generator=generator)
+    mine, theirs = (
+        move_reference.BlockRegions(each, (0, num_blocks * sizes[0]), sizes)
+        for each in (buffer.clone().to(device), buffer)
+    )
+    moves = move_blocks.BlockMoves(mine)
+    moves.copy([5, 0], [1, 2])
+    move_reference.copy_blocks(theirs, torch.tensor([5, 0]), torch.tensor([1, 2]))
+    runs = move_reference.gather_blocks(theirs, torch.tensor([2, 4, 1]))
+    errors = [largest_error(moves.gather([2, 4, 1]), runs)]
+    moves.scatter([0, 3, 5], runs.to(device))
+    move_reference.scatter_blocks(theirs, torch.tensor([0, 3, 5]), runs)
+    return max(*errors, largest_error(mine.buffer, theirs.buffer))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSizes:
+    """Sizes of a latent layer.
+
+    Args:
+        head_dim: numbers of a head's key without rope, and of its value.
+    """
+
+    num_heads: int = 16
+    rank: int = 128
+    rope_dim: int = 32
+    head_dim: int = 32
+    block_size: int = 64
+
+
+USUAL_LATENTS = LatentSizes()
+
+
+def latent_error(
+    device: torch.device,
+    dtype: torch.dtype,
+    record: Fp8Record | None = None,
+    sizes: LatentSizes = USUAL_LATENTS,
+    *,
+    seed: int = 0,
+) -> float:
+    """Latents as they are or as records."""
+    rank, rope_dim, num_heads = sizes.rank, sizes.rope_dim, sizes.num_heads
+    block_size, head_dim = sizes.block_size, sizes.head_dim
+    num_blocks = sum(-(-length // block_size) for length in LENGTHS)
+    rows = random_numbers(
+        torch.device("cpu"), dtype, num_blocks, 1, block_size, rank + rope_dim, seed=seed + 1
+    )
+    if record is not None:
+        parts = rows.flatten(0, 2).tensor_split([rank], dim=1)
+        packed = record_reference.pack(parts[0], parts[1], record)
+        rows = packed.view(num_blocks, 1, block_size, record.num_bytes)
+    spans = spans_of(device, 1, block_size, seed)
+    query = random_numbers(device, dtype, len(LENGTHS), num_heads, head_dim + rope_dim, seed=seed + 2)
+    ups = [
+        random_numbers(device, dtype, num_heads, head_dim, rank, seed=seed + side) * rank**-0.5
+        for side in (3, 4)
+    ]
+    args = LatentArgs(spans=spans, softmax_scale=0.1, k_up=ups[0], v_up=ups[1], record=record)
+    there = replace(args, spans=on_cpu(spans), k_up=ups[0].cpu(), v_up=ups[1].cpu())
+    wanted = latent_definition(query.cpu(), rows, there)
+    return largest_error(latent.latent_attention(query, rows.to(device), args), wanted)
+
+
+def latents_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+    return max(latent_error(device, dtype, record, seed=seed) for record in (None, Fp8Record(128, 32)))
+
+
+def records_error(
+    device: torch.device, dtype: torch.dtype, record: Fp8Record | None = None, *, seed: int = 0
+) -> float:
+    """Records are those of the definition to the byte, or everything is wrong."""
+    record = record or Fp8Record(200, 8)
+    latents = random_numbers(device, dtype, 9, record.rank, seed=seed + 1)
+    rope_keys = random_numbers(device, dtype, 9, record.rope_dim, seed=seed + 2).bfloat16().to(dtype)
+    pool = torch.zeros(2, 1, 16, record.num_bytes, dtype=torch.uint8, device=device)
+    wanted, slots = pool.cpu().clone(), torch.arange(9) * 3
+    latent_record.store_records(latents, rope_keys, pool, slots.to(device), record)
+    record_reference.store_records(latents.cpu(), rope_keys.cpu(), wanted, slots, record)
+    end = record.rope_at + 2 * record.rope_dim
+    return 0.0 if torch.equal(pool.cpu()[..., :end], wanted[..., :end]) else inf
+
+
+def rope_store_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+    """Heads of which a part is turned; rounding alone may differ, by a step of the dtype."""
+    query, key, value = (
+        random_numbers(device, dtype, 9, heads, 64, seed=seed + side)
+        for side, heads in enumerate((4, 2, 2), 1)
+    )
+    cosines, sines = (random_numbers(device, dtype, 9, 32, seed=seed + side).tanh() for side in (5, 6))
+    pools = [random_numbers(device, dtype, 4, 2, 16, 64, seed=seed + side) for side in (7, 8)]
+    slots = torch.arange(9, device=device) * 5
+    args = RopeStore(cosines=cosines, sines=sines, k_pool=pools[0], v_pool=pools[1], slots=slots)
+    there = RopeStore(**{part.name: getattr(args, part.name).cpu().clone() for part in fields(args)})
+    wanted = rope_store_reference.rope_store(query.cpu(), key.cpu(), value.cpu(), there)
+    errors = [largest_error(rope_and_store.rope_store(query, key, value, args), wanted)]
+    errors += [largest_error(*pair) for pair in zip(pools, (there.k_pool, there.v_pool), strict=True)]
+    return max(errors)
+
+
+TRIALS: dict[str, Trial] = {
+    paged_attention.OPERATION: both_attentions_error,
+    store_kv.OPERATION: store_error,
+    move_blocks.OPERATION: move_error,
+}
+LATENT_TRIALS: dict[str, Trial] = {
+    latent.OPERATION: latents_error,
+    latent_record.OPERATION: records_error,
+}
+FUSED_TRIALS: dict[str, Trial] = {rope_and_store.OPERATION: rope_store_error}
+"""Of models whose layers are walked through."""
+
+
+def _problem(
+    device: torch.device, dtype: torch.dtype, num_new: int, head_dim: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor, list[SequenceSpan]]:
+    """Return queries of 8 heads on 2, both pools, and spans."""
+    pools = [random_numbers(device, dtype, NUM_BLOCKS, 2, 64, head_dim, seed=seed + side) for side in (1, 2)]
+    spans = spans_of(device, num_new, 64, seed)
+    query = random_numbers(device, dtype, spans[-1].q_end, 8, head_dim, seed=seed + 3)
+    return query, pools[0], pools[1], spans
+
+
+def spans_of(device: torch.device, num_new: int, block_size: int, seed: int = 0) -> list[SequenceSpan]:
+    num_blocks = sum(-(-length // block_size) for length in LENGTHS)
+    blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).to(device)
+    spans: list[SequenceSpan] = []
+    row = first = 0
+    for length in LENGTHS:
+        num, num_blocks = min(num_new, length), -(-length // block_size)
+        spans.append(SequenceSpan(row, row + num, length - num, 0, blocks[first : first + num_blocks]))
+        row, first = row + num, first + num_blocks
+    return spans
+
+
+def on_cpu(spans: list[SequenceSpan]) -> list[SequenceSpan]:
+    return [replace(span, blocks=span.blocks.cpu()) for span in spans]
+
+
+def random_numbers(device: torch.device, dtype: torch.dtype, *size: int, seed: int) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def largest_error(got: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference; infinite where one is not a number, so that no `max` drops it."""
+    return float((got.cpu().double() - wanted.double()).abs().nan_to_num(nan=inf).max())

@@ -1,0 +1,199 @@
+"""Kernels of attention against their definitions in a model's own sizes.
+
+Each number of heads and head size is compiled by itself: that others are right proves nothing for it.
+Dimensions: T tokens in the batch, H query heads, H_kv key-value heads, D head size, N blocks, P block size.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels import (
+    latent_attention,
+    latent_record,
+    paged_attention,
+    quantized_attention,
+    store_kv,
+)
+from kvchat.engine.kernels.fp8_record import Fp8Record
+from kvchat.engine.kernels.kernel_checks import (
+    LatentSizes,
+    Trial,
+    largest_error,
+    latent_error,
+    on_cpu,
+    random_numbers,
+    records_error,
+    spans_of,
+)
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
+from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep
+from kvchat.engine.kernels.quantized_attention.reference import sealed_attention as sealed_definition
+from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
+from kvchat.engine.kernels.store_kv import reference as store_reference
+
+NUM_NEW = (1, 5)
+"""Queries of a sequence: alone, and as a prompt's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How a layer attends, and what its blocks hold.
+
+    Args:
+        window, chunk: as of `AttentionArgs`.
+        codes: what numbers of keys and of values become in quantised blocks; None: there are none.
+    """
+
+    num_heads: int = 8
+    num_kv_heads: int = 2
+    head_dim_k: int = 64
+    head_dim_v: int = 64
+    block_size: int = 64
+    window: int | None = None
+    chunk: int | None = None
+    codes: tuple[Code, Code] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latents:
+    """A latent layer.
+
+    Args:
+        is_packed: whether its rows are 8-bit records.
+    """
+
+    sizes: LatentSizes
+    is_packed: bool = False
+
+
+def trials_of(layers: Sequence[Sizes | Latents]) -> dict[str, Trial]:
+    """Return what is to be tried for a model that has such layers, each listed once."""
+    exact = [sizes for sizes in layers if isinstance(sizes, Sizes) and sizes.codes is None]
+    quantised = [sizes for sizes in layers if isinstance(sizes, Sizes) and sizes.codes is not None]
+    latents = [layer for layer in layers if isinstance(layer, Latents)]
+    packed = [layer for layer in latents if layer.is_packed]
+    wanted: dict[str, tuple[Callable[..., float], Sequence[Sizes | Latents]]] = {
+        store_kv.OPERATION: (_store_error, [*exact, *quantised]),
+        paged_attention.OPERATION: (_attention_error, exact),
+        quantized_attention.OPERATION: (_sealed_error, quantised),
+        latent_attention.OPERATION: (_latent_error, latents),
+        latent_record.OPERATION: (_records_error, packed),
+    }
+    return {
+        operation: partial(_worst, error, listed) for operation, (error, listed) in wanted.items() if listed
+    }
+
+
+def formats_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+    """Every code, of keys and of values, in the usual sizes."""
+    codes = (Code.FP8, Code.INT4), (Code.INT8, Code.INT8), (Code.INT4, Code.INT2), (Code.INT2, Code.FP8)
+    return _worst(_sealed_error, [Sizes(codes=pair) for pair in codes], device, dtype, seed=seed)
+
+
+SEALED_TRIALS: dict[str, Trial] = {quantized_attention.OPERATION: formats_error}
+
+
+def _worst(
+    error: Callable[..., float],
+    layers: Sequence[Sizes | Latents],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    seed: int = 0,
+) -> float:
+    """Return the largest error of all sizes."""
+    return max(error(sizes, device, dtype, seed) for sizes in layers)
+
+
+def _latent_error(layer: Latents, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+    record = Fp8Record(layer.sizes.rank, layer.sizes.rope_dim) if layer.is_packed else None
+    return latent_error(device, dtype, record, layer.sizes, seed=seed)
+
+
+def _records_error(layer: Latents, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+    return records_error(device, dtype, Fp8Record(layer.sizes.rank, layer.sizes.rope_dim), seed=seed)
+
+
+def _store_error(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+    """Nine tokens in slots of any order."""
+    num_slots = 4 * sizes.block_size
+    num_tokens = min(9, num_slots)
+    dims = sizes.head_dim_k, sizes.head_dim_v
+    key, value = (
+        random_numbers(device, dtype, num_tokens, sizes.num_kv_heads, dim, seed=seed + side)
+        for side, dim in enumerate(dims, 1)
+    )
+    pools = [
+        random_numbers(device, dtype, 4, sizes.num_kv_heads, sizes.block_size, dim, seed=seed + side)
+        for side, dim in enumerate(dims, 3)
+    ]
+    wanted = [pool.cpu().clone() for pool in pools]
+    slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(seed + 5))[:num_tokens]
+    store_kv.store_kv(key, value, pools[0], pools[1], slots.to(device))
+    store_reference.store_kv(key.cpu(), value.cpu(), wanted[0], wanted[1], slots)
+    return max(largest_error(*pair) for pair in zip(pools, wanted, strict=True))
+
+
+def _attention_error(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+    errors = []
+    for num_new in NUM_NEW:
+        query, pools, args = _problem(sizes, num_new, device, dtype, seed)
+        there = replace(args, spans=on_cpu(list(args.spans)))
+        wanted = attention_definition(query.cpu(), pools[0].cpu(), pools[1].cpu(), there)
+        found = paged_attention.paged_attention(query, pools[0], pools[1], args)
+        errors.append(largest_error(found, wanted))
+    return max(errors)
+
+
+def _sealed_error(sizes: Sizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+    """Quantised blocks hold other numbers than the exact ones of the same place, in another order."""
+    assert sizes.codes is not None
+    dims = sizes.head_dim_k, sizes.head_dim_v
+    records = [
+        SealedRecord(code, sizes.block_size, dim, is_by_channel)
+        for code, dim, is_by_channel in zip(sizes.codes, dims, (True, False), strict=True)
+    ]
+    errors = []
+    for num_new in NUM_NEW:
+        query, pools, args = _problem(sizes, num_new, device, dtype, seed)
+        others = [
+            random_numbers(torch.device("cpu"), dtype, *pool.shape, seed=seed + side)
+            for side, pool in enumerate(pools, 7)
+        ]
+        packed = [quantise(other, record)[:, :, None] for other, record in zip(others, records, strict=True)]
+        ends = [span.position + span.q_end - span.q_start for span in args.spans]
+        old = [
+            span.blocks.flip(0)[: num_sealed(end - 1, sizes.block_size)]
+            for span, end in zip(args.spans, ends, strict=True)
+        ]
+        nothing = old[0][:0]
+        there = replace(args, spans=on_cpu(list(args.spans)))
+        on_host = SealedPool(packed[0], packed[1], records[0], records[1])
+        wanted = sealed_definition(
+            query.cpu(), (pools[0].cpu(), pools[1].cpu()), on_host, there, [blocks.cpu() for blocks in old]
+        )
+        pool = replace(on_host, keys=packed[0].to(device), values=packed[1].to(device))
+        step = SealedStep(old, nothing, nothing)
+        found = quantized_attention.sealed_attention(query, (pools[0], pools[1]), pool, args, step)
+        errors.append(largest_error(found, wanted))
+    return max(errors)
+
+
+def _problem(
+    sizes: Sizes, num_new: int, device: torch.device, dtype: torch.dtype, seed: int
+) -> tuple[Tensor, tuple[Tensor, Tensor], AttentionArgs]:
+    """Return queries, pools and sequences of which the last tokens have queries, in blocks of any order."""
+    spans = spans_of(device, num_new, sizes.block_size, seed)
+    shape = sum(len(span.blocks) for span in spans), sizes.num_kv_heads, sizes.block_size
+    keys = random_numbers(device, dtype, *shape, sizes.head_dim_k, seed=seed + 1)
+    values = random_numbers(device, dtype, *shape, sizes.head_dim_v, seed=seed + 2)
+    query = random_numbers(device, dtype, spans[-1].q_end, sizes.num_heads, sizes.head_dim_k, seed=seed + 3)
+    scale = sizes.head_dim_k**-0.5
+    args = AttentionArgs(spans, softmax_scale=scale, window=sizes.window, chunk=sizes.chunk)
+    return query, (keys, values), args

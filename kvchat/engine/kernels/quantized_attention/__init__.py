@@ -1,0 +1,85 @@
+"""Dispatch by device: Triton on GPUs that it is made for, the native kernels on processors where they were
+built, torch operations everywhere else.
+"""
+
+from torch import Tensor
+
+from kvchat.engine.kernels.device import takes_triton
+from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.launch_checks import check_blocks, check_targets, debugs
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.paged_attention.step_tables import check_tables, tables_of
+from kvchat.engine.kernels.quantized_attention import native, reference, table_ops, torch_ops
+from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep, check_old_blocks
+from kvchat.engine.kernels.quantized_kv import native as native_codes
+from kvchat.engine.kernels.tiling import HALF
+
+__all__ = ["OPERATION", "seal", "sealed_attention"]
+
+OPERATION = "attention over quantised blocks"
+MOST_WIDE_HEADS = 16
+"""More query heads of a key-value head in float32 are left to torch: their tiles spill."""
+
+
+def seal(k_pool: Tensor, v_pool: Tensor, sealed: SealedPool, step: SealedStep) -> None:
+    """Do what the reference does; see there for arguments."""
+    if not len(step.sources):
+        return
+    if debugs():
+        check_blocks(step.sources.tolist(), len(k_pool))
+        check_blocks(step.targets.tolist(), len(sealed.keys))
+        check_targets(step.targets.tolist())
+    if not (native_codes.takes(k_pool) and native_codes.takes(v_pool)):
+        reference.seal(k_pool, v_pool, sealed, step)
+        return
+    for pool, records, record in (
+        (k_pool, sealed.keys, sealed.key_record),
+        (v_pool, sealed.values, sealed.value_record),
+    ):
+        native_codes.quantise_into(records, pool, (step.sources, step.targets), record)
+
+
+def sealed_attention(
+    query: Tensor,
+    pools: tuple[Tensor, Tensor],
+    sealed: SealedPool,
+    args: AttentionArgs,
+    step: SealedStep,
+) -> Tensor:
+    """Return what the reference returns; see there for arguments."""
+    if debugs():
+        _check(pools[0], sealed, args, step)
+    if takes_triton(pools[0], OPERATION) and fits(query.shape[1] // pools[0].shape[1], query.element_size()):
+        from kvchat.engine.kernels.quantized_attention import triton
+
+        return HEALTH.attempt(
+            OPERATION,
+            lambda: triton.sealed_attention(query, pools, sealed, args, step),
+            lambda: _plain(query, pools, sealed, args, step),
+        )
+    return _plain(query, pools, sealed, args, step)
+
+
+def fits(group: int, element_size: int) -> bool:
+    """Whether the kernel's tiles hold so many query heads of a key-value head. Pure."""
+    return element_size <= HALF or group <= MOST_WIDE_HEADS
+
+
+def _check(pool: Tensor, sealed: SealedPool, args: AttentionArgs, step: SealedStep) -> None:
+    """Raise AssertionError unless all blocks that sequences may read lie in their pools."""
+    tables = tables_of(args)
+    check_tables(tables, pool)
+    check_old_blocks(step.padded(), tables, sealed.keys.shape[0], pool.shape[2])
+
+
+def _plain(
+    query: Tensor,
+    pools: tuple[Tensor, Tensor],
+    sealed: SealedPool,
+    args: AttentionArgs,
+    step: SealedStep,
+) -> Tensor:
+    if step.tables is not None:
+        return table_ops.sealed_attention(query, pools, sealed, args, step.tables)
+    compute = native if native.takes(query, pools) else torch_ops
+    return compute.sealed_attention(query, pools, sealed, args, step.blocks)

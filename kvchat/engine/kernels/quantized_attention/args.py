@@ -1,0 +1,83 @@
+"""What attention over quantised blocks needs beside what attention over exact ones needs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.paged_attention.args import StepTables
+from kvchat.engine.kernels.quantized_record import SealedRecord, num_sealed
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPool:
+    """One layer's quantised blocks.
+
+    Args:
+        keys: records of keys [N, H_kv, 1, b], uint8.
+        values: records of values, in the same form.
+        key_record: how a head's keys of a block are packed.
+        value_record: the same of its values.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_record: SealedRecord
+    value_record: SealedRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SealedStep:
+    """One step's part in quantised blocks, for all layers of a group.
+
+    Args:
+        blocks: for each sequence of the batch its quantised blocks from the first one on, as many as its last
+            query sees [n], int64.
+        sources: exact blocks that become old in this step [m], int64.
+        targets: where they go, quantised [m], int64.
+        tables: where a step is recorded, instead of all that: the blocks of each sequence [B, n], int32;
+            nothing becomes old in it.
+        counts: how many of the sources each sequence of the batch has, where a step may be divided.
+    """
+
+    blocks: Sequence[Tensor]
+    sources: Tensor
+    targets: Tensor
+    tables: Tensor | None = None
+    counts: Sequence[int] = ()
+    _padded: list[Tensor] = field(default_factory=list)
+
+    def padded(self) -> Tensor:
+        """Return the blocks of each sequence as tables [B, n], int32, made once for all layers; what stands
+        behind a sequence's own blocks means nothing.
+        """
+        if self.tables is not None:
+            return self.tables
+        if not self._padded:
+            self._padded.append(_as_tables(self.blocks))
+        return self._padded[0]
+
+
+def check_old_blocks(old: Tensor, tables: StepTables, num_blocks: int, block_size: int) -> None:
+    """Raise AssertionError unless the quantised blocks [B, n] that sequences read lie in such a pool."""
+    rows = zip(tables.q_lens.tolist(), tables.positions.tolist(), old.tolist(), strict=True)
+    for number, (length, position, blocks) in enumerate(rows):
+        num_old = num_sealed(position + length - 1, block_size) if length else 0
+        if num_old > len(blocks):
+            raise AssertionError(
+                f"sequence {number} reads {num_old} quantised blocks, and its table has {len(blocks)}"
+            )
+        wrong = [block for block in blocks[:num_old] if not 0 <= block < num_blocks]
+        if wrong:
+            raise AssertionError(
+                f"sequence {number} has quantised block {wrong[0]}; the pool has {num_blocks}"
+            )
+
+
+def _as_tables(blocks: Sequence[Tensor]) -> Tensor:
+    """Return lists of block ids as tables [B, n], int32, with zeros behind them; n is at least 1."""
+    tables = blocks[0].new_zeros(len(blocks), max([1, *map(len, blocks)]), dtype=torch.int32)
+    for table, listed in zip(tables, blocks, strict=True):
+        table[: len(listed)] = listed
+    return tables

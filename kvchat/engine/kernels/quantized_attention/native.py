@@ -1,0 +1,99 @@
+"""Attention over quantised and exact blocks by the native kernel: one call for all sequences of a step.
+
+Dimensions: T tokens in the batch, H query heads, H_kv key-value heads, D head size, N blocks, P block size.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.native.library import Library, library
+from kvchat.engine.kernels.paged_attention import native as paged
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.quantized_attention.args import SealedPool
+from kvchat.engine.kernels.quantized_record import Code, SealedRecord
+
+CODES = (Code.FP8, Code.INT8, Code.INT4, Code.INT2)
+"""In the order of the kernel's numbers for them."""
+
+
+class Side(ctypes.Structure):
+    """The fields of sealed.h's `Side`, in order."""
+
+    _fields_ = [
+        ("pool", ctypes.c_void_p),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("n", "h", "code", "token_bytes", "token_group", "channel_group")
+        ),
+        *((name, ctypes.c_int64) for name in ("num_columns", "scales_at", "minima_at", "factor_at")),
+    ]
+
+
+class _Call(ctypes.Structure):
+    """The fields of sealed.h's `SealedCall`, in order."""
+
+    _fields_ = [
+        ("attention", paged.AttentionCall),
+        ("blocks", ctypes.c_void_p),
+        ("keys", Side),
+        ("values", Side),
+    ]
+
+
+def takes(query: Tensor, pools: tuple[Tensor, Tensor]) -> bool:
+    """Whether there is a native kernel for these tensors. Pure."""
+    return paged.takes(query, *pools)
+
+
+def sealed_attention(
+    query: Tensor,
+    pools: tuple[Tensor, Tensor],
+    sealed: SealedPool,
+    args: AttentionArgs,
+    blocks: Sequence[Tensor],
+    native: Library | None = None,
+) -> Tensor:
+    """Return what the reference returns; see there for arguments.
+
+    Args:
+        native: another level of the library than this processor's best.
+    """
+    native = native or library()
+    assert native is not None
+    out = query.new_empty(len(query), query.shape[1], pools[1].shape[3])
+    attention, _kept = paged.attention_call(query, pools, out, args, native)
+    addresses = addresses_of(blocks)
+    call = _Call(
+        attention,
+        addresses.data_ptr(),
+        side_of(sealed.keys, sealed.key_record),
+        side_of(sealed.values, sealed.value_record),
+    )
+    if native.function("sealed_attention")(ctypes.byref(call)):
+        raise MemoryError("attention needs more memory than there is")
+    return out
+
+
+def addresses_of(blocks: Sequence[Tensor]) -> Tensor:
+    """Return where the quantised blocks of each span are listed [B], int64; the lists must live as long."""
+    assert all(listed.is_contiguous() for listed in blocks)
+    return torch.tensor([listed.data_ptr() for listed in blocks], dtype=torch.int64)
+
+
+def side_of(pool: Tensor, record: SealedRecord) -> Side:
+    """Return the keys, or the values, of a layer's quantised blocks as kernels read them."""
+    return Side(
+        pool.data_ptr(),
+        *pool.stride()[:2],
+        CODES.index(record.code),
+        record.token_bytes,
+        record.token_group,
+        record.channel_group,
+        record.scales_shape[1],
+        record.scales_at,
+        record.minima_at,
+        record.factor_at,
+    )

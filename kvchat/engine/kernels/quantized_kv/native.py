@@ -1,0 +1,95 @@
+"""Keys and values of whole blocks as codes by the native kernel: from pool to pool, without copies between.
+
+Dimensions: N blocks, H_kv key-value heads, P block size, D head size, b bytes of a record.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.native.library import Library, library
+from kvchat.engine.kernels.paged_attention.native import TYPES
+from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_record import Code, SealedRecord
+
+CODES = (Code.FP8, Code.INT8, Code.INT4, Code.INT2)
+"""In the order of the kernel's numbers for them."""
+LEAST_NUMBERS = 2**17
+"""Each further thread gets at least so many numbers."""
+
+
+class _Call(ctypes.Structure):
+    """The fields of native.cpp's `QuantiseCall`, in order."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("pool", "records", "sources", "targets", "failed", "parallel")
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("num_blocks", "num_threads", "pool_type", "num_heads", "block_size", "dim")
+        ),
+        *((name, ctypes.c_int64) for name in ("n", "h", "p", "record_n", "record_h")),
+        *((name, ctypes.c_int64) for name in ("code", "token_bytes", "token_group", "channel_group")),
+        *((name, ctypes.c_int64) for name in ("num_columns", "scales_at", "minima_at", "factor_at")),
+        ("num_bytes", ctypes.c_int64),
+    ]
+
+
+def takes(pool: Tensor) -> bool:
+    """Whether there is a native kernel for this pool. Pure."""
+    return (
+        pool.device.type == "cpu"
+        and pool.dtype in TYPES
+        and pool.stride(3) == 1
+        and pool.shape[3] > 0
+        and library() is not None
+    )
+
+
+def quantise_into(
+    records: Tensor,
+    pool: Tensor,
+    blocks: tuple[Tensor, Tensor],
+    record: SealedRecord,
+    native: Library | None = None,
+) -> None:
+    """Write the records of some blocks of a pool [N, H_kv, P, D] into `records` [N, H_kv, 1, b].
+
+    Args:
+        blocks: which blocks [n], and where in `records` they go [n]; int64.
+        native: another level of the library than this processor's best.
+    """
+    native = native or library()
+    assert native is not None
+    assert pool.shape[2:] == (record.num_tokens, record.dim)
+    assert records.shape[3] == record.num_bytes
+    assert records.stride(3) == 1
+    sources, targets = (listed.contiguous() for listed in blocks)
+    failed = torch.zeros(len(sources), pool.shape[1], dtype=torch.uint8)
+    call = _Call(
+        *(tensor.data_ptr() for tensor in (pool, records, sources, targets, failed)),
+        native.parallel,
+        len(sources),
+        min(torch.get_num_threads(), 1 + len(sources) * pool[0].numel() // LEAST_NUMBERS),
+        TYPES[pool.dtype],
+        *pool.shape[1:],
+        *pool.stride()[:3],
+        *records.stride()[:2],
+        CODES.index(record.code),
+        record.token_bytes,
+        record.token_group,
+        record.channel_group,
+        record.scales_shape[1],
+        record.scales_at,
+        record.minima_at,
+        record.factor_at,
+        record.num_bytes,
+    )
+    if native.function("quantise_kv")(ctypes.byref(call)):
+        raise MemoryError("quantising needs more memory than there is")
+    # A record that is not finite reads as NaN; the reference says what its bytes are.
+    for number in failed.any(dim=1).nonzero()[:, 0].tolist():
+        records[targets[number], :, 0] = quantise(pool[sources[number]][None], record)[0]

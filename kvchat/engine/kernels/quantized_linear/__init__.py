@@ -1,0 +1,15 @@
+"""Dispatch: the native kernels where they were built for this processor, the reference everywhere else."""
+
+from torch import Tensor
+
+from kvchat.engine.kernels.quantized_linear import native, reference
+from kvchat.engine.kernels.quantized_linear.weight import Coding, QuantisedWeight, dequantise, quantise
+
+__all__ = ["Coding", "QuantisedWeight", "dequantise", "linear", "quantise"]
+
+
+def linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None) -> Tensor:
+    """Do what the reference does; see there for arguments."""
+    if native.takes(x, weight):
+        return native.linear(x, weight, bias)
+    return reference.linear(x, weight, bias)

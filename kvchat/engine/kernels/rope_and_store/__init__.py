@@ -1,0 +1,30 @@
+"""Dispatch by device: Triton on GPUs that it is made for, the reference everywhere else."""
+
+from torch import Tensor
+
+from kvchat.engine.kernels.device import takes_triton
+from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.launch_checks import check_slots, debugs
+from kvchat.engine.kernels.rope_and_store import reference
+from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.store_kv import store_kv
+
+OPERATION = "turning and storing keys"
+
+
+def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Tensor:
+    """Do what the reference does; see there for arguments."""
+
+    def plain() -> Tensor:
+        if args.k_pool.device.type == "cpu":
+            return reference.rope_store(query, key, value, args)
+        store_kv(reference.turned(key, args), value, args.k_pool, args.v_pool, args.slots)
+        return reference.turned(query, args)
+
+    if debugs():
+        check_slots(args.slots, args.k_pool)
+    if not takes_triton(args.k_pool, OPERATION):
+        return plain()
+    from kvchat.engine.kernels.rope_and_store import triton
+
+    return HEALTH.attempt(OPERATION, lambda: triton.rope_store(query, key, value, args), plain)

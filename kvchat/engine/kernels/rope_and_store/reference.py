@@ -1,0 +1,38 @@
+"""Turn queries and keys by their positions, and store the keys with their values: the definition.
+
+The first half of the turned numbers of a head is paired with the second half. Source: RoFormer, arXiv
+2104.09864, in the order of halves. Dimensions: T tokens, H query heads, H_kv key-value heads, D head size, R
+numbers of a head that are turned.
+"""
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.store_kv.reference import store_kv
+
+
+def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Tensor:
+    """Write each token's turned key and its value to its slot, and return the turned queries.
+
+    Args:
+        query: [T, H, D]; key: [T, H_kv, D]; value: [T, H_kv, D_v].
+
+    Returns:
+        [T, H, D] in the dtype of `query`; computed in float32.
+
+    Effect:
+        Changes the pools at the given slots only.
+    """
+    store_kv(turned(key, args), value, args.k_pool, args.v_pool, args.slots)
+    return turned(query, args)
+
+
+def turned(heads: Tensor, args: RopeStore) -> Tensor:
+    """Return heads [T, H, D] turned by the positions of their tokens."""
+    size = args.cosines.shape[1]
+    first_part, kept = heads[..., :size].float(), heads[..., size:]
+    first, second = first_part.chunk(2, dim=-1)
+    across = torch.cat([-second, first], dim=-1)
+    cosines, sines = args.cosines.float()[:, None], args.sines.float()[:, None]
+    return torch.cat([(first_part * cosines + across * sines).to(heads.dtype), kept], dim=-1)

@@ -1,0 +1,96 @@
+"""Sequences over exact and quantised blocks, with holes where nobody looks.
+
+Dimensions: T tokens in the batch, S tokens of a sequence, H query heads, H_kv key-value heads, D head size, N
+    blocks, P block size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.quantized_attention.args import SealedPool
+from kvchat.engine.kernels.quantized_kv.reference import quantise
+from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedShape:
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim_k: int = 16
+    head_dim_v: int = 16
+    block_size: int = 16
+    key_code: Code = Code.INT8
+    value_code: Code = Code.INT8
+    softcap: float | None = None
+    has_sinks: bool = False
+    dtype: torch.dtype = torch.float32
+
+    def records(self) -> tuple[SealedRecord, SealedRecord]:
+        return (
+            SealedRecord(self.key_code, self.block_size, self.head_dim_k, is_by_channel=True),
+            SealedRecord(self.value_code, self.block_size, self.head_dim_v, is_by_channel=False),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedCase:
+    query: Tensor
+    pools: tuple[Tensor, Tensor]
+    sealed: SealedPool
+    args: AttentionArgs
+    blocks: Sequence[Tensor]
+
+
+def make_sealed_case(shape: SealedShape, sequences: Sequence[tuple[int, int]]) -> SealedCase:
+    """Return a case of sequences of (tokens, of which so many last ones have queries). What no query may see,
+    exact or quantised, is NaN.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator)
+
+    size = shape.block_size
+    counts = [-(-length // size) for length, _ in sequences]
+    tables = torch.randperm(sum(counts) + 3, generator=generator)[: sum(counts)].split(counts)
+    old_tables = torch.randperm(sum(counts) + 3, generator=generator)[: sum(counts)].split(counts)
+    pools = tuple(
+        torch.full((sum(counts) + 3, shape.num_kv_heads, size, dim), float("nan"))
+        for dim in (shape.head_dim_k, shape.head_dim_v)
+    )
+    records = shape.records()
+    sealed = tuple(
+        torch.full((sum(counts) + 3, shape.num_kv_heads, 1, record.num_bytes), 0xFF, dtype=torch.uint8)
+        for record in records
+    )
+    spans, blocks, row = [], [], 0
+    for (length, num_new), table, old in zip(sequences, tables, old_tables, strict=True):
+        first = num_sealed(length - num_new, size)
+        end = num_sealed(length - 1, size)
+        for pool, packed, record in zip(pools, sealed, records, strict=True):
+            numbers = random(len(table) * size, shape.num_kv_heads, pool.shape[3]).to(shape.dtype).float()
+            numbers[length:] = float("nan")
+            by_block = numbers.unflatten(0, (-1, size)).transpose(1, 2)
+            pool[table[first:]] = by_block[first:]
+            packed[old[:end], :, 0] = quantise(by_block[:end], record)
+        spans.append(SequenceSpan(row, row + num_new, length - num_new, first, table[first:].contiguous()))
+        blocks.append(old[:end].contiguous())
+        row += num_new
+    return SealedCase(
+        query=random(row, shape.num_heads, shape.head_dim_k).to(shape.dtype),
+        pools=(pools[0].to(shape.dtype), pools[1].to(shape.dtype)),
+        sealed=SealedPool(*sealed, *records),
+        args=AttentionArgs(
+            spans=spans,
+            softmax_scale=0.4,
+            softcap=shape.softcap,
+            sinks=random(shape.num_heads) if shape.has_sinks else None,
+        ),
+        blocks=blocks,
+    )

@@ -1,0 +1,93 @@
+"""Native attention over codes of 4 and 2 bits, multiplied as they lie where there are instructions for it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.quantized_attention import native, torch_ops
+from kvchat.engine.kernels.quantized_record import Code
+from tests.engine.kernels import native_library
+from tests.engine.kernels.native_library import all_levels
+from tests.engine.kernels.quantized_cases import SealedCase, SealedShape, make_sealed_case
+
+pytestmark = pytest.mark.cpu
+
+SEQUENCES = ((1, 1), (65, 65), (200, 1), (300, 40), (301, 2))
+WIDE = SealedShape(
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim_k=64,
+    head_dim_v=64,
+    block_size=64,
+    key_code=Code.INT4,
+    value_code=Code.INT4,
+)
+
+
+def heads(num_heads: int, num_kv_heads: int, dim_k: int, dim_v: int) -> SealedShape:
+    return replace(WIDE, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim_k=dim_k, head_dim_v=dim_v)
+
+
+def attend(case: SealedCase, level: str) -> torch.Tensor:
+    arguments = case.query, case.pools, case.sealed, case.args, case.blocks
+    return native.sealed_attention(*arguments, native_library.native(level))
+
+
+@all_levels
+@pytest.mark.parametrize(
+    "shape",
+    [
+        WIDE,
+        replace(WIDE, key_code=Code.INT2, value_code=Code.INT2),
+        replace(WIDE, value_code=Code.INT2, block_size=16),
+        replace(WIDE, key_code=Code.INT2, block_size=100),
+        replace(WIDE, softcap=3.0, has_sinks=True),
+        replace(WIDE, dtype=torch.bfloat16),
+        heads(1, 1, 16, 32),
+        heads(8, 1, 48, 128),
+        heads(2, 1, 256, 256),
+        heads(5, 1, 128, 96),
+    ],
+)
+def test_it_computes_what_torch_operations_do(shape: SealedShape, level: str) -> None:
+    """What no query may see, in either form, is NaN."""
+    case = make_sealed_case(shape, SEQUENCES)
+    tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 5e-5
+    arguments = case.query, case.pools, case.sealed, case.args, case.blocks
+    torch.testing.assert_close(
+        attend(case, level), torch_ops.sealed_attention(*arguments), rtol=tolerance, atol=tolerance
+    )
+
+
+@all_levels
+@pytest.mark.parametrize(("code", "block_size"), [(Code.INT4, 64), (Code.INT2, 64), (Code.INT4, 100)])
+def test_how_a_prompt_is_cut_changes_no_bit(code: Code, block_size: int, level: str) -> None:
+    """Trap 32. Queries of one prompt beside each other, eight rows at a time, and each alone."""
+    shape = replace(WIDE, key_code=code, value_code=code, block_size=block_size)
+    case = make_sealed_case(shape, [(450, 70)])
+    whole = attend(case, level)
+    (span,), (old,) = case.args.spans, case.blocks
+    for row in range(0, 70, 5):
+        position = span.position + row
+        first, end = position // block_size - 1, position // block_size + 1
+        listed = span.blocks[first - span.first_block : end - span.first_block]
+        alone = replace(
+            case,
+            query=case.query[row : row + 1],
+            args=replace(case.args, spans=[SequenceSpan(0, 1, position, first, listed)]),
+            blocks=[old[:first]],
+        )
+        assert torch.equal(attend(alone, level)[0], whole[row])
+
+
+@all_levels
+def test_values_that_are_no_numbers_are_never_read_as_some(level: str) -> None:
+    case = make_sealed_case(WIDE, [(300, 1)])
+    before = attend(case, level)
+    record = case.sealed.values[int(case.blocks[0][1]), 1, 0]
+    record[-4:] = torch.tensor([float("nan")]).view(torch.uint8)
+    after = attend(case, level)
+    assert after[:, 3:].isnan().all()
+    assert torch.equal(after[:, :3], before[:, :3]), "the other head has its own"

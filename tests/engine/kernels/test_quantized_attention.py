@@ -1,0 +1,157 @@
+"""Attention over quantised and exact blocks: every form against the definition."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.quantized_attention import native, reference, seal, torch_ops
+from kvchat.engine.kernels.quantized_attention.args import SealedStep
+from kvchat.engine.kernels.quantized_record import Code
+from tests.engine.kernels import native_library
+from tests.engine.kernels.native_library import all_levels
+from tests.engine.kernels.quantized_cases import SealedCase, SealedShape, make_sealed_case
+
+pytestmark = pytest.mark.cpu
+
+SEQUENCES = ((1, 1), (31, 31), (33, 1), (64, 1), (47, 47), (130, 90), (131, 1), (160, 3))
+
+
+def wanted(case: SealedCase) -> torch.Tensor:
+    return reference.sealed_attention(case.query, case.pools, case.sealed, case.args, case.blocks)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SealedShape(),
+        SealedShape(key_code=Code.FP8, value_code=Code.FP8),
+        SealedShape(key_code=Code.INT4, value_code=Code.INT2),
+        SealedShape(num_heads=2, num_kv_heads=2, head_dim_k=24, head_dim_v=40),
+        SealedShape(softcap=2.0),
+        SealedShape(has_sinks=True),
+        SealedShape(dtype=torch.bfloat16),
+        SealedShape(block_size=4),
+    ],
+)
+def test_torch_operations_compute_the_definition(shape: SealedShape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_ops, "PIECE_NUMBERS", 2 * shape.block_size * shape.num_kv_heads * 16)
+    monkeypatch.setattr(torch_ops, "PIECE_LEN", 40)
+    case = make_sealed_case(shape, SEQUENCES)
+    found = torch_ops.sealed_attention(case.query, case.pools, case.sealed, case.args, case.blocks)
+    tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found, wanted(case), rtol=tolerance, atol=tolerance)
+
+
+def test_a_query_sees_the_same_however_its_prompt_was_cut() -> None:
+    """Trap 32. The definition, to the last bit: queries of one prompt in one chunk, and each in its own."""
+    case = make_sealed_case(SealedShape(key_code=Code.INT2, value_code=Code.INT2), [(100, 100)])
+    whole = wanted(case)
+    (span,), (old,) = case.args.spans, case.blocks
+    for row in (0, 15, 16, 31, 32, 47, 48, 64, 79, 80, 99):
+        first = max(0, row // 16 - 1)
+        alone = SequenceSpan(0, 1, row, first, span.blocks[first : row // 16 + 1])
+        found = reference.sealed_attention(
+            case.query[row : row + 1],
+            case.pools,
+            case.sealed,
+            replace(case.args, spans=[alone]),
+            [old[:first]],
+        )
+        assert torch.equal(found[0], whole[row])
+
+
+def test_quantised_blocks_change_what_is_seen() -> None:
+    """The negative control: two bits are not lost on the way."""
+    exact = make_sealed_case(SealedShape(key_code=Code.INT8, value_code=Code.INT8), [(100, 100)])
+    coarse = make_sealed_case(SealedShape(key_code=Code.INT2, value_code=Code.INT2), [(100, 100)])
+    assert torch.equal(wanted(exact)[:32], wanted(coarse)[:32])
+    assert not torch.allclose(wanted(exact)[32:], wanted(coarse)[32:], atol=1e-2)
+
+
+def test_only_the_blocks_of_the_step_are_written() -> None:
+    case = make_sealed_case(SealedShape(), [(100, 1)])
+    span = case.args.spans[0]
+    before = case.sealed.keys.clone(), case.sealed.values.clone()
+    step = SealedStep(case.blocks, span.blocks[:1], torch.tensor([2]))
+    seal(*case.pools, case.sealed, step)
+    for now, old in zip((case.sealed.keys, case.sealed.values), before, strict=True):
+        assert [block for block in range(len(now)) if not torch.equal(now[block], old[block])] == [2]
+    seal(
+        *case.pools, case.sealed, SealedStep(case.blocks, span.blocks[:0], torch.tensor([], dtype=torch.long))
+    )
+
+
+CODES = ((Code.INT8, Code.INT8), (Code.FP8, Code.FP8), (Code.INT8, Code.INT4), (Code.INT4, Code.INT2))
+
+
+@all_levels
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *(SealedShape(key_code=key, value_code=value) for key, value in CODES),
+        SealedShape(num_heads=6, num_kv_heads=2, head_dim_k=33, head_dim_v=70, key_code=Code.INT2),
+        SealedShape(head_dim_k=33, head_dim_v=70, key_code=Code.FP8, value_code=Code.FP8),
+        SealedShape(num_heads=2, num_kv_heads=1, head_dim_k=520, head_dim_v=24),
+        SealedShape(num_heads=5, num_kv_heads=5, head_dim_k=128, head_dim_v=128, block_size=64),
+        SealedShape(block_size=100, key_code=Code.INT4, value_code=Code.INT4),
+        SealedShape(block_size=4, softcap=2.0),
+        SealedShape(has_sinks=True, dtype=torch.bfloat16),
+    ],
+)
+def test_the_native_kernel_computes_what_torch_operations_do(shape: SealedShape, level: str) -> None:
+    """What no query may see, in either form, is NaN."""
+    case = make_sealed_case(shape, [*SEQUENCES, (700, 3)])
+    arguments = case.query, case.pools, case.sealed, case.args, case.blocks
+    found = native.sealed_attention(*arguments, native_library.native(level))
+    tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 2e-5
+    torch.testing.assert_close(found, torch_ops.sealed_attention(*arguments), rtol=tolerance, atol=tolerance)
+
+
+@all_levels
+@pytest.mark.parametrize("key_code", Code)
+@pytest.mark.parametrize("value_code", Code)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_and_values_in_any_two_codes_are_what_torch_operations_make_of_them(
+    key_code: Code, value_code: Code, dtype: torch.dtype, level: str
+) -> None:
+    shape = SealedShape(
+        num_heads=7,
+        num_kv_heads=1,
+        head_dim_k=96,
+        head_dim_v=64,
+        block_size=64,
+        key_code=key_code,
+        value_code=value_code,
+        dtype=dtype,
+    )
+    case = make_sealed_case(shape, [(300, 20), (129, 1)])
+    arguments = case.query, case.pools, case.sealed, case.args, case.blocks
+    found = native.sealed_attention(*arguments, native_library.native(level))
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 5e-5
+    torch.testing.assert_close(found, torch_ops.sealed_attention(*arguments), rtol=tolerance, atol=tolerance)
+
+
+@all_levels
+@pytest.mark.parametrize(
+    ("key_code", "value_code"), [*zip(Code, Code, strict=True), (Code.INT8, Code.INT4), (Code.FP8, Code.INT8)]
+)
+def test_how_a_prompt_is_cut_changes_no_bit_of_the_native_kernels_results(
+    key_code: Code, value_code: Code, level: str
+) -> None:
+    """Trap 32. Queries of one prompt beside each other, and each alone."""
+    library = native_library.native(level)
+    shape = SealedShape(block_size=16, key_code=key_code, value_code=value_code)
+    case = make_sealed_case(shape, [(330, 70)])
+    whole = native.sealed_attention(case.query, case.pools, case.sealed, case.args, case.blocks, library)
+    (span,), (old,) = case.args.spans, case.blocks
+    for row in range(0, 70, 3):
+        position = span.position + row
+        first, end = position // 16 - 1, position // 16 + 1
+        listed = span.blocks[first - span.first_block : end - span.first_block]
+        args = replace(case.args, spans=[SequenceSpan(0, 1, position, first, listed)])
+        alone = native.sealed_attention(
+            case.query[row : row + 1], case.pools, case.sealed, args, [old[:first]], library
+        )
+        assert torch.equal(alone[0], whole[row])

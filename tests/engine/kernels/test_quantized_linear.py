@@ -1,0 +1,135 @@
+"""Quantised weights: what the codes mean, how far they are from the numbers, and what a layer computes."""
+
+from collections.abc import Callable
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvchat.engine.kernels.quantized_linear import Coding, QuantisedWeight, dequantise, quantise
+from kvchat.engine.kernels.quantized_linear.reference import linear
+from kvchat.engine.kernels.quantized_linear.weight import GROUP, from_tiles, pack, to_tiles, unpack
+
+pytestmark = pytest.mark.cpu
+
+BITS = (8, 4)
+
+
+def normal(num_outputs: int, num_inputs: int) -> Tensor:
+    return torch.randn(num_outputs, num_inputs, generator=torch.Generator().manual_seed(0)) * 0.05
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_codes_are_those_of_the_format_that_llama_cpp_reads(bits: int) -> None:
+    kind = {8: gguf.GGMLQuantizationType.Q8_0, 4: gguf.GGMLQuantizationType.Q4_0}[bits]
+    weight = normal(37, 256)
+    theirs = gguf.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind)
+    np.testing.assert_array_equal(dequantise(quantise(weight, bits)).numpy(), theirs)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_number_moves_by_at_most_half_a_scale(bits: int) -> None:
+    """With 4 bits the end opposite to the largest number has no code: there it is a whole scale."""
+    weight = normal(64, 512)
+    quantised = quantise(weight, bits)
+    scales = from_tiles(quantised.scales).float().abs().repeat_interleave(GROUP, dim=1)
+    rounding = weight.abs() * 2**-10  # of the scale itself
+    error = (dequantise(quantised) - weight).abs()
+    most = {8: 0.5, 4: 1.0}[bits]
+    assert bool((error <= most * scales + rounding).all())
+    assert bool((error > 0.4 * scales).any())
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_what_was_quantised_is_quantised_again_without_a_change(bits: int) -> None:
+    once = quantise(normal(16, 128), bits)
+    again = quantise(dequantise(once), bits)
+    assert torch.equal(once.codes, again.codes)
+    assert torch.equal(once.scales, again.scales)
+
+
+@pytest.mark.parametrize("make", [torch.zeros, torch.ones], ids=["zeros", "ones"])
+@pytest.mark.parametrize("bits", BITS)
+def test_groups_of_one_number_are_kept_exactly(bits: int, make: Callable[..., Tensor]) -> None:
+    weight = make(4, 64)
+    assert torch.allclose(dequantise(quantise(weight, bits)), weight, atol=0, rtol=2**-11)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("bits", BITS)
+def test_numbers_without_a_scale_are_refused(bits: int, number: float) -> None:
+    weight = normal(4, 64)
+    weight[1, 3] = number
+    with pytest.raises(ValueError, match="not finite"):
+        quantise(weight, bits)
+
+
+def test_inputs_that_make_no_whole_groups_are_refused() -> None:
+    with pytest.raises(ValueError, match="33 inputs"):
+        quantise(normal(4, 33), 8)
+
+
+@pytest.mark.parametrize("group", [16, 32, 64])
+def test_packed_codes_come_apart_again(group: int) -> None:
+    codes = torch.randint(0, 16, (5, 128), dtype=torch.uint8)
+    coding = Coding(bits=4, group=group)
+    packed = pack(codes, coding)
+    assert packed.shape == (5, 64)
+    assert torch.equal(unpack(packed, coding), codes)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 15, 16, 35])
+@pytest.mark.parametrize("width", [1, 4])
+def test_tiles_are_the_rows_in_another_order(num_rows: int, width: int) -> None:
+    rows = torch.arange(num_rows * 24).view(num_rows, 24)
+    tiles = to_tiles(rows, width)
+    assert torch.equal(from_tiles(tiles, width), rows)
+    assert torch.equal(tiles[num_rows // 16 * 16 :], rows[num_rows // 16 * 16 :])
+    if num_rows >= 16:
+        assert tiles.flatten()[: 16 * width].tolist() == rows[:16, :width].flatten().tolist()
+
+
+def test_a_part_is_the_same_weight_of_fewer_outputs() -> None:
+    weight = coded(Coding(bits=4, has_minima=True), num_outputs=90)
+    assert torch.equal(dequantise(weight.part(32, 64)), dequantise(weight)[32:64])
+    assert torch.equal(dequantise(weight.part(64, 96)), dequantise(weight)[64:])
+
+
+@pytest.mark.parametrize(("bits", "group", "has_minima", "wanted"), [(8, 32, False, 8.5), (4, 32, True, 5.0)])
+def test_bits_per_weight_count_every_byte(bits: int, group: int, has_minima: bool, wanted: float) -> None:
+    coding = Coding(bits=bits, group=group, has_minima=has_minima)
+    weight = coded(coding)
+    assert coding.bits_per_weight == wanted == 8 * weight.nbytes / (weight.shape[0] * weight.shape[1])
+
+
+@pytest.mark.parametrize(
+    "coding",
+    [Coding(bits=8), Coding(bits=4), Coding(bits=8, group=16), Coding(bits=4, has_minima=True)],
+    ids=str,
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_layer_computes_with_the_dequantised_numbers(coding: Coding, has_bias: bool) -> None:
+    weight = coded(coding, num_outputs=2100)  # more than is dequantised at a time
+    bias = torch.randn(2100) if has_bias else torch.zeros(2100)
+    x = torch.randn(2, 3, 64)
+    wanted = functional.linear(
+        x.double(), dequantise(weight).double(), None if bias is None else bias.double()
+    )
+    torch.testing.assert_close(
+        linear(x, weight, bias if has_bias else None).double(), wanted, rtol=1e-5, atol=1e-4
+    )
+
+
+def coded(coding: Coding, num_outputs: int = 7) -> QuantisedWeight:
+    random = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (num_outputs, 64), generator=random)
+    scales = torch.rand(num_outputs, 64 // coding.group, generator=random).half()
+    return QuantisedWeight(
+        coding=coding,
+        codes=pack(codes, coding),
+        scales=scales,
+        minima=-2 * scales if coding.has_minima else None,
+    )

@@ -1,0 +1,160 @@
+"""Attention over quantised blocks in Triton is its definition, and compiles for GPUs without spills."""
+
+from collections.abc import Collection
+from importlib.util import find_spec
+from itertools import product
+
+import pytest
+import torch
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is there on Linux only", allow_module_level=True)
+
+from kvchat.engine.kernels.paged_attention import launches
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs
+from kvchat.engine.kernels.quantized_attention import fits
+from kvchat.engine.kernels.quantized_attention import triton as kernels
+from kvchat.engine.kernels.quantized_attention.args import SealedPool
+from kvchat.engine.kernels.quantized_kv import triton as packed
+from kvchat.engine.kernels.quantized_record import Code, SealedRecord
+from kvchat.engine.kernels.tiling import Tiling
+from tests.engine.kernels.compiled import BYTES, SHARED_LIMITS, Compiled, assert_fits, compile_kernel
+from tests.engine.kernels.interpreted import errors_of
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+CASES = (
+    "single queries, int8",
+    "single queries, fp8",
+    "single queries, int4",
+    "single queries, int2",
+    "single queries, fp8 and int4, float16",
+    "single queries, int4 and int8, float16",
+    "single queries, soft cap and sinks",
+    "tokens that are no whole words",
+    "groups over two turns",
+    "heads in several pieces, int8",
+    "heads in several pieces, int4",
+    "chunks, int8",
+    "chunks, int4 and int2, sinks",
+    "chunks, fp8 and int4, float16",
+    "the largest numbers of float16",
+    "parts",
+    "neighbours",
+    "padding",
+)
+CONTROLS = ("a block twice", "a key too few", "a block that nobody may read")
+PLAIN = AttentionArgs((), 1.0)
+CAPPED = AttentionArgs((), 1.0, softcap=50.0)
+UNALIGNED = (
+    *(f"{side}_{part}" for side, part in product("kv", ("units", "scales", "minima", "factors"))),
+    *("ks_n", "ks_h", "vs_n", "vs_h"),
+)
+"""Records are whole words of four bytes and no more: a layer's, and their parts, begin anywhere."""
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, float]:
+    """Return each case's error as a multiple of what is allowed, under the interpreter."""
+    return errors_of("run_interpreted_sealed", (*CASES, *CONTROLS))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernel_equals_its_definition(errors: dict[str, float], case: str) -> None:
+    assert errors[case] <= 1
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_other_blocks_are_noticed(errors: dict[str, float], control: str) -> None:
+    assert not errors[control] <= 1
+
+
+def compile_attention(
+    capability: int,
+    dtype: str,
+    shape: tuple[int, int],
+    codes: tuple[Code, Code],
+    *,
+    is_split: bool,
+    args: AttentionArgs = PLAIN,
+    tiling: Tiling | None = None,
+    ones: Collection[str] = (),
+) -> Compiled:
+    """Compile for `shape` = (query heads of a key-value head, head size)."""
+    group, dim = shape
+    keys, values = (SealedRecord(code, 64, dim, by) for code, by in zip(codes, (True, False), strict=True))
+    nothing = torch.empty(0, dtype=torch.uint8)
+    choose = kernels.decode_tiling if is_split else kernels.prefill_tiling
+    tiling = tiling or choose(group, dim, BYTES[dtype])
+    types = dict.fromkeys(("query", "k_pool", "v_pool", "sinks"), f"*{dtype}")
+    types |= dict.fromkeys(("out", "lse"), "*fp32" if is_split else f"*{dtype}")
+    types |= dict.fromkeys(("counts", "tiles", "q_starts", "q_lens", "positions", "first_blocks"), "*i32")
+    types |= {"tables": "*i32", "old_tables": "*i32", "softmax_scale": "fp32", "softcap": "fp32"}
+    for side, record in (("k", keys), ("v", values)):
+        types[f"{side}_units"] = "*i32" if packed.unit_bytes(record) == 4 else "*u8"
+        types |= {f"{side}_scales": "*fp16", f"{side}_minima": "*fp16", f"{side}_factors": "*fp32"}
+    constants = kernels.constants(args, group, SealedPool(nothing, nothing, keys, values), is_split)
+    return compile_kernel(
+        kernels._attend,
+        types,
+        constants,
+        capability=capability,
+        unaligned=UNALIGNED,
+        ones=ones,
+        **launches.options(tiling),
+    )
+
+
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_the_kernel_of_the_usual_shape_fits(capability: int) -> None:
+    made = compile_attention(capability, "bf16", (4, 128), (Code.INT8, Code.INT4), is_split=True)
+    assert_fits(made, capability)
+
+
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_the_kernel_of_prompts_fits(capability: int) -> None:
+    made = compile_attention(capability, "bf16", (4, 128), (Code.INT4, Code.FP8), is_split=False)
+    assert_fits(made, capability)
+
+
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_the_kernel_of_large_heads_in_float32_fits(capability: int) -> None:
+    """Nothing multiplies float32 but threads, which held whole rows of a head in registers."""
+    made = compile_attention(capability, "fp32", (8, 256), (Code.INT2, Code.INT2), is_split=True)
+    assert_fits(made, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_split", [True, False], ids=["decode", "prefill"])
+def test_the_kernel_over_one_block_of_each_kind_fits(is_split: bool) -> None:
+    """Launches make known when compiling which ints are 1."""
+    ones = ("table_b", "old_b") if is_split else ("table_b", "old_b", "most_parts")
+    made = compile_attention(90, "bf16", (4, 128), (Code.INT8, Code.INT4), is_split=is_split, ones=ones)
+    assert_fits(made, 90)
+
+
+def test_a_tile_that_is_too_large_is_noticed() -> None:
+    tiling = Tiling(block_m=128, block_n=64, num_warps=4, num_stages=2)
+    made = compile_attention(80, "bf16", (4, 128), (Code.INT4, Code.INT4), is_split=False, tiling=tiling)
+    assert made.stack_bytes > 0
+    with pytest.raises(AssertionError):
+        assert_fits(made, 80)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_split", [True, False], ids=["decode", "prefill"])
+@pytest.mark.parametrize(("group", "dim"), [(1, 128), (4, 64), (4, 128), (8, 256), (71, 64), (3, 96)])
+@pytest.mark.parametrize("codes", [(code, code) for code in Code], ids=list(Code))
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize("capability", SHARED_LIMITS)
+def test_the_kernel_of_every_shape_fits(
+    capability: int, dtype: str, codes: tuple[Code, Code], group: int, dim: int, is_split: bool
+) -> None:
+    assert fits(group, BYTES[dtype]) == (dtype != "fp32" or group < 71)
+    if not fits(group, BYTES[dtype]):
+        return  # torch computes it
+    made = compile_attention(capability, dtype, (group, dim), codes, is_split=is_split, args=CAPPED)
+    assert_fits(made, capability)
