@@ -28,9 +28,9 @@ from kvchat.engine.kernels.quantized_attention import seal, sealed_attention
 from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedStep
 from kvchat.engine.kernels.quantized_kv.reference import dequantise, quantise
 from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
-from kvchat.engine.models.packed_linear import pack_linears
+from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.replay import Replay, ReplaySize
-from kvchat.engine.weights import Candidate, groups_in
+from kvchat.engine.startup.weights import Candidate, groups_in
 
 BLOCK_SIZE = 64
 CONTEXT_LEN = 16384

@@ -24,9 +24,9 @@ from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.kernels.threads import usable_cores
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.linear.packed import pack_linears
+from kvchat.engine.models.linear.quantized import quantise_linears
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.packed_linear import pack_linears
-from kvchat.engine.models.quantised_linear import quantise_linears
 
 ROUNDS = 5
 BURSTS = 6

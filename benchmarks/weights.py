@@ -27,10 +27,10 @@ from benchmarks.table import Row, seconds
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
 from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.kernels.quantized_linear.native import MOST_ROWS
+from kvchat.engine.models.checkpoints.prepared import QUANTISED
+from kvchat.engine.models.linear.quantized import quantise_linears
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
-from kvchat.engine.models.prepared import QUANTISED
-from kvchat.engine.models.quantised_linear import quantise_linears
 from kvchat.starter.batches import Batches
 from kvchat.starter.corpus import GENERAL_MIX
 

@@ -19,10 +19,10 @@ from kvchat.engine.forward.runner import Runner
 from kvchat.engine.gpu import can_record, limits_of
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel
+from kvchat.engine.models.weight_format import Source
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.sampling.sampler import Sampler
-from kvchat.engine.weight_format import Source
-from kvchat.engine.weights import Candidate
+from kvchat.engine.startup.weights import Candidate
 
 SHAPES: dict[str, dict[str, Any]] = {
     "1B": {

@@ -6,11 +6,11 @@ from typing import Any
 
 from kvchat.cli.model_place import located
 from kvchat.config import Settings
+from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, PreparedCheckpoints, find_prepared
+from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.identity import differing, is_identity, layouts_of
 from kvchat.engine.models.locate import ModelLocation, installed_model, lasting_name
-from kvchat.engine.models.prepared import PREPARED_DIR, PreparedCheckpoints, find_prepared
 from kvchat.engine.models.stored_dtype import stored_dtype
-from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.errors import BundleError, ModelError
 from kvchat.platform.values import dataclass
 from kvchat.session.bundle.manifest import BundleModel, Manifest

@@ -15,7 +15,7 @@ from kvchat.cli.too_long import too_long, too_long_lines
 from kvchat.config import Settings
 from kvchat.engine.memory.disk.catalog import BlockCatalog
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
-from kvchat.engine.models.prepared import PREPARED_DIR, prepared_bytes
+from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
 from kvchat.errors import StorageError, UsageError
 from kvchat.platform.encryptor import Sealer
 from kvchat.platform.values import dataclass

@@ -36,7 +36,7 @@ from kvchat.ui.figures import bytes_text, plural
 if TYPE_CHECKING:
     from kvchat.engine.conversion import Converted
     from kvchat.engine.convert import Converter
-    from kvchat.engine.weights import Candidate
+    from kvchat.engine.startup.weights import Candidate
 
 
 @dataclass(frozen=True, slots=True)

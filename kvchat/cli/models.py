@@ -10,8 +10,8 @@ from kvchat.cli.models_options import ModelOptions
 from kvchat.cli.options import ListOptions
 from kvchat.cli.streams import Output, Status, as_json, written_as_json
 from kvchat.engine.formats.kv_size import cache_sizes, read_shape
+from kvchat.engine.models.checkpoints.weight_files import check_model, read_config, weight_files
 from kvchat.engine.models.locate import GGUF_SUFFIX, STARTER, locate_model
-from kvchat.engine.models.weight_files import check_model, read_config, weight_files
 from kvchat.errors import KvchatError, ModelNotFound
 from kvchat.platform.host_memory import available_bytes
 from kvchat.platform.values import dataclass

@@ -14,7 +14,7 @@ from kvchat.cli.unlocking import opens_unasked
 from kvchat.cli.waiting import is_being_answered
 from kvchat.config import Settings
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.engine.models.prepared import blocks_limit
+from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import EngineFailed, KvchatError
 from kvchat.platform.values import dataclass
 from kvchat.session.tree import Session, SessionId

@@ -16,7 +16,7 @@ from kvchat.cli.unlocking import alone
 from kvchat.cli.waiting import wait_until_loaded
 from kvchat.config import Settings
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.engine.models.prepared import blocks_limit
+from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import PinRefused, StorageError, UsageError
 from kvchat.lending.borrower import Borrowed
 from kvchat.session.packs import Pack, new_pack_id

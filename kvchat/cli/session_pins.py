@@ -129,7 +129,7 @@ class SessionPins:
         self, catalog: "BlockCatalog", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"
     ) -> None:
         # Imported by whoever pins: a list of sessions is to be there at once.
-        from kvchat.engine.models.prepared import blocks_limit
+        from kvchat.engine.models.checkpoints.prepared import blocks_limit
 
         limit_bytes = blocks_limit(self._limit_bytes, self._cache_dir)
         if limit_bytes is None:

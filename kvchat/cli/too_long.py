@@ -8,7 +8,7 @@ from kvchat.cli.shelf import open_store, short_id
 from kvchat.config import Settings
 from kvchat.engine.api.ids import chain_keys
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.engine.models.prepared import blocks_limit
+from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import KvchatError
 from kvchat.platform.values import dataclass
 from kvchat.session.references import chain_root

@@ -46,17 +46,17 @@ from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.memory.saver import Outgoing
 from kvchat.engine.models.latent import projections
+from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
-from kvchat.engine.models.packed_linear import pack_linears
-from kvchat.engine.models.rotaries import layer_rotaries
+from kvchat.engine.models.probing.rotaries import layer_rotaries
+from kvchat.engine.models.weight_format import Source, check_weights
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
 from kvchat.engine.scheduling.scheduler import NoDrafter
+from kvchat.engine.startup.weights import Candidate, Weights, fingerprint_of, load_candidate
 from kvchat.engine.tiering.host_admission import Worth
 from kvchat.engine.tiering.persisted_rates import Computing, KeptRates
-from kvchat.engine.weight_format import Source, check_weights
-from kvchat.engine.weights import Candidate, Weights, fingerprint_of, load_candidate
 from kvchat.errors import ConfigError, OutOfMemory
 from kvchat.platform.host_memory import available_bytes
 

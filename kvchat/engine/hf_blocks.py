@@ -34,7 +34,7 @@ from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, meaning_of
-from kvchat.engine.models.probe import probe_gathered_layers
+from kvchat.engine.models.probing.probe import probe_gathered_layers
 from kvchat.engine.sequences.sequence import Branch
 from kvchat.engine.tiering.in_flight_loads import Flights
 from kvchat.engine.tiering.save_policy import Keeper

@@ -14,9 +14,9 @@ from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import Outgoing, Saver
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
+from kvchat.engine.startup.weights import Weights
 from kvchat.engine.tiering.in_flight_loads import BlockReader
 from kvchat.engine.tiering.persisted_rates import KeptRates
-from kvchat.engine.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

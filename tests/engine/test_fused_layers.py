@@ -13,8 +13,8 @@ from kvchat.engine.forward.fusion import fuse
 from kvchat.engine.forward.route import choose_route
 from kvchat.engine.kernels.linear.emulated import is_emulated
 from kvchat.engine.kernels.native.library import library
-from kvchat.engine.models.decoder_structure import Unmatched
 from kvchat.engine.models.load import load_model
+from kvchat.engine.models.probing.decoder_structure import Unmatched
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.kernels.native_library import compiled
 from tests.engine.test_update_weights import other_of, rewrite

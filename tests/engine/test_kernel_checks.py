@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvchat.engine import weights
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.spec import FullSpec, Group
@@ -14,7 +13,8 @@ from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.kernels.kernel_checks import LatentSizes
 from kvchat.engine.kernels.model_checks import Latents, Sizes
 from kvchat.engine.kernels.quantized_record import Code
-from kvchat.engine.weight_format import Source
+from kvchat.engine.models.weight_format import Source
+from kvchat.engine.startup import weights
 from tests.engine.conftest import TinyModels
 
 pytestmark = pytest.mark.cpu

@@ -26,7 +26,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import set_implementation
 from kvchat.engine.models.latent import LatentLayer, latent_layers
 from kvchat.engine.models.load import load_model
-from kvchat.engine.models.rope_layout import FIRSTS_THEN_SECONDS
+from kvchat.engine.models.probing.rope_layout import FIRSTS_THEN_SECONDS
 from kvchat.engine.sequences.batch import Batch, Chunk
 from tests.engine.conftest import OpenEngine
 from tests.engine.latent_models import KINDS, model_of

@@ -21,9 +21,9 @@ from kvchat.engine.forward.decode_graphs import Limits, Size, _Step
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels.store_kv import reference, torch_ops
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.weight_format import Source
 from kvchat.engine.sampling.device_sampler import draw
-from kvchat.engine.weight_format import Source
-from kvchat.engine.weights import load_candidate
+from kvchat.engine.startup.weights import load_candidate
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of
 from tests.engine.tiny_models import KINDS, save_model

@@ -16,8 +16,8 @@ from kvchat.engine.forward.passes import SequencePass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.gpu import can_record, unrecorded, why_not
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.weight_format import Source
-from kvchat.engine.weights import load_candidate
+from kvchat.engine.models.weight_format import Source
+from kvchat.engine.startup.weights import load_candidate
 from tests.engine.conftest import TinyModels
 from tests.engine.tiny_models import open_engine
 

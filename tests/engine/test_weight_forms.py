@@ -17,11 +17,11 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
 from kvchat.engine.kernels.quantized_linear import dequantise
-from kvchat.engine.models.fp8_checkpoint import expand
+from kvchat.engine.models.checkpoints.fp8 import expand
+from kvchat.engine.models.checkpoints.prepared import prepared_bytes
+from kvchat.engine.models.linear.quantized import QuantisedLinear, quantise_linears, replace
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
-from kvchat.engine.models.prepared import prepared_bytes
-from kvchat.engine.models.quantised_linear import QuantisedLinear, quantise_linears, replace
 from kvchat.errors import ConfigError, KvchatError, ModelUnreadable
 from kvchat.starter.batches import Batches
 from kvchat.starter.corpus import GENERAL_MIX

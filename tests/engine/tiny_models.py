@@ -28,11 +28,11 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.rates import LEAST_TOKENS, WINDOW, Rates
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.locate import locate_model
+from kvchat.engine.models.weight_format import Source
 from kvchat.engine.parts import EngineParts
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.sequences.batch import Batch
-from kvchat.engine.weight_format import Source
-from kvchat.engine.weights import Candidate, load_candidate
+from kvchat.engine.startup.weights import Candidate, load_candidate
 
 VOCAB_SIZE = 512
 KINDS = ("llama", "qwen3", "gemma3", "gpt2")

@@ -23,8 +23,8 @@ from kvchat.engine.forward.layer_sample import NUM_POSITIONS, scratch, watch
 from kvchat.engine.forward.route import Route, Served
 from kvchat.engine.forward.runner import ForwardPass, Row
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.decoder_structure import Unmatched, match_layer
 from kvchat.engine.models.load import LoadedModel
+from kvchat.engine.models.probing.decoder_structure import Unmatched, match_layer
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from kvchat.engine.forward.runner import Row
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.decoder_structure import Decoder, Unmatched
+from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched
 
 BLOCK_SIZE = 4
 TEXTS = ((0, 5), (37, 3))

@@ -14,7 +14,7 @@ from kvchat.engine.formats.latent.attend import LatentAttention
 from kvchat.engine.forward.runner import Row
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.models.hook import accepted_arguments, attach
-from kvchat.engine.models.past import PackedPast
+from kvchat.engine.models.probing.past import PackedPast
 
 
 class PackedPass:

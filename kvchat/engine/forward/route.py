@@ -26,15 +26,15 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation
 from kvchat.engine.models.latent import expand_latents, keep_latents, latent_layers
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.past import PackedPast
-from kvchat.engine.models.probe import (
+from kvchat.engine.models.probing.past import PackedPast
+from kvchat.engine.models.probing.probe import (
     Contradiction,
     ModelLayers,
     model_name,
     probe_gathered_layers,
     probe_layers,
 )
-from kvchat.engine.models.rope_layout import rope_layouts
+from kvchat.engine.models.probing.rope_layout import rope_layouts
 from kvchat.errors import UnsupportedModel
 
 OWN_ATTENTION = "eager"

@@ -17,10 +17,10 @@ from kvchat.engine.cache.plan import TableChange
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.first_layers import first_layers, num_telling_layers
 from kvchat.engine.models.hook import IMPLEMENTATION, accepted_arguments, set_implementation
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.probe import model_name
+from kvchat.engine.models.probing.first_layers import first_layers, num_telling_layers
+from kvchat.engine.models.probing.probe import model_name
 from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.errors import UnsupportedModel
 

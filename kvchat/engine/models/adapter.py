@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from kvchat.engine.models.adapter_files import adapter_weights, check_adapter
-from kvchat.engine.models.alone import ALONE
+from kvchat.engine.models.checkpoints.adapter_files import adapter_weights, check_adapter
+from kvchat.engine.models.load_lock import ALONE
 from kvchat.errors import KvchatError, OutOfMemory, UnsupportedModel
 
 

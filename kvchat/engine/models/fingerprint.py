@@ -9,9 +9,9 @@ from typing import Any
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.models.adapter_files import adapter_weights, read_adapter_config
-from kvchat.engine.models.weight_digests import WeightDigests
-from kvchat.engine.models.weight_files import read_config, weight_files
+from kvchat.engine.models.checkpoints.adapter_files import adapter_weights, read_adapter_config
+from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
+from kvchat.engine.models.checkpoints.weight_files import read_config, weight_files
 
 FINGERPRINT_BYTES = 32
 _PERSON = b"kvchat.print1"

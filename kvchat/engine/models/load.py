@@ -11,12 +11,11 @@ import torch
 import transformers
 from torch import nn
 
-from kvchat.engine.models import quantised_checkpoint  # noqa: F401  transformers finds it by its name
 from kvchat.engine.models.adapter import merge_adapter
-from kvchat.engine.models.alone import ALONE
+from kvchat.engine.models.checkpoints.mapped import own_memory
+from kvchat.engine.models.checkpoints.weight_files import read_config
 from kvchat.engine.models.latent_sizes import check_latent_sizes
-from kvchat.engine.models.mapped import own_memory
-from kvchat.engine.models.weight_files import read_config
+from kvchat.engine.models.load_lock import ALONE
 from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -8,7 +8,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from kvchat import starter
-from kvchat.engine.models.weight_files import check_model
+from kvchat.engine.models.checkpoints.weight_files import check_model
 from kvchat.errors import ModelError, ModelNotFound, ModelUnreadable
 from kvchat.platform.values import dataclass
 
@@ -72,8 +72,8 @@ def locate_model(
         return ModelLocation(name=name, path=path.resolve())
     if path.is_file() and path.suffix == GGUF_SUFFIX and cache_dir is not None:
         # Not for those who name a directory.
-        from kvchat.engine.models.disk_room import DiskRoom
-        from kvchat.engine.models.gguf_files import checkpoint_of
+        from kvchat.engine.models.checkpoints.disk_budget import DiskRoom
+        from kvchat.engine.models.checkpoints.gguf_files import checkpoint_of
 
         room = DiskRoom(cache_dir=cache_dir, disk_bytes=disk_bytes, sealer=sealer)
         return ModelLocation(name=name, path=checkpoint_of(path.resolve(), cache_dir, room))

@@ -14,9 +14,9 @@ from kvchat.engine.forward.layer_check import walk_through, walking_pass
 from kvchat.engine.forward.layer_pass import LayerPass
 from kvchat.engine.gpu import can_record, limits_of
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.decoder_structure import Unmatched
-from kvchat.engine.weight_format import Source
-from kvchat.engine.weights import Candidate, load_candidate
+from kvchat.engine.models.probing.decoder_structure import Unmatched
+from kvchat.engine.models.weight_format import Source
+from kvchat.engine.startup.weights import Candidate, load_candidate
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of
 from tests.engine.overlapped_engines import open_ahead

@@ -9,8 +9,8 @@ import pytest
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.memory.disk.block_file import Region
+from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.fingerprint import Storage, fingerprint, read_checkpoint
-from kvchat.engine.models.weight_digests import WeightDigests
 from kvchat.errors import ModelUnreadable
 from tests.engine.models.checkpoints import (
     perturb,

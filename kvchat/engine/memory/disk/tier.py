@@ -11,7 +11,7 @@ from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.used_views import note_view
 from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.engine.memory.saver import Outgoing, Saver
-from kvchat.engine.models.prepared import elsewhere
+from kvchat.engine.models.checkpoints.prepared import elsewhere
 from kvchat.errors import StorageError
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import pytest
 
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.engine.models.prepared import PREPARED_DIR
+from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR
 from kvchat.engine.tiering.save_policy import TAIL_INTERVAL_S
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, reference, token_ids

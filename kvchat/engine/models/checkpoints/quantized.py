@@ -13,8 +13,8 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from kvchat.engine.kernels.quantized_linear import Coding
-from kvchat.engine.models.prepared import VERSION
-from kvchat.engine.models.quantised_linear import empty_linear, replace
+from kvchat.engine.models.checkpoints.prepared import VERSION
+from kvchat.engine.models.linear.quantized import empty_linear, replace
 
 METHOD = "kvchat"
 

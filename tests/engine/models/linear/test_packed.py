@@ -6,10 +6,10 @@ from torch import nn
 
 from kvchat.engine.kernels.linear import can_pack
 from kvchat.engine.kernels.native.library import library
-from kvchat.engine.models import packed_linear, paired_linear, widened_linear
-from kvchat.engine.models.packed_linear import PackedLinear, overwrite, pack_linears, tensors_of
-from kvchat.engine.models.paired_linear import PairedLinear, is_better_paired
-from kvchat.engine.models.widened_linear import WidenedLinear
+from kvchat.engine.models.linear import packed, paired, widened
+from kvchat.engine.models.linear.packed import PackedLinear, overwrite, pack_linears, tensors_of
+from kvchat.engine.models.linear.paired import PairedLinear, is_better_paired
+from kvchat.engine.models.linear.widened import WidenedLinear
 
 pytestmark = [
     pytest.mark.cpu,
@@ -64,8 +64,8 @@ def test_other_weights_can_be_written_over_packed_ones() -> None:
 def test_layers_whose_type_the_processor_emulates_keep_their_parameters_and_compute_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packed_linear, "is_better_paired", lambda weight: False)
-    monkeypatch.setattr(packed_linear, "is_better_widened", lambda weight: weight.dtype == torch.bfloat16)
+    monkeypatch.setattr(packed, "is_better_paired", lambda weight: False)
+    monkeypatch.setattr(packed, "is_better_widened", lambda weight: weight.dtype == torch.bfloat16)
     model, other, plain = Model(0).bfloat16(), Model(1).bfloat16(), outputs(Model(0).bfloat16())
     weights = [parameter.data_ptr() for parameter in model.parameters()]
     assert pack_linears(model) == 0
@@ -82,7 +82,7 @@ def test_layers_whose_type_the_processor_emulates_keep_their_parameters_and_comp
 def test_where_the_processor_emulates_their_type_inputs_lie_in_pairs_but_where_an_embedding_reads_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (widened_linear, paired_linear):
+    for module in (widened, paired):
         monkeypatch.setattr(module, "is_emulated", lambda dtype: dtype == torch.bfloat16)
     model, other, plain = Model(0).bfloat16(), Model(1).bfloat16(), outputs(Model(0).bfloat16())
     assert pack_linears(model) == 1

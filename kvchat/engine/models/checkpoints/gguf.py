@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.quantized_linear import Coding, QuantisedWeight
-from kvchat.engine.models.alone import ALONE
-from kvchat.engine.models.gguf_blocks import FORMATS, quantised
-from kvchat.engine.models.prepared import WEIGHTS_FILE, MakeRoom
-from kvchat.engine.models.quantised_checkpoint import describe
-from kvchat.engine.models.quantised_linear import output_name
+from kvchat.engine.models.checkpoints.gguf_blocks import FORMATS, quantised
+from kvchat.engine.models.checkpoints.prepared import WEIGHTS_FILE, MakeRoom
+from kvchat.engine.models.checkpoints.quantized import describe
+from kvchat.engine.models.linear.quantized import output_name
+from kvchat.engine.models.load_lock import ALONE
 from kvchat.errors import ModelUnreadable, UnsupportedModel
 
 Report = Callable[[str], None]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from kvchat.engine.formats.attention_call import AttentionCall
 from kvchat.engine.models.hook import IMPLEMENTATION, PROBE_IMPLEMENTATION, attach, set_implementation
 from kvchat.engine.models.latent import LatentLayer, latent_modules
-from kvchat.engine.models.past import ProbePast
-from kvchat.engine.models.probe import model_name, run_probe
+from kvchat.engine.models.probing.past import ProbePast
+from kvchat.engine.models.probing.probe import model_name, run_probe
 from kvchat.errors import UnsupportedModel
 
 INTERLEAVED = "interleaved"

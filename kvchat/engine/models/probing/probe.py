@@ -27,8 +27,8 @@ from kvchat.engine.models.hook import (
     set_implementation,
 )
 from kvchat.engine.models.latent import LatentLayer
-from kvchat.engine.models.past import KeepsState, ProbePast
-from kvchat.engine.models.reach import Reach, reach_of
+from kvchat.engine.models.probing.past import KeepsState, ProbePast
+from kvchat.engine.models.probing.visible_range import Reach, reach_of
 from kvchat.errors import UnsupportedModel
 
 ATTENTION_TYPES = {"full_attention", "attention", "sliding_attention", "chunked_attention", "global", "local"}

@@ -9,11 +9,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.models.disk_room import DiskRoom
-from kvchat.engine.models.fingerprint import read_checkpoint
-from kvchat.engine.models.fp8_checkpoint import write_expanded
-from kvchat.engine.models.load import LoadedModel, load_model
-from kvchat.engine.models.prepared import (
+from kvchat.engine.models.checkpoints.disk_budget import DiskRoom
+from kvchat.engine.models.checkpoints.fp8 import write_expanded
+from kvchat.engine.models.checkpoints.prepared import (
     EXPANDED,
     PREPARED_DIR,
     QUANTISED,
@@ -21,9 +19,11 @@ from kvchat.engine.models.prepared import (
     PreparedCheckpoints,
     key_of,
 )
-from kvchat.engine.models.quantised_model import Recipe, quantised_dir
-from kvchat.engine.models.weight_digests import WeightDigests
-from kvchat.engine.models.weight_files import has_fp8_blocks, read_config
+from kvchat.engine.models.checkpoints.quantize import Recipe, quantised_dir
+from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
+from kvchat.engine.models.checkpoints.weight_files import has_fp8_blocks, read_config
+from kvchat.engine.models.fingerprint import read_checkpoint
+from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.errors import ConfigError
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -8,11 +8,11 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
 from kvchat.engine.kernels.quantized_linear import dequantise
-from kvchat.engine.models.gguf_checkpoint import open_gguf, write_checkpoint
+from kvchat.engine.models.checkpoints.gguf import open_gguf, write_checkpoint
+from kvchat.engine.models.checkpoints.prepared import WEIGHTS_FILE, prepared_bytes
+from kvchat.engine.models.linear.quantized import QuantisedLinear
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
-from kvchat.engine.models.prepared import WEIGHTS_FILE, prepared_bytes
-from kvchat.engine.models.quantised_linear import QuantisedLinear
 from kvchat.errors import KvchatError, ModelUnreadable, UnsupportedModel
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.models.gguf_writer import tiny, write_gguf

@@ -26,14 +26,14 @@ from kvchat.engine.kernels.threads import choose_threads
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.tier import open_store
-from kvchat.engine.models.adapter_files import check_adapter
+from kvchat.engine.models.checkpoints.adapter_files import check_adapter
+from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
+from kvchat.engine.models.checkpoints.weight_files import ADAPTER_CONFIG, check_model
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, read_checkpoint
 from kvchat.engine.models.identity import remember
+from kvchat.engine.models.linear.packed import overwrite, tensors_of
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.packed_linear import overwrite, tensors_of
-from kvchat.engine.models.weight_digests import WeightDigests
-from kvchat.engine.models.weight_files import ADAPTER_CONFIG, check_model
-from kvchat.engine.weight_format import Form, Source, in_wanted_form
+from kvchat.engine.models.weight_format import Form, Source, in_wanted_form
 from kvchat.errors import ConfigError, ModelNotFound, ModelUnreadable, UnsupportedModel
 
 DIGESTS_FILE = "weights.json"

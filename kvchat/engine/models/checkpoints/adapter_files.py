@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kvchat.engine.models.weight_files import (
+from kvchat.engine.models.checkpoints.weight_files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     check_safetensors,

@@ -10,7 +10,7 @@ import transformers
 from kvchat.engine.forward.route import choose_route
 from kvchat.engine.models.hook import attach
 from kvchat.engine.models.load import load_model
-from kvchat.engine.models.rotaries import layer_rotaries
+from kvchat.engine.models.probing.rotaries import layer_rotaries
 from kvchat.errors import UnsupportedModel
 from tests.engine.tiny_models import make_config, save_model
 

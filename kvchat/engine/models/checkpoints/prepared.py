@@ -15,9 +15,9 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
+from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
+from kvchat.engine.models.checkpoints.weight_files import has_fp8_blocks
 from kvchat.engine.models.fingerprint import Checkpoint, read_checkpoint
-from kvchat.engine.models.weight_digests import WeightDigests
-from kvchat.engine.models.weight_files import has_fp8_blocks
 from kvchat.errors import StorageError
 from kvchat.platform.directories import make_private, sync
 

@@ -11,10 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.quantized_linear import Coding
-from kvchat.engine.models.fingerprint import Checkpoint
-from kvchat.engine.models.latent import projections
-from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.prepared import (
+from kvchat.engine.models.checkpoints.prepared import (
     QUANTISED,
     WEIGHTS_FILE,
     MakeRoom,
@@ -22,9 +19,12 @@ from kvchat.engine.models.prepared import (
     copy_if_there,
     key_of,
 )
-from kvchat.engine.models.quantised_checkpoint import describe
-from kvchat.engine.models.quantised_linear import output_name, quantise_linears
-from kvchat.engine.models.weight_files import read_config
+from kvchat.engine.models.checkpoints.quantized import describe
+from kvchat.engine.models.checkpoints.weight_files import read_config
+from kvchat.engine.models.fingerprint import Checkpoint
+from kvchat.engine.models.latent import projections
+from kvchat.engine.models.linear.quantized import output_name, quantise_linears
+from kvchat.engine.models.load import LoadedModel
 from kvchat.errors import ConfigError, ModelUnreadable, UnsupportedModel
 
 Report = Callable[[str], None]

@@ -25,10 +25,10 @@ from kvchat.engine.kernels.decoder_layers.args import (
     Projections,
 )
 from kvchat.engine.kernels.quantized_linear import QuantisedWeight
-from kvchat.engine.models.packed_linear import PackedLinear
-from kvchat.engine.models.paired_linear import PairedLinear
-from kvchat.engine.models.quantised_linear import QuantisedLinear
-from kvchat.engine.models.widened_linear import WidenedLinear
+from kvchat.engine.models.linear.packed import PackedLinear
+from kvchat.engine.models.linear.paired import PairedLinear
+from kvchat.engine.models.linear.quantized import QuantisedLinear
+from kvchat.engine.models.linear.widened import WidenedLinear
 
 _PLAIN = {"input_layernorm": "before_attention", "post_attention_layernorm": "before_mlp"}
 NORM_NAMES = (

@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from kvchat.engine.models.first_layers import first_layers, num_kinds_prefix
+from kvchat.engine.models.probing.first_layers import first_layers, num_kinds_prefix
 from tests.engine.tiny_models import make_config
 
 pytestmark = pytest.mark.cpu

@@ -6,12 +6,12 @@ from typing import Any
 from torch import nn
 
 from kvchat.engine.kernels.decoder_layers.reference import dense
-from kvchat.engine.models.decoder_structure import match_linear
 from kvchat.engine.models.hook import AttentionLayer, attach
-from kvchat.engine.models.packed_linear import PackedLinear
-from kvchat.engine.models.paired_linear import PairedLinear
-from kvchat.engine.models.quantised_linear import QuantisedLinear
-from kvchat.engine.models.widened_linear import WidenedLinear
+from kvchat.engine.models.linear.packed import PackedLinear
+from kvchat.engine.models.linear.paired import PairedLinear
+from kvchat.engine.models.linear.quantized import QuantisedLinear
+from kvchat.engine.models.linear.widened import WidenedLinear
+from kvchat.engine.models.probing.decoder_structure import match_linear
 
 
 def float_copy(layer: nn.Module, behind: AttentionLayer) -> nn.Module:

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvchat.engine.memory.disk.block_encryption import seal_of
 from kvchat.engine.memory.disk.catalog import BlockCatalog
-from kvchat.engine.models.prepared import blocks_limit
+from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import StorageError
 from kvchat.platform.encryptor import Sealer
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from kvchat.engine.kernels.linear import can_pack, linear, native, pack
 from kvchat.engine.kernels.linear.paired_weight import PairedWeight
-from kvchat.engine.models.paired_linear import PairedLinear, is_better_paired
-from kvchat.engine.models.widened_linear import WidenedLinear, is_better_widened
+from kvchat.engine.models.linear.paired import PairedLinear, is_better_paired
+from kvchat.engine.models.linear.widened import WidenedLinear, is_better_widened
 
 
 class PackedLinear(nn.Module):

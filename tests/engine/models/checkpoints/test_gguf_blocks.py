@@ -7,7 +7,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 
 from kvchat.engine.kernels.quantized_linear import dequantise
-from kvchat.engine.models.gguf_blocks import FORMATS, quantised
+from kvchat.engine.models.checkpoints.gguf_blocks import FORMATS, quantised
 
 pytestmark = pytest.mark.cpu
 

@@ -6,10 +6,10 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from kvchat.engine.models.packed_linear import PackedLinear
-from kvchat.engine.models.paired_linear import PairedLinear
-from kvchat.engine.models.quantised_linear import QuantisedLinear
-from kvchat.engine.models.widened_linear import WidenedLinear
+from kvchat.engine.models.linear.packed import PackedLinear
+from kvchat.engine.models.linear.paired import PairedLinear
+from kvchat.engine.models.linear.quantized import QuantisedLinear
+from kvchat.engine.models.linear.widened import WidenedLinear
 
 LINEARS = (nn.Linear, PackedLinear, PairedLinear, WidenedLinear, QuantisedLinear)
 _PRODUCTS = {kind.forward for kind in LINEARS}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.models.weight_digests import WeightDigests
+from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from tests.engine.models.checkpoints import perturb, write_model
 
 pytestmark = pytest.mark.pure

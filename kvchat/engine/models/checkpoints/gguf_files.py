@@ -7,9 +7,9 @@ import sys
 from hashlib import blake2b
 from pathlib import Path
 
-from kvchat.engine.models.disk_room import DiskRoom
-from kvchat.engine.models.prepared import PREPARED_DIR, VERSION, MakeRoom, PreparedCheckpoints
-from kvchat.engine.models.weight_digests import WeightDigests
+from kvchat.engine.models.checkpoints.disk_budget import DiskRoom
+from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, VERSION, MakeRoom, PreparedCheckpoints
+from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.errors import ModelUnreadable
 
 _MAGIC = b"GGUF"
@@ -53,7 +53,7 @@ def _key(path: Path, digest: str) -> str:
 
 
 def _make(path: Path, directory: Path, make_room: MakeRoom) -> None:
-    from kvchat.engine.models.gguf_checkpoint import open_gguf, write_checkpoint
+    from kvchat.engine.models.checkpoints.gguf import open_gguf, write_checkpoint
 
     write_checkpoint(open_gguf(path), directory, _report, make_room)
     if sys.stderr.isatty():
