@@ -9,10 +9,10 @@ from time import perf_counter, sleep
 
 from benchmarks.table import Row
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
-from kvchat.engine.build import build_parts
 from kvchat.engine.cache.plan import Fetch
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.models.locate import locate_model
+from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.tiering.load_choice import meeting
 
 ROUNDS = 5

@@ -22,10 +22,10 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.sampling.sampler import Choice, Row, Sampler
+from kvchat.engine.startup.assembly import build_parts
 from kvchat.session.template import ChatTemplate
 
 ROUNDS = 5

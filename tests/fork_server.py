@@ -30,7 +30,7 @@ MODULES = (
     "transformers.models.qwen3.modeling_qwen3",
     "kvchat.cli.command_line",
     "kvchat.cli.ask",
-    "kvchat.engine.build",
+    "kvchat.engine.startup.assembly",
 )
 LONGEST_REQUEST = 2**20
 LOADING_PAYS = "TESTS_LOADING_PAYS"

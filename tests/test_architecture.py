@@ -46,7 +46,7 @@ FLOORS = {
     "kvchat.engine.cache": 1,
     "kvchat.engine.cache.manager": 2,
     "kvchat.engine.memory": 2,
-    "kvchat.engine.memory.streams": 0,
+    "kvchat.engine.kernels.streams": 0,
     "kvchat.engine.attention": 2,
     "kvchat.engine.shadow": 2,
     "kvchat.engine.formats.shadow.settings": 0,

@@ -9,19 +9,19 @@ import transformers
 
 from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.build import assemble
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps
 from kvchat.engine.forward.layer_check import walking_pass
 from kvchat.engine.forward.layer_pass import LayerPass
 from kvchat.engine.forward.route import choose_route
 from kvchat.engine.forward.runner import Runner
-from kvchat.engine.gpu import can_record, limits_of
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.weight_format import Source
-from kvchat.engine.parts import EngineParts
 from kvchat.engine.sampling.sampler import Sampler
+from kvchat.engine.startup.assembly import assemble
+from kvchat.engine.startup.gpu import can_record, limits_of
+from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate
 
 SHAPES: dict[str, dict[str, Any]] = {

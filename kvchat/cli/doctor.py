@@ -103,7 +103,7 @@ def _without_nothing(values: dict[str, object]) -> dict[str, object]:
 
 
 def _machine(paths: Paths) -> Iterator[Finding]:
-    from kvchat.engine.machine import this_machine
+    from kvchat.engine.kernels.machine import this_machine
 
     machine = this_machine()
     has = ", ".join((f"torch uses {machine.instructions}", *machine.features))
@@ -269,7 +269,7 @@ def _refused_kernels() -> Iterator[Finding]:
 
 
 def _model_finding(name: str, info: EngineInfo) -> Finding:
-    from kvchat.engine.machine import num_threads
+    from kvchat.engine.kernels.machine import num_threads
 
     threads = num_threads()
     return Finding(

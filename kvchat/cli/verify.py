@@ -157,9 +157,9 @@ def _verifier(
     stored_as = parse_cache_format(settings.engine.cache_format).stored
     location = located(settings, model)
     status.show(f"loading {model} …")
-    from kvchat.engine.build import build_parts
     from kvchat.engine.engine import Engine
     from kvchat.engine.recompute import Recompute
+    from kvchat.engine.startup.assembly import build_parts
     from kvchat.engine.verify import Verifier
 
     config = replace(settings.engine, cache_dir=None, host_bytes=0, cache_format=stored_as)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from kvchat.engine import occupancy
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.api.events import Event, FinishReason, RequestFinished
 from kvchat.engine.api.ids import BranchId, RequestId
@@ -17,13 +16,11 @@ from kvchat.engine.api.inspection import InspectedBlock, InspectionWish
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
-from kvchat.engine.build import build_parts
 from kvchat.engine.cache import inspection
 from kvchat.engine.cache.plan import Move
 from kvchat.engine.handle import Handle
 from kvchat.engine.memory.disk.tier import open_saver
 from kvchat.engine.models.locate import locate_model
-from kvchat.engine.parts import EngineParts
 from kvchat.engine.results import Result, collect
 from kvchat.engine.scheduling import request_events
 from kvchat.engine.scheduling.capacity_check import Room
@@ -34,6 +31,9 @@ from kvchat.engine.scheduling.request_validator import Intake
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.startup import occupancy
+from kvchat.engine.startup.assembly import build_parts
+from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.tiering.demotion_queue import Departures
 from kvchat.engine.tiering.idle_watch import IdleWatch
 from kvchat.engine.tiering.in_flight_loads import Flights

@@ -16,7 +16,6 @@ from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss
 from kvchat.engine.api.view import require_steps
-from kvchat.engine.build import placed, shadows_of
 from kvchat.engine.formats.spec import Fp8LatentSpec, Group, SealedSpec
 from kvchat.engine.forward.route import Served
 from kvchat.engine.kernels.threads import choose_threads, usable_cores
@@ -26,6 +25,7 @@ from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.weight_format import Source
 from kvchat.engine.replay import Replay, ReplaySize
+from kvchat.engine.startup.assembly import placed, shadows_of
 from kvchat.engine.startup.weights import groups_in, load_candidate
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
 from kvchat.platform.host_memory import available_bytes

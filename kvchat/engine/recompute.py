@@ -9,9 +9,9 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.quantized_kv.reference import quantise
-from kvchat.engine.parts import EngineParts
 from kvchat.engine.sequences.batch import Batch, Chunk
 from kvchat.engine.sequences.sequence import Branch
+from kvchat.engine.startup.parts import EngineParts
 from kvchat.errors import PoolExhausted
 
 ReadPast = Callable[[int, GroupId], bytes | None]

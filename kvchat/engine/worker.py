@@ -230,8 +230,8 @@ class Worker:
             self._fail(EngineFailed(f"the engine failed: {type(error).__name__}: {error}"))
 
     def _load(self) -> "Engine":
-        from kvchat.engine.build import build_parts
         from kvchat.engine.engine import Engine
+        from kvchat.engine.startup.assembly import build_parts
 
         start_s = time.monotonic()
         engine = Engine(build_parts(self._model, self._model_dir, self._config, self._report))

@@ -12,12 +12,12 @@ from kvchat.engine.engine import Engine
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps
 from kvchat.engine.forward.layer_check import walking_pass
 from kvchat.engine.forward.runner import Runner
-from kvchat.engine.gpu import limits_of
 from kvchat.engine.models.weight_format import Source
-from kvchat.engine.parts import EngineParts
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.startup.gpu import limits_of
+from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import load_candidate
 from tests.engine.tiny_models import RecordingRunner, build, make_computing_slow
 

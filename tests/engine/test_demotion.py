@@ -9,8 +9,8 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
+from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import ConfigError, InvalidRequest, PinRefused, PoolExhausted
 from tests.engine.tiny_models import (
     answer,

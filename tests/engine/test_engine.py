@@ -11,9 +11,9 @@ from torch import Tensor
 from kvchat.engine import Engine, EngineConfig, Request, SamplingParams
 from kvchat.engine.api.events import FinishReason, PrefillProgress, RequestFinished, TokenEmitted
 from kvchat.engine.api.ids import BranchId
-from kvchat.engine.build import build_parts
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import ContextOverflow, InvalidRequest, PoolExhausted
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.tiny_models import VOCAB_SIZE, answer, finish, reference, submit, token_ids

@@ -10,9 +10,9 @@ import pytest
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import LoadChoice, LoadEstimate, LoadPlanned
-from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
 from kvchat.engine.memory.rates import Measured, Rates
+from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.tiering.persisted_rates import FILE_NAME
 from tests.engine.conftest import TinyModels
 from tests.engine.stepped_reader import Clock, TimedReader

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
+from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import TinyModels
 from tests.engine.stepped_reader import Clock
 from tests.engine.tiny_models import answer, open_engine, reference, submit, token_ids

@@ -10,11 +10,11 @@ from torch import Tensor
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import LoadChoice, LoadPlanned
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.memory.rates import Direction, Rates
 from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.tiering.load_choice import meeting
 from tests.engine.conftest import TinyModels
 from tests.engine.stepped_reader import Clock, TimedReader

@@ -11,8 +11,8 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.decode_graphs import MOST_GATHERED, DecodeSteps
-from kvchat.engine.gpu import can_record
 from kvchat.engine.sequences.batch import Batch, Chunk
+from kvchat.engine.startup.gpu import can_record
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of
 from tests.engine.overlapped_engines import AheadRunner, open_ahead

@@ -14,12 +14,12 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.api.inspection import InspectionWish
-from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
 from kvchat.engine.memory.disk.io import Buffer
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.engine.memory.saver import Saver
+from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.tiny_models import (
     KINDS,

@@ -17,13 +17,13 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import FinishReason, TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.results import Result, collect
 from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
 from kvchat.engine.sequences.batch import Batch
 from kvchat.engine.sequences.completion import Entry
+from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import ConfigError
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.conversations import Asked, cold, keep_rows

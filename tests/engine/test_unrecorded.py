@@ -14,9 +14,9 @@ from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps, Limits
 from kvchat.engine.forward.passes import SequencePass
 from kvchat.engine.forward.runner import ForwardPass
-from kvchat.engine.gpu import can_record, unrecorded, why_not
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.weight_format import Source
+from kvchat.engine.startup.gpu import can_record, unrecorded, why_not
 from kvchat.engine.startup.weights import load_candidate
 from tests.engine.conftest import TinyModels
 from tests.engine.tiny_models import open_engine
@@ -63,7 +63,7 @@ def test_it_is_told_of_gpus_alone(tiny: TinyModels, monkeypatch: pytest.MonkeyPa
     assert unrecorded(forward, (replace(groups[0], borrowers=((9, 0),)),), None) is None
     gpu = on_gpu(forward)
     assert "others have stored" in str(unrecorded(gpu, (replace(groups[0], borrowers=((9, 0),)),), None))
-    monkeypatch.setattr("kvchat.engine.gpu.debugs", lambda: True)
+    monkeypatch.setattr("kvchat.engine.startup.gpu.debugs", lambda: True)
     assert "KVCHAT_DEBUG_KERNELS" in str(unrecorded(gpu, groups, None))
 
 

@@ -10,7 +10,6 @@ import torch
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
 from kvchat.engine.formats.spec import Fp8LatentSpec
 from kvchat.engine.kernels.fp8_record import Fp8Record
@@ -18,6 +17,7 @@ from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.disk.block_file import Region
 from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
 from kvchat.engine.recompute import Recompute
+from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.verify import Verifier, deviation, tolerance
 from kvchat.errors import ConfigError
 from tests.engine.conftest import TinyModels

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.build import build_parts
 from kvchat.engine.engine import Engine
 from kvchat.engine.kernels.quantized_linear import dequantise
 from kvchat.engine.models.checkpoints.fp8 import expand
@@ -22,6 +21,7 @@ from kvchat.engine.models.checkpoints.prepared import prepared_bytes
 from kvchat.engine.models.linear.quantized import QuantisedLinear, quantise_linears, replace
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.locate import locate_model
+from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import ConfigError, KvchatError, ModelUnreadable
 from kvchat.starter.batches import Batches
 from kvchat.starter.corpus import GENERAL_MIX

@@ -19,7 +19,6 @@ from kvchat.engine.api.events import FinishReason, Loaded, TokenEmitted, Usage
 from kvchat.engine.api.ids import BranchId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.build import assemble, check_settings
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.forward.self_check_cache import KeptChecks, subject_of
@@ -29,9 +28,10 @@ from kvchat.engine.memory.rates import LEAST_TOKENS, WINDOW, Rates
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.locate import locate_model
 from kvchat.engine.models.weight_format import Source
-from kvchat.engine.parts import EngineParts
 from kvchat.engine.scheduling.scheduler import Drafter
 from kvchat.engine.sequences.batch import Batch
+from kvchat.engine.startup.assembly import assemble, check_settings
+from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, load_candidate
 
 VOCAB_SIZE = 512

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, GroupId
+from kvchat.engine.kernels.streams import Event, Lane, Streams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.pinned import PinnedSlabs, pinned
-from kvchat.engine.memory.streams import Event, Lane, Streams
 
 
 @dataclass(slots=True, eq=False)

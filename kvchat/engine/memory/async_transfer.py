@@ -19,11 +19,11 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.plan import Copy, Demote, Move, Promote
+from kvchat.engine.kernels.streams import Event, Lane, Streams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import pinned
 from kvchat.engine.memory.rates import Direction, Rates
-from kvchat.engine.memory.streams import Event, Lane, Streams
 from kvchat.engine.memory.transport import runs_of
 
 MOST_BYTES = 2**28

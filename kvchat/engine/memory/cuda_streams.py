@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvchat.engine.memory.streams import Event, Lane, Work
+from kvchat.engine.kernels.streams import Event, Lane, Work
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvchat.engine.memory.streams import Event, Lane, Work
+from kvchat.engine.kernels.streams import Event, Lane, Work
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.forward.passes import self_check
 from kvchat.engine.forward.route import Route, Served, choose_route
 from kvchat.engine.forward.self_check_cache import KeptChecks, checks_of
-from kvchat.engine.gpu import try_gpu, try_sizes
 from kvchat.engine.kernels.threads import choose_threads
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import DiskStore
@@ -34,6 +33,7 @@ from kvchat.engine.models.identity import remember
 from kvchat.engine.models.linear.packed import overwrite, tensors_of
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.weight_format import Form, Source, in_wanted_form
+from kvchat.engine.startup.gpu import try_gpu, try_sizes
 from kvchat.errors import ConfigError, ModelNotFound, ModelUnreadable, UnsupportedModel
 
 DIGESTS_FILE = "weights.json"

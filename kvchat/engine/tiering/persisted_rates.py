@@ -14,8 +14,8 @@ from statistics import median
 from typing import Any, Final
 
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.kept_file import read_kept, write_kept
 from kvchat.engine.memory.rates import WINDOW, Direction, Measured, Rates, Samples
+from kvchat.platform.persisted_file import read_kept, write_kept
 from kvchat.platform.values import dataclass
 
 FILE_NAME: Final = "rates"

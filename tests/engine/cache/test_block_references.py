@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvchat.engine import occupancy
 from kvchat.engine.api.snapshot import BranchUsage
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.block_references import Holdings
+from kvchat.engine.startup import occupancy
 from tests.engine.cache.caches import Cache, full_group, sliding_group
 from tests.engine.cache.counting import counted_calls
 

@@ -12,10 +12,10 @@ from kvchat.engine.forward.compiled import choose, fingerprint_of, known_choices
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeSteps
 from kvchat.engine.forward.layer_check import walk_through, walking_pass
 from kvchat.engine.forward.layer_pass import LayerPass
-from kvchat.engine.gpu import can_record, limits_of
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.probing.decoder_structure import Unmatched
 from kvchat.engine.models.weight_format import Source
+from kvchat.engine.startup.gpu import can_record, limits_of
 from kvchat.engine.startup.weights import Candidate, load_candidate
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of

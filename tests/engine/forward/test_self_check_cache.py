@@ -15,7 +15,6 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.build import build_parts
 from kvchat.engine.forward.passes import self_check_cache
 from kvchat.engine.forward.self_check_cache import (
     FILE_NAME,
@@ -27,7 +26,8 @@ from kvchat.engine.forward.self_check_cache import (
 )
 from kvchat.engine.models.fingerprint import Checkpoint
 from kvchat.engine.models.load import LoadedModel, load_model
-from kvchat.engine.parts import EngineParts
+from kvchat.engine.startup.assembly import build_parts
+from kvchat.engine.startup.parts import EngineParts
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.test_update_weights import rewrite
 from tests.engine.tiny_models import VOCAB_SIZE, answer, reference, save_model, token_ids

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import cast
 
-from kvchat.engine.memory.streams import Event, Lane, Work
+from kvchat.engine.kernels.streams import Event, Lane, Work
 
 
 @dataclass(slots=True, eq=False)

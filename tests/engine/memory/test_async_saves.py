@@ -11,6 +11,7 @@ import torch
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
 from kvchat.engine.cache.plan import Load, Save
+from kvchat.engine.kernels.streams import Event, Lane, Work
 from kvchat.engine.memory.async_saves import StagedSaves, Taken
 from kvchat.engine.memory.async_transfer import StagedTransport
 from kvchat.engine.memory.device_pool import DevicePool
@@ -21,7 +22,6 @@ from kvchat.engine.memory.disk.writer import BlockWriter
 from kvchat.engine.memory.mover import Mover
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.saver import Saver
-from kvchat.engine.memory.streams import Event, Lane, Work
 from tests.engine.memory.delayed_streams import DelayedStreams
 from tests.engine.memory.test_async_transfer import (
     BLOCK_SIZE,

@@ -8,12 +8,12 @@ import torch
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.cache.plan import Copy, Demote, Move, Promote
 from kvchat.engine.formats.spec import FullSpec, Group
+from kvchat.engine.kernels.streams import Lane
 from kvchat.engine.memory.async_transfer import StagedTransport
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
-from kvchat.engine.memory.streams import Lane
 from kvchat.engine.memory.transport import DirectTransport, runs_of
 from tests.engine.memory.delayed_streams import DelayedStreams
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.kept_file import MAX_BYTES
 from kvchat.engine.memory.rates import LEAST_OWN, WINDOW, Direction, Measured, Rates
 from kvchat.engine.tiering.persisted_rates import FILE_NAME, MAX_RECORDS, VERSION, Computing, KeptRates
+from kvchat.platform.persisted_file import MAX_BYTES
 
 pytestmark = pytest.mark.pure
 

@@ -8,7 +8,7 @@ from kvchat.engine.formats.shadow.pages import Budget
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import TABLE_STEP
 from kvchat.engine.kernels.shadow_kv import Turns
-from kvchat.engine.memory.streams import Streams
+from kvchat.engine.kernels.streams import Streams
 
 
 class TurnTables:

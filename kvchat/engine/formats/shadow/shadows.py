@@ -23,7 +23,7 @@ from kvchat.engine.formats.shadow.pages import Budget
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, settings_for
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
-from kvchat.engine.memory.streams import Streams
+from kvchat.engine.kernels.streams import Streams
 from kvchat.engine.sequences.batch import ShadowedPrompt
 
 Read = Callable[[int, int], tuple[Tensor, Tensor]]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvchat.engine import machine
+from kvchat.engine.kernels import machine
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.native.library import library
 

@@ -16,7 +16,6 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
-from kvchat.engine.capacity import Lengths, activation_bytes, measured
 from kvchat.engine.formats.pool_sizing import host_places, pool_blocks
 from kvchat.engine.formats.pruned.pruner import Pruner
 from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host_memory, making_bytes
@@ -28,9 +27,8 @@ from kvchat.engine.forward.kernel_sizes import shadow_sizes
 from kvchat.engine.forward.layer_check import walking_pass
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.forward.self_check_cache import name_of
-from kvchat.engine.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
 from kvchat.engine.kernels.device import is_interpreted
-from kvchat.engine.machine import processor_name
+from kvchat.engine.kernels.machine import processor_name
 from kvchat.engine.memory.async_saves import StagedSaves
 from kvchat.engine.memory.async_transfer import StagedTransport
 from kvchat.engine.memory.cuda_streams import CudaStreams
@@ -50,10 +48,12 @@ from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.probing.rotaries import layer_rotaries
 from kvchat.engine.models.weight_format import Source, check_weights
-from kvchat.engine.parts import EngineParts
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import Drafts
 from kvchat.engine.scheduling.scheduler import NoDrafter
+from kvchat.engine.startup.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
+from kvchat.engine.startup.memory_plan import Lengths, activation_bytes, measured
+from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, Weights, fingerprint_of, load_candidate
 from kvchat.engine.tiering.host_admission import Worth
 from kvchat.engine.tiering.persisted_rates import Computing, KeptRates

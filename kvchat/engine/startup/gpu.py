@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.capacity import Lengths
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.compiled import choose
 from kvchat.engine.forward.cuda_graphs import CudaGraphs
@@ -25,6 +24,7 @@ from kvchat.engine.kernels.model_checks import Latents, Sizes, trials_of
 from kvchat.engine.kernels.shadow_checks import ShadowSizes, trials_in
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
+from kvchat.engine.startup.memory_plan import Lengths
 
 Report = Callable[[str], None]
 

@@ -7,11 +7,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from kvchat.engine.capacity import Lengths, activation_bytes
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.route import choose_route
 from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.engine.models.probing.first_layers import layers_of
+from kvchat.engine.startup.memory_plan import Lengths, activation_bytes
 from kvchat.errors import OutOfMemory, UnsupportedModel
 from tests.engine.latent_models import model_of
 from tests.engine.tiny_models import make_config, open_engine, save_model, token_ids
