@@ -20,7 +20,6 @@ from benchmarks.random_llama import write_random_chat
 from benchmarks.table import Row
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockId, GroupId
-from kvchat.engine.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.forward.fusion import fused_pass, fusion_of
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
@@ -29,7 +28,8 @@ from kvchat.engine.kernels.quantized_attention.args import SealedPool, SealedSte
 from kvchat.engine.kernels.quantized_kv.reference import dequantise, quantise
 from kvchat.engine.kernels.quantized_record import Code, SealedRecord, num_sealed
 from kvchat.engine.models.linear.packed import pack_linears
-from kvchat.engine.replay import Replay, ReplaySize
+from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
+from kvchat.engine.quality.replay import Replay, ReplaySize
 from kvchat.engine.startup.weights import Candidate, groups_in
 
 BLOCK_SIZE = 64

@@ -21,13 +21,13 @@ import torch
 
 from benchmarks.table import Row, seconds
 from kvchat.engine.api.ids import BlockId, GroupId, root_key
-from kvchat.engine.conversion import Conversion
-from kvchat.engine.convert import RUN_LEN, Converter, Side
 from kvchat.engine.formats.spec import FullSpec, Group, group_layers
 from kvchat.engine.formats.table import stored_groups
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.bundle_blocks import BlockShelf, NewBlock
 from kvchat.engine.memory.disk.io import SYSTEM, Files, SystemFiles
+from kvchat.engine.quality.convert import RUN_LEN, Converter, Side
+from kvchat.engine.quality.session_conversion import Conversion
 
 BLOCK_SIZE = 64
 NUM_TOKENS = 4096

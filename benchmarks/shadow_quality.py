@@ -17,10 +17,10 @@ from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.engine import Engine
-from kvchat.engine.exam import examine
-from kvchat.engine.gauge import Gauge
-from kvchat.gauge.paired import PairedScore, paired_score
-from kvchat.gauge.suite import Suite, SuiteSize
+from kvchat.engine.quality.gauge import Gauge
+from kvchat.engine.quality.paired_score import PairedScore, paired_score
+from kvchat.engine.quality.recall import examine
+from kvchat.engine.quality.recall_suite import Suite, SuiteSize
 
 STARTER = Path(__file__).parent.parent / "kvchat" / "starter" / "model"
 AT_MOST_LOST = 1.0

@@ -34,8 +34,8 @@ from kvchat.session.tree import Session, Turn, path_token_ids
 from kvchat.ui.figures import bytes_text, plural
 
 if TYPE_CHECKING:
-    from kvchat.engine.conversion import Converted
-    from kvchat.engine.convert import Converter
+    from kvchat.engine.quality.convert import Converter
+    from kvchat.engine.quality.session_conversion import Converted
     from kvchat.engine.startup.weights import Candidate
 
 
@@ -63,7 +63,7 @@ def convert_session(options: ConvertOptions) -> int | None:
 
 
 def _convert(options: ConvertOptions, work: _Work, wanted: str, status: Status) -> int | None:
-    from kvchat.engine.convert import Converter, load_exact
+    from kvchat.engine.quality.convert import Converter, load_exact
 
     model = options.model or work.session.model or work.settings.model
     location = located(work.settings, model)
@@ -89,7 +89,7 @@ def _measured(
     options: ConvertOptions, work: _Work, candidate: "Candidate", wanted: str, status: Status
 ) -> GaugeReport | None:
     """Return what the session's last answer tokens lose, None where there are none or nobody asks."""
-    from kvchat.engine.gauge import Gauge, Text
+    from kvchat.engine.quality.gauge import Gauge, Text
 
     branch = work.store.branch(work.session.id, work.session.active_branch)
     turns = work.store.turns_to(branch.leaf_id)
@@ -113,7 +113,7 @@ def _written(work: _Work, converter: "Converter", origin: Origin, status: Status
     The session changes hands in one step of its database, after everything is written: a conversion that
     fails or is cut off leaves it as it was.
     """
-    from kvchat.engine.conversion import Conversion
+    from kvchat.engine.quality.session_conversion import Conversion
 
     exact, target = converter.exact, converter.target
     roots = (

@@ -18,9 +18,9 @@ from kvchat.config import Settings
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.loss import FormatLoss, GaugeReport
 from kvchat.engine.api.recall import FormatMarks, Item
+from kvchat.engine.quality.advice import CANDIDATES
+from kvchat.engine.quality.frontier_plot import frontier_svg
 from kvchat.errors import ConfigError, UsageError
-from kvchat.gauge.advice import CANDIDATES
-from kvchat.gauge.frontier_plot import frontier_svg
 from kvchat.session.answered import answer_positions
 from kvchat.session.own_blocks import answer_starts
 from kvchat.session.tree import Session, path_token_ids
@@ -28,7 +28,7 @@ from kvchat.ui.figures import plural, seconds_text
 from kvchat.ui.gauge_words import finite, report_lines, suite_lines, suite_values
 
 if TYPE_CHECKING:
-    from kvchat.engine.gauge import Gauge
+    from kvchat.engine.quality.gauge import Gauge
 
 _STARTER = "starter"
 
@@ -56,7 +56,7 @@ def _replay_session(options: GaugeOptions, reference: str) -> None:
     settings = with_adapter(settings, session)
     model = options.model or session.model or settings.model
     loaded, name = _load(settings, model, status)
-    from kvchat.engine.gauge import Text
+    from kvchat.engine.quality.gauge import Text
 
     report = loaded.measure(
         Text(token_ids, wanted, answer_starts(turns)),
@@ -83,7 +83,7 @@ def _tell(options: GaugeOptions, report: GaugeReport, session: Session) -> None:
 
 
 def _ask_suite(options: GaugeOptions) -> None:
-    from kvchat.gauge.suite import Suite, SuiteSize, num_questions
+    from kvchat.engine.quality.recall_suite import Suite, SuiteSize, num_questions
 
     settings, status = options.settings(), Status(quiet=options.quiet)
     model = options.model or _STARTER
@@ -123,7 +123,7 @@ def _formats(options: GaugeOptions, loaded: "Gauge") -> Sequence[str]:
 def _examined(
     copies: "Sequence[Gauge]", items: Sequence[Item], formats: Sequence[str], status: Status
 ) -> tuple[FormatMarks, ...]:
-    from kvchat.engine.exam import examine
+    from kvchat.engine.quality.recall import examine
 
     def show(num_done: int) -> None:
         status.show(f"asking · {num_done} of {len(items)} texts …")
@@ -152,7 +152,7 @@ def _load(settings: Settings, model: str, status: Status) -> "tuple[Gauge, str]"
     """Load a model for the gauge alone; return it with its name."""
     location = located(settings, model)
     status.show(f"loading {model} …")
-    from kvchat.engine.gauge import Gauge
+    from kvchat.engine.quality.gauge import Gauge
 
     config = replace(settings.engine, cache_dir=None, host_bytes=0)
     return Gauge.load(location.path, config, status.show), location.name

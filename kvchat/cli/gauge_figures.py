@@ -9,8 +9,8 @@ from typing import Any
 
 from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss, Loss
+from kvchat.engine.quality.advice import recommended
 from kvchat.errors import StorageError
-from kvchat.gauge.advice import recommended
 from kvchat.ui.gauge_words import finite
 
 

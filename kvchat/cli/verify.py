@@ -33,7 +33,7 @@ from kvchat.session.tree import Session, Turn, Verdict, Verification
 from kvchat.ui.figures import plural
 
 if TYPE_CHECKING:
-    from kvchat.engine.verify import Findings, Verifier
+    from kvchat.engine.quality.verify import Findings, Verifier
 
 DIFFERENT = 7
 DEFAULT_SAMPLE = 8
@@ -158,9 +158,9 @@ def _verifier(
     location = located(settings, model)
     status.show(f"loading {model} …")
     from kvchat.engine.engine import Engine
-    from kvchat.engine.recompute import Recompute
+    from kvchat.engine.quality.recompute import Recompute
+    from kvchat.engine.quality.verify import Verifier
     from kvchat.engine.startup.assembly import build_parts
-    from kvchat.engine.verify import Verifier
 
     config = replace(settings.engine, cache_dir=None, host_bytes=0, cache_format=stored_as)
     parts = build_parts(location.name, location.path, config)

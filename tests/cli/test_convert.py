@@ -13,8 +13,8 @@ from kvchat.cli.shelf import open_store
 from kvchat.cli.streams import Status
 from kvchat.config import read_settings
 from kvchat.engine.api.ids import block_key, root_key
-from kvchat.engine.convert import Converter, load_exact
 from kvchat.engine.memory.disk.catalog import BlockCatalog
+from kvchat.engine.quality.convert import Converter, load_exact
 from kvchat.errors import SessionNotFound
 from kvchat.session.origin import Origin, new_origin, origin_of
 from kvchat.session.store import SessionStore

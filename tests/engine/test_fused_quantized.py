@@ -13,7 +13,7 @@ from kvchat.engine.forward.route import choose_route
 from kvchat.engine.forward.runner import ForwardPass, Row
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import load_model
-from kvchat.engine.replay import MakePass, Replay, ReplaySize
+from kvchat.engine.quality.replay import MakePass, Replay, ReplaySize
 from kvchat.engine.startup.weights import groups_in
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.kernels.native_library import compiled

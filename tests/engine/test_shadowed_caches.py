@@ -17,8 +17,8 @@ from kvchat.engine.engine import Engine
 from kvchat.engine.formats.shadow.settings import settings_for
 from kvchat.engine.formats.view_spec import ShadowSpec
 from kvchat.engine.handle import Handle
+from kvchat.engine.quality.recall_suite import Suite, SuiteSize
 from kvchat.errors import ConfigError, PoolExhausted, UnsupportedModel
-from kvchat.gauge.suite import Suite, SuiteSize
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.namespaced import ask, name
 from tests.engine.shadowed import Shadowed

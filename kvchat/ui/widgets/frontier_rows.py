@@ -9,8 +9,8 @@ from itertools import groupby, pairwise
 from rich.cells import cell_len
 
 from kvchat.engine.api.loss import FormatLoss, GaugeReport
-from kvchat.gauge.advice import frontier
-from kvchat.gauge.axes import axes_of
+from kvchat.engine.quality.advice import frontier
+from kvchat.engine.quality.axes import axes_of
 from kvchat.ui.plain_text import fitted
 from kvchat.ui.widgets.marks import Look, Row
 

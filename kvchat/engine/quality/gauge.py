@@ -19,12 +19,12 @@ from kvchat.engine.api.view import require_steps
 from kvchat.engine.formats.spec import Fp8LatentSpec, Group, SealedSpec
 from kvchat.engine.forward.route import Served
 from kvchat.engine.kernels.threads import choose_threads, usable_cores
-from kvchat.engine.loss import TokenLosses, token_losses
 from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.weight_format import Source
-from kvchat.engine.replay import Replay, ReplaySize
+from kvchat.engine.quality.loss import TokenLosses, token_losses
+from kvchat.engine.quality.replay import Replay, ReplaySize
 from kvchat.engine.startup.assembly import placed, shadows_of
 from kvchat.engine.startup.weights import groups_in, load_candidate
 from kvchat.errors import ConfigError, ContextOverflow, UsageError

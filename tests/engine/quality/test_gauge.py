@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.recall import Item, Question
-from kvchat.engine.exam import examine
-from kvchat.engine.gauge import EXACT, MOST_COPIES, MOST_ROWS, Gauge, Text, predict
 from kvchat.engine.kernels.threads import usable_cores
-from kvchat.engine.loss import token_losses
+from kvchat.engine.quality.gauge import EXACT, MOST_COPIES, MOST_ROWS, Gauge, Text, predict
+from kvchat.engine.quality.loss import token_losses
+from kvchat.engine.quality.recall import examine
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.latent_models import model_of

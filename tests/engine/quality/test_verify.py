@@ -16,9 +16,9 @@ from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.disk.block_file import Region
 from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
-from kvchat.engine.recompute import Recompute
+from kvchat.engine.quality.recompute import Recompute
+from kvchat.engine.quality.verify import Verifier, deviation, tolerance
 from kvchat.engine.startup.assembly import build_parts
-from kvchat.engine.verify import Verifier, deviation, tolerance
 from kvchat.errors import ConfigError
 from tests.engine.conftest import TinyModels
 from tests.engine.tiny_models import KINDS, token_ids

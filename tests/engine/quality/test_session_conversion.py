@@ -11,10 +11,10 @@ import pytest
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockKey, GroupId, root_key
-from kvchat.engine.conversion import Conversion
-from kvchat.engine.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.memory.disk.bundle_blocks import BlockShelf, NewBlock
 from kvchat.engine.memory.disk.catalog import BlockCatalog, IsReferenced
+from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
+from kvchat.engine.quality.session_conversion import Conversion
 from kvchat.errors import CacheError, StorageError
 from kvchat.session.stored_paths import blocks_on
 from tests.engine.conftest import OpenEngine, TinyModels

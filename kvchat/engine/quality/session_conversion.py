@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
-from kvchat.engine.convert import RUN_LEN, Converter, Payloads
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.bundle_blocks import BlockShelf, NewBlock
+from kvchat.engine.quality.convert import RUN_LEN, Converter, Payloads
 from kvchat.errors import CacheError, StorageError
 
 

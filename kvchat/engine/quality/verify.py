@@ -16,7 +16,7 @@ from kvchat.engine.kernels.quantized_record import SealedRecord
 from kvchat.engine.memory.device_pool import TORCH_DTYPES
 from kvchat.engine.memory.disk.block_file import Layout
 from kvchat.engine.memory.disk.bundle_blocks import BlockShelf
-from kvchat.engine.recompute import ComputedBlock, ReadPast, Recompute
+from kvchat.engine.quality.recompute import ComputedBlock, ReadPast, Recompute
 from kvchat.errors import ConfigError, StorageError
 
 TOLERANCE = {"F32": 1e-3, "F16": 2e-2, "BF16": 1e-1, "U8": 0.2}

@@ -7,9 +7,9 @@ import pytest
 import kvchat.starter
 from kvchat.engine.api.loss import Loss
 from kvchat.engine.api.recall import FormatMarks, Item
+from kvchat.engine.quality.paired_score import paired_score
+from kvchat.engine.quality.recall_suite import DEPTHS, NEEDLE, RECALL, Suite, SuiteSize, num_questions
 from kvchat.errors import ModelUnreadable, UsageError
-from kvchat.gauge.paired import paired_score
-from kvchat.gauge.suite import DEPTHS, NEEDLE, RECALL, Suite, SuiteSize, num_questions
 from kvchat.starter.split import is_held_out_value
 from kvchat.starter.tokenizer import END_ID, ROLE_IDS
 from tests.tiny_models import write_model

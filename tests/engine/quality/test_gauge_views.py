@@ -12,11 +12,11 @@ from kvchat.engine.api.recall import Item, Question
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
-from kvchat.engine.exam import examine
-from kvchat.engine.gauge import MOST_ROWS, Gauge, Text, predict
+from kvchat.engine.quality.advice import CANDIDATES
+from kvchat.engine.quality.gauge import MOST_ROWS, Gauge, Text, predict
+from kvchat.engine.quality.recall import examine
 from kvchat.engine.results import collect
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
-from kvchat.gauge.advice import CANDIDATES
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.latent_models import model_of
 from tests.engine.tiny_models import VOCAB_SIZE, token_ids

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 import pytest
 
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss, Loss
-from kvchat.gauge.advice import frontier, recommended, share_bounds
-from kvchat.gauge.frontier_plot import frontier_svg
+from kvchat.engine.quality.advice import frontier, recommended, share_bounds
+from kvchat.engine.quality.frontier_plot import frontier_svg
 from kvchat.ui.gauge_words import advice_line, report_lines
 
 pytestmark = pytest.mark.pure

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from html import escape
 
 from kvchat.engine.api.loss import FormatLoss
-from kvchat.gauge.advice import frontier
-from kvchat.gauge.axes import Axes, axes_of
+from kvchat.engine.quality.advice import frontier
+from kvchat.engine.quality.axes import Axes, axes_of
 
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 80, 150, 44, 56

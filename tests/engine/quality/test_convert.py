@@ -9,9 +9,9 @@ import torch
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.convert import RUN_LEN, Converter, load_exact
 from kvchat.engine.kernels.quantized_kv.reference import quantise
 from kvchat.engine.memory.device_pool import LayerPool
+from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
 from kvchat.errors import ConfigError
 from tests.engine.conftest import TinyModels
 
