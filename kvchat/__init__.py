@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvchat.engine.hf_blocks import HFBlocks
-    from kvchat.engine.hf_cache import HFCache
+    from kvchat.engine.hf.blocks import HFBlocks
+    from kvchat.engine.hf.cache import HFCache
 
 __all__ = ["HFBlocks", "HFCache"]
 
-_HOMES = {"HFBlocks": "kvchat.engine.hf_blocks", "HFCache": "kvchat.engine.hf_cache"}
+_HOMES = {"HFBlocks": "kvchat.engine.hf.blocks", "HFCache": "kvchat.engine.hf.cache"}
 
 
 def __getattr__(name: str) -> Any:

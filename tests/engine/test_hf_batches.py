@@ -9,7 +9,7 @@ from torch import Tensor
 
 import kvchat
 from kvchat.errors import InvalidRequest, PoolExhausted
-from tests.engine.test_hf_cache import DEVICE_BYTES, generated, make_model, text
+from tests.engine.hf.test_cache import DEVICE_BYTES, generated, make_model, text
 from tests.engine.tiny_models import KINDS
 
 pytestmark = pytest.mark.cpu

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.hf_blocks import HFBlocks
+from kvchat.engine.hf.blocks import HFBlocks
 from kvchat.engine.sequences.sequence import Branch
 from kvchat.errors import InvalidRequest
 
