@@ -33,7 +33,7 @@ MAX_MODELS: Final = 32
 MAX_FINDINGS: Final = 64
 """Of one model: one or two for each setting that it was started with."""
 _DIGEST_BYTES = 16
-_ENGINE = Path(__file__).parent
+_ENGINE = Path(__file__).parent.parent
 _SETTINGS = ("ATEN_", "DNNL_", "MKL_", "OMP_", "ONEDNN_", "TORCH_", "TRITON_")
 """How variables begin that decide what computes, and with what."""
 

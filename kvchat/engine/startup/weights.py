@@ -17,8 +17,8 @@ from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.formats.spec import Group, LatentSpec
 from kvchat.engine.formats.table import stored_groups
+from kvchat.engine.forward import self_check
 from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
-from kvchat.engine.forward.passes import self_check
 from kvchat.engine.forward.route import Route, Served, choose_route
 from kvchat.engine.forward.self_check_cache import KeptChecks, checks_of
 from kvchat.engine.kernels.threads import choose_threads

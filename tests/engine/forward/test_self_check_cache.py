@@ -15,7 +15,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.forward.passes import self_check_cache
+from kvchat.engine.forward import self_check_cache
 from kvchat.engine.forward.self_check_cache import (
     FILE_NAME,
     MAX_FINDINGS,
